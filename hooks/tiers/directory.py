@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...graph.ranking.copy_order import CopyOrder
-from ..keys import key_of, pack_hashes, unpack
+from ..keys import key_of, keys_in_pool, pack_hashes, unpack
 from .voided import Voided
 
 
@@ -233,3 +233,11 @@ class CopyDirectory:
         assert len(self._cold) <= self.cold_capacity
         assert {key_of(h) for h in (*self._warm, *self._cold)} == self._hashes.keys()
         assert all(copy.block_hash == h for h, copy in self._warm.items())
+
+
+def all_leave(directory: CopyDirectory, full_hashes: Sequence[bytes]) -> None:
+    """``CopyDirectory.leaves`` of all these, by their hashes as the prefix cache keeps them: with
+    the group's id."""
+    if directory.holds_twice():
+        for block_hash in filter(None, directory.hashes_of(keys_in_pool(full_hashes))):
+            directory.leaves(block_hash)

@@ -130,7 +130,7 @@ class TierLedger:
         hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
         return list(map(begin, hashes, may_demote))
 
-    def copied(self, copies: Sequence[Copy]) -> None:
+    def complete_copies(self, copies: Sequence[Copy]) -> None:
         """Note that copies of blocks are whole; the sidecar hears of them."""
         hashes = self.directory.complete_all(copies)
         self.counts.spilled += len(hashes)

@@ -1,4 +1,4 @@
-"""``LoadVictims``: has the blocks copied that a load is about to overwrite."""
+"""``LoadVictims``: copies the blocks that a load is about to overwrite."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....graph.messages.advice import EvictionRanking
 from ...keys import keys_in_pool
+from ...tiers.directory import all_leave
 from ...tiers.jobs import Finish, JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..pool.copy_marks import CopyMarks
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class LoadVictims:
-    """Follows what the pool gives to a load, from right before it does.
+    """Copies what the pool gives to a load, before the load overwrites it.
 
-    What a step computes is written to its blocks at once. A load takes as many blocks as it brings,
-    all of them in one step, and nobody writes to them before it does: so they need no copy ahead of
-    time. They are copied by the lane that loads, before the load.
+    A step writes at once to the blocks that it computes. A load gets all its blocks in one step,
+    and nobody writes to them before it. So they need no copy ahead of time: the lane that loads
+    copies them first.
 
     Args:
         pool: The live block pool.
@@ -67,60 +68,54 @@ class LoadVictims:
         head = self._pool.free_block_queue.iter_blocks_after(None) if self._count else ()
         self._head = [(block, block.block_hash) for block in islice(head, self._count)]
 
-    def save(self, block_ids: Iterable[int], load_over: Finish) -> Finish:
+    def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
         """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
 
         Called when the load was given them, and before it is ordered.
 
         Returns:
-            ``load_over``, and what else is to be done when the load is over. What is not copied by
+            ``load_ended``, and what else is to be done when the load ends. What is not copied by
             then may be torn: if the load was given up, others may write to its blocks.
         """
         given, head = set(block_ids), self._head
         self._count, self._head = 0, []
         taken = [(block, held) for block, held in head if held and block.block_id in given]
         hashes = [held for _, held in taken]
-        self._want_copies_of(hashes)
+        directory = self._ledger.directory
+        all_leave(directory, hashes)  # copies of these are the only ones now
         found = FoundBlocks.told([block for block, _ in taken], hashes)
         worthy, keys = self._marks.worthy(found)
-        has = self._ledger.directory.hashes_of(keys)
-        lost = [taken[at] for at, copied in zip(worthy, has, strict=True) if copied is None]
+        copies = directory.hashes_of(keys)
+        lost = [taken[at] for at, copy in zip(worthy, copies, strict=True) if copy is None]
         room = self._ledger.make_room(len(lost), demote_first(self._ledger, self.advice, len(lost)))
         # Those that came last would have stayed longest.
-        return self._begin(lost[-room:], load_over) if room else load_over
+        return self._begin(lost[-room:], load_ended) if room else load_ended
 
-    def _want_copies_of(self, hashes: Sequence[bytes]) -> None:
-        """Keep the copies of blocks that the pool has lost just now: they are the only ones."""
-        directory = self._ledger.directory
-        if directory.holds_twice():
-            for copied in filter(None, directory.hashes_of(keys_in_pool(hashes))):
-                directory.leaves(copied)
-
-    def _begin(self, lost: Sequence[tuple[KVCacheBlock, bytes]], load_over: Finish) -> Finish:
+    def _begin(self, lost: Sequence[tuple[KVCacheBlock, bytes]], load_ended: Finish) -> Finish:
         ledger = self._ledger
         hashes = [held for _, held in lost]
         keys, copies = keys_in_pool(hashes), ledger.begin_copies(hashes)
         ledger.saving.update(keys)
         ids = tuple([block.block_id for block, _ in lost])
         job = Spill(ledger.book.number(), ids, tuple([copy.id for copy in copies]), True)
-        is_late = False
+        load_is_over = False
 
-        def copied(done: JobDone) -> None:
+        def spill_ended(done: JobDone) -> None:
             ledger.costs.spilled(done.bytes, done.seconds)
             ledger.saving.difference_update(keys)
             ledger.counts.spill_failed += len(done.failed)
-            failed = range(len(copies)) if is_late else done.failed
+            failed = range(len(copies)) if load_is_over else done.failed
             for at in failed:
                 ledger.directory.abandon(copies[at])
-            ledger.copied([copy for at, copy in enumerate(copies) if at not in failed])
+            ledger.complete_copies([copy for at, copy in enumerate(copies) if at not in failed])
 
-        def both_over(done: JobDone) -> None:
-            nonlocal is_late
-            is_late = True
-            load_over(done)
+        def end_load(done: JobDone) -> None:
+            nonlocal load_is_over
+            load_is_over = True
+            load_ended(done)
 
-        ledger.book.open(job, copied)
-        return both_over
+        ledger.book.open(job, spill_ended)
+        return end_load
 
 
 def demote_first(ledger: TierLedger, advice: EvictionRanking | None, count: int) -> list[bytes]:

@@ -83,7 +83,7 @@ class TierCacheBridge:
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group, self._pool, self._index = group, pool, index
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
-        self.loader = Loader(group, ledger, self.spiller.overwritten)
+        self.loader = Loader(group, ledger, self.spiller.load_victims)
         self.foresee, self.copied = self.loader.foresee, ledger.directory.run
         self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
         self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch

@@ -55,15 +55,14 @@ class Loader:
     Args:
         group: The observed KV cache group.
         ledger: Where copies are recorded.
-        victims: Has what loads overwrite copied before.
 
     Attributes:
-        victims: See above.
+        load_victims: Copies what loads overwrite.
         under_way: Loads that requests wait for.
     """
 
-    def __init__(self, group: ObservedGroup, ledger: TierLedger, victims: LoadVictims) -> None:
-        self._group, self.victims = group, victims
+    def __init__(self, group: ObservedGroup, ledger: TierLedger, load_victims: LoadVictims) -> None:
+        self._group, self.load_victims = group, load_victims
         self._ledger = ledger
         self._matches: dict[str, _Match] = {}  # looked up, not yet allocated
         self._declined: set[str] = set()
@@ -114,7 +113,7 @@ class Loader:
 
     def foresee(self, tokens: int) -> None:
         """Note that a load of so many tokens may be given its blocks next, or that none will."""
-        self.victims.foresee(-(-tokens // self._group.block_size))
+        self.load_victims.foresee(-(-tokens // self._group.block_size))
 
     def request_scheduled(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
         """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
@@ -198,7 +197,7 @@ class Loader:
                 ledger.directory.unpin(copy)
             settle_copies(ledger, taken, done)
 
-        ledger.book.open(job, self.victims.save(job.targets, ended))
+        ledger.book.open(job, self.load_victims.save(job.targets, ended))
 
 
 class Taken(NamedTuple):

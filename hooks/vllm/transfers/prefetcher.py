@@ -58,7 +58,7 @@ class Prefetcher:
     ) -> None:
         self._pool, self._group, self._index = pool, group, index
         self._ledger, self._emit = ledger, emit
-        self._line, self._victims = line, loader.victims
+        self._line, self._load_victims = line, loader.load_victims
         self._lacking = LackingCopies(group, ledger.directory, self._is_there, loader.is_faster)
         self._order: Keys | None = None
         self._next = self._left = 0  # left: of the order, while the sidecar stands by it
@@ -174,7 +174,7 @@ class Prefetcher:
 
     def _begin(self, hashes: list[bytes]) -> None:
         ledger = self._ledger
-        self._victims.prepare(len(hashes))
+        self._load_victims.prepare(len(hashes))
         blocks = self._pool.get_new_blocks(len(hashes))
         self.held += blocks
         self._under_way += len(hashes)
@@ -207,7 +207,7 @@ class Prefetcher:
 
         over: Finish = ended
         try:
-            over = self._victims.save(job.targets, ended)
+            over = self._load_victims.save(job.targets, ended)
         finally:  # whatever fails: by its load's end, and by nothing else, the blocks come back
             ledger.book.open(job, over)
 

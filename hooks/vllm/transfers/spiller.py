@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ....graph.messages.advice import EvictionRanking
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.held_ranking import Finds
-from ...tiers.directory import Copy
+from ...tiers.directory import Copy, all_leave
 from ...tiers.jobs import JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..ahead.copy_lead import CopyLead
@@ -66,14 +66,15 @@ class Spiller:
 
     Attributes:
         marks: Which blocks are worth a copy.
-        overwritten, freed: Has what loads overwrite copied before; told of blocks given back.
+        load_victims: Copies what loads overwrite.
+        freed: Told when blocks were given back.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
         self._pool, self._ledger, self._spill_all = pool, ledger, spill_all
         self.marks = CopyMarks(len(pool.blocks), finds)
-        self.overwritten = overwritten = LoadVictims(pool, ledger, self.marks)
-        self.freed = overwritten.freed
+        self.load_victims = load_victims = LoadVictims(pool, ledger, self.marks)
+        self.freed = load_victims.freed
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
@@ -95,7 +96,7 @@ class Spiller:
             wanted: Blocks that a prefetch would take besides.
             step: What else the step took.
         """
-        self.overwritten.advice = ranking
+        self.load_victims.advice = ranking
         self._note_what_changed(ranking, step)
         now, directory = self._ledger.clock(), self._ledger.directory
         self._lead.stepped(taken, loads, now)
@@ -113,7 +114,7 @@ class Spiller:
             self._begin([(None, each) for each, key in blocks if key not in self._under_way], None)
 
     def gone(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``; on any thread, for it only reads the directory."""
+        """Note that the engine evicted ``keys``; on any thread, for it only reads the ledger."""
         directory, counts, worth = self._ledger.directory, self._ledger.counts, self.marks.worth
         saving = self._ledger.saving
         hashes = directory.hashes_of(keys)
@@ -135,7 +136,7 @@ class Spiller:
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a hit took ``blocks`` out of the free queue."""
         self._scan.touched(blocks)
-        self.overwritten.look()
+        self.load_victims.look()
 
     def look_again(self) -> None:
         """Look at all that is about to go once more."""
@@ -185,9 +186,7 @@ class Spiller:
     def _without_copies(self, found: FoundBlocks, first: int) -> list[int]:
         """Which of ``found`` are worth a copy and have none, nor one under way."""
         directory, under_way = self._ledger.directory, self._under_way
-        if directory.holds_twice():
-            for copied in filter(None, directory.hashes_of(keys_in_pool(found.hashes))):
-                directory.leaves(copied)
+        all_leave(directory, found.hashes)
         worthy, keys = self.marks.worthy(found)
         if under_way:
             places = zip(keys, worthy, strict=True)
@@ -250,7 +249,7 @@ class Spiller:
             else:
                 ledger.counts.spill_failed += at in done.failed
                 ledger.directory.abandon(copy)
-        ledger.copied(whole)
+        ledger.complete_copies(whole)
 
 
 def _without_copy(
