@@ -60,7 +60,8 @@ def without_copy(tables: Tables, engine: str, keys: Keys) -> Keys:
     if column is None:
         return keys[:0]
     rows = tables.blocks.find(keys, tables.salt(column))
-    return keys[(tables.blocks.tiers[column, rows] & COPIES) == 0]
+    lacking: Keys = keys[(tables.blocks.tiers[column, rows] & COPIES) == 0]
+    return lacking
 
 
 def _outlooks(tables: Tables, wanted: Rows, now: float) -> Outlooks:
