@@ -41,7 +41,7 @@ _PLACES: Final = (
     "step_ended", "tap.take", "observer.blocks_changed", "observer.request_scheduled",
     "observer.request_finished", "arranger.step", "bridge.request_looked_up", "bridge.step",
     "bridge.step_ended", "bridge.ledger.clear", "bridge.ledger.directory.drop", "bridge.foresee",
-    "bridge.loader.load_victims.look", "bridge.loader.victims.save", "bridge.spiller.freed",
+    "bridge.loader.load_victims.look", "bridge.loader.load_victims.save", "bridge.spiller.freed",
 )  # fmt: skip
 
 
