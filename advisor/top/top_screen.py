@@ -110,7 +110,7 @@ def _pool(pool: Mapping[str, Any], now: Mapping[str, Any]) -> RenderableType:
     facts = [
         ("cached", f"{_bar(cached, size)} {cached:,} of {size or '?'} blocks"),
         ("layers", _counts(pool["layers"])),
-        ("sessions", _counts(pool["states"])),
+        ("of sessions", _counts(pool["states"])),
         ("protected", f"{pool['protected']:,} blocks"),
         *(("ranked by", _advice(each)) for each in now["advice"] if each["engine"] == engine),
         *((each["tier"], _tier(each)) for each in now["tiers"] if each["engine"] == engine),
