@@ -12,7 +12,7 @@ from ...tiers.directory import all_leave
 from ...tiers.jobs import Finish, JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..pool.copy_marks import CopyMarks
-from ..pool.found_blocks import FoundBlocks
+from ..pool.found_blocks import FoundBlocks, hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -66,7 +66,8 @@ class LoadVictims:
     def look(self) -> None:
         """Note what those blocks hold: what stands at the queue's head may have changed."""
         head = self._pool.free_block_queue.iter_blocks_after(None) if self._count else ()
-        self._head = [(block, block.block_hash) for block in islice(head, self._count)]
+        blocks = list(islice(head, self._count))
+        self._head = list(zip(blocks, map(hash_of, blocks), strict=True))
 
     def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
         """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
