@@ -68,7 +68,9 @@ def now_view(
 
 def prefill_rate(tables: Tables) -> float | None:
     """Tokens per second that computing reaches, the mean of the engines that measured it."""
-    known = [rate for name in tables.engines if (rate := tables.history.prefill_rate(name))]
+    known = [
+        rate for name in tables.engines if (rate := tables.history.words(name).prefill_tokens_per_s)
+    ]
     return sum(known) / len(known) if known else None
 
 

@@ -17,6 +17,7 @@ class Missing(NamedTuple):
             again behind it; 0: not known.
         pool: How many blocks it has; 0: not known.
         was_there: Whether it left after the request had come.
+        copies: How many blocks its engine's host memory and disk can hold.
     """
 
     reason: Reason
@@ -25,6 +26,7 @@ class Missing(NamedTuple):
     short: int = 0
     pool: int = 0
     was_there: bool = False
+    copies: int = 0
 
 
 def miss_remedy(missing: Missing) -> str | None:
@@ -69,13 +71,30 @@ def larger_pool(short: int, pool: int) -> str:
     return f"a pool larger by {'one block' if short == 1 else f'at most {short:,} blocks'}"
 
 
+def host_memory(copies: int) -> str:
+    """Room for copies, for an engine that can hold so many by now."""
+    if copies:
+        return f"more host memory than for {copies:,} blocks (AITHER_KVCACHE_WARM_GIB)"
+    return "host memory for copies (AITHER_KVCACHE_WARM_GIB)"
+
+
 def _kept(missing: Missing) -> str:
     """What would have kept an evicted block."""
     larger = larger_pool(missing.short, missing.pool)
-    said = f"{larger}, or host memory for copies (AITHER_KVCACHE_WARM_GIB)."
+    said = f"{larger}, or {_a_copy(missing.copies)}."
     if missing.was_there:
         return f"Its turn sooner: the block was there when it came. Or {said}"
     return said[0].upper() + said[1:]
+
+
+def _a_copy(copies: int) -> str:
+    """What would have given an evicted block a copy."""
+    if not copies:
+        return host_memory(copies)
+    return (
+        f"a copy: there is room for {copies:,} blocks, but this one was judged not to be worth a "
+        "copy, or left before it was made (`kvgraph status` counts both)"
+    )
 
 
 _NEW_PROMPT: Final = (

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from ...graph.logs.request_facts import Hold
 from ..admission.wording import hold_sentence
 from ..times.spoken_times import seconds
-from .remedies import larger_pool
+from .remedies import host_memory, larger_pool
 
 _MUCH_AGAIN: Final = 0.25  # share of what was computed before it; chosen
 _MOSTLY: Final = 0.5  # of a wait: who was held for so much of it waited for room; chosen
@@ -29,6 +29,7 @@ class WorkAhead(NamedTuple):
         short: By about how many blocks the pool was too small for the largest loss among them; 0:
             not known.
         pool: How many blocks it has; 0: not known.
+        copies: How many blocks its host memory and disk can hold.
         rate: Tokens of prompts per second that the engine computes; 0: not known.
         who: Whose prompt took most; None: nothing was computed.
         most: Tokens that were computed for that one.
@@ -43,6 +44,7 @@ class WorkAhead(NamedTuple):
     again: int
     short: int
     pool: int
+    copies: int
     rate: float
     who: str | None
     most: int
@@ -129,8 +131,8 @@ def wait_remedy(work: WorkAhead, hold: Hold | None) -> tuple[str, float | None]:
         saved = min(work.queued_s, work.again / work.rate) if work.rate else None
         return (
             f"Keeping the {work.again:,} tokens that were computed again before it: "
-            f"{larger_pool(work.short, work.pool)}, host memory for copies "
-            "(AITHER_KVCACHE_WARM_GIB), or fewer sessions at once."
+            f"{larger_pool(work.short, work.pool)}, {host_memory(work.copies)}, or fewer sessions "
+            "at once."
         ), saved
     return _FEWER, work.queued_s
 

@@ -123,12 +123,15 @@ class RequestLog:
 
     def finish(self, number: int, event: RequestFinished, now: float) -> None:
         """Note that a request ended, how long its answer is, and how long its session is expected
-        to pause, if it says so."""
+        to pause, if it says so.
+
+        How long it ran its engine knows best: both its ends may be told at once.
+        """
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
             self._names[slot].finished = event.reason
             record = self._ring[slot : slot + 1]
-            record["ran"] = now - record["at"]
+            record["ran"] = event.ran_s or now - record["at"]
             record["pause"] = np.nan if pause_s is None else pause_s
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
 

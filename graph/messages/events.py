@@ -132,6 +132,7 @@ class RequestFinished(Event, tag=7, frozen=True):
     session_ended: bool = False
     tool: Name | None = None  # that it waits for
     skipped: Count = 0  # blocks of the chain before ``hashes[0]``, left out
+    ran_s: Seconds = 0.0  # since it was first scheduled; 0: not told
 
 
 class SessionSignal(Event, tag=8, frozen=True):

@@ -25,3 +25,8 @@ class EngineWords:
             if report is not None and report.prefill_tokens_per_s:
                 return report.prefill_tokens_per_s
         return 0.0
+
+    @property
+    def copy_room(self) -> int:
+        """Blocks that its host memory and disk can hold; 0: it has neither."""
+        return 0 if self.tiers is None else self.tiers.warm_capacity + self.tiers.cold_capacity

@@ -46,6 +46,10 @@ app = typer.Typer(add_completion=False)
 
 _INSTALL: Final = "pip install 'kvgraph[vllm]' (GPU) or 'kvgraph[cpu]'"
 _NEW: Final = f"install vLLM {TESTED}.x if an engine stands aside or answers oddly"
+_NO_COMMAND: Final = (
+    "looks for a package called vllm, which this build does not have; start engines with "
+    "`python -m vllm.entrypoints.openai.api_server --model …`"
+)
 _NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 
 
@@ -77,6 +81,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     installed = _check("vllm", check_vllm)
     yield installed
     if installed.ok:
+        yield _check("vllm serve", check_start)
         yield _check("hooks", check_hooks)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
@@ -113,6 +118,15 @@ def check_vllm() -> Check:
         detail = f"version {version}, of which names and parameters were compared; {WHAT_FITS}"
         return Check("vllm", True, detail)
     return Check("vllm", True, f"version {version} was not looked through; {WHAT_FITS}", _NEW)
+
+
+def check_start() -> Check:
+    """Does vLLM's own command start: it looks for a package that the CPU build calls otherwise."""
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return Check("vllm serve", None, _NO_COMMAND)
+    return Check("vllm serve", True, "starts engines")
 
 
 def check_hooks() -> Check:

@@ -116,7 +116,7 @@ class SchedulerSide:
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
             bridge.adapted, engine_ends(config), arranger.evicted, SaltedContents(
-                self.client, group.block_size).of, engine_layers(config), self._groups.lacking,
+            self.client, group.block_size).of, engine_layers(config), self._groups.lacking, clock,
         )  # fmt: skip
         self.sampled = SampleReporter(group, self.observer.running, self._emit).take
         self._prefill = PrefillMeter.of(config)

@@ -190,8 +190,8 @@ def test_a_snapshot_that_cannot_be_read_starts_an_empty_graph(
 
 WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 FOR_PEOPLE = {
-    "arrival.py",
     "page_board.py",
+    "running.py",
     "span_feed.py",
     "unix_time.py",
 }  # turn the graph's moments into times of day, or tell people how long a request waited

@@ -146,6 +146,7 @@ def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
     assert "A pool larger by at most 30 blocks" in str(miss_remedy(evicted))
     assert "9 times as many blocks left" in str(miss_remedy(evicted._replace(short=900)))
     assert str(miss_remedy(evicted._replace(was_there=True))).startswith("Its turn sooner: the")
+    assert "or a copy: there is room for 50 blocks" in str(miss_remedy(evicted._replace(copies=50)))
     assert miss_remedy(Missing(Reason.UNKNOWN, Detail.UNHEARD, 1)) is None
 
 

@@ -19,7 +19,11 @@ def tables_of(**rates: float) -> Tables:
 def test_an_engine_without_tiers_tells_its_rate_with_its_load() -> None:
     tables = tables_of(a=3000.0, b=0.0, c=1000.0)
     assert prefill_rate(tables) == 2000.0
-    assert [tables.history.prefill_rate(name) for name in ("a", "b", "gone")] == [3000.0, 0.0, 0.0]
+    assert [tables.history.words(name).prefill_tokens_per_s for name in ("a", "b", "gone")] == [
+        3000.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_nobody_measured_it_yet() -> None:

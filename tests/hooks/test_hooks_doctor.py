@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import threading
@@ -29,6 +30,16 @@ def test_vllm_hooks_and_sockets_fit_here() -> None:
     assert [name for name, check in checks.items() if check.ok is False] == []
     assert checks["hooks"].ok
     assert checks["sidecar"].ok is None
+
+
+def test_that_vllms_own_command_finds_no_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_such(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", no_such)
+    check = doctor.check_start()
+    assert check.ok is None, "an engine starts by its module all the same"
+    assert "python -m vllm.entrypoints.openai.api_server" in check.detail
 
 
 def test_json_and_exit_code(socket_directory: Path) -> None:

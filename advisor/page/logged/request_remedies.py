@@ -37,7 +37,7 @@ def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy
 def prompt_seconds(history: History, number: int) -> float | None:
     """How long of a request's time its prompt took to compute; None where nobody can tell."""
     record = history.requests.record(number)
-    rate = history.prefill_rate(history.requests.names(number).engine)
+    rate = history.words(history.requests.names(number).engine).prefill_tokens_per_s
     if not rate or not float(record["ran"]) >= 0:  # NaN: it runs
         return None
     return min(float(record["ran"]), _computed(history, number) / rate)
@@ -57,8 +57,9 @@ def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy 
     reason, detail = Reason(int(record["reason"])), int(record["detail"])
     pool, was_there = history.pool_blocks(names.engine), record["ago"] < record["waited"]
     missing = Missing(
-        reason, detail, int(record["index"]), int(record["short"]), pool, bool(was_there)
-    )
+        reason, detail, int(record["index"]), int(record["short"]), pool, bool(was_there),
+        history.words(names.engine).copy_room,
+    )  # fmt: skip
     text = miss_remedy(missing)
     if text is None:
         return None

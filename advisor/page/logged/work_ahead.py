@@ -49,7 +49,8 @@ def wait_of(history: History, number: int) -> Waited | None:
         again=int((records["again"] * size).sum()),
         short=int(records["short"][again].max(initial=0)),
         pool=history.pool_blocks(engine),
-        rate=history.prefill_rate(engine),
+        copies=history.words(engine).copy_room,
+        rate=history.words(engine).prefill_tokens_per_s,
         who=None if largest is None else _whose(log, largest),
         most=0 if most is None else int(computed[most]),
     )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...sessions.copy_log import CopyLog
+from ...tables.engine_words import EngineWords
 from ...types import (
     NO_ROW,
     BlockFlag,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ...tables.tables import Tables
 
 _NO_SESSION: Final = len(SessionState)
+_SILENT: Final = EngineWords()  # what an engine says that is not known
 _COPIES: Final = np.uint8(Tier.WARM | Tier.COLD)
 
 
@@ -54,10 +56,9 @@ class Departures:
         """Blocks of an engine's pool; 0: not known."""
         return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
 
-    def prefill_rate(self, engine: str) -> float:
-        """Tokens of prompts per second that an engine computes, as it last said; 0: not known."""
-        words = self._tables.words.get(self._tables.engines.get(engine, NO_ROW))
-        return 0.0 if words is None else words.prefill_tokens_per_s
+    def words(self, engine: str) -> EngineWords:
+        """What an engine last said of itself."""
+        return self._tables.words.get(self._tables.engines.get(engine, NO_ROW)) or _SILENT
 
     def evictions_of(self, engine: str) -> EvictionLog | None:
         """What left an engine's pool; None where nothing has, or it is gone."""
@@ -65,8 +66,8 @@ class Departures:
 
     def group(self, engine: str, place: int) -> CacheGroup | None:
         """One of an engine's KV cache groups; None: not known."""
-        words = self._tables.words.get(self._tables.engines.get(engine, NO_ROW))
-        groups = () if words is None or words.hello is None else words.hello.groups
+        hello = self.words(engine).hello
+        groups = () if hello is None else hello.groups
         return groups[place] if place < len(groups) else None
 
     # Rankings and evictions ---------------------------------------------------------------------

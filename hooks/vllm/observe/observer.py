@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,11 +15,11 @@ from ...link.late_events import LateHashes
 from ...link.recent_prompts import LatePrompt, RecentPrompts
 from ..pool.index import BlockIndex
 from ..pool.tap import CachedRun, Changes
-from .arrival import waited_s
 from .group import ObservedGroup
 from .hints import hint_policy
 from .late_changes import ChangeReporter, LateChanges
 from .resident import resident_keys
+from .running import Running, waited_s
 from .tags import Meaning, TagReader
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class EngineObserver:
         contents: What a request says, where that is to be told apart from its salt.
         began: What to emit at its start, likewise.
         lacking: Which other group ended a lookup after so many tokens.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class EngineObserver:
         contents: Callable[[Request], PromptDigests | None] = _nothing,
         began: Callable[[RequestStarted, Request], AnyEvent | Later] = _as_told,
         lacking: Callable[[Request, int], int | None] = _none_lacks,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stored = 0  # blocks, since the start
         self._pool = pool
@@ -97,12 +100,12 @@ class EngineObserver:
         self._index, self._listeners = index, listeners
         self._emit, self._stated, self._adapted = emit, stated, adapted
         self._ended, self._began, self._contents, self._lacking = ended, began, contents, lacking
-        self._recent = RecentPrompts(group.block_size)
+        self._clock, self._recent = clock, RecentPrompts(group.block_size)
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, tuple[int, int | None]] = {}  # by request id: the last lookup's
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
         self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
-        self.running: dict[str, tuple[Request, Meaning]] = {}  # scheduled, and not over
+        self.running: dict[str, Running] = {}  # by id, in the order in which they began
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -132,7 +135,7 @@ class EngineObserver:
             return
         prompt = request.num_prompt_tokens
         meaning = self._meant.pop(request.request_id, None) or self._read(request)
-        self.running[request.request_id] = request, meaning
+        self.running[request.request_id] = Running(request, meaning, self._clock())
         hashes = self._group.hashes(request, prompt)
         self._state(meaning, hashes, is_over=False)
         if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
@@ -162,9 +165,9 @@ class EngineObserver:
         """Note that a request ended, and that its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
         self._meant.pop(request.request_id, None)
-        _, meaning = self.running.pop(request.request_id, (None, None))
-        if meaning is None:
+        if (ran := self.running.pop(request.request_id, None)) is None:
             return  # aborted before it was ever scheduled: it touched no block
+        meaning = ran.meaning
         self._sessions.pop(request.request_id, None)
         event = RequestFinished(
             request_id=request.request_id[:MAX_NAME],
@@ -178,6 +181,7 @@ class EngineObserver:
             expected_return_s=meaning.expected_return_s,
             session_ended=meaning.session_ended,
             tool=meaning.tool,
+            ran_s=max(0.0, self._clock() - ran.since),
         )
         hashes = self._give_back(request, block_ids[self._group.index])
         self._emit(LateHashes(self._ended(event, request), hashes))
@@ -193,9 +197,8 @@ class EngineObserver:
         """Note that requests lost their blocks, which can be evicted now, and will be scheduled
         again."""
         for request_id in request_ids:
-            request, _ = self.running.get(request_id, (None, None))
-            if request is not None:
-                hashes = self._group.hashes(request, request.num_tokens)
+            if (ran := self.running.get(request_id)) is not None:
+                hashes = self._group.hashes(ran.request, ran.request.num_tokens)
                 self._index.freed_without_a_word([each + self._group.suffix for each in hashes])
 
     def _read(self, request: Request) -> Meaning:

@@ -13,11 +13,9 @@ from ....graph.messages.fields import MAX_NAME
 from ...keys import pack_hashes
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from ...link.outbox import Later
     from ..observe.group import ObservedGroup
-    from ..observe.tags import Meaning
+    from ..observe.running import Running
     from .sample_words import Sample
 
 _MOST_ATTENDED: Final = 64  # blocks told of a step; chosen
@@ -29,14 +27,14 @@ class SampleReporter:
 
     Args:
         group: The observed KV cache group.
-        running: Requests that run, by their ids, each with what its caller says of it.
+        running: Requests that run, by their ids.
         emit: Takes each event; must not wait.
     """
 
     def __init__(
         self,
         group: ObservedGroup,
-        running: Mapping[str, tuple[Request, Meaning]],
+        running: Mapping[str, Running],
         emit: Callable[[AnyEvent | Later], None],
     ) -> None:
         self._group, self._running, self._emit = group, running, emit
@@ -45,12 +43,11 @@ class SampleReporter:
     def take(self, samples: Iterable[Sample]) -> None:
         """Queue what workers measured; of a request that is over, nothing is told."""
         for sample in samples:
-            request, meaning = self._running.get(sample.request_id, (None, None))
-            if request is not None and meaning is not None:
-                hashes = self._group.hashes(request, request.num_computed_tokens)
+            if (runs := self._running.get(sample.request_id)) is not None:
+                hashes = self._group.hashes(runs.request, runs.request.num_computed_tokens)
                 said = ConfidenceSampled(
                     b"", sample.confidence, sample.request_id[:MAX_NAME],
-                    meaning.session, meaning.tenant,
+                    runs.meaning.session, runs.meaning.tenant,
                 )  # fmt: skip
                 self._emit(LateSample(sample, hashes, said, self._embedded))
 

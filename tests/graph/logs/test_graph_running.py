@@ -12,7 +12,12 @@ from kvgraph.graph.logs.reasons import Detail, Reason
 from kvgraph.graph.logs.request_log import LIMIT, UNHEARD
 from kvgraph.graph.logs.running_requests import Running, RunningRequests
 from kvgraph.graph.logs.small_times import Origin
-from kvgraph.graph.messages.events import BlocksResident, EngineHello, RequestStarted
+from kvgraph.graph.messages.events import (
+    BlocksResident,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
 from kvgraph.graph.types import as_keys
 from small_world import SIZE, World, pack
 
@@ -191,6 +196,15 @@ def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: Worl
     record = world.history.requests.record(0)
     assert world.history.requests.names(0).finished == "stop"
     assert float(record["ran"]) == 2.0
+
+
+def test_how_long_a_request_ran_is_what_its_engine_says_not_when_that_was_heard(
+    world: World,
+) -> None:
+    """Short requests' starts and ends come in one batch."""
+    name = world.start(1, 2)
+    world.tell(RequestFinished(name, pack(1, 2), 20, 24, "stop", ran_s=0.0625))
+    assert float(world.history.requests.record(0)["ran"]) == 0.0625
 
 
 def test_requests_whose_ends_were_lost_are_walked_no_more_and_forgotten_after_ten_minutes(
