@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.errors import BenchError
-from kvgraph.bench.fleet.kills.fleet_kills import failed_in, in_a_network_of_its_own
+from kvgraph.bench.fleet.kills.fleet_kills import LONGEST_S, STAGE, failed_in
 from kvgraph.bench.fleet.kills.kill_wave import LEAST, KillWave, WaveEnd
 from kvgraph.bench.fleet.kills.mooncake_processes import why_not
+from kvgraph.bench.fleet.processes.apart import run_apart
 from kvgraph.bench.fleet.stand_in_engine import StandInEngine
 
 BODIES = [{"model": "m", "prompt": str(number)} for number in range(LEAST + 2)]
@@ -94,20 +95,20 @@ def folder() -> Iterator[str]:
 
 
 def test_few_requests_wait_for_a_store_whose_master_is_dead(folder: str) -> None:
-    waits = in_a_network_of_its_own("breaker")
+    waits = run_apart(STAGE, "breaker", print, LONGEST_S)
     assert waits["longest_s"] < 1.0
     assert waits["requests"] < waits["asked"] / 4
 
 
 def test_a_stage_that_breaks_says_why(folder: str) -> None:
-    with pytest.raises(BenchError, match="kills broke"):
-        in_a_network_of_its_own("/dev/null/x")
+    with pytest.raises(BenchError, match="kill_stage broke"):
+        run_apart(STAGE, "/dev/null/x", print, LONGEST_S)
 
 
 @pytest.mark.engine
 def test_nothing_fails_that_had_not_begun_whatever_is_killed(folder: str) -> None:
     """Three real engines, two proxies, a sidecar, and Mooncake's master and owner."""
-    waves = in_a_network_of_its_own(folder)
+    waves = run_apart(STAGE, folder, print, LONGEST_S)
     assert list(waves) == ["sidecar", "owner", "router", "engine", "master"]
     assert {name: failed_in(name, each) for name, each in waves.items()} == dict.fromkeys(waves, 0)
     assert min(each["in_flight"] for each in waves.values()) >= LEAST

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.bench.fleet.kills.mooncake_processes import APART, why_not
+from kvgraph.bench.fleet.kills.mooncake_processes import why_not
+from kvgraph.bench.fleet.processes.apart import APART
 from kvgraph.hooks.store.mooncake_store import MooncakeStore
 from kvgraph.kernels.errors import StorageError
 

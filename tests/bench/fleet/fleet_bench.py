@@ -23,6 +23,7 @@ from .fleet_latency import add_latency
 from .fleet_scale import add_imbalance, add_times
 from .fleet_store import add_store
 from .kills.fleet_kills import add_kills
+from .routers.fleet_routers import add_routers
 
 PREFILL: Final = 9_000.0
 """Prompt tokens per second of an engine of the recorded agents', as in the closed loops."""
@@ -54,7 +55,7 @@ FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_0
 QUICK: Final = Scale(25, 1.0, FleetSize(4, 250), FleetSize(4, 1000), 0.2, 100_000, 200, 3)
 
 
-PARTS: Final = ("all", "lab", "store", "kills")
+PARTS: Final = ("all", "lab", "store", "kills", "routers")
 
 
 def run(
@@ -69,7 +70,7 @@ def run(
     Args:
         quick: A short version, whose figures are no claims.
         raw: Where all that each arm found, and each kill did, goes as JSON.
-        part: ``store`` and ``kills``: on real engines; ``lab``: all others.
+        part: ``store``, ``kills`` and ``routers``: on real engines; ``lab``: all others.
 
     Raises:
         BenchError: There are no recorded sessions, no vLLM to start, or no Mooncake.
@@ -86,6 +87,8 @@ def run(
         add_store(figures, scale.moves, say)
     if part in ("all", "kills"):
         facts["kills"] = add_kills(figures, say)
+    if part in ("all", "routers"):
+        facts["routers"] = add_routers(figures, say)
     if part in ("all", "lab"):
         facts.update(_add_lab(figures, scale, progress, processes))
     if raw is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..agents.agents_lab import KEPT_BACK, pool_for
 from ..figures import Figures, quantile
 from ..recorded.agents_fleet import SESSIONS, USERS, recorded_requests
 from ..recorded.agents_forcing import OPTIONS
+from ..recorded.agents_requests import AgentRequest
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan
@@ -30,7 +31,7 @@ from ..sidecars.sidecar_process import SidecarProcess
 from .fleet_pass import FleetPass
 from .fleet_stage import FleetStage, Killed, engine
 from .kills.kill_stage import counted_since
-from .rival_routers import Pick, consistent_hash, power_of_two, round_robin
+from .routers.rival_routers import Pick, consistent_hash, power_of_two, round_robin
 
 ENGINES: Final = 3
 REQUESTS: Final = 300
@@ -102,30 +103,39 @@ def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -
         TrafficError: The recorded requests fit no pool.
         AnswerError: An engine did not give the recorded answers.
     """
-    name = model or str(ensure_model())
-    requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary_size(name))
-    least = longest(requests) // BLOCK + KEPT_BACK
-    together = pool_for(requests, FINDS, least, out / "fleet.jsonl.gz")
-    pool = max(least, math.ceil(together / ENGINES))
+    plan, requests = planned(out, model)
     with DemoProgress(len(requests), progress) as shown:
-        plan = ServerPlan(name, True, out, pool, longest(requests), RUNNING, options=OPTIONS)
-        with _fleet(plan, shown) as (runtime, engines, _):
+        with running(plan, shown) as (runtime, engines, _):
             stage = FleetStage(out, runtime, engines, requests, shown)
             pace = stage.warm_up()
             ours, decisions = stage.ours(pace)
-            arms = (ours, *(stage.rival(arm, pick, pace) for arm, pick in _rivals()))
-        with _fleet(plan, shown, store=True) as (runtime, engines, sidecar):
+            arms = (ours, *(stage.rival(arm, pick, pace) for arm, pick in rivals()))
+        with running(plan, shown, store=True) as (runtime, engines, sidecar):
             stage = FleetStage(out, runtime, engines, requests, shown, store=True)
             shared, _ = stage.ours(pace)
             loaded = _from_store(sidecar)
             killed = stage.killed()
             later = counted_since(loaded, _from_store(sidecar))
-        return FleetDemo(out, len(requests), pool, pace, arms, decisions, shared,
+        return FleetDemo(out, len(requests), plan.blocks, pace, arms, decisions, shared,
                          sum(loaded.values()), later, killed)  # fmt: skip
 
 
+def planned(out: Path, model: str | None = None) -> tuple[ServerPlan, Sequence[AgentRequest]]:
+    """An engine, and the requests that all of them get.
+
+    Raises:
+        TrafficError: The recorded requests fit no pool.
+    """
+    name = model or str(ensure_model())
+    requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary_size(name))
+    least = longest(requests) // BLOCK + KEPT_BACK
+    together = pool_for(requests, FINDS, least, out / "fleet.jsonl.gz")
+    pool = max(least, math.ceil(together / ENGINES))
+    return ServerPlan(name, True, out, pool, longest(requests), RUNNING, options=OPTIONS), requests
+
+
 @contextmanager
-def _fleet(
+def running(
     plan: ServerPlan, shown: DemoProgress, store: bool = False
 ) -> Iterator[tuple[Path, list[Server], SidecarProcess]]:
     """Engines that run beside one sidecar: where that says so, the engines, the sidecar."""
@@ -143,7 +153,8 @@ def _from_store(sidecar: SidecarProcess) -> dict[str, int]:
     return sidecar.tier_events("store_loaded")
 
 
-def _rivals() -> list[tuple[str, Pick]]:
+def rivals() -> list[tuple[str, Pick]]:
+    """The routers that pick for the callers, as new."""
     return [
         ("round robin", round_robin()),
         ("consistent hash", consistent_hash(ENGINES)),

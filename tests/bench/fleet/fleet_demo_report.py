@@ -34,14 +34,14 @@ def save_fleet(result: FleetDemo) -> Path:
         "pool_blocks": result.pool,
         "pace": round(result.pace, 5),
         "shared_store": {
-            **_details(result.shared),
+            **details(result.shared),
             "blocks_from_store": result.from_store,
             "blocks_from_store_after_kill": result.from_store_later,
         },
-        "arms": {each.arm: _details(each) for each in result.arms},
+        "arms": {each.arm: details(each) for each in result.arms},
         "decisions": result.decisions,
         "killed": {
-            **_details(killed.passed),
+            **details(killed.passed),
             "in_flight": killed.in_flight,
             "at_the_engine_not_begun": killed.asked,
             "at_the_engine_begun": killed.begun,
@@ -91,7 +91,8 @@ def _lines(result: FleetDemo) -> list[str]:
     ]
 
 
-def _details(passed: FleetPass) -> dict[str, Any]:
+def details(passed: FleetPass) -> dict[str, Any]:
+    """An arm's figures, as JSON keeps them."""
     done = passed.result
     return {
         "answered": len(done.answers),

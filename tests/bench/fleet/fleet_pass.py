@@ -15,7 +15,7 @@ from ..errors import CompletionError
 from ..recorded.agents_requests import AgentRequest
 from ..serving.completions import Answer, open_client, send
 from ..serving.passes import OnAnswer, PassResult
-from .rival_routers import Pick
+from .routers.rival_routers import Pick
 
 Midway = Callable[[int], Awaitable[None]]
 """What happens once half of the requests were sent and answered, told how many are in flight."""

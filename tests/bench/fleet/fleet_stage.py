@@ -13,9 +13,9 @@ from ..figures import quantile
 from ..recorded.agents_requests import AgentRequest
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
-from .fleet_pass import FleetPass, FleetSender, Midway
-from .rival_routers import Pick
-from .route_process import RouteProcess
+from .fleet_pass import FleetPass, FleetSender
+from .processes.route_process import RouteProcess
+from .routers.rival_routers import Pick
 
 LOAD: Final = 0.6
 """Share of the time in which one of the three engines would be busy by the fleet's clock, at the
@@ -99,6 +99,7 @@ class FleetStage:
         runtime: Where the sidecar says that it runs.
         store: Whether the engines share a store; they leave it alone once their caches are reset,
             so that salts keep passes apart.
+        take: How often each arm was played before: no session is continued.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ class FleetStage:
         requests: Sequence[AgentRequest],
         shown: DemoProgress,
         store: bool = False,
+        take: int = 0,
     ) -> None:
-        self._store = store
+        self._store, self._take = store, take
         self._out, self._runtime = out, runtime
         self._engines, self._requests, self._shown = engines, requests, shown
         self._urls = [each.url for each in engines]
@@ -127,22 +129,26 @@ class FleetStage:
     def ours(self, pace: float) -> tuple[FleetPass, dict[str, int]]:
         """Our router's pass, and its decisions by reason."""
         with self._route(f"route{'-store' * self._store}.log") as route:
-            self._begin(self._ours, "side by side")
-            passed = asyncio.run(self._through(route, pace).play())
-            return passed, route.status()["decisions"]
+            return self.behind(self._ours, route.url, pace), route.status()["decisions"]
+
+    def behind(self, arm: str, url: str, pace: float) -> FleetPass:
+        """The pass of a router that is a server."""
+        return self._play(arm, [url], lambda *_: 0, pace)
 
     def rival(self, arm: str, pick: Pick, pace: float) -> FleetPass:
         """The pass of a router that picks for the callers."""
-        self._begin(arm, "side by side")
-        sender = FleetSender(arm, self._urls, pick, self._requests, pace, self._shown.answered)
-        return asyncio.run(sender.play())
+        return self._play(arm, self._urls, pick, pace)
 
     def killed(self) -> Killed:
         """Our router's pass without pauses, in the middle of which an engine is killed."""
         with self._route("route-killed.log") as route:
             self._begin(OURS, "an engine is killed half way")
             killing = _Killing(self._engines, route)
-            passed = asyncio.run(self._through(route, 0.0, killing).play())
+            sender = FleetSender(
+                "killed", [route.url], lambda *_: 0, self._requests, 0.0, self._shown.answered,
+                killing, self._store,
+            )  # fmt: skip
+            passed = asyncio.run(sender.play())
             return Killed(passed, killing.asked, killing.begun, killing.in_flight, route.status())
 
     @property
@@ -152,13 +158,13 @@ class FleetStage:
     def _route(self, log: str) -> RouteProcess:
         return RouteProcess(self._urls, self._runtime, self._out / log)
 
-    def _through(
-        self, route: RouteProcess, pace: float, midway: Midway | None = None
-    ) -> FleetSender:
-        return FleetSender(
-            self._ours if midway is None else "killed", [route.url], lambda *_: 0, self._requests,
-            pace, self._shown.answered, midway, self._store,
-        )  # fmt: skip
+    def _play(self, arm: str, urls: Sequence[str], pick: Pick, pace: float) -> FleetPass:
+        self._begin(arm, "side by side")
+        take = f"{arm} {self._take}" if self._take else arm
+        sender = FleetSender(
+            take, urls, pick, self._requests, pace, self._shown.answered, salted=self._store
+        )
+        return asyncio.run(sender.play())
 
     def _alone(self, number: int, request: AgentRequest) -> float:
         """Seconds that one request takes at an idle engine."""

@@ -14,7 +14,7 @@ from kvgraph.bench.fleet.fleet_demo import FleetDemo
 from kvgraph.bench.fleet.fleet_demo_report import print_fleet, save_fleet
 from kvgraph.bench.fleet.fleet_pass import FleetPass, FleetSender, Midway
 from kvgraph.bench.fleet.fleet_stage import Killed
-from kvgraph.bench.fleet.rival_routers import consistent_hash, power_of_two, round_robin
+from kvgraph.bench.fleet.routers.rival_routers import consistent_hash, power_of_two, round_robin
 from kvgraph.bench.fleet.stand_in_engine import StandInEngine
 from kvgraph.bench.recorded.agents_requests import AgentRequest
 from kvgraph.bench.serving.completions import Answer

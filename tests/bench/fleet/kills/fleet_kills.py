@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any, Final
 
 from ...errors import BenchError
 from ...figures import Figures
-from .mooncake_processes import APART, why_not
+from ..processes.apart import run_apart
+from .mooncake_processes import why_not
 
 BEGUN_THERE: Final = ("engine", "router")
 """Killed ones that pass answers on: one that had begun there is cut."""
 
-_LONGEST_S: Final = 900.0
-_TAIL: Final = 12  # lines of what a stage said, where it failed; chosen
+STAGE: Final = f"{__package__}.kill_stage"
+LONGEST_S: Final = 900.0
 
 
 def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
@@ -34,11 +32,9 @@ def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[st
     """
     if reason := why_not():
         raise BenchError(f"the store's master and owner cannot be killed: {reason}")
-    breaker = in_a_network_of_its_own("breaker")
+    breaker = run_apart(STAGE, "breaker", say, LONGEST_S)
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        waves = in_a_network_of_its_own(folder)
-    for name, facts in waves.items():
-        say(f"{name} killed: {facts}")
+        waves = run_apart(STAGE, folder, say, LONGEST_S)
     add_waves(figures, waves)
     figures.add("breaker_s", breaker["longest_s"], "s", "< 1")
     figures.add("waited_for_dead_store", breaker["requests"], f"of {breaker['asked']} requests")
@@ -63,18 +59,3 @@ def failed_in(name: str, facts: dict[str, Any]) -> int:
     cut: int = 0 if name in BEGUN_THERE else facts["cut"]
     failed: int = facts["failed"]
     return failed + cut
-
-
-def in_a_network_of_its_own(what: str) -> dict[str, Any]:
-    """Run the stage where nobody else can reach the store's clients.
-
-    Raises:
-        BenchError: It broke; with the end of what it said.
-    """
-    command = [*APART, sys.executable, "-P", "-m", f"{__package__}.kill_stage", what]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_S)
-    lines = [each for each in done.stdout.splitlines() if each.startswith("RESULT ")]
-    if not lines:
-        raise BenchError("the kills broke:\n" + "\n".join(done.stderr.splitlines()[-_TAIL:]))
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
-    return found

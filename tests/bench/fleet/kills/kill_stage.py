@@ -1,21 +1,18 @@
 """Three real engines, two proxies, a sidecar and Mooncake's store, each killed in turn.
 
-Called as ``unshare --net python -P -m kvgraph.bench.fleet.kills.kill_stage FOLDER``; what it says
-goes to stderr, and its last line on stdout is ``RESULT {json}``.
+It runs in a network of its own (``apart.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +21,11 @@ import httpx
 from ...serving.model import ModelShape, ensure_model
 from ...serving.vllm_server import Server, ServerPlan, check_advised
 from ...sidecars.sidecar_process import SidecarProcess
-from ..route_process import RouteProcess
+from ..processes.apart import on_stage, tell
+from ..processes.route_process import RouteProcess
 from .breaker_watch import waits_after_kill
 from .kill_wave import KillWave
-from .mooncake_processes import PLACE, connected, end, owner, start_master
+from .mooncake_processes import PLACE, connected, owner, start_master
 
 ENGINES: Final = 3
 REQUESTS: Final = 28
@@ -98,7 +96,7 @@ class KillStage:
             str(model), True, self._folder, blocks=4096 // 16, max_model_len=1024, max_num_seqs=3,
             name=f"engine-{number}", settings=tuple(settings.items()),
         )  # fmt: skip
-        _say(f"engine {number} starts")
+        tell(f"engine {number} starts")
         return Server(plan)
 
     def _route(self, number: int) -> RouteProcess:
@@ -125,7 +123,7 @@ class KillStage:
         facts.update({each: counted_since(before[each], after[each]) for each in after})
         facts["proxy"] = self._routes[0].status()["requests"]
         facts["ended"] = [each.plan.name for each in self._engines if not each.runs]
-        _say(f"{name}: {facts}")
+        tell(f"{name}: {facts}")
         return facts
 
     async def _give(self, engine: Server, prompts: list[list[int]]) -> None:
@@ -204,24 +202,10 @@ def counted_since(before: dict[str, int], after: dict[str, int]) -> int:
     return sum(count - before.get(key, 0) for key, count in after.items())
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def main(what: str) -> None:
-    """Print the result, and end."""
-    code = 1
-    try:
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        result = breaker() if what == "breaker" else KillStage(Path(what)).play()
-        sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    finally:
-        end(code)
+def play(what: str) -> dict[str, Any]:
+    """What came of the breaker's kill, or of each wave, whose logs go to a folder."""
+    return breaker() if what == "breaker" else KillStage(Path(what)).play()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    on_stage(partial(play, sys.argv[1]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,13 +16,10 @@ from typing import Final, NoReturn
 from ....hooks.store.mooncake_store import MooncakeStore
 from ....kernels.errors import StorageError
 from ...errors import ServerError
+from ..processes.apart import has_networks
 
 PORT: Final = 50951
 PLACE: Final = f"mooncake://127.0.0.1:{PORT}"
-
-APART: Final = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""Before a command: it gets a network of its own, since clients listen on all interfaces; and what
-it started ends with it."""
 
 _START_S: Final = 30.0
 
@@ -37,7 +33,7 @@ def why_not() -> str:
     )
     if asked.returncode:
         return f"Mooncake cannot be loaded: {asked.stderr.strip().splitlines()[-1]}"
-    if not shutil.which("unshare") or subprocess.run([*APART, "true"], stderr=-3).returncode:
+    if not has_networks():
         return "no network namespace can be made here, and its clients listen on all interfaces"
     return ""
 

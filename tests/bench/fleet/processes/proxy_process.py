@@ -1,4 +1,4 @@
-"""``kvgraph route`` as a process."""
+"""A router that is a process: started, asked whether it is up, and stopped."""
 
 from __future__ import annotations
 
@@ -6,43 +6,52 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Self
 
 import httpx
 
-from ..errors import ServerError
+from ...errors import ServerError
 
 _START_S: Final = 90.0  # on a busy machine it takes long to import
 
 
-class RouteProcess:
-    """The command before some engines; a context manager.
+class ProxyProcess(ABC):
+    """A router before some engines, on a free port; a context manager.
 
     Args:
-        urls: The engines'.
-        runtime: Where sidecars say that they run.
         log: What it says goes there.
     """
 
-    def __init__(self, urls: Sequence[str], runtime: Path, log: Path) -> None:
+    def __init__(self, log: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        self.url = f"http://127.0.0.1:{port}"
-        self._command = [sys.executable, "-m", "kvgraph", "route", *urls, "--port", str(port)]
-        self._runtime, self._log = runtime, log
+            self.port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> RouteProcess:
-        environment = {**os.environ, "XDG_RUNTIME_DIR": str(self._runtime)}
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """What starts it."""
+
+    @abstractmethod
+    def environment(self) -> Mapping[str, str]:
+        """Variables that it gets beside this process's own."""
+
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether it takes requests; raises ``httpx.TransportError`` where nobody answers."""
+
+    def __enter__(self) -> Self:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+                self.command(), env={**os.environ, **self.environment()}, stdout=log,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
         try:
             self._wait()
         except BaseException:
@@ -52,11 +61,6 @@ class RouteProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def status(self) -> dict[str, Any]:
-        """What it says of its engines, its decisions and its requests."""
-        found: dict[str, Any] = httpx.get(f"{self.url}/fleet", timeout=30.0, trust_env=False).json()
-        return found
 
     def kill(self) -> None:
         """SIGKILL, if it runs."""
@@ -78,18 +82,18 @@ class RouteProcess:
             process.wait()
 
     def _wait(self) -> None:
-        """Until all engines are up.
+        """Until it is up.
 
         Raises:
-            ServerError: They are not.
+            ServerError: It is not.
         """
         assert self._process is not None
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                if all(each["up"] for each in self.status()["engines"]):
+                if self.is_up():
                     return
             except httpx.TransportError:
                 pass
             time.sleep(0.1)
-        raise ServerError(f"kvgraph route did not find its engines; its log is {self._log}")
+        raise ServerError(f"a router did not find its engines; its log is {self._log}")

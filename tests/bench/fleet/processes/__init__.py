@@ -1,0 +1,1 @@
+"""Processes of a fleet: routers, and stages in networks of their own."""

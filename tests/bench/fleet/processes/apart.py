@@ -1,0 +1,94 @@
+"""Runs a stage in a network of its own, where nobody else reaches what listens on all interfaces.
+
+A stage is a module with ``main``, called as ``unshare --net python -P -m MODULE WHAT``; its last
+line on stdout is ``RESULT {json}``, and each line on stderr that begins with ``SAY`` is for people.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from ...errors import BenchError
+
+APART: Final = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Before a command: it gets a network of its own, and what it started ends with it."""
+
+_RESULT: Final = "RESULT "
+_SAY: Final = "SAY "
+_TAIL: Final = 12  # lines of what a stage said, where it failed; chosen
+
+
+def has_networks() -> bool:
+    """Whether a process can get a network of its own here."""
+    found = shutil.which("unshare") is not None
+    return found and not subprocess.run([*APART, "true"], stderr=subprocess.DEVNULL).returncode
+
+
+def run_apart(
+    module: str, what: str, say: Callable[[str], None], longest_s: float
+) -> dict[str, Any]:
+    """Run a stage; returns its result.
+
+    Args:
+        what: It is told.
+        say: Told each of its lines that is for people.
+        longest_s: It is killed after so long.
+
+    Raises:
+        BenchError: It broke; with the end of what it said.
+    """
+    command = [*APART, sys.executable, "-P", "-m", module, what]
+    stage = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert stage.stdout is not None
+    assert stage.stderr is not None
+    killing = threading.Timer(longest_s, stage.kill)
+    killing.start()
+    tail: deque[str] = deque(maxlen=_TAIL)
+    hearing = threading.Thread(target=_hear, args=(stage.stderr, say, tail))
+    hearing.start()
+    results = [each for each in stage.stdout if each.startswith(_RESULT)]
+    hearing.join()
+    stage.wait()
+    killing.cancel()
+    if not results:
+        raise BenchError(f"{module} broke:\n" + "".join(tail))
+    found: dict[str, Any] = json.loads(results[-1].removeprefix(_RESULT))
+    return found
+
+
+def _hear(lines: Any, say: Callable[[str], None], tail: deque[str]) -> None:
+    for line in lines:
+        tail.append(line)
+        if line.startswith(_SAY):
+            say(line.removeprefix(_SAY).rstrip())
+
+
+def tell(line: str) -> None:
+    """Say something to whoever runs this stage."""
+    sys.stderr.write(f"{_SAY}{line}\n")
+    sys.stderr.flush()
+
+
+def on_stage(play: Callable[[], Any]) -> NoReturn:
+    """Play in this new network, whose loopback is down; say what came of it, and end, whatever
+    threads go on."""
+    code = 1
+    try:
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        sys.stdout.write(f"\n{_RESULT}{json.dumps(play())}\n")
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

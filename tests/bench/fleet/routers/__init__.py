@@ -1,0 +1,1 @@
+"""Our router beside others, on real engines: ``kvgraph bench fleet --part routers``."""

@@ -1,0 +1,74 @@
+"""Three real engines, and routers that take turns before them: each plays the same requests.
+
+It runs in a network of its own (``apart.py``), since Ray listens beyond loopback. Engines, sidecar
+and pace stay from the first take to the last; pools are emptied between two passes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...serving.progress import DemoProgress
+from ...serving.vllm_server import Server
+from ..fleet_demo import planned, rivals, running
+from ..fleet_demo_report import details
+from ..fleet_pass import FleetPass
+from ..fleet_stage import OURS, FleetStage
+from ..processes.apart import on_stage, tell
+from .ray_process import RayProcess, has_ray
+
+TAKES: Final = 3
+RAY: Final = "Ray's prefix-aware router"
+
+
+def play(folder: str) -> dict[str, Any]:
+    """What each router did in each take.
+
+    Args:
+        folder: For logs and sockets; its name is short.
+    """
+    out = Path(folder)
+    plan, requests = planned(out)
+    with (
+        DemoProgress(len(requests), False) as shown,
+        running(plan, shown) as (runtime, engines, _),
+    ):
+        tell(f"{len(engines)} engines run, with {plan.blocks} blocks each")
+        stages = [
+            FleetStage(out, runtime, engines, requests, shown, take=take)
+            for take in range(1, TAKES + 1)
+        ]
+        pace = stages[0].warm_up()
+        takes = [_take(number, stage, engines, out, pace) for number, stage in enumerate(stages)]
+    return {"requests": len(requests), "pool_blocks": plan.blocks, "pace": pace, "takes": takes}
+
+
+def _take(
+    number: int, stage: FleetStage, engines: Sequence[Server], out: Path, pace: float
+) -> dict[str, Any]:
+    """Every router once; who begins changes from take to take."""
+    passes: list[tuple[str, Callable[[], FleetPass]]] = [
+        (OURS, lambda: stage.ours(pace)[0]),
+        *((arm, partial(stage.rival, arm, pick, pace)) for arm, pick in rivals()),
+    ]
+    if has_ray():
+        passes.append((RAY, partial(_behind_ray, stage, engines, out, pace)))
+    first = 2 * number % len(passes)
+    found = {}
+    for arm, play_it in (*passes[first:], *passes[:first]):
+        found[arm] = details(play_it())
+        tell(f"take {number + 1}, {arm}: {found[arm]}")
+    return found
+
+
+def _behind_ray(stage: FleetStage, engines: Sequence[Server], out: Path, pace: float) -> FleetPass:
+    with RayProcess([each.url for each in engines], out / "ray.log") as front:
+        return stage.behind(RAY, front.url, pace)
+
+
+if __name__ == "__main__":
+    on_stage(partial(play, sys.argv[1]))
