@@ -93,7 +93,6 @@ class Front:
 def main(port: int, folder: str, urls: list[str]) -> None:
     """Serve until SIGTERM."""
     over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
     ray.init(
         num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, _temp_dir=folder,
         _node_ip_address="127.0.0.1", log_to_driver=False,
@@ -102,6 +101,7 @@ def main(port: int, folder: str, urls: list[str]) -> None:
     router = RequestRouterConfig(request_router_class=PREFIX_AWARE)
     engines = Engine.options(num_replicas=len(urls), request_router_config=router)
     serve.run(Front.bind(engines.bind(urls, folder)))
+    signal.signal(signal.SIGTERM, lambda *_: over.set())  # last: Ray has a handler of its own
     over.wait()
     serve.shutdown()
     ray.shutdown()
