@@ -86,10 +86,8 @@ class KillStage:
             "AITHER_KVCACHE_STORE": PLACE,
             "AITHER_KVCACHE_STORE_GIB": str(1 / 64),
             "AITHER_KVCACHE_STORE_OPEN": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_HOST_IP": "127.0.0.1",
         }
         model = ensure_model(SHAPE, self._folder / "model")
         plan = ServerPlan(
