@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ...figures import quantile
 from ...serving.progress import DemoProgress
 from ...serving.vllm_server import Server
 from ..fleet_demo import planned, rivals, running
@@ -51,8 +52,15 @@ def _take(
     number: int, stage: FleetStage, engines: Sequence[Server], out: Path, pace: float
 ) -> dict[str, Any]:
     """Every router once; who begins changes from take to take."""
+    decisions: dict[str, int] = {}
+
+    def ours() -> FleetPass:
+        passed, why = stage.ours(pace)
+        decisions.update(why)
+        return passed
+
     passes: list[tuple[str, Callable[[], FleetPass]]] = [
-        (OURS, lambda: stage.ours(pace)[0]),
+        (OURS, ours),
         *((arm, partial(stage.rival, arm, pick, pace)) for arm, pick in rivals()),
     ]
     if has_ray():
@@ -60,8 +68,12 @@ def _take(
     first = 2 * number % len(passes)
     found = {}
     for arm, play_it in (*passes[first:], *passes[:first]):
-        found[arm] = details(play_it())
-        tell(f"take {number + 1}, {arm}: {found[arm]}")
+        passed = play_it()
+        found[arm] = details(passed)
+        waits = " and ".join(f"{quantile(passed.result.ttft_ms, p):,.0f}" for p in (50, 95))
+        tell(f"take {number + 1}, {arm}: {passed.share:.1%} of the prompt found, "
+             f"TTFT p50 and p95 {waits} ms, {passed.result.wall_s:.0f} s")  # fmt: skip
+    found[OURS]["decisions"] = decisions
     return found
 
 
