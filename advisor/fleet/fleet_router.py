@@ -34,7 +34,8 @@ class Holdings(NamedTuple):
         pool: int64 ``[engines]`` (or ``[1]``, for all), found in an engine's pool.
         copied: The same, in its pool or its own copies; at least ``pool``.
         shared: Tokens that a store which engines share holds.
-        seen: Whether graphs say so; what a router only remembers proves no loss.
+        seen: Whether what is missing counts as lost: a router that does not know how large pools
+            are only knows what it sent.
     """
 
     pool: Tokens = _NOTHING

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kvgraph.advisor.fleet.fleet_router import Holdings
 from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engines_in, listed
 from kvgraph.advisor.fleet.proxy.prompt_chains import (
     MOST_LINKS,
@@ -152,7 +153,8 @@ def looked(view_of: Sidecar) -> ResidencyView:
 
 def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> None:
     view = looked(Sidecar(session("s", "host:1", 4, 3), session("t", "host:1", 0)))
-    remembered = np.array([1200, 300], dtype=np.int64)
+    tokens = np.array([1200, 300], dtype=np.int64)
+    remembered = Holdings(tokens, tokens)
     assert view.corrected("s", remembered).pool.tolist() == [1200, 300], "who is host:1?"
     view.note_home("s", 1)  # it moved a moment ago, and its sidecar does not know it yet
     view.note_home("s", 0)

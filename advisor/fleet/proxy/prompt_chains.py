@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import orjson
+
+from ..engine_board import Tokens
+from ..pool_shadows import Link, PoolShadows
 
 MOST_LINKS: Final = 2048
 """Of one prompt; what is longer is known by its beginning. Chosen."""
@@ -22,13 +23,6 @@ PIECE_TOKENS: Final = 256
 """The same for a prompt of token ids; chosen."""
 CHARACTERS_PER_TOKEN: Final = 4
 """Of English text, by the rule of thumb of OpenAI's tokenizers; only costs depend on it."""
-
-
-class Link(NamedTuple):
-    """A prompt up to some point: its digest, and about how many tokens that is."""
-
-    digest: bytes
-    tokens: int
 
 
 class Prompt(NamedTuple):
@@ -65,12 +59,16 @@ class PromptReader:
 
 
 class PromptMemory:
-    """Remembers which session a prompt ended in, and which engines got which beginnings."""
+    """Remembers which session a prompt ended in, and what engines hold of what they got.
+
+    Args:
+        most: Ends of prompts that are remembered, and as many links of those that engines hold.
+    """
 
     def __init__(self, most: int = MOST_KNOWN) -> None:
         self._most = most
-        self._ends: OrderedDict[bytes, str] = OrderedDict()
-        self._sent: OrderedDict[bytes, int] = OrderedDict()  # engines, one bit each
+        self._ends: OrderedDict[Hashable, str] = OrderedDict()
+        self._pools = PoolShadows(most)
 
     def session(self, links: Sequence[Link]) -> str | None:
         """The session whose last prompt this one extends; None if it extends none."""
@@ -79,36 +77,29 @@ class PromptMemory:
                 return session
         return None
 
-    def held(self, links: Sequence[Link], engines: int) -> npt.NDArray[np.int64]:
-        """int64 ``[engines]``: tokens of the longest beginning that each got before.
+    def held(self, links: Sequence[Link], engines: int) -> Tokens:
+        """int64 ``[engines]``: tokens of the longest beginning that each should hold yet.
 
-        It may have forgotten them since: only its graph knows.
+        What it really holds only its graph knows.
         """
-        tokens = np.zeros(engines, dtype=np.int64)
-        missing = (1 << engines) - 1
-        for link in reversed(links):
-            new = self._sent.get(link.digest, 0) & missing
-            missing &= ~new
-            while new:
-                tokens[(new & -new).bit_length() - 1] = link.tokens
-                new &= new - 1
-        return tokens
+        return self._pools.held(links, engines)
 
-    def sent(self, links: Sequence[Link], session: str, engine: int) -> None:
-        """Note that a session's prompt went to an engine."""
-        for link in links:
-            self._sent[link.digest] = self._sent.pop(link.digest, 0) | 1 << engine
+    def sent(self, links: Sequence[Link], session: str, engine: int, pool_tokens: int = 0) -> None:
+        """Note that a session's prompt went to an engine.
+
+        Args:
+            pool_tokens: That its pool holds; 0: unknown.
+        """
+        self._pools.sent(links, engine, pool_tokens)
         if links:
             self._ends.pop(links[-1].digest, None)
             self._ends[links[-1].digest] = session
-        for kept in (self._sent, self._ends):
-            while len(kept) > self._most:
-                kept.popitem(last=False)
+        while len(self._ends) > self._most:
+            self._ends.popitem(last=False)
 
     def forget(self, engine: int) -> None:
         """Forget what an engine got: it has started anew."""
-        for digest, engines in self._sent.items():
-            self._sent[digest] = engines & ~(1 << engine)
+        self._pools.forget(engine)
 
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:

@@ -12,7 +12,6 @@ import httpx
 import orjson
 
 from ....graph.ipc.runtime import RunningSidecar, running_sidecars
-from ..engine_board import Tokens
 from ..fleet_router import Holdings
 
 INTERVAL_S: Final = 1.0
@@ -102,18 +101,18 @@ class ResidencyView:
         }
         return "; ".join(sorted(ways))
 
-    def corrected(self, name: str, remembered: Tokens) -> Holdings:
+    def corrected(self, name: str, remembered: Holdings) -> Holdings:
         """What engines hold of a session's prompt.
 
         Args:
-            remembered: int64 ``[engines]``, what each got of it; the graph's word stands over it.
+            remembered: What each should hold by what it got; the graph's word stands over it.
         """
         held = self._held.get(name)
         number = None if held is None else self._number(held.engine)
         if held is None or number is None:
-            return Holdings(remembered, remembered)
-        pool, copied = remembered.copy(), remembered.copy()
-        context = max(int(remembered[number]), held.tokens)
+            return remembered
+        pool, copied = remembered.pool.copy(), remembered.copied.copy()
+        context = max(int(pool[number]), held.tokens)
         pool[number], copied[number] = held.pool * context, held.copied * context
         return Holdings(pool, copied, seen=True)
 

@@ -56,15 +56,17 @@ class ReplicaChoice:
             All of ``replicas`` anew, the chosen one first and then by cost.
         """
         turn = self._turn(body, session)
-        held = self._memory.held(turn.prompt.links, len(self.router.board))
+        board = self.router.board
+        held = self._memory.held(turn.prompt.links, len(board))
+        holdings = Holdings(held, held, seen=bool(board.pool.all()))
         wanted = Wanted(turn.session, max(1, turn.prompt.tokens))
-        choice = self.router.choose(wanted, Holdings(held, held))
+        choice = self.router.choose(wanted, holdings)
         self._chosen[request] = (turn, wanted, choice)
         if len(self._chosen) > _MOST_RUNNING:
             self._chosen.popitem(last=False)  # it never went anywhere
-        costs = self.router.costs(wanted, Holdings(held, held))
+        costs = self.router.costs(wanted, holdings)
         others = sorted(replicas, key=lambda replica: costs[self._numbers[replica]])
-        chosen = self.router.board.names[choice.engine]
+        chosen = board.names[choice.engine]
         return sorted(others, key=lambda replica: replica != chosen)
 
     def routed(self, request: str, replica: str, now: float) -> None:
@@ -77,7 +79,8 @@ class ReplicaChoice:
             reason = Reason.HOME_OVERLOADED if choice.reason is Reason.HOME else choice.reason
             choice = choice._replace(engine=went, reason=reason)
         self.router.take(choice, wanted, now)
-        self._memory.sent(turn.prompt.links, turn.session, choice.engine)
+        pool = int(self.router.board.pool[choice.engine])
+        self._memory.sent(turn.prompt.links, turn.session, choice.engine, pool)
         if turn.ends:
             self.router.homes.forget(turn.session)
         self._running[request] = choice

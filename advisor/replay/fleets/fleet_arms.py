@@ -32,7 +32,8 @@ class FleetArm:
     """Which of the three levers are pulled; without any: cache-aware routing above LRU.
 
     Attributes:
-        blind: The router goes by what it sent where, not by what engines hold.
+        blind: Engines have no graph: they evict as stock ones do, and the router goes by what it
+            sent where.
     """
 
     home: bool = False
@@ -133,7 +134,7 @@ def _orders(trace: Trace, engines: int, arm: FleetArm) -> Sequence[EvictionOrder
     rules = replace(ScoreProfile(), reserved=RESERVED if arm.home else 0.0)
     if arm.lifecycle:
         return new_orders(BY_DEFAULT + HINTS, trace, Settings(profile=rules), engines)
-    if not arm.home:
+    if not arm.home or arm.blind:
         return [LruOrder() for _ in range(engines)]
     sidecar = SimulatedSidecar(trace, new_policy("lru", None), rules=rules)
     return [GraphOrder(sidecar) for _ in range(engines)]

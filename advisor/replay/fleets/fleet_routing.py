@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 import numpy as np
 
 from ...fleet.engine_board import EngineBoard, Speed
 from ...fleet.fleet_router import FleetRouter, Holdings, Wanted
+from ...fleet.pool_shadows import Link, PoolShadows
+from ...fleet.proxy.prompt_chains import MOST_KNOWN
 from ..engine.instance import HostTier, Instance
 from ..engine.simulator import Router
 from ..traces.trace import Trace
@@ -86,20 +87,22 @@ class FleetRouting:
 
 
 class MemoryRouting(FleetRouting):
-    """The same router without graphs: it goes by what it sent where, and forgets nothing."""
+    """The same router without graphs: it goes by what it sent where, as the proxy does then."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self._sent: dict[int, set[int]] = {}  # engine → blocks
+        self._memory = PoolShadows(MOST_KNOWN)
 
     def __call__(self, request: int, instances: Sequence[Instance]) -> int:
         engine = super().__call__(request, instances)
-        self._sent.setdefault(engine, set()).update(self._chains[request])
+        chain = self._links(self._chains[request])
+        self._memory.sent(chain, engine, int(self.router.board.pool[engine]))
         return engine
 
     def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
-        chain = self._chains[request][: self._limits[request]]
-        tokens = np.zeros(len(instances), dtype=np.int64)
-        for engine, sent in self._sent.items():
-            tokens[engine] = self._size * len(list(takewhile(sent.__contains__, chain)))
-        return Holdings(tokens, tokens)
+        chain = self._links(self._chains[request][: self._limits[request]])
+        held = self._memory.held(chain, len(instances))
+        return Holdings(held, held, seen=True)
+
+    def _links(self, chain: Sequence[int]) -> list[Link]:
+        return [Link(block, self._size * at) for at, block in enumerate(chain, start=1)]
