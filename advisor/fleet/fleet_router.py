@@ -10,10 +10,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .engine_board import EngineBoard, Floats, Tokens
+from .engine_board import EngineBoard, Floats, Mask, Tokens
 from .homes import Home, Homes
 
 _NOTHING: Final = np.zeros(1, dtype=np.int64)
+_NOT_SEEN: Final = np.zeros(1, dtype=np.bool_)
 
 
 class Reason(StrEnum):
@@ -34,14 +35,14 @@ class Holdings(NamedTuple):
         pool: int64 ``[engines]`` (or ``[1]``, for all), found in an engine's pool.
         copied: The same, in its pool or its own copies; at least ``pool``.
         shared: Tokens that a store which engines share holds.
-        seen: Whether what is missing counts as lost: a router that does not know how large pools
-            are only knows what it sent.
+        seen: bool ``[engines]`` (or ``[1]``, for all), whether what is missing there is known to be
+            lost, and was not only never sent.
     """
 
     pool: Tokens = _NOTHING
     copied: Tokens = _NOTHING
     shared: int = 0
-    seen: bool = False
+    seen: Mask = _NOT_SEEN
 
 
 class Wanted(NamedTuple):
@@ -199,10 +200,12 @@ class FleetRouter:
         if costs[home.engine] - costs.min() > self._stickiness.overload * whole_s:
             return Reason.HOME_OVERLOADED
         held = max(_at(holdings.copied, home.engine), holdings.shared)
-        if holdings.seen and held < self._stickiness.kept * min(home.tokens, wanted.tokens):
+        if _at(holdings.seen, home.engine) and held < self._stickiness.kept * min(
+            home.tokens, wanted.tokens
+        ):
             return Reason.HOME_FORGOT
         return Reason.HOME
 
 
-def _at(tokens: Tokens, engine: int) -> int:
-    return int(tokens[engine if len(tokens) > 1 else 0])
+def _at(column: Tokens | Mask, engine: int) -> int:
+    return int(column[engine if len(column) > 1 else 0])

@@ -1,85 +1,116 @@
-"""``PoolShadows``: what engines still hold of what was sent to them, where nobody says so."""
+"""``PoolShadows``: what engines should hold yet of what was sent to them, where nobody says so."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from .engine_board import Tokens
+from .fleet_router import Holdings
+
+MOST_LINKS_HELD: Final = 200_000
+"""Of all engines together, the longest unused are forgotten first. Chosen: 60 MB."""
 
 
 class Link(NamedTuple):
     """A prompt up to some point: what it is known by, and about how many tokens that is."""
 
-    digest: Hashable
+    key: Hashable
     tokens: int
 
 
 class PoolShadows:
-    """Each engine's prompts as its pool would hold them if it evicts what was unused longest.
+    """What each engine's pool would hold of the prompts that it got, if it evicts what was unused
+    longest, and the end of a chain before its beginning: as stock engines do.
 
-    Of a chain, the end goes first. Answers are not counted, nor what engines get from elsewhere.
+    Answers do not count, nor what an engine got from elsewhere.
 
     Args:
-        most: Links that are remembered in all; each engine has an equal part of them.
+        most: Links that are remembered, of all engines together; and as many that engines lost.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = MOST_LINKS_HELD) -> None:
         self._most = most
-        self._holders: dict[Hashable, int] = {}  # engines by link, one bit each
-        self._orders: list[OrderedDict[Hashable, int]] = []  # tokens by link, the longest unused
-        self._tokens: list[int] = []  # first; and their sums
+        self._holders: OrderedDict[Hashable, int] = OrderedDict()  # engines by link, a bit each
+        self._lost: OrderedDict[Hashable, int] = OrderedDict()  # the same: who held it and does not
+        self._orders: list[OrderedDict[Hashable, int]] = []  # per engine: tokens by link, in order
+        self._tokens: list[int] = []  # per engine: their sum
 
-    def held(self, links: Sequence[Link], engines: int) -> Tokens:
-        """int64 ``[engines]``: tokens of the longest beginning that each holds."""
+    def holdings(self, links: Sequence[Link], engines: int) -> Holdings:
+        """What each of so many engines should hold of a prompt; of those that lost a part of it,
+        what is missing is lost."""
         tokens = np.zeros(engines, dtype=np.int64)
+        lost = np.zeros(engines, dtype=np.bool_)
         missing = (1 << engines) - 1
+        gone = 0
         for link in reversed(links):
-            new = self._holders.get(link.digest, 0) & missing
+            new = self._holders.get(link.key, 0) & missing
             missing &= ~new
-            while new:
-                tokens[(new & -new).bit_length() - 1] = link.tokens
-                new &= new - 1
-        return tokens
+            gone |= self._lost.get(link.key, 0)
+            tokens[list(_numbers(new))] = link.tokens
+        lost[list(_numbers(gone & ((1 << engines) - 1)))] = True
+        return Holdings(tokens, tokens, seen=lost)
 
     def sent(self, links: Sequence[Link], engine: int, pool_tokens: int) -> None:
-        """Note that a prompt went to an engine; one that its pool does not hold changes nothing.
+        """Note that a prompt went to an engine; a prompt larger than its pool is left out.
 
         Args:
-            pool_tokens: That the engine's pool holds; 0: unknown, and it forgets nothing.
+            pool_tokens: What the engine's pool holds; 0: unknown, and nothing is lost there.
         """
         if not links or 0 < pool_tokens < links[-1].tokens:
             return
         while len(self._orders) <= engine:
             self._orders.append(OrderedDict())
             self._tokens.append(0)
-        order = self._orders[engine]
+        order, bit = self._orders[engine], 1 << engine
         begins = [0, *(link.tokens for link in links[:-1])]
         for link, begin in zip(reversed(links), reversed(begins), strict=True):
-            if link.digest in order:
-                order.move_to_end(link.digest)
-                continue
-            order[link.digest] = link.tokens - begin
-            self._tokens[engine] += link.tokens - begin
-            self._holders[link.digest] = self._holders.get(link.digest, 0) | 1 << engine
-        most = self._most // len(self._orders)
-        while order and (len(order) > most or 0 < pool_tokens < self._tokens[engine]):
-            digest, tokens = order.popitem(last=False)
-            self._tokens[engine] -= tokens
-            self._drop(digest, engine)
+            self._holders[link.key] = self._holders.pop(link.key, 0) | bit
+            _take(self._lost, link.key, bit)
+            if link.key not in order:
+                self._tokens[engine] += link.tokens - begin
+            order[link.key] = order.pop(link.key, link.tokens - begin)
+        while 0 < pool_tokens < self._tokens[engine]:
+            key = next(iter(order))
+            self._leaves(key, engine)
+            _take(self._holders, key, bit)
+            self._lost[key] = self._lost.pop(key, 0) | bit
+        self._forget_oldest()
 
     def forget(self, engine: int) -> None:
-        """Forget what an engine got: it has started anew."""
+        """Forget what an engine got: it has started anew, or is gone."""
         if engine < len(self._orders):
-            for digest in self._orders[engine]:
-                self._drop(digest, engine)
-            self._orders[engine].clear()
-            self._tokens[engine] = 0
+            for key in list(self._orders[engine]):
+                self._leaves(key, engine)
+                _take(self._holders, key, 1 << engine)
+            for key in list(self._lost):
+                _take(self._lost, key, 1 << engine)
 
-    def _drop(self, digest: Hashable, engine: int) -> None:
-        left = self._holders.pop(digest) & ~(1 << engine)
-        if left:
-            self._holders[digest] = left
+    def _leaves(self, key: Hashable, engine: int) -> None:
+        self._tokens[engine] -= self._orders[engine].pop(key)
+
+    def _forget_oldest(self) -> None:
+        while len(self._holders) > self._most:
+            key, engines = self._holders.popitem(last=False)
+            for engine in _numbers(engines):
+                self._leaves(key, engine)
+        while len(self._lost) > self._most:
+            self._lost.popitem(last=False)
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """The numbers of bits that are set."""
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1
+
+
+def _take(kept: OrderedDict[Hashable, int], key: Hashable, bit: int) -> None:
+    """Take an engine's bit from a link; one without any is dropped."""
+    if (bits := kept.get(key, 0)) & bit:
+        if left := bits & ~bit:
+            kept[key] = left
+        else:
+            del kept[key]

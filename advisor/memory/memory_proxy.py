@@ -181,7 +181,7 @@ class MemoryProxy:
         """Take a request over into its chat; what the engine gets."""
         assert asked.turn is not None, "a chat has a prompt"
         key, by = asked.turn.session, self.settings
-        self._memory.sent(asked.turn.prompt.links, key, 0)
+        self._memory.ends(asked.turn.prompt.links, key)
         self.counts.turns += 1
         async with self.store.lock(key):
             chat = self.store.get(key, asked.turn.name, caller_of(asked.call.headers))

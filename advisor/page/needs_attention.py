@@ -101,16 +101,18 @@ def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Noti
             text=f"Of {evicted:,} blocks that left in the last ten minutes, {wanted / evicted:.0%} "
             f"were wanted again{'' if most is None else f', most on {most.name}'}: the sessions "
             "that come need more than the pools hold. What if shows what more memory would find; "
-            f"{_more_copies(status)} keeps copies of what leaves, and `kvgraph route` spreads "
-            "sessions over more engines.",
+            f"{_more_copies(status, most)} keeps copies of what leaves, and `kvgraph route` "
+            "spreads sessions over more engines.",
             engine=None if most is None else most.id,
             view="whatif",
         )
 
 
-def _more_copies(status: SidecarStatus) -> str:
-    has_tiers = any(each.tiers is not None and each.tiers.warm_capacity for each in status.engines)
-    return f"{'A larger ' * has_tiers}AITHER_KVCACHE_WARM_GIB"
+def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
+    """What gives room for copies, or more of it; ``most`` is the engine that needs it most."""
+    tiers = [each.tiers for each in (status.engines if most is None else [most])]
+    has_tiers = any(each is not None and each.warm_capacity for each in tiers)
+    return "a larger AITHER_KVCACHE_WARM_GIB" if has_tiers else "AITHER_KVCACHE_WARM_GIB"
 
 
 def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:

@@ -72,9 +72,16 @@ def larger_pool(short: int, pool: int) -> str:
 
 
 def host_memory(copies: int) -> str:
-    """Room for copies, for an engine that can hold so many by now."""
+    """Room for copies, or more of it.
+
+    Args:
+        copies: Blocks that there is room for; 0: none.
+    """
     if copies:
-        return f"more host memory than for {copies:,} blocks (AITHER_KVCACHE_WARM_GIB)"
+        return (
+            f"more room for copies than for {copies:,} blocks (AITHER_KVCACHE_WARM_GIB, "
+            "AITHER_KVCACHE_COLD_GIB)"
+        )
     return "host memory for copies (AITHER_KVCACHE_WARM_GIB)"
 
 

@@ -41,7 +41,7 @@ _RECORD: Final = np.dtype(
         ("eviction", "<i8"),  # of it; -1: none
         ("short", "<u4"),  # blocks that left since
         ("ago", "<f4"),  # how long before ``at`` it left the pool, seconds; NaN: it did not
-        ("ran", "<f4"),  # how long after ``at`` it ended, seconds; NaN: it runs; see UNHEARD
+        ("ran", "<f4"),  # how long it ran, seconds; NaN: it runs; see UNHEARD
         ("same", "<u2"),  # tokens of the missing block that another prompt has there too
         ("waited", "<f4"),  # seconds before it was scheduled
         ("held", "<f4"),  # of these: until there was room for it
@@ -125,12 +125,14 @@ class RequestLog:
         """Note that a request ended, how long its answer is, and how long its session is expected
         to pause, if it says so.
 
-        How long it ran its engine knows best: both its ends may be told at once.
+        How long it ran is what its engine says, if it does: a start and an end may come in one
+        batch. A start that was heard late is then dated back.
         """
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
             self._names[slot].finished = event.reason
             record = self._ring[slot : slot + 1]
+            record["at"] = np.minimum(record["at"], now - event.ran_s)
             record["ran"] = event.ran_s or now - record["at"]
             record["pause"] = np.nan if pause_s is None else pause_s
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)

@@ -121,12 +121,12 @@ def check_vllm() -> Check:
 
 
 def check_start() -> Check:
-    """Does vLLM's own command start: it looks for a package that the CPU build calls otherwise."""
+    """Can `vllm serve` start? It looks for a package that the CPU build names otherwise."""
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         return Check("vllm serve", None, _NO_COMMAND)
-    return Check("vllm serve", True, "starts engines")
+    return Check("vllm serve", True, "finds its package")
 
 
 def check_hooks() -> Check:

@@ -10,7 +10,7 @@ from kvgraph.bench.fleet.routers.fleet_routers import add_takes
 
 
 def arm(cached: int, p95: float) -> dict[str, Any]:
-    return {"cached_tokens": cached, "prompt_tokens": 100, "ttft_ms": {"95": p95}}
+    return {"cached_tokens": cached, "prompt_tokens": 100, "failed": 0, "ttft_ms": {"95": p95}}
 
 
 def test_one_lucky_take_does_not_count() -> None:

@@ -17,6 +17,10 @@ def links(chain: list[int]) -> list[Link]:
     return [Link(block, SIZE * at) for at, block in enumerate(chain, start=1)]
 
 
+def held(shadow: PoolShadows, chain: list[int], engines: int = 1) -> list[int]:
+    return [int(tokens) for tokens in shadow.holdings(links(chain), engines).pool]
+
+
 def chains(dice: random.Random) -> list[list[int]]:
     """Prompts of sessions that grow, share beginnings, and sometimes do not fit."""
     sessions = [[1, 2, *range(100 * n, 100 * n + dice.randrange(1, 9))] for n in range(1, 9)]
@@ -36,31 +40,47 @@ def test_it_holds_what_an_engine_holds_that_evicts_the_longest_unused(seed: int)
     engine, shadow = Instance(POOL, LruOrder()), PoolShadows(most=10_000)
     for number, chain in enumerate(chains(random.Random(seed))):
         found = engine.match(chain, len(chain))
-        assert shadow.held(links(chain), 1).tolist() == [SIZE * found]
+        assert held(shadow, chain) == [SIZE * found]
         if len(chain) <= POOL:
             engine.admit(number, chain, len(chain), 0, float(number))
             engine.finish(number, chain, float(number))
         shadow.sent(links(chain), 0, SIZE * POOL)
 
 
-def test_engines_forget_each_for_itself() -> None:
-    shadow, one, two = PoolShadows(most=100), links([1, 2, 3]), links([4, 5])
-    shadow.sent(one, 0, 3 * SIZE)
-    shadow.sent(one, 1, 0)
-    shadow.sent(two, 0, 3 * SIZE)
-    shadow.sent(two, 1, 0)
-    assert shadow.held(one, 2).tolist() == [SIZE, 3 * SIZE], "of a pool of no size nothing leaves"
-    shadow.forget(1)
-    assert shadow.held(two, 2).tolist() == [2 * SIZE, 0]
-    shadow.forget(7)
-    shadow.sent([], 0, 0)  # a prompt that is too short for a link
+def test_engines_lose_each_for_itself_and_only_what_was_there_is_lost() -> None:
+    shadow, one, two = PoolShadows(), [1, 2, 3], [4, 5]
+    for chain in (one, two):
+        shadow.sent(links(chain), 0, 3 * SIZE)
+        shadow.sent(links(chain), 1, 0)
+    assert held(shadow, one, 3) == [SIZE, 3 * SIZE, 0], "of a pool of no size nothing leaves"
+    assert shadow.holdings(links(one), 3).seen.tolist() == [True, False, False]
+    assert shadow.holdings(links([6, 7]), 3).seen.tolist() == [False, False, False]
+    assert shadow.holdings([], 3).seen.tolist() == [False, False, False], "too short for a link"
     shadow.sent(links([8, 9, 10, 11]), 0, 3 * SIZE)
-    assert shadow.held(two, 2).tolist() == [2 * SIZE, 0], "what does not fit was never there"
+    assert held(shadow, two, 2) == [2 * SIZE, 2 * SIZE], "what does not fit was never there"
+    shadow.sent([], 0, 3 * SIZE)
+    shadow.sent(links(one), 0, 9 * SIZE)
+    assert not shadow.holdings(links(one), 3).seen.any(), "it is there again"
 
 
-def test_what_is_remembered_is_bounded_and_the_newest_stays() -> None:
+def test_an_engine_that_started_anew_has_nothing_and_lost_nothing() -> None:
+    shadow = PoolShadows()
+    for chain in ([1, 2, 3], [4, 5]):
+        shadow.sent(links(chain), 0, 3 * SIZE)
+        shadow.sent(links(chain), 1, 3 * SIZE)
+    shadow.forget(0)
+    shadow.forget(7)
+    assert held(shadow, [4, 5], 2) == [0, 2 * SIZE]
+    assert shadow.holdings(links([1, 2, 3]), 2).seen.tolist() == [False, True]
+
+
+def test_what_is_remembered_is_bounded_and_what_is_forgotten_is_not_lost() -> None:
     shadow = PoolShadows(most=10)
     for number in range(50):
         shadow.sent(links([number]), number % 2, 0)
-    held = [shadow.held(links([number]), 2).any() for number in range(50)]
-    assert held == [False] * 40 + [True] * 10
+    assert [any(held(shadow, [n], 2)) for n in range(50)] == [False] * 40 + [True] * 10
+    assert not shadow.holdings(links([3]), 2).seen.any()
+    for number in range(50):
+        shadow.sent(links([number]), 0, 2 * SIZE)
+    lost = [shadow.holdings(links([n]), 1).seen.any() for n in range(50)]
+    assert lost == [False] * 38 + [True] * 10 + [False] * 2

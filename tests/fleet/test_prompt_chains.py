@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kvgraph.advisor.fleet.engine_board import EngineBoard, Speed
 from kvgraph.advisor.fleet.fleet_router import Holdings
 from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engines_in, listed
 from kvgraph.advisor.fleet.proxy.prompt_chains import (
@@ -27,6 +28,13 @@ def chat(*texts: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text} for text in texts]}
 
 
+def engines(count: int, pool_tokens: int = 0) -> EngineBoard:
+    board = EngineBoard()
+    for number in range(count):
+        board.add(f"e{number}", Speed(pool_tokens=pool_tokens))
+    return board
+
+
 def test_a_longer_chat_begins_with_the_links_of_the_shorter() -> None:
     reader = PromptReader()
     short, long = reader.read(chat("a", "b"), SCOPE), reader.read(chat("a", "b", "c"), SCOPE)
@@ -37,9 +45,9 @@ def test_a_longer_chat_begins_with_the_links_of_the_shorter() -> None:
 
 def test_prompts_of_other_scopes_and_other_readers_share_no_link() -> None:
     reader = PromptReader()
-    own = {link.digest for link in reader.read(chat("a"), SCOPE).links}
-    assert not own & {link.digest for link in reader.read(chat("a"), b"other").links}
-    assert not own & {link.digest for link in PromptReader().read(chat("a"), SCOPE).links}
+    own = {link.key for link in reader.read(chat("a"), SCOPE).links}
+    assert not own & {link.key for link in reader.read(chat("a"), b"other").links}
+    assert not own & {link.key for link in PromptReader().read(chat("a"), SCOPE).links}
 
 
 def test_text_and_token_ids_are_cut_in_pieces_of_which_the_last_may_still_grow() -> None:
@@ -68,7 +76,7 @@ def test_a_prompt_of_any_length_has_bounded_links() -> None:
 def test_a_session_is_known_by_the_whole_of_its_last_prompt() -> None:
     reader, memory = PromptReader(), PromptMemory()
     first = reader.read(chat("system", "hello"), SCOPE)
-    memory.sent(first.links, "s", 0)
+    memory.ends(first.links, "s")
     assert memory.session(reader.read(chat("system", "hello", "yes", "go"), SCOPE).links) == "s"
     assert memory.session(first.links) is None, "a prompt that is only repeated begins anew"
     assert memory.session(reader.read(chat("system", "bye"), SCOPE).links) is None
@@ -77,20 +85,24 @@ def test_a_session_is_known_by_the_whole_of_its_last_prompt() -> None:
 def test_each_engine_holds_the_longest_beginning_that_it_got() -> None:
     reader, memory = PromptReader(), PromptMemory()
     long = reader.read(chat("system", "a", "b"), SCOPE).links
-    memory.sent(long, "s", 2)
-    memory.sent(long[:1], "t", 0)
-    assert memory.held(long, 3).tolist() == [long[0].tokens, 0, long[2].tokens]
+    board = engines(3)
+    memory.sent(long, "s", 2, board)
+    memory.sent(long[:1], "t", 0, board)
+    held = memory.holdings(long, board).pool
+    assert held.tolist() == [long[0].tokens, 0, long[2].tokens]
     memory.forget(2)
-    assert memory.held(long, 3).tolist() == [long[0].tokens, 0, 0]
+    held = memory.holdings(long, board).pool
+    assert held.tolist() == [long[0].tokens, 0, 0]
 
 
 def test_what_is_remembered_is_bounded() -> None:
     reader, memory = PromptReader(), PromptMemory(most=10)
-    old = reader.read(chat("old"), SCOPE).links
-    memory.sent(old, "s", 0)
+    old, board = reader.read(chat("old"), SCOPE).links, engines(1)
+    memory.sent(old, "s", 0, board)
     for number in range(20):
-        memory.sent(reader.read(chat(str(number)), SCOPE).links, "t", 0)
-    assert memory.held(old, 1).tolist() == [0]
+        memory.sent(reader.read(chat(str(number)), SCOPE).links, "t", 0, board)
+    found = memory.holdings(old, board)
+    assert (found.pool.tolist(), found.seen.tolist()) == ([0], [False]), "it may be there"
 
 
 def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> None:
@@ -154,8 +166,10 @@ def looked(view_of: Sidecar) -> ResidencyView:
 def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> None:
     view = looked(Sidecar(session("s", "host:1", 4, 3), session("t", "host:1", 0)))
     tokens = np.array([1200, 300], dtype=np.int64)
-    remembered = Holdings(tokens, tokens)
-    assert view.corrected("s", remembered).pool.tolist() == [1200, 300], "who is host:1?"
+    remembered = Holdings(tokens, tokens, seen=np.array([True, True]))
+    unheard = view.corrected("s", remembered)
+    assert unheard.pool.tolist() == [1200, 300], "who is host:1?"
+    assert unheard.seen.tolist() == [True, True], "nobody but the proxy knows of them"
     view.note_home("s", 1)  # it moved a moment ago, and its sidecar does not know it yet
     view.note_home("s", 0)
     view.note_home("t", 0)
@@ -163,7 +177,10 @@ def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> Non
     assert told.pool.tolist() == [480, 300]
     assert told.copied.tolist() == [840, 300]
     assert view.corrected("t", remembered).pool.tolist() == [0, 300]
-    assert view.corrected("unknown", remembered).pool.tolist() == [1200, 300]
+    assert told.seen.tolist() == [True, True]
+    unknown = view.corrected("unknown", remembered)
+    assert unknown.pool.tolist() == [1200, 300]
+    assert unknown.seen.tolist() == [False, True], "engines with a graph evict in another order"
 
 
 def test_a_name_that_two_tenants_use_tells_nothing() -> None:

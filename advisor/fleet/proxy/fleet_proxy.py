@@ -202,16 +202,14 @@ class FleetProxy:
         turn, now = asked.turn, time.monotonic()
         if turn is None:
             return self.router.route(Wanted(None, 1), Holdings(), now)
-        held = self.memory.held(turn.prompt.links, len(self.board))
-        holdings = Holdings(held, held, seen=bool(self.board.pool.all()))
+        holdings = self.memory.holdings(turn.prompt.links, self.board)
         if self.residency is not None:
             if (home := self.router.homes.of(turn.session)) is not None:
                 self.residency.note_home(turn.name, home.engine)
             holdings = self.residency.corrected(turn.name, holdings)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
         choice = self.router.route(wanted, holdings, now)
-        pool = int(self.board.pool[choice.engine])
-        self.memory.sent(turn.prompt.links, turn.session, choice.engine, pool)
+        self.memory.sent(turn.prompt.links, turn.session, choice.engine, self.board)
         self._note(time.perf_counter() - start)
         return choice
 

@@ -1,4 +1,4 @@
-"""Prompts as chains of digests: which session a prompt continues, and who got its beginning."""
+"""Prompts as chains of digests: which session a prompt continues, and who should hold it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..engine_board import Tokens
-from ..pool_shadows import Link, PoolShadows
+from ..engine_board import EngineBoard
+from ..fleet_router import Holdings
+from ..pool_shadows import MOST_LINKS_HELD, Link, PoolShadows
 
 MOST_LINKS: Final = 2048
 """Of one prompt; what is longer is known by its beginning. Chosen."""
-MOST_KNOWN: Final = 200_000
-"""Links that are remembered, the longest unused are forgotten first. Chosen: 50 MB."""
 PIECE: Final = 1024
 """Characters of a prompt without messages that one link stands for; chosen."""
 PIECE_TOKENS: Final = 256
 """The same for a prompt of token ids; chosen."""
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of English text, by the rule of thumb of OpenAI's tokenizers; only costs depend on it."""
+"""Of English text, by the rule of thumb of OpenAI's tokenizers; costs depend on it, and what a pool
+of so many tokens is taken to hold."""
 
 
 class Prompt(NamedTuple):
@@ -59,13 +59,13 @@ class PromptReader:
 
 
 class PromptMemory:
-    """Remembers which session a prompt ended in, and what engines hold of what they got.
+    """Remembers which session a prompt ended in, and what engines should hold of what they got.
 
     Args:
         most: Ends of prompts that are remembered, and as many links of those that engines hold.
     """
 
-    def __init__(self, most: int = MOST_KNOWN) -> None:
+    def __init__(self, most: int = MOST_LINKS_HELD) -> None:
         self._most = most
         self._ends: OrderedDict[Hashable, str] = OrderedDict()
         self._pools = PoolShadows(most)
@@ -73,32 +73,29 @@ class PromptMemory:
     def session(self, links: Sequence[Link]) -> str | None:
         """The session whose last prompt this one extends; None if it extends none."""
         for link in reversed(links[:-1]):
-            if (session := self._ends.get(link.digest)) is not None:
+            if (session := self._ends.get(link.key)) is not None:
                 return session
         return None
 
-    def held(self, links: Sequence[Link], engines: int) -> Tokens:
-        """int64 ``[engines]``: tokens of the longest beginning that each should hold yet.
+    def holdings(self, links: Sequence[Link], board: EngineBoard) -> Holdings:
+        """What engines should hold of a prompt; what they really hold only a graph knows."""
+        return self._pools.holdings(links, len(board))
 
-        What it really holds only its graph knows.
-        """
-        return self._pools.held(links, engines)
+    def sent(self, links: Sequence[Link], session: str, engine: int, board: EngineBoard) -> None:
+        """Note that a session's prompt went to an engine."""
+        self._pools.sent(links, engine, int(board.pool[engine]))
+        self.ends(links, session)
 
-    def sent(self, links: Sequence[Link], session: str, engine: int, pool_tokens: int = 0) -> None:
-        """Note that a session's prompt went to an engine.
-
-        Args:
-            pool_tokens: That its pool holds; 0: unknown.
-        """
-        self._pools.sent(links, engine, pool_tokens)
+    def ends(self, links: Sequence[Link], session: str) -> None:
+        """Note that a session's last prompt is this one."""
         if links:
-            self._ends.pop(links[-1].digest, None)
-            self._ends[links[-1].digest] = session
+            self._ends.pop(links[-1].key, None)
+            self._ends[links[-1].key] = session
         while len(self._ends) > self._most:
             self._ends.popitem(last=False)
 
     def forget(self, engine: int) -> None:
-        """Forget what an engine got: it has started anew."""
+        """Forget what an engine got: it has started anew, or is gone."""
         self._pools.forget(engine)
 
 

@@ -105,16 +105,21 @@ class ResidencyView:
         """What engines hold of a session's prompt.
 
         Args:
-            remembered: What each should hold by what it got; the graph's word stands over it.
+            remembered: What each should hold by what it got; the graph's word stands over it. What
+                engines with a graph lost, it alone knows: they may evict in another order, and have
+                copies.
         """
+        pool, copied = remembered.pool.copy(), remembered.copied.copy()
+        seen = remembered.seen.copy()
+        seen[[number for each in self._votes if (number := self._number(each)) is not None]] = False
         held = self._held.get(name)
         number = None if held is None else self._number(held.engine)
         if held is None or number is None:
-            return remembered
-        pool, copied = remembered.pool.copy(), remembered.copied.copy()
+            return remembered._replace(seen=seen)
         context = max(int(pool[number]), held.tokens)
         pool[number], copied[number] = held.pool * context, held.copied * context
-        return Holdings(pool, copied, seen=True)
+        seen[number] = True
+        return remembered._replace(pool=pool, copied=copied, seen=seen)
 
     def _number(self, engine: str) -> int | None:
         votes = self._votes.get(engine)

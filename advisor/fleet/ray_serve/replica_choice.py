@@ -6,8 +6,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from ..engine_board import EngineBoard, Speed
-from ..fleet_router import Choice, FleetRouter, Holdings, Reason, Stickiness, Wanted
+from ..fleet_router import Choice, FleetRouter, Reason, Stickiness, Wanted
 from ..proxy.callers import BadRequestError, Callers, Turn
 from ..proxy.prompt_chains import PromptMemory
 
@@ -38,8 +40,11 @@ class ReplicaChoice:
         for replica in replicas:
             if replica not in self._numbers:
                 self._numbers[replica] = board.add(replica, self._speed)
+        were_up = board.up.copy()
         board.up[:] = False
         board.up[[self._numbers[replica] for replica in replicas]] = True
+        for gone in np.flatnonzero(were_up & ~board.up):
+            self._memory.forget(int(gone))
 
     def choose(
         self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
@@ -57,8 +62,7 @@ class ReplicaChoice:
         """
         turn = self._turn(body, session)
         board = self.router.board
-        held = self._memory.held(turn.prompt.links, len(board))
-        holdings = Holdings(held, held, seen=bool(board.pool.all()))
+        holdings = self._memory.holdings(turn.prompt.links, board)
         wanted = Wanted(turn.session, max(1, turn.prompt.tokens))
         choice = self.router.choose(wanted, holdings)
         self._chosen[request] = (turn, wanted, choice)
@@ -79,8 +83,7 @@ class ReplicaChoice:
             reason = Reason.HOME_OVERLOADED if choice.reason is Reason.HOME else choice.reason
             choice = choice._replace(engine=went, reason=reason)
         self.router.take(choice, wanted, now)
-        pool = int(self.router.board.pool[choice.engine])
-        self._memory.sent(turn.prompt.links, turn.session, choice.engine, pool)
+        self._memory.sent(turn.prompt.links, turn.session, choice.engine, self.router.board)
         if turn.ends:
             self.router.homes.forget(turn.session)
         self._running[request] = choice

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from ...fleet.engine_board import EngineBoard, Speed
 from ...fleet.fleet_router import FleetRouter, Holdings, Wanted
 from ...fleet.pool_shadows import Link, PoolShadows
-from ...fleet.proxy.prompt_chains import MOST_KNOWN
 from ..engine.instance import HostTier, Instance
 from ..engine.simulator import Router
 from ..traces.trace import Trace
 from .prefill_queues import PrefillQueues
+
+_SEEN: Final = np.ones(1, dtype=np.bool_)
 
 
 class NotingRouter:
@@ -82,16 +84,17 @@ class FleetRouting:
         pool = reached(lambda instance: instance.match(chain, limit))
         below = reached(lambda instance: instance.reach(chain, limit))
         if self._store is None:
-            return Holdings(pool, below, seen=True)
-        return Holdings(pool, pool, int(below.max()), seen=True)
+            return Holdings(pool, below, seen=_SEEN)
+        return Holdings(pool, pool, int(below.max()), _SEEN)
 
 
 class MemoryRouting(FleetRouting):
-    """The same router without graphs: it goes by what it sent where, as the proxy does then."""
+    """The same router where engines have no graph: it goes by shadows of their pools, as the proxy
+    does."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self._memory = PoolShadows(MOST_KNOWN)
+        self._memory = PoolShadows()
 
     def __call__(self, request: int, instances: Sequence[Instance]) -> int:
         engine = super().__call__(request, instances)
@@ -101,8 +104,7 @@ class MemoryRouting(FleetRouting):
 
     def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
         chain = self._links(self._chains[request][: self._limits[request]])
-        held = self._memory.held(chain, len(instances))
-        return Holdings(held, held, seen=True)
+        return self._memory.holdings(chain, len(instances))
 
     def _links(self, chain: Sequence[int]) -> list[Link]:
         return [Link(block, self._size * at) for at, block in enumerate(chain, start=1)]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ...tables.tables import Tables
 
 _NO_SESSION: Final = len(SessionState)
-_SILENT: Final = EngineWords()  # what an engine says that is not known
 _COPIES: Final = np.uint8(Tier.WARM | Tier.COLD)
 
 
@@ -57,8 +56,8 @@ class Departures:
         return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
 
     def words(self, engine: str) -> EngineWords:
-        """What an engine last said of itself."""
-        return self._tables.words.get(self._tables.engines.get(engine, NO_ROW)) or _SILENT
+        """What an engine last said of itself; nothing, where it is not known."""
+        return self._tables.words.get(self._tables.engines.get(engine, NO_ROW)) or EngineWords()
 
     def evictions_of(self, engine: str) -> EvictionLog | None:
         """What left an engine's pool; None where nothing has, or it is gone."""

@@ -19,7 +19,7 @@ from .group import ObservedGroup
 from .hints import hint_policy
 from .late_changes import ChangeReporter, LateChanges
 from .resident import resident_keys
-from .running import Running, waited_s
+from .running import Scheduled, waited_s
 from .tags import Meaning, TagReader
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class EngineObserver:
         self._waiting: dict[str, tuple[int, int | None]] = {}  # by request id: the last lookup's
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
         self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
-        self.running: dict[str, Running] = {}  # by id, in the order in which they began
+        self.running: dict[str, Scheduled] = {}  # by id, in the order in which they began
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class EngineObserver:
             return
         prompt = request.num_prompt_tokens
         meaning = self._meant.pop(request.request_id, None) or self._read(request)
-        self.running[request.request_id] = Running(request, meaning, self._clock())
+        self.running[request.request_id] = Scheduled(request, meaning, self._clock())
         hashes = self._group.hashes(request, prompt)
         self._state(meaning, hashes, is_over=False)
         if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
@@ -165,9 +165,9 @@ class EngineObserver:
         """Note that a request ended, and that its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
         self._meant.pop(request.request_id, None)
-        if (ran := self.running.pop(request.request_id, None)) is None:
+        if (known := self.running.pop(request.request_id, None)) is None:
             return  # aborted before it was ever scheduled: it touched no block
-        meaning = ran.meaning
+        meaning = known.meaning
         self._sessions.pop(request.request_id, None)
         event = RequestFinished(
             request_id=request.request_id[:MAX_NAME],
@@ -181,7 +181,7 @@ class EngineObserver:
             expected_return_s=meaning.expected_return_s,
             session_ended=meaning.session_ended,
             tool=meaning.tool,
-            ran_s=max(0.0, self._clock() - ran.since),
+            ran_s=max(0.0, self._clock() - known.since),
         )
         hashes = self._give_back(request, block_ids[self._group.index])
         self._emit(LateHashes(self._ended(event, request), hashes))
@@ -197,8 +197,8 @@ class EngineObserver:
         """Note that requests lost their blocks, which can be evicted now, and will be scheduled
         again."""
         for request_id in request_ids:
-            if (ran := self.running.get(request_id)) is not None:
-                hashes = self._group.hashes(ran.request, ran.request.num_tokens)
+            if (known := self.running.get(request_id)) is not None:
+                hashes = self._group.hashes(known.request, known.request.num_tokens)
                 self._index.freed_without_a_word([each + self._group.suffix for each in hashes])
 
     def _read(self, request: Request) -> Meaning:

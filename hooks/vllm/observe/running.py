@@ -1,4 +1,4 @@
-"""``Running``: a request that was scheduled; and how long one waited for that."""
+"""``Scheduled``: a request that was scheduled; and how long one waited for that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _LONGEST_WAIT_S: Final = 86_400.0  # beyond, an arrival is by another clock; chosen
 
 
-class Running(NamedTuple):
+class Scheduled(NamedTuple):
     """A request that was scheduled, and is not over.
 
     Attributes:

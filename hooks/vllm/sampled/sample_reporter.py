@@ -15,7 +15,7 @@ from ...keys import pack_hashes
 if TYPE_CHECKING:
     from ...link.outbox import Later
     from ..observe.group import ObservedGroup
-    from ..observe.running import Running
+    from ..observe.running import Scheduled
     from .sample_words import Sample
 
 _MOST_ATTENDED: Final = 64  # blocks told of a step; chosen
@@ -34,7 +34,7 @@ class SampleReporter:
     def __init__(
         self,
         group: ObservedGroup,
-        running: Mapping[str, Running],
+        running: Mapping[str, Scheduled],
         emit: Callable[[AnyEvent | Later], None],
     ) -> None:
         self._group, self._running, self._emit = group, running, emit
@@ -43,11 +43,11 @@ class SampleReporter:
     def take(self, samples: Iterable[Sample]) -> None:
         """Queue what workers measured; of a request that is over, nothing is told."""
         for sample in samples:
-            if (runs := self._running.get(sample.request_id)) is not None:
-                hashes = self._group.hashes(runs.request, runs.request.num_computed_tokens)
+            if (known := self._running.get(sample.request_id)) is not None:
+                hashes = self._group.hashes(known.request, known.request.num_computed_tokens)
                 said = ConfidenceSampled(
                     b"", sample.confidence, sample.request_id[:MAX_NAME],
-                    runs.meaning.session, runs.meaning.tenant,
+                    known.meaning.session, known.meaning.tenant,
                 )  # fmt: skip
                 self._emit(LateSample(sample, hashes, said, self._embedded))
 

@@ -103,24 +103,26 @@ def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -
         TrafficError: The recorded requests fit no pool.
         AnswerError: An engine did not give the recorded answers.
     """
-    plan, requests = planned(out, model)
+    plan, requests = plan_and_requests(out, model)
     with DemoProgress(len(requests), progress) as shown:
-        with running(plan, shown) as (runtime, engines, _):
+        with running_fleet(plan, shown) as (runtime, engines, _):
             stage = FleetStage(out, runtime, engines, requests, shown)
             pace = stage.warm_up()
             ours, decisions = stage.ours(pace)
             arms = (ours, *(stage.rival(arm, pick, pace) for arm, pick in rivals()))
-        with running(plan, shown, store=True) as (runtime, engines, sidecar):
+        with running_fleet(plan, shown, store=True) as (runtime, engines, sidecar):
             stage = FleetStage(out, runtime, engines, requests, shown, store=True)
             shared, _ = stage.ours(pace)
             loaded = _from_store(sidecar)
             killed = stage.killed()
             later = counted_since(loaded, _from_store(sidecar))
-        return FleetDemo(out, len(requests), plan.blocks, pace, arms, decisions, shared,
+        return FleetDemo(out, len(requests), plan.blocks or 0, pace, arms, decisions, shared,
                          sum(loaded.values()), later, killed)  # fmt: skip
 
 
-def planned(out: Path, model: str | None = None) -> tuple[ServerPlan, Sequence[AgentRequest]]:
+def plan_and_requests(
+    out: Path, model: str | None = None
+) -> tuple[ServerPlan, Sequence[AgentRequest]]:
     """An engine, and the requests that all of them get.
 
     Raises:
@@ -135,7 +137,7 @@ def planned(out: Path, model: str | None = None) -> tuple[ServerPlan, Sequence[A
 
 
 @contextmanager
-def running(
+def running_fleet(
     plan: ServerPlan, shown: DemoProgress, store: bool = False
 ) -> Iterator[tuple[Path, list[Server], SidecarProcess]]:
     """Engines that run beside one sidecar: where that says so, the engines, the sidecar."""

@@ -99,7 +99,8 @@ class FleetStage:
         runtime: Where the sidecar says that it runs.
         store: Whether the engines share a store; they leave it alone once their caches are reset,
             so that salts keep passes apart.
-        take: How often each arm was played before: no session is continued.
+        take: Which take this is, from 1; it is in sessions' names, so that none continues another
+            take's. 0: there is only one.
     """
 
     def __init__(
@@ -160,9 +161,9 @@ class FleetStage:
 
     def _play(self, arm: str, urls: Sequence[str], pick: Pick, pace: float) -> FleetPass:
         self._begin(arm, "side by side")
-        take = f"{arm} {self._take}" if self._take else arm
+        name = f"{arm} {self._take}" if self._take else arm
         sender = FleetSender(
-            take, urls, pick, self._requests, pace, self._shown.answered, salted=self._store
+            name, urls, pick, self._requests, pace, self._shown.answered, salted=self._store
         )
         return asyncio.run(sender.play())
 

@@ -13,7 +13,8 @@ import threading
 import time
 from typing import Any
 
-from kvgraph.bench.fleet.kills.mooncake_processes import connected, end, start_master
+from kvgraph.bench.fleet.kills.mooncake_processes import connected, start_master
+from kvgraph.bench.fleet.processes.apart import end
 from kvgraph.hooks.store.sealed_records import SealedRecords, store_key
 
 SIZE = 1 << 20

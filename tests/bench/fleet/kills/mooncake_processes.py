@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from ....hooks.store.mooncake_store import MooncakeStore
 from ....kernels.errors import StorageError
@@ -70,13 +69,6 @@ def connected(adds: int = 0) -> MooncakeStore:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def end(code: int = 0) -> NoReturn:
-    """End this process, although a client would go on looking for its master."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Runs a stage in a network of its own, where nobody else reaches what listens on all interfaces.
 
-A stage is a module with ``main``, called as ``unshare --net python -P -m MODULE WHAT``; its last
-line on stdout is ``RESULT {json}``, and each line on stderr that begins with ``SAY`` is for people.
+A stage is a module that hands its play to ``on_stage``; it is called as ``unshare --net python -P
+-m MODULE WHAT``. Its last line on stdout is ``RESULT {json}``, and each line on stderr that begins
+with ``SAY`` is for people.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -54,16 +56,23 @@ def run_apart(
     assert stage.stdout is not None
     assert stage.stderr is not None
     killing = threading.Timer(longest_s, stage.kill)
-    killing.start()
+    killing.daemon = True
     tail: deque[str] = deque(maxlen=_TAIL)
     hearing = threading.Thread(target=_hear, args=(stage.stderr, say, tail))
-    hearing.start()
-    results = [each for each in stage.stdout if each.startswith(_RESULT)]
-    hearing.join()
-    stage.wait()
-    killing.cancel()
+    began = time.monotonic()
+    try:
+        killing.start()
+        hearing.start()
+        results = [each for each in stage.stdout if each.startswith(_RESULT)]
+        hearing.join()
+    finally:
+        killing.cancel()
+        stage.kill()
+        stage.wait()
     if not results:
-        raise BenchError(f"{module} broke:\n" + "".join(tail))
+        ended = time.monotonic() - began >= longest_s
+        how = f"was ended after {longest_s:.0f} s" if ended else "broke"
+        raise BenchError(f"{module} {how}:\n" + "".join(tail))
     found: dict[str, Any] = json.loads(results[-1].removeprefix(_RESULT))
     return found
 
@@ -82,8 +91,7 @@ def tell(line: str) -> None:
 
 
 def on_stage(play: Callable[[], Any]) -> NoReturn:
-    """Play in this new network, whose loopback is down; say what came of it, and end, whatever
-    threads go on."""
+    """Play in this new network, whose loopback is down; say what came of it, and end."""
     code = 1
     try:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -93,6 +101,11 @@ def on_stage(play: Callable[[], Any]) -> NoReturn:
     except Exception:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end(code)
+
+
+def end(code: int = 0) -> NoReturn:
+    """End this process, whatever its threads wait for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -96,4 +96,4 @@ class ProxyProcess(ABC):
             except httpx.TransportError:
                 pass
             time.sleep(0.1)
-        raise ServerError(f"a router did not find its engines; its log is {self._log}")
+        raise ServerError(f"a router was not up in time, or ended; its log is {self._log}")

@@ -16,6 +16,7 @@ from .ray_process import has_ray
 
 STAGE: Final = f"{__package__}.router_stage"
 LONGEST_S: Final = 5400.0
+_P95: Final = "95"  # a key of JSON's
 
 
 def add_routers(figures: Figures, say: Callable[[str], None]) -> dict[str, Any]:
@@ -43,18 +44,21 @@ def add_routers(figures: Figures, say: Callable[[str], None]) -> dict[str, Any]:
 def add_takes(figures: Figures, takes: list[dict[str, dict[str, Any]]]) -> None:
     """Compare by the medians of all takes."""
     arms = list(takes[0])
-    cached = {arm: median(take[arm]["cached_tokens"] for take in takes) for arm in arms}
+    found = {arm: [_share(take[arm]) for take in takes] for arm in arms}
+    cached = {arm: median(shares) for arm, shares in found.items()}
     waits = {arm: median(take[arm]["ttft_ms"][_P95] for take in takes) for arm in arms}
     figures.add("cached_over_best_rival", _over(cached, max), "×", "> 1")
     figures.add("ttft_p95_over_best_rival", _over(waits, min), "×", "≤ 1.05")
-    prompt = takes[0][OURS]["prompt_tokens"]
+    figures.add("failed", sum(take[arm]["failed"] for take in takes for arm in arms), "requests")
     for arm in arms:
         name = arm.lower().replace("'", "").replace(" ", "_").replace("-", "_")
-        figures.add(f"{name}_cached", [take[arm]["cached_tokens"] / prompt for take in takes], "")
+        figures.add(f"{name}_cached", found[arm], "of prompt")
         figures.add(f"{name}_ttft_p95", [take[arm]["ttft_ms"][_P95] for take in takes], "ms")
 
 
-_P95: Final = "95"  # a key of JSON's
+def _share(arm: dict[str, Any]) -> float:
+    """Of the answered prompts' tokens: found in a cache."""
+    return float(arm["cached_tokens"] / arm["prompt_tokens"])
 
 
 def _over(found: dict[str, float], best: Callable[[list[float]], float]) -> float:

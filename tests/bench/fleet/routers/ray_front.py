@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httpx
 import ray
@@ -25,7 +25,7 @@ PREFIX_AWARE: Final = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router"
     ".PrefixCacheAffinityRouter"
 )
-_APART: Final = 0x10000  # beyond it, every number is a character; token ids are smaller
+_FIRST_CHARACTER: Final = 0x10000  # from there on, every number is a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Front:
     async def complete(self, request: Request) -> StreamingResponse:
         """Pass a request on."""
         body = await request.json()
-        asked = Asked("".join(chr(_APART + token) for token in body["prompt"]), body)
+        asked = Asked("".join(chr(_FIRST_CHARACTER + token) for token in body["prompt"]), body)
         chunks = self._engines.answer.remote(asked)
         return StreamingResponse(chunks, media_type="text/event-stream")
 
@@ -99,8 +99,9 @@ def main(port: int, folder: str, urls: list[str]) -> None:
     )  # fmt: skip
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     router = RequestRouterConfig(request_router_class=PREFIX_AWARE)
-    engines = Engine.options(num_replicas=len(urls), request_router_config=router)
-    serve.run(Front.bind(engines.bind(urls, folder)))
+    engine, front = cast("Any", Engine), cast("Any", Front)  # decorated: they are deployments
+    engines = engine.options(num_replicas=len(urls), request_router_config=router)
+    serve.run(front.bind(engines.bind(urls, folder)))
     signal.signal(signal.SIGTERM, lambda *_: over.set())  # last: Ray has a handler of its own
     over.wait()
     serve.shutdown()

@@ -31,8 +31,8 @@ class RayProcess(ProxyProcess):
         self._urls = urls
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
 
-    def __exit__(self, *_: object) -> None:
-        super().__exit__(*_)
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
         self._folder.cleanup()
 
     def command(self) -> Sequence[str]:

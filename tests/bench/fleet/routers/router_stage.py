@@ -15,7 +15,7 @@ from typing import Any, Final
 from ...figures import quantile
 from ...serving.progress import DemoProgress
 from ...serving.vllm_server import Server
-from ..fleet_demo import planned, rivals, running
+from ..fleet_demo import plan_and_requests, rivals, running_fleet
 from ..fleet_demo_report import details
 from ..fleet_pass import FleetPass
 from ..fleet_stage import OURS, FleetStage
@@ -33,10 +33,10 @@ def play(folder: str) -> dict[str, Any]:
         folder: For logs and sockets; its name is short.
     """
     out = Path(folder)
-    plan, requests = planned(out)
+    plan, requests = plan_and_requests(out)
     with (
         DemoProgress(len(requests), False) as shown,
-        running(plan, shown) as (runtime, engines, _),
+        running_fleet(plan, shown) as (runtime, engines, _),
     ):
         tell(f"{len(engines)} engines run, with {plan.blocks} blocks each")
         stages = [
@@ -65,7 +65,7 @@ def _take(
     ]
     if has_ray():
         passes.append((RAY, partial(_behind_ray, stage, engines, out, pace)))
-    first = 2 * number % len(passes)
+    first = number % len(passes)
     found = {}
     for arm, play_it in (*passes[first:], *passes[:first]):
         passed = play_it()
