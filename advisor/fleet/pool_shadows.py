@@ -11,7 +11,8 @@ import numpy as np
 from .fleet_router import Holdings
 
 MOST_LINKS_HELD: Final = 200_000
-"""Of all engines together, the longest unused are forgotten first. Chosen: 60 MB."""
+"""Of all engines together, the longest unused are forgotten first. Chosen: 50 MB, and 60 for as
+many that engines lost."""
 
 
 class Link(NamedTuple):
@@ -46,10 +47,10 @@ class PoolShadows:
         missing = (1 << engines) - 1
         gone = 0
         for link in reversed(links):
-            new = self._holders.get(link.key, 0) & missing
-            missing &= ~new
             gone |= self._lost.get(link.key, 0)
-            tokens[list(_numbers(new))] = link.tokens
+            if new := self._holders.get(link.key, 0) & missing:
+                missing &= ~new
+                tokens[list(_numbers(new))] = link.tokens
         lost[list(_numbers(gone & ((1 << engines) - 1)))] = True
         return Holdings(tokens, tokens, seen=lost)
 
@@ -64,14 +65,18 @@ class PoolShadows:
         while len(self._orders) <= engine:
             self._orders.append(OrderedDict())
             self._tokens.append(0)
-        order, bit = self._orders[engine], 1 << engine
+        order, holders, lost, bit = self._orders[engine], self._holders, self._lost, 1 << engine
         begins = [0, *(link.tokens for link in links[:-1])]
-        for link, begin in zip(reversed(links), reversed(begins), strict=True):
-            self._holders[link.key] = self._holders.pop(link.key, 0) | bit
-            _take(self._lost, link.key, bit)
-            if link.key not in order:
-                self._tokens[engine] += link.tokens - begin
-            order[link.key] = order.pop(link.key, link.tokens - begin)
+        for (key, end), begin in zip(reversed(links), reversed(begins), strict=True):
+            holders[key] = holders.get(key, 0) | bit
+            holders.move_to_end(key)
+            if key in order:
+                order.move_to_end(key)
+                continue
+            order[key] = end - begin
+            self._tokens[engine] += end - begin
+            if key in lost:
+                _take(lost, key, bit)
         while 0 < pool_tokens < self._tokens[engine]:
             key = next(iter(order))
             self._leaves(key, engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from kvgraph.advisor.fleet.engine_board import Speed
 from kvgraph.advisor.fleet.ray_serve.replica_choice import ReplicaChoice
 
 REPLICAS = ["a", "b", "c"]
@@ -13,8 +14,8 @@ REPLICAS = ["a", "b", "c"]
 class Deployment:
     """Replicas, and requests that end when they are told to."""
 
-    def __init__(self) -> None:
-        self.choice = ReplicaChoice()
+    def __init__(self, pool_tokens: int = 0) -> None:
+        self.choice = ReplicaChoice(speed=Speed(pool_tokens=pool_tokens))
         self.replicas = list(REPLICAS)
         self._numbers = itertools.count()
 
@@ -49,6 +50,36 @@ def test_a_replica_that_is_gone_loses_its_sessions_and_a_new_one_gets_some() -> 
     assert "a" not in moved.values()
     assert deployment.choice.router.counts["home_down"] == 2
     assert {s for s in homes if moved[s] == homes[s]} == {s for s in homes if homes[s] != "a"}
+
+
+def crowded(deployment: Deployment, home: str) -> None:
+    """Other sessions' prompts go to a session's home until its pool has let go of what it had."""
+    deployment.replicas = [home]
+    for number in range(4):
+        deployment.serve(f"other {number}", f"{number}" * 8000)
+    deployment.replicas = list(REPLICAS)
+
+
+def test_a_home_that_lost_the_context_is_left_where_its_pool_is_stated() -> None:
+    stated, unknown = Deployment(pool_tokens=5_000), Deployment()
+    for deployment in (stated, unknown):
+        crowded(deployment, deployment.serve("s", "x" * 8000))
+        deployment.serve("s", "x" * 9000)
+    assert stated.choice.router.counts["home_forgot"] == 1
+    assert unknown.choice.router.counts["home_forgot"] == 0
+
+
+def test_short_prompts_and_replicas_that_were_away_lost_nothing() -> None:
+    deployment = Deployment(pool_tokens=5_000)
+    crowded(deployment, deployment.serve("short"))
+    assert deployment.serve("short") in REPLICAS
+    home = deployment.serve("s", "y" * 8000)
+    crowded(deployment, home)
+    deployment.replicas = [each for each in REPLICAS if each != home]
+    deployment.choice.present(deployment.replicas)
+    deployment.replicas = list(REPLICAS)
+    assert deployment.serve("s", "y" * 9000) == home
+    assert deployment.choice.router.counts["home_forgot"] == 0
 
 
 def test_what_waits_is_forgotten_when_a_request_ends() -> None:
