@@ -126,6 +126,13 @@ def run_demo(
     return DemoResult(name, out, len(requests), pool, pace, arms)
 
 
+def _how_long(arm: AgentArm, requests: Sequence[AgentRequest], pace: float) -> str:
+    """How a pass goes, how long it takes at least, and why the page may show nothing of it."""
+    minutes = pace * (requests[-1].at - requests[0].at) / 60
+    said = f"side by side, at least {minutes:.0f} min"
+    return said if arm.graph else f"{said}; no graph, so the page is empty"
+
+
 def _run_arms(
     room: Room,
     requests: Sequence[AgentRequest],
@@ -149,7 +156,7 @@ def _run_arms(
                 pace = pace_of(asyncio.run(first).result.wall_s, requests)
                 server.reset_prefix_cache()
                 ledger.take()
-            shown.passing(arm.name, "side by side")
+            shown.passing(arm.name, _how_long(arm, requests, pace))
             task = side_by_side(server.url, requests, arm.telling, shown.answered, pace)
             done.append(ArmResult(arm.name, asyncio.run(task), ledger.take()))
     assert pace is not None
