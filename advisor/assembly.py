@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..graph.ipc.curve_keys import load_sidecar_keys
 from ..graph.ipc.runtime import runtime_dir
 from ..graph.ipc.wake import Wake
 from ..graph.kvcache_graph import KVCacheGraph
@@ -109,7 +110,8 @@ def _ears(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[Front, list[KvEventSource]]:
     """Make the socket that engines connect to, and the sources of watched engines."""
-    front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token)
+    keys = None if config.sidecar.keys is None else load_sidecar_keys(config.sidecar.keys)
+    front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token, keys)
     opened.callback(front.close)
     sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]
     for source in sources:

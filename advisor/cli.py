@@ -24,6 +24,7 @@ from .fleet.proxy.route_cli import route
 from .memory.memory_cli import memory
 from .page_cli import open_page, why
 from .precache.precache_cli import precache
+from .process.keys_cli import keys
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 from .replay.cli import record, replay, tune
 from .replay.closed.cli import closed
@@ -80,6 +81,7 @@ def build_app(command: str | None) -> typer.Typer:
     ):
         app.command()(function)
     app.command("open")(open_page)
+    app.add_typer(keys, name="keys")
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         loaded = _load(entry) if entry.name == command else _unloaded(entry.name)
         app.add_typer(loaded, name=entry.name)

@@ -1,31 +1,69 @@
-"""Finds what opens a sidecar's tcp endpoint: a token, from the environment or the sidecar's
-note."""
+"""``Access``: what opens a sidecar's endpoint to an engine. Only its owner can connect to an ipc
+socket; a tcp endpoint asks for keys, or for a token."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 import zmq
 
+from ..graph.errors import ConfigError
+from ..graph.ipc.curve_keys import KEYS_VARIABLE, EngineKeys, load_engine_keys
 from ..graph.ipc.runtime import token_of
 
 TOKEN_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR_TOKEN"
 _NAME: Final = b"engine"
 
 
-def sidecar_token(endpoint: str) -> str:
-    """The token for ``endpoint``; empty if none is needed (ipc), or none is known.
+def engine_keys() -> EngineKeys | None:
+    """The keys that the environment names; None: it names none.
 
-    Only its owner can connect to an ipc socket.
+    Raises:
+        ConfigError: They cannot be used.
     """
-    if endpoint.startswith("ipc://"):
-        return ""
-    return os.environ.get(TOKEN_VARIABLE, "").strip() or token_of(endpoint)
+    named = os.environ.get(KEYS_VARIABLE, "").strip()
+    try:
+        return load_engine_keys(Path(named)) if named else None
+    except ConfigError as error:
+        raise ConfigError(f"{KEYS_VARIABLE}: {error}") from None
 
 
-def present(socket: zmq.Socket[bytes], token: str) -> None:
-    """Let ``socket``, before it connects, present ``token``."""
-    if token:
-        socket.setsockopt(zmq.PLAIN_USERNAME, _NAME)
-        socket.setsockopt(zmq.PLAIN_PASSWORD, token.encode())
+class Access:
+    """Opens one endpoint: by keys if the environment names some, else by the token that it or the
+    sidecar's note has.
+
+    Raises:
+        ConfigError: The keys cannot be used.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._is_tcp = not endpoint.startswith("ipc://")
+        self._keys = engine_keys() if self._is_tcp else None
+        self._token = ""
+
+    def present(self, socket: zmq.Socket[bytes]) -> None:
+        """Let ``socket``, before it connects, present what opens the endpoint."""
+        if self._keys is not None:
+            self._keys.present(socket)
+            return
+        self._token = self._known_token()
+        if self._token:
+            socket.setsockopt(zmq.PLAIN_USERNAME, _NAME)
+            socket.setsockopt(zmq.PLAIN_PASSWORD, self._token.encode())
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a sidecar that starts again may ask for something else."""
+        return self._is_tcp and self._keys is None
+
+    def has_changed(self) -> bool:
+        """Whether another token is known than was presented last."""
+        return self._known_token() not in ("", self._token)
+
+    def _known_token(self) -> str:
+        if not self._is_tcp:
+            return ""
+        return os.environ.get(TOKEN_VARIABLE, "").strip() or token_of(self._endpoint)

@@ -6,7 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ...graph.ipc.addresses import check_endpoint
 from ...graph.messages.fields import MAX_KEYS
@@ -48,17 +56,12 @@ def _policy(name: str) -> str:
     return name
 
 
-def _bind_endpoint(endpoint: str) -> str:
-    return check_endpoint(endpoint) if endpoint else endpoint
-
-
 def _connect_endpoint(endpoint: str) -> str:
     return check_endpoint(endpoint, any_host=True, connects=True)
 
 
 PolicyName = Annotated[str, AfterValidator(_policy)]
 LayerName = Annotated[str, AfterValidator(_layer)]
-BindEndpoint = Annotated[str, AfterValidator(_bind_endpoint)]
 ConnectEndpoint = Annotated[str, AfterValidator(_connect_endpoint)]
 
 
@@ -104,6 +107,8 @@ class SidecarConfig(Section):
     """The process: where it listens, how often it ranks, what it keeps on disk.
 
     Attributes:
+        keys: Folder of CURVE keys (`kvgraph keys`): a tcp endpoint asks engines for theirs, and may
+            be beyond loopback.
         endpoint: Where engines connect; empty picks a socket in the runtime directory.
         max_stale_s: With a ranking older than this, ``/healthz`` reports a stall; engines ignore it
             anyway.
@@ -113,7 +118,8 @@ class SidecarConfig(Section):
         snapshot_path: Where the graph is kept across restarts; None keeps nothing.
     """
 
-    endpoint: BindEndpoint = ""
+    keys: Path | None = None
+    endpoint: str = ""
     interval_s: RankInterval = 0.5
     max_stale_s: MaxStale = 2.0
     engine_timeout_s: EngineTimeout = 1.8
@@ -122,6 +128,12 @@ class SidecarConfig(Section):
     snapshot_path: Path | None = None
     snapshot_interval_s: Interval = 60.0
     observe: Annotated[tuple[ObserveConfig, ...], Field(max_length=MAX_ENGINES - 1)] = ()
+
+    @field_validator("endpoint")
+    @classmethod
+    def _stays_here(cls, endpoint: str, known: ValidationInfo) -> str:
+        has_keys = known.data.get("keys") is not None  # which stands before it
+        return check_endpoint(endpoint, any_host=has_keys) if endpoint else endpoint
 
 
 class HttpConfig(Section):

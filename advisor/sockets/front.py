@@ -6,6 +6,7 @@ from typing import Final
 
 import zmq
 
+from ...graph.ipc.curve_keys import SidecarKeys
 from ...graph.messages.wire import MAX_FRAME_BYTES
 from . import endpoints
 from .door import Door
@@ -20,7 +21,8 @@ class Front:
 
     Args:
         endpoint: Where to listen.
-        token: Opens a tcp endpoint.
+        token: Opens a tcp endpoint, if there are no keys.
+        keys: Of those that a tcp endpoint lets in.
 
     Attributes:
         context: Makes all sockets of the sidecar; their owners close them before ``close``.
@@ -30,10 +32,11 @@ class Front:
         ConfigError: The address cannot be had.
     """
 
-    def __init__(self, endpoint: str, token: str) -> None:
+    def __init__(self, endpoint: str, token: str, keys: SidecarKeys | None = None) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = new_router(self.context)
-        self._door = Door(self.context, token) if endpoint.startswith("tcp://") else None
+        is_tcp = endpoint.startswith("tcp://")
+        self._door = Door(self.context, token, keys) if is_tcp else None
         self.endpoint = ""
         try:
             if self._door is not None:

@@ -31,8 +31,8 @@ def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = Fa
     host, port = _tcp_parts(endpoint)
     if not any_host and not is_loopback(host):
         raise ValueError(
-            "goes beyond loopback, which needs CURVE keys that this build does not have; "
-            f"allowed: {ENDPOINT_FORMS}"
+            "goes beyond loopback, which needs CURVE keys on both ends (`kvgraph keys`); "
+            f"without them, allowed: {ENDPOINT_FORMS}"
         )
     if connects and port == 0:
         raise ValueError(f"needs a port to connect to; allowed: {ENDPOINT_FORMS}")

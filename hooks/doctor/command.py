@@ -16,10 +16,10 @@ from typing import Annotated, Final
 import typer
 import zmq
 
-from ...graph.errors import VersionError, WireError
+from ...graph.errors import ConfigError, VersionError, WireError
 from ...graph.messages import wire
 from ...graph.messages.events import Pressure
-from ..access import present, sidecar_token
+from ..access import Access
 from ..reliance.fit import Part
 from ..reliance.live_vllm import live_misfits
 from ..reliance.releases import TESTED, WHAT_FITS, is_known, is_tested
@@ -205,6 +205,8 @@ def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
         frames = _ask(endpoint, timeout_s)
     except zmq.ZMQError as error:
         return Check("sidecar", False, f"{endpoint}: {error}", "use ipc://PATH or tcp://HOST:PORT")
+    except ConfigError as error:
+        return Check("sidecar", False, str(error), "correct the variable, or unset it")
     if frames is None:
         return Check("sidecar", False, f"nobody answers at {endpoint}", remedy)
     try:
@@ -221,12 +223,12 @@ def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
 
     A socket whose token was refused may have no way out any more, so that sending takes time too.
     """
-    patience_ms = round(timeout_s * 1000)
+    patience_ms, access = round(timeout_s * 1000), Access(endpoint)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDTIMEO, patience_ms)
         socket.setsockopt(zmq.IDENTITY, os.urandom(16))
-        present(socket, sidecar_token(endpoint))
+        access.present(socket)
         socket.connect(endpoint)
         try:
             socket.send_multipart(wire.encode_events(0, [Pressure(0, 0, 0, 0, 0)]))

@@ -1,6 +1,6 @@
 """The link between an engine and its sidecar.
 
-``Link`` opens the socket with the token of the sidecar's endpoint; ``Standing`` knows whether a
+``Link`` opens the socket with what opens the sidecar's endpoint; ``Standing`` knows whether a
 sidecar answers.
 """
 
@@ -13,7 +13,7 @@ import zmq
 
 from ...graph.ipc.wake import Wake
 from ...graph.messages import wire
-from ..access import present, sidecar_token
+from ..access import Access
 from ..once import Once
 from .mailbox import Clock
 
@@ -41,22 +41,24 @@ class Link:
         endpoint: The sidecar's ROUTER, ``ipc://…`` or ``tcp://host:port``.
         identity: The engine's identity, on every socket.
         send_hwm: Frames that ZeroMQ may hold for a slow sidecar.
+
+    Raises:
+        ConfigError: The keys that the environment names cannot be used.
     """
 
     def __init__(self, endpoint: str, identity: bytes, send_hwm: int) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._send_hwm = send_hwm
-        self._token = ""
+        self._access = Access(endpoint)
         self._token_checked = float("-inf")
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-        """Open a socket that connects with the present token; the caller closes it."""
+        """Open a socket that presents what opens the endpoint now; the caller closes it."""
         socket = context.socket(zmq.DEALER)
         try:
             self._set_up(socket)
-            self._token = sidecar_token(self._endpoint)
-            present(socket, self._token)
+            self._access.present(socket)
             socket.connect(self._endpoint)
         except BaseException:
             socket.close(linger=0)
@@ -69,10 +71,10 @@ class Link:
 
         Asked while no sidecar is reachable; looks at most once per second, and notes the time.
         """
-        if self._endpoint.startswith("ipc://") or now - self._token_checked < _ASK_AGAIN_S:
+        if not self._access.may_change or now - self._token_checked < _ASK_AGAIN_S:
             return False
         self._token_checked = now
-        return sidecar_token(self._endpoint) not in ("", self._token)
+        return self._access.has_changed()
 
     def _set_up(self, socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.IDENTITY, self._identity)

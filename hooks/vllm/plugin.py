@@ -172,9 +172,11 @@ def _is_a_strangers_child(endpoint: str) -> bool:
 def _checked(endpoint: str) -> str:
     from ...graph.errors import ConfigError
     from ...graph.ipc.addresses import check_endpoint
+    from ..access import engine_keys
 
+    has_keys = not endpoint.startswith("ipc://") and engine_keys() is not None
     try:
-        return check_endpoint(endpoint, connects=True)
+        return check_endpoint(endpoint, any_host=has_keys, connects=True)
     except ValueError as error:
         raise ConfigError(f"{SIDECAR_VARIABLE}={endpoint!r} {error}") from None
 
