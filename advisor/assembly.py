@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,8 @@ from .sockets.publisher import AdvicePublisher
 from .sockets.subscriber import EventSubscriber
 from .tracing.destination import sender_for
 from .tracing.span_feed import SpanFeed
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,9 @@ def _ears(
     keys = None if config.sidecar.keys is None else load_sidecar_keys(config.sidecar.keys)
     front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token, keys)
     opened.callback(front.close)
+    if keys is not None:
+        logger.info("engines connect at %s by key; keys that are allowed, in %s: %d",
+                    front.endpoint, keys.engines, len(keys.allowed()))  # fmt: skip
     sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]
     for source in sources:
         opened.callback(source.close)

@@ -39,8 +39,9 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def sidecar(keys: Path) -> Iterator[Service]:
+def sidecar(keys: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Service]:
     """A sidecar that asks for keys, on all interfaces as for other machines."""
+    caplog.set_level("INFO")
     settings = {
         "sidecar.endpoint": "tcp://0.0.0.0:0", "sidecar.keys": str(keys),
         "sidecar.interval_s": 0.05,
@@ -67,10 +68,14 @@ def gets_advice(service: Service, within_s: float) -> bool:
 
 
 def test_an_engine_whose_key_is_allowed_gets_advice_until_it_is_taken_off(
-    keys: Path, sidecar: Service, monkeypatch: pytest.MonkeyPatch
+    keys: Path,
+    caplog: pytest.LogCaptureFixture,
+    sidecar: Service,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(keys.parent / "gpu-0"))
     assert gets_advice(sidecar, 20.0)
+    assert any("engines: 1" in said.getMessage() for said in caplog.get_records("setup"))
     assert check_sidecar(reached(sidecar)).ok
     (keys / "engines" / "gpu-0.key").unlink()
     assert not gets_advice(sidecar, 1.0)
