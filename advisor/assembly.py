@@ -116,7 +116,9 @@ def _ears(
     keys = None if config.sidecar.keys is None else load_sidecar_keys(config.sidecar.keys)
     front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token, keys)
     opened.callback(front.close)
-    if keys is not None:
+    if keys is not None and not front.is_tcp:
+        logger.warning("sidecar.keys are not used: no key opens %s", front.endpoint)
+    elif keys is not None:
         logger.info("engines connect at %s by key; keys that are allowed, in %s: %d",
                     front.endpoint, keys.engines, len(keys.allowed()))  # fmt: skip
     sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]

@@ -3,6 +3,7 @@ socket; a tcp endpoint asks for keys, or for a token."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -41,12 +42,16 @@ class Access:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._is_tcp = not endpoint.startswith("ipc://")
-        self._keys = engine_keys() if self._is_tcp else None
+        self._keys = engine_keys() if self._is_tcp else None  # others at the next connection
         self._token = ""
 
     def present(self, socket: zmq.Socket[bytes]) -> None:
         """Let ``socket``, before it connects, present what opens the endpoint."""
+        if "[" in self._endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
+            with contextlib.suppress(ConfigError):  # the old ones may be right
+                self._keys = engine_keys() or self._keys
             self._keys.present(socket)
             return
         self._token = self._known_token()
@@ -56,12 +61,13 @@ class Access:
 
     @property
     def may_change(self) -> bool:
-        """Whether a sidecar that starts again may ask for something else."""
-        return self._is_tcp and self._keys is None
+        """Whether what is refused now may be let in later."""
+        return self._is_tcp
 
     def has_changed(self) -> bool:
-        """Whether another token is known than was presented last."""
-        return self._known_token() not in ("", self._token)
+        """Whether to present it again: another token is known than was presented last; or keys,
+        which may be allowed by now: after a refusal, ZeroMQ does not ask again."""
+        return self._keys is not None or self._known_token() not in ("", self._token)
 
     def _known_token(self) -> str:
         if not self._is_tcp:

@@ -60,6 +60,13 @@ def _connect_endpoint(endpoint: str) -> str:
     return check_endpoint(endpoint, any_host=True, connects=True)
 
 
+def _key_folder(named: Path) -> Path:
+    if not named.parts:
+        raise ValueError("is empty; allowed: a folder that `kvgraph keys sidecar` made")
+    return named.expanduser()
+
+
+KeyFolder = Annotated[Path, AfterValidator(_key_folder)]
 PolicyName = Annotated[str, AfterValidator(_policy)]
 LayerName = Annotated[str, AfterValidator(_layer)]
 ConnectEndpoint = Annotated[str, AfterValidator(_connect_endpoint)]
@@ -118,7 +125,7 @@ class SidecarConfig(Section):
         snapshot_path: Where the graph is kept across restarts; None keeps nothing.
     """
 
-    keys: Path | None = None
+    keys: KeyFolder | None = None
     endpoint: str = ""
     interval_s: RankInterval = 0.5
     max_stale_s: MaxStale = 2.0

@@ -41,6 +41,8 @@ class Front:
         try:
             if self._door is not None:
                 self._door.guard(self.socket)
+            if "[" in endpoint:
+                self.socket.setsockopt(zmq.IPV6, 1)
             self.endpoint = endpoints.bind(self.socket, endpoint)
         except BaseException:
             self.close()
@@ -50,6 +52,11 @@ class Front:
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """What to poll."""
         return [self.socket, *([self._door.socket] if self._door else [])]
+
+    @property
+    def is_tcp(self) -> bool:
+        """Whether a door stands before it."""
+        return self._door is not None
 
     def answer_the_door(self, limit: int) -> None:
         """Answer up to ``limit`` processes that ask to connect."""

@@ -56,6 +56,7 @@ def _tcp_parts(endpoint: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
-    if host is None or port is None or parts.path:
+    beside = None if host is None else parts.path or parts.query or parts.fragment or parts.username
+    if host is None or port is None or beside:
         raise ValueError(f"is not host and port; allowed: {ENDPOINT_FORMS}")
     return host, port

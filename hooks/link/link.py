@@ -66,8 +66,8 @@ class Link:
         return socket
 
     def is_outdated(self, now: float) -> bool:
-        """Whether the sidecar's token has changed since the socket was opened, because it was
-        restarted.
+        """Whether another socket may be let in where this one is not: the sidecar's token has
+        changed, because it was restarted, or there are keys.
 
         Asked while no sidecar is reachable; looks at most once per second, and notes the time.
         """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import stat
 import threading
 import time
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+import zmq.auth
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
@@ -82,6 +86,50 @@ def test_an_engine_whose_key_is_allowed_gets_advice_until_it_is_taken_off(
     assert not check_sidecar(reached(sidecar), timeout_s=0.5).ok
 
 
+def test_an_engine_that_is_allowed_later_is_let_in_without_a_restart(
+    keys: Path, sidecar: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(keys.parent / "gpu-0"))
+    allowed = keys / "engines" / "gpu-0.key"
+    key = allowed.read_text()
+    allowed.unlink()
+    with FakeEngine(reached(sidecar), options=QUICK) as engine:
+        engine.run(range(64), "chat")
+        time.sleep(0.5)
+        assert engine.client.ranking() is None
+        allowed.write_text(key)
+        deadline = time.monotonic() + 20
+        while engine.client.ranking() is None:
+            assert time.monotonic() < deadline, "it asks no more"
+            time.sleep(0.05)
+
+
+def test_files_that_are_no_keys_keep_nobody_out(
+    keys: Path, sidecar: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = keys / "engines"
+    (engines / "no-equals.key").write_text("public-key\n")
+    (engines / "short.key").write_text('public-key = "abc"\n')
+    (engines / "folder.key").mkdir()
+    (engines / "gone.key").symlink_to(engines / "nowhere")
+    (engines / "bytes.key").write_bytes(bytes(range(256)) * 100)
+    os.mkfifo(engines / "pipe.key")
+    monkeypatch.setenv(VARIABLE, str(keys.parent / "gpu-0"))
+    assert gets_advice(sidecar, 20.0)
+    assert len(load_sidecar_keys(keys).allowed()) == 1
+
+
+def test_a_key_that_changes_counts_as_it_is_now(keys: Path) -> None:
+    known, path = load_sidecar_keys(keys), keys / "engines" / "gpu-0.key"
+    (before,) = known.allowed()
+    new_engine_keys(keys, "gpu-1", keys.parent / "gpu-1")
+    path.write_bytes((keys / "engines" / "gpu-1.key").read_bytes())
+    (keys / "engines" / "gpu-1.key").unlink()
+    assert known.allowed() == {load_engine_keys(keys.parent / "gpu-1").public} != {before}
+    shutil.rmtree(keys / "engines")
+    assert known.allowed() == frozenset()
+
+
 def test_an_engine_that_was_never_allowed_is_not_heard(
     keys: Path, sidecar: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,13 +192,24 @@ def break_file(folder: Path) -> None:
     (folder / "engine.key_secret").chmod(0o600)
 
 
+def break_pair(folder: Path) -> None:
+    path = folder / "engine.key_secret"
+    public, secret = zmq.curve_keypair()[0].decode(), zmq.curve_keypair()[1].decode()
+    path.write_text(f'public-key = "{public}"\nsecret-key = "{secret}"\n')
+
+
 def take_public(folder: Path) -> None:
     (folder / "sidecar.key").unlink()
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [(break_mode, "for others to read"), (break_file, "holds no key"), (take_public, "missing")],
+    [
+        (break_mode, "for others to read"),
+        (break_file, "holds no key"),
+        (break_pair, "no pair"),
+        (take_public, "missing"),
+    ],
 )
 def test_what_is_wrong_with_keys_is_said_before_anything_starts(
     keys: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], said: str
@@ -170,14 +229,67 @@ def test_nothing_is_overwritten_and_names_are_checked(
 ) -> None:
     for arguments, said in (
         (["sidecar", str(keys)], "exists"),
-        (["engine", str(keys), "gpu-0", str(keys.parent / "again")], "allowed already"),
+        (["engine", str(keys), "gpu-0", str(keys.parent / "again")], "exists"),
         (["engine", str(keys), "../gpu", str(keys.parent / "up")], "allowed: 1 to 64 letters"),
         (["engine", str(keys.parent / "none"), "gpu-1", str(keys.parent / "x")], "missing"),
+        (["engine", str(keys), "gpu-1", str(keys)], "a folder apart"),
+        (["engine", str(keys), "gpu-1", str(keys / "engines")], "a folder apart"),
+        (["engine", str(keys), "gpu-1", str(keys.parent / "gpu-0")], "exists"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["keys", *arguments])
         assert ended.value.code == 1
         assert said in capsys.readouterr().err
+
+
+def test_what_fails_half_way_leaves_nothing_and_can_be_repeated(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(path.name for path in keys.rglob("*"))
+    with monkeypatch.context() as full:
+        real = os.open
+
+        def no_room(path: Path, flags: int, *mode: int) -> int:
+            if flags & os.O_CREAT and str(path).endswith("gpu-1.key"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return real(path, flags, *mode)
+
+        full.setattr(os, "open", no_room)
+        with pytest.raises(ConfigError, match=r"gpu-1\.key': No space left"):
+            new_engine_keys(keys, "gpu-1", keys.parent / "gpu-1")
+    assert sorted(path.name for path in keys.rglob("*")) == before
+    assert list((keys.parent / "gpu-1").iterdir()) == []
+    new_engine_keys(keys, "gpu-1", keys.parent / "gpu-1")
+    assert len(load_sidecar_keys(keys).allowed()) == 2
+
+
+def test_a_list_that_others_may_write_to_is_refused(keys: Path) -> None:
+    (keys / "engines").chmod(0o777)
+    with pytest.raises(ConfigError, match="for others to write to"):
+        load_sidecar_keys(keys)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sidecar.keys": "", "sidecar.endpoint": "tcp://0.0.0.0:1"}, "is empty"),
+        ({"sidecar.endpoint": "tcp://0.0.0.0:1"}, "CURVE"),
+        ({"sidecar.keys": "/x", "sidecar.endpoint": "tcp://u:p@10.0.0.5:1"}, "host and port"),
+    ],
+)
+def test_addresses_and_folders_that_are_none_are_named(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(overrides=settings)
+
+
+def test_keys_that_no_door_asks_for_are_told(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"sidecar.keys": str(keys), "sidecar.endpoint": f"ipc://{keys.parent}/s"}
+    service = Service(load(overrides=settings), overrides=settings)
+    assert "sidecar.keys are not used" in caplog.text
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    service.stop()
+    thread.join(timeout=20)
 
 
 def test_the_commands_say_what_to_do_next(
