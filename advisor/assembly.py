@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import zmq
+
 from ..graph.ipc.curve_keys import load_sidecar_keys
 from ..graph.ipc.runtime import runtime_dir
 from ..graph.ipc.wake import Wake
@@ -113,7 +115,11 @@ def _ears(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[Front, list[KvEventSource]]:
     """Make the socket that engines connect to, and the sources of watched engines."""
-    keys = None if config.sidecar.keys is None else load_sidecar_keys(config.sidecar.keys)
+    keys = (
+        None
+        if config.sidecar.keys is None
+        else load_sidecar_keys(config.sidecar.keys, zmq.curve_public)
+    )
     front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token, keys)
     opened.callback(front.close)
     if keys is not None and not front.is_tcp:

@@ -26,7 +26,7 @@ def engine_keys() -> EngineKeys | None:
     """
     named = os.environ.get(KEYS_VARIABLE, "").strip()
     try:
-        return load_engine_keys(Path(named)) if named else None
+        return load_engine_keys(Path(named), zmq.curve_public) if named else None
     except ConfigError as error:
         raise ConfigError(f"{KEYS_VARIABLE}: {error}") from None
 

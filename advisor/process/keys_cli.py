@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...graph.ipc.curve_keys import KEYS_VARIABLE, new_engine_keys, new_sidecar_keys
+from ...graph.ipc.curve_keys import KEYS_VARIABLE
+from .new_keys import new_engine_keys, new_sidecar_keys
 
 keys = typer.Typer(no_args_is_help=True, add_completion=False)
 Folder = Annotated[Path, typer.Argument(help="Where the sidecar's keys are.")]

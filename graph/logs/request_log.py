@@ -126,13 +126,12 @@ class RequestLog:
         to pause, if it says so.
 
         How long it ran is what its engine says, if it does: a start and an end may come in one
-        batch. A start that was heard late is then dated back.
+        batch, so that ``at`` and ``ran`` together may lie ahead by as much.
         """
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
             self._names[slot].finished = event.reason
             record = self._ring[slot : slot + 1]
-            record["at"] = np.minimum(record["at"], now - event.ran_s)
             record["ran"] = event.ran_s or now - record["at"]
             record["pause"] = np.nan if pause_s is None else pause_s
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)

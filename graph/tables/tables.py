@@ -104,6 +104,10 @@ class Tables:
         """The id of the engine in a residency column; None if nobody is there."""
         return next((name for name, column in self.engines.items() if column == engine), None)
 
+    def words_of(self, engine: str) -> EngineWords:
+        """What an engine last said of itself; nothing, where it is not known."""
+        return self.words.get(self.engines.get(engine, NO_ROW)) or EngineWords()
+
     def turnover(self, engine: str) -> tuple[int, int]:
         """How much happened to an engine's blocks, and how many its pool has (0 if it never said).
 

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...sessions.copy_log import CopyLog
-from ...tables.engine_words import EngineWords
 from ...types import (
     NO_ROW,
     BlockFlag,
@@ -27,6 +26,7 @@ from .score_terms import TermsThen
 if TYPE_CHECKING:
     from ...messages.advice import EvictionRanking
     from ...messages.cache_groups import CacheGroup
+    from ...tables.engine_words import EngineWords
     from ...tables.tables import Tables
 
 _NO_SESSION: Final = len(SessionState)
@@ -57,7 +57,7 @@ class Departures:
 
     def words(self, engine: str) -> EngineWords:
         """What an engine last said of itself; nothing, where it is not known."""
-        return self._tables.words.get(self._tables.engines.get(engine, NO_ROW)) or EngineWords()
+        return self._tables.words_of(engine)
 
     def evictions_of(self, engine: str) -> EvictionLog | None:
         """What left an engine's pool; None where nothing has, or it is gone."""

@@ -1,0 +1,91 @@
+"""Makes CURVE keys, in the folders of which ``graph.ipc.curve_keys`` reads them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from ...graph.errors import ConfigError
+from ...graph.ipc.curve_keys import (
+    ALLOWED,
+    ENGINE,
+    PUBLIC,
+    SECRET,
+    SIDECAR,
+    SIDECAR_REMEDY,
+    existing,
+    explained,
+    public_key,
+)
+
+_NAME: Final = re.compile(r"[\w.-]{1,64}")
+
+
+def new_sidecar_keys(folder: Path) -> None:
+    """Make a sidecar's folder.
+
+    Raises:
+        ConfigError: It has keys already, or cannot be written.
+    """
+    with explained(folder):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        (folder / ALLOWED).mkdir(0o700, exist_ok=True)
+        public, secret = zmq.curve_keypair()
+        _write({folder / f"{SIDECAR}{SECRET}": _text(public, secret),
+                folder / f"{SIDECAR}{PUBLIC}": _text(public)})  # fmt: skip
+
+
+def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
+    """Make an engine's folder, and allow it at the sidecar; returns what allows it there.
+
+    Args:
+        sidecar: The sidecar's folder.
+        name: Of the engine, there.
+
+    Raises:
+        ConfigError: The name is none, or taken; or a folder is not as it should be. Nothing is
+            left then.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"engine {name!r}: allowed: 1 to 64 letters, digits, '.', '_' and '-'")
+    with explained(folder):
+        if folder.resolve().is_relative_to(sidecar.resolve()):
+            raise ConfigError(f"{str(folder)!r} is the sidecar's; an engine needs a folder apart")
+        own = public_key(existing(sidecar / f"{SIDECAR}{PUBLIC}", SIDECAR_REMEDY))
+        allowed = sidecar / ALLOWED / f"{name}{PUBLIC}"
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        allowed.parent.mkdir(0o700, exist_ok=True)
+        public, secret = zmq.curve_keypair()
+        _write({folder / f"{ENGINE}{SECRET}": _text(public, secret),
+                folder / f"{ENGINE}{PUBLIC}": _text(public),
+                folder / f"{SIDECAR}{PUBLIC}": _text(own),
+                allowed: _text(public)})  # fmt: skip
+    return allowed
+
+
+def _text(public: bytes, secret: bytes | None = None) -> str:
+    """A certificate as ZeroMQ's tools write it."""
+    lines = ["#   made by `kvgraph keys`", "metadata", "curve"]
+    lines.append(f'    public-key = "{public.decode()}"')
+    if secret is not None:
+        lines.append(f'    secret-key = "{secret.decode()}"')
+    return "\n".join(lines) + "\n"
+
+
+def _write(texts: dict[Path, str]) -> None:
+    """Write new files for their owner alone, all or none of them."""
+    made: list[Path] = []
+    try:
+        for path, text in texts.items():
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            made.append(path)
+            with open(number, "w", encoding="ascii") as file:
+                file.write(text)
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
