@@ -115,11 +115,8 @@ def _ears(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[Front, list[KvEventSource]]:
     """Make the socket that engines connect to, and the sources of watched engines."""
-    keys = (
-        None
-        if config.sidecar.keys is None
-        else load_sidecar_keys(config.sidecar.keys, zmq.curve_public)
-    )
+    folder = config.sidecar.keys
+    keys = load_sidecar_keys(folder, zmq.curve_public) if folder else None
     front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token, keys)
     opened.callback(front.close)
     if keys is not None and not front.is_tcp:

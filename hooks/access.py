@@ -11,6 +11,7 @@ from typing import Final
 import zmq
 
 from ..graph.errors import ConfigError
+from ..graph.ipc.addresses import is_ipv6
 from ..graph.ipc.curve_keys import KEYS_VARIABLE, EngineKeys, load_engine_keys
 from ..graph.ipc.runtime import token_of
 
@@ -47,7 +48,7 @@ class Access:
 
     def present(self, socket: zmq.Socket[bytes]) -> None:
         """Let ``socket``, before it connects, present what opens the endpoint."""
-        if "[" in self._endpoint:
+        if is_ipv6(self._endpoint):
             socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
             with contextlib.suppress(ConfigError):  # the old ones may be right

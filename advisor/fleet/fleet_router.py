@@ -200,9 +200,8 @@ class FleetRouter:
         if costs[home.engine] - costs.min() > self._stickiness.overload * whole_s:
             return Reason.HOME_OVERLOADED
         held = max(_at(holdings.copied, home.engine), holdings.shared)
-        if _at(holdings.seen, home.engine) and held < self._stickiness.kept * min(
-            home.tokens, wanted.tokens
-        ):
+        had = min(home.tokens, wanted.tokens)
+        if _at(holdings.seen, home.engine) and held < self._stickiness.kept * had:
             return Reason.HOME_FORGOT
         return Reason.HOME
 

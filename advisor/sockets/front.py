@@ -6,6 +6,7 @@ from typing import Final
 
 import zmq
 
+from ...graph.ipc.addresses import is_ipv6
 from ...graph.ipc.curve_keys import SidecarKeys
 from ...graph.messages.wire import MAX_FRAME_BYTES
 from . import endpoints
@@ -41,7 +42,7 @@ class Front:
         try:
             if self._door is not None:
                 self._door.guard(self.socket)
-            if "[" in endpoint:
+            if is_ipv6(endpoint):
                 self.socket.setsockopt(zmq.IPV6, 1)
             self.endpoint = endpoints.bind(self.socket, endpoint)
         except BaseException:

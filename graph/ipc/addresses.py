@@ -17,6 +17,12 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK_HOSTS or (host.startswith("127.") and host.replace(".", "").isdigit())
 
 
+def is_ipv6(endpoint: str) -> bool:
+    """Whether an endpoint's host is written as an IPv6 address, for which ZeroMQ wants to be
+    told."""
+    return "[" in endpoint and not endpoint.startswith("ipc://")
+
+
 def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = False) -> str:
     """``endpoint`` if it is well formed and, unless ``any_host``, stays on this machine.
 

@@ -256,7 +256,7 @@ def fleet(
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Annotated[Path | None, typer.Option(help="Save what each arm found, as JSON.")] = None,
     part: Annotated[
-        str, typer.Option(help="all, lab; store, kills, routers: on real engines.")
+        str, typer.Option(help="all, lab, stock; store, kills, routers: on real engines.")
     ] = "all",
 ) -> None:
     """Many engines: homes, a shared store, eviction by lifecycle; and what the router costs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import stat
 import threading
 import time
@@ -167,6 +168,28 @@ def test_an_engine_speaks_to_its_own_sidecar_only(
     (engine / "sidecar.key").write_bytes((keys.parent / "other" / "sidecar.key").read_bytes())
     monkeypatch.setenv(VARIABLE, str(engine))
     assert not gets_advice(sidecar, 1.0)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_keys_open_an_ipv6_address_too(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(keys.parent / "gpu-0"))
+    settings = {"sidecar.endpoint": "tcp://[::1]:0", "sidecar.keys": str(keys)}
+    service = Service(load(overrides=settings), overrides=settings)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        assert gets_advice(service, 20.0)
+    finally:
+        service.stop()
+        thread.join(timeout=20)
 
 
 def test_an_engine_goes_beyond_loopback_with_keys_only(

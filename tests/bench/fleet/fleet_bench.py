@@ -21,6 +21,7 @@ from ..replay import SHARED as CONVERSATIONS
 from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds
 from .fleet_latency import add_latency
 from .fleet_scale import add_imbalance, add_times
+from .fleet_stock import add_stock_engines
 from .fleet_store import add_store
 from .kills.fleet_kills import add_kills
 from .routers.fleet_routers import add_routers
@@ -55,7 +56,7 @@ FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_0
 QUICK: Final = Scale(25, 1.0, FleetSize(4, 250), FleetSize(4, 1000), 0.2, 100_000, 200, 3)
 
 
-PARTS: Final = ("all", "lab", "store", "kills", "routers")
+PARTS: Final = ("all", "lab", "stock", "store", "kills", "routers")
 
 
 def run(
@@ -70,7 +71,8 @@ def run(
     Args:
         quick: A short version, whose figures are no claims.
         raw: Where all that each arm found, and each kill did, goes as JSON.
-        part: ``store``, ``kills`` and ``routers``: on real engines; ``lab``: all others.
+        part: ``store``, ``kills`` and ``routers``: on real engines; ``stock``: the
+            router before engines without kvgraph; ``lab``: all others.
 
     Raises:
         BenchError: There are no recorded sessions, no vLLM to start, or no Mooncake.
@@ -89,6 +91,8 @@ def run(
         facts["kills"] = add_kills(figures, say)
     if part in ("all", "routers"):
         facts["routers"] = add_routers(figures, say)
+    if part in ("all", "stock"):
+        add_stock_engines(figures, say)
     if part in ("all", "lab"):
         facts.update(_add_lab(figures, scale, progress, processes))
     if raw is not None:

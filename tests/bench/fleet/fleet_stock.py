@@ -1,0 +1,75 @@
+"""The router before engines without kvgraph, beside cache-aware routing, in the lab.
+
+Engines evict what was unused longest, and the router goes by shadows of their pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from ...advisor.replay.engine.instance import Instance
+from ...advisor.replay.engine.routers import PrefixAffinity
+from ...advisor.replay.engine.simulator import Router, simulate
+from ...advisor.replay.fleets.fleet_routing import MemoryRouting
+from ...advisor.replay.orders.orders import LruOrder
+from ...advisor.replay.recordings.signals import Signals
+from ...advisor.replay.traces.inferred_sessions import infer_sessions
+from ...advisor.replay.traces.trace import Trace
+from ..figures import Figures
+from ..policies.policies_fleets import default_sessions, fleet, halves, sessions_in
+
+
+class StockFleet(NamedTuple):
+    """Recorded agents, and the engines that serve them; ``half`` of the sessions: 0 or 1."""
+
+    users: int
+    hours: float
+    engines: int
+    blocks: int
+    half: int
+
+
+FLEETS: Final = (
+    StockFleet(25, 1.0, 4, 250, 0),
+    StockFleet(25, 1.0, 4, 250, 1),
+    StockFleet(40, 1.0, 8, 250, 0),
+    StockFleet(40, 1.0, 8, 250, 1),
+    StockFleet(40, 1.0, 4, 500, 0),
+    StockFleet(60, 1.0, 8, 400, 1),
+    StockFleet(30, 1.5, 3, 500, 0),
+)
+
+
+def add_stock_engines(figures: Figures, say: Callable[[str], None]) -> None:
+    """Add what the router finds beyond cache-aware routing: where callers name their sessions, and
+    where they say nothing.
+
+    Args:
+        say: Told what each fleet found.
+
+    Raises:
+        BenchError: There are no recorded sessions.
+    """
+    parts = halves(sessions_in(default_sessions(), lambda files: None))
+    named, inferred = [], []
+    for each in FLEETS:
+        sessions, name = parts[each.half], f"{each.users} users"
+        trace = fleet(name, sessions, each.users, each.hours, Signals.NONE)
+        nameless = replace(
+            trace, session=infer_sessions(trace.chains(), trace.full.tolist(), trace.num_blocks)
+        )
+        stock = _found(trace, each, PrefixAffinity(trace, below=False))
+        named.append(_found(trace, each, MemoryRouting(trace)) - stock)
+        inferred.append(_found(nameless, each, MemoryRouting(nameless)) - stock)
+        say(f"{each}: {stock:.1f} %, {named[-1]:+.1f} points, {inferred[-1]:+.1f} with no names")
+    figures.add("stock_engines_points", named, "points", "> 0")
+    figures.add("stock_engines_points_nothing_said", inferred, "points", "> 0")
+
+
+def _found(trace: Trace, size: StockFleet, router: Router) -> float:
+    """Percent of the prompt's blocks that are found in the engines' pools."""
+    pools = [Instance(size.blocks, LruOrder()) for _ in range(size.engines)]
+    hits = simulate(trace, pools, router=router).hits.sum()
+    return float(100 * hits / max(1, trace.prompt_blocks))
