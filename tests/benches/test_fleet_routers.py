@@ -1,12 +1,17 @@
-"""Routers beside each other: figures are of the medians of all takes, ours over the best other."""
+"""Routers beside each other: on real engines by the medians of all takes, ours over the best other;
+and before stock engines in the lab."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from kvgraph.bench.figures import Figures
+from kvgraph.bench.fleet import fleet_stock
 from kvgraph.bench.fleet.fleet_stage import OURS
+from kvgraph.bench.fleet.fleet_stock import StockFleet, add_stock_engines
 from kvgraph.bench.fleet.routers.fleet_routers import add_takes
+from kvgraph.bench.recorded.agents_fleet import SESSIONS
 
 
 def arm(cached: int, p95: float) -> dict[str, Any]:
@@ -25,3 +30,15 @@ def test_one_lucky_take_does_not_count() -> None:
     assert found["cached_over_best_rival"] == 60 / 50
     assert found["ttft_p95_over_best_rival"] == 500 / 400
     assert found["rays_ttft_p95"] == 800
+
+
+def test_before_stock_engines_ours_finds_more_whether_sessions_are_named_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_stock, "FLEETS", (StockFleet(25, 1.0, 4, 250, 0),))
+    monkeypatch.setattr(fleet_stock, "default_sessions", lambda: SESSIONS)
+    figures, said = Figures("fleet"), list[str]()
+    add_stock_engines(figures, said.append)
+    for name in ("stock_engines_points", "stock_engines_points_nothing_said"):
+        assert figures.as_dict()["figures"][name]["value"] > 1.0
+    assert len(said) == 1
