@@ -131,7 +131,7 @@ class FakeEngine:
         self.client.emit(RequestStarted(request, *prompt, *who, segments, waited_s=waited_s))
         if self.tokens_per_s is not None:
             time.sleep((len(tokens) - hits * size) / self.tokens_per_s)
-        self._store(keys, hits, who[0])
+        self._store(keys, hits, who[0] if who[1] is None else None)  # a name is its tenant's
         return hits
 
     # Memory -------------------------------------------------------------------------------------

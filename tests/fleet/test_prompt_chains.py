@@ -17,7 +17,8 @@ from kvgraph.advisor.fleet.proxy.prompt_chains import (
     PromptMemory,
     PromptReader,
 )
-from kvgraph.advisor.fleet.proxy.residency import ResidencyView
+from kvgraph.advisor.fleet.proxy.residency import ResidencyView, sidecars_with
+from kvgraph.advisor.remote import TOKEN_VARIABLE
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.ipc.runtime import RunningSidecar
 
@@ -122,8 +123,10 @@ def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> No
         engines_in(path)
 
 
-def session(name: str, engine: str | None, pool: int, warm: int = 0) -> dict[str, object]:
-    return {"session": name, "engine": engine, "chain": 10, "chain_pool": pool,
+def session(
+    name: str, engine: str | None, pool: int, warm: int = 0, idle_s: float = 1.0
+) -> dict[str, object]:
+    return {"session": name, "engine": engine, "chain": 10, "chain_pool": pool, "idle_s": idle_s,
             "chain_copied": pool + warm, "tokens": 1000}  # fmt: skip
 
 
@@ -147,17 +150,19 @@ class Sidecar:
         writer.close()
 
 
-def looked(view_of: Sidecar) -> ResidencyView:
+def looked(*sidecars: Sidecar) -> ResidencyView:
+    """The view of some sidecars, and of one that is gone."""
+
     async def look() -> ResidencyView:
-        server = await asyncio.start_server(view_of.serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        note = RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")
-        gone = RunningSidecar(2, "", "http://127.0.0.1:1", "secret")
-        view = ResidencyView(lambda: [gone, note])
+        servers = [await asyncio.start_server(each.serve, "127.0.0.1", 0) for each in sidecars]
+        ports = [1, *(server.sockets[0].getsockname()[1] for server in servers)]
+        notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret") for port in ports]
+        view = ResidencyView(lambda: notes)
         await view.look()
         await view.look()
         await view.close()
-        server.close()
+        for server in servers:
+            server.close()
         return view
 
     return asyncio.run(look())
@@ -186,6 +191,39 @@ def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> Non
 def test_a_name_that_two_tenants_use_tells_nothing() -> None:
     view = looked(Sidecar(session("s", "a", 4), session("s", "b", 9), session("t", None, 1)))
     assert len(view) == 0
+
+
+def test_what_sidecars_of_several_machines_say_of_a_session_is_merged() -> None:
+    here = Sidecar(session("s", "engine:1", 8, idle_s=60.0), session("t", "engine:1", 5))
+    there = Sidecar(session("s", "engine:1", 3, 1, idle_s=2.0))
+    view = looked(here, there)
+    view.note_home("s", 1)  # it went there a moment ago
+    view.note_home("t", 0)
+    assert len(view) == 2
+    nothing = np.zeros(3, dtype=np.int64)
+    told = view.corrected("s", Holdings(nothing, nothing, seen=np.ones(3, dtype=np.bool_)))
+    assert told.pool.tolist() == [800, 300, 0], "both hold of it, and are two engines"
+    assert told.copied.tolist() == [800, 400, 0]
+    assert told.seen.tolist() == [True, True, True]
+
+
+def test_a_sidecar_that_says_nothing_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    view = looked(Sidecar(session("s", "a", 4)))
+    silent = sorted(filter(None, view.silent.values()))
+    assert silent == ["does not answer as a sidecar does (ConnectError)"]
+    assert len(caplog.records) == 1
+    assert "http://127.0.0.1:1" in caplog.text
+
+
+def test_sidecars_of_other_machines_are_asked_with_the_environments_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    found = sidecars_with(["http://10.0.0.5:8420/", "http://10.0.0.5:8420"])()
+    assert [(each.http, each.token) for each in found] == [("http://10.0.0.5:8420", "secret")]
+    with pytest.raises(ConfigError, match=r"--sidecar '10\.0\.0\.5:8420': allowed: http://HOST"):
+        sidecars_with(["10.0.0.5:8420"])
 
 
 def test_how_engines_hash_blocks_is_asked_once_and_known_by_their_sessions() -> None:

@@ -32,7 +32,7 @@ def listed(words: str) -> Listed:
         ConfigError: It says something else.
     """
     url, *rest = words.split() or [""]
-    if not _is_address(url) or rest not in ([], ["drain"]):
+    if not is_address(url) or rest not in ([], ["drain"]):
         raise ConfigError(
             f"engine {words[:MOST_SHOWN]!r}: allowed: http://HOST:PORT, and behind it the word "
             "drain"
@@ -40,7 +40,8 @@ def listed(words: str) -> Listed:
     return Listed(url.rstrip("/").removesuffix("/v1"), bool(rest))
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
+    """Whether these words are an address that HTTP reaches."""
     try:
         parts = urlsplit(url)
         more = parts.query or parts.fragment or parts.port == 0  # a port that is none raises

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .fleet_proxy import FleetProxy
+from .residency import ResidencyView
 
 _COUNTS = ("answered", "retried", "hung", "broken", "left", "refused", "unserved")
 
@@ -39,8 +40,13 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
         "requests": {name: getattr(proxy.counts, name) for name in _COUNTS},
         "sessions": len(proxy.router.homes),
         "sessions_of_sidecars": 0 if proxy.residency is None else len(proxy.residency),
+        "sidecars": [] if proxy.residency is None else _sidecars(proxy.residency),
         "decision_p99_ms": decision_ms(proxy, 99),
     }
+
+
+def _sidecars(residency: ResidencyView) -> list[dict[str, str | None]]:
+    return [{"url": url, "silent": silent} for url, silent in residency.silent.items()]
 
 
 def decision_ms(proxy: FleetProxy, percentile: float) -> float:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import httpx
 import orjson
 
+from ....graph.errors import ConfigError
 from ....graph.ipc.runtime import RunningSidecar, running_sidecars
+from ...remote import TOKEN_VARIABLE, secret_of
 from ..fleet_router import Holdings
+from .engine_list import MOST_SHOWN, is_address
 
 INTERVAL_S: Final = 1.0
 """Between two questions; chosen: a sidecar ranks twice a second."""
@@ -20,38 +23,74 @@ TIMEOUT_S: Final = 2.0
 """For a sidecar's answer; chosen."""
 MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
 
+_BUSY: Final = 503
+_MEANS: Final = {
+    400: ": it does not know this address as its own (http.allowed_hosts)",
+    401: f": its token is not {TOKEN_VARIABLE}'s",
+}
+
 _log = logging.getLogger(__name__)
 
 
+def sidecars_with(others: Sequence[str]) -> Callable[[], list[RunningSidecar]]:
+    """Finds this user's sidecars on this machine, and those of other machines at ``others``.
+
+    Args:
+        others: URLs; their token is the environment's.
+
+    Raises:
+        ConfigError: One is no URL.
+    """
+    urls = [url.rstrip("/") for url in others]
+    if wrong := [url for url in urls if not is_address(url)]:
+        raise ConfigError(f"--sidecar {wrong[0][:MOST_SHOWN]!r}: allowed: http://HOST:PORT")
+    named = [RunningSidecar(0, "", url, secret_of(url)) for url in dict.fromkeys(urls)]
+    return lambda: [*named, *(each for each in running_sidecars() if each.http not in urls)]
+
+
+class Advised(NamedTuple):
+    """An engine, as its sidecar calls it; another sidecar's may have the same name."""
+
+    sidecar: str
+    engine: str
+
+
 class Held(NamedTuple):
-    """What an engine holds of a session's last context, in shares of its tokens.
+    """What an engine holds of a session's last context there, in shares of its tokens.
 
     Attributes:
-        engine: As its sidecar calls it.
         pool: In its pool.
         copied: In its pool or in a tier below; at least ``pool``.
+        idle_s: Since its sidecar last heard of the session.
     """
 
-    engine: str
+    engine: Advised
     tokens: int
     pool: float
     copied: float
+    idle_s: float
 
 
 class ResidencyView:
-    """Sessions as the sidecars of this user see them; a session that two tenants name is left out.
+    """Sessions as sidecars see them, whose views are merged: where each machine has a sidecar of
+    its own, each says what its engines hold of a session that was on several machines.
+
+    A session that two tenants of one sidecar name is left out.
 
     Args:
-        sidecars: Finds them.
+        sidecars: Finds them: those of this user on this machine, unless told otherwise.
+
+    Attributes:
+        silent: By sidecar, why it said nothing when it was asked last; None: it did.
     """
 
     def __init__(self, sidecars: Callable[[], list[RunningSidecar]] = running_sidecars) -> None:
         self._sidecars = sidecars
-        self._held: dict[str, Held] = {}
-        self._votes: dict[str, Counter[int]] = {}  # engine as its sidecar calls it → numbers
+        self._held: dict[str, list[Held]] = {}  # by session, who heard of it last first
+        self._votes: dict[Advised, Counter[int]] = {}  # → numbers
         self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
-        self.answered = 0
+        self.silent: dict[str, str | None] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -63,30 +102,25 @@ class ResidencyView:
             await asyncio.sleep(INTERVAL_S)
 
     async def look(self) -> None:
-        """Ask every sidecar once; who does not answer says nothing."""
-        held: dict[str, Held] = {}
-        for sidecar in self._sidecars():
-            try:
-                answer = await self._client.get(
-                    f"{sidecar.http}/v1/sessions",
-                    params={"limit": MOST_SESSIONS},
-                    headers={"Authorization": f"Bearer {sidecar.token}"},
-                )
-                found = _sessions(answer.content)
-                held.update(found)
-                await self._look_at_hashing(sidecar, {each.engine for each in found.values()})
-                self.answered += 1
-            except (httpx.HTTPError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-                _log.debug("sidecar %s: %s", sidecar.http, type(error).__name__)
+        """Ask all sidecars once, at the same time; who does not answer says nothing."""
+        held: dict[str, list[Held]] = {}
+        sidecars = self._sidecars()
+        self.silent = {each.http: self.silent.get(each.http) for each in sidecars}
+        for found in await asyncio.gather(*map(self._asked, sidecars)):
+            for name, each in found.items():
+                held.setdefault(name, []).append(each)
+        for several in held.values():
+            several.sort(key=lambda each: each.idle_s)
         self._held = held
 
     def note_home(self, name: str, engine: int) -> None:
         """Learn which engine is which: this session's home is the engine of this number.
 
-        A session that moved a moment ago is said to be elsewhere: what most sessions say counts.
+        Of several sidecars, the one that heard of the session last has its home. A session that
+        moved a moment ago is said to be elsewhere: what most sessions say counts.
         """
-        if (held := self._held.get(name)) is not None:
-            self._votes.setdefault(held.engine, Counter())[engine] += 1
+        if held := self._held.get(name):
+            self._votes.setdefault(held[0].engine, Counter())[engine] += 1
 
     def hashing(self, number: int) -> str:
         """By what an engine tells blocks apart, in words; empty while that is not known.
@@ -95,9 +129,9 @@ class ResidencyView:
         """
         ways = {
             way
-            for engines in self._hashing.values()
+            for sidecar, engines in self._hashing.items()
             for engine, way in engines.items()
-            if way and self._number(engine) == number
+            if way and self._number(Advised(sidecar, engine)) == number
         }
         return "; ".join(sorted(ways))
 
@@ -112,18 +146,45 @@ class ResidencyView:
         pool, copied = remembered.pool.copy(), remembered.copied.copy()
         seen = remembered.seen.copy()
         seen[[number for each in self._votes if (number := self._number(each)) is not None]] = False
-        held = self._held.get(name)
-        number = None if held is None else self._number(held.engine)
-        if held is None or number is None:
-            return remembered._replace(seen=seen)
-        context = max(int(pool[number]), held.tokens)
-        pool[number], copied[number] = held.pool * context, held.copied * context
-        seen[number] = True
+        for held in reversed(self._held.get(name, ())):  # what was heard last stands
+            if (number := self._number(held.engine)) is not None:
+                context = max(int(remembered.pool[number]), held.tokens)
+                pool[number], copied[number] = held.pool * context, held.copied * context
+                seen[number] = True
         return remembered._replace(pool=pool, copied=copied, seen=seen)
 
-    def _number(self, engine: str) -> int | None:
+    def _number(self, engine: Advised) -> int | None:
         votes = self._votes.get(engine)
         return votes.most_common(1)[0][0] if votes else None
+
+    async def _asked(self, sidecar: RunningSidecar) -> dict[str, Held]:
+        """What a sidecar says of sessions; nothing, if it does not answer."""
+        try:
+            answer = await self._client.get(
+                f"{sidecar.http}/v1/sessions",
+                params={"limit": MOST_SESSIONS},
+                headers={"Authorization": f"Bearer {sidecar.token}"},
+            )
+            answer.raise_for_status()
+            found = _sessions(sidecar.http, answer.content)
+            await self._look_at_hashing(sidecar, {each.engine.engine for each in found.values()})
+        except httpx.HTTPStatusError as error:
+            if (code := error.response.status_code) != _BUSY:
+                self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
+            return {}
+        except (httpx.HTTPError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+            self._note(sidecar.http, f"does not answer as a sidecar does ({type(error).__name__})")
+            return {}
+        self._note(sidecar.http, None)
+        return found
+
+    def _note(self, sidecar: str, silent: str | None) -> None:
+        """Note what became of a question, and log when that changes."""
+        before, self.silent[sidecar] = self.silent.get(sidecar), silent
+        if silent is not None and silent != before:
+            _log.warning("sidecar %s %s: what its engines hold is guessed", sidecar, silent)
+        elif silent is None and before is not None:
+            _log.info("sidecar %s answers again", sidecar)
 
     async def _look_at_hashing(self, sidecar: RunningSidecar, engines: set[str]) -> None:
         """Ask how engines hash blocks, once of each: it stays so while they run."""
@@ -141,7 +202,7 @@ class ResidencyView:
         await self._client.aclose()
 
 
-def _sessions(content: bytes) -> dict[str, Held]:
+def _sessions(sidecar: str, content: bytes) -> dict[str, Held]:
     found: dict[str, Held] = {}
     twice: set[str] = set()
     for each in orjson.loads(content)["sessions"]:
@@ -150,5 +211,6 @@ def _sessions(content: bytes) -> dict[str, Held]:
             twice.add(name)
         if each["engine"] is not None and chain > 0:
             pool, copied = each["chain_pool"] / chain, each["chain_copied"] / chain
-            found[name] = Held(each["engine"], each["tokens"], pool, copied)
+            engine = Advised(sidecar, each["engine"])
+            found[name] = Held(engine, each["tokens"], pool, copied, each["idle_s"])
     return {name: held for name, held in found.items() if name not in twice}

@@ -10,6 +10,7 @@ import typer
 
 from ....graph.errors import ConfigError
 from ...process.before_serving import log_for_people, refuse_remote
+from ...remote import TOKEN_VARIABLE
 from .engine_list import FIRST_BYTE_S, checked, engines_in
 from .engine_list import listed as parsed
 
@@ -43,10 +44,19 @@ def route(
     sidecars: Annotated[
         bool, typer.Option(help="Ask this user's sidecars what engines really hold.")
     ] = True,
+    others: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sidecar",
+            help="A sidecar of another machine, asked as well: http://10.0.0.5:8420; may be "
+            f"repeated. {TOKEN_VARIABLE} is the token of all of them.",
+        ),
+    ] = None,
     first_byte: FirstByte = FIRST_BYTE_S,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
     try:
+        from .residency import ResidencyView, sidecars_with
         from .route_server import serve_route
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -56,6 +66,9 @@ def route(
     refuse_remote(host, allow_remote)
     if (listed is None) == (not engines):
         raise ConfigError("name engines either by their addresses or by --engines FILE")
+    if others and not sidecars:
+        raise ConfigError("--sidecar and --no-sidecars exclude each other")
     given = engines_in(listed) if listed else checked([parsed(each) for each in engines or []])
     log_for_people()
-    asyncio.run(serve_route(given, listed, host, port, sidecars, first_byte))
+    residency = ResidencyView(sidecars_with(others or [])) if sidecars else None
+    asyncio.run(serve_route(given, listed, host, port, residency, first_byte))

@@ -25,16 +25,17 @@ async def serve_route(
     listed: Path | None,
     host: str,
     port: int,
-    sidecars: bool,
+    residency: ResidencyView | None,
     first_byte_s: float,
 ) -> None:
     """Serve until told to stop, and then finish what runs.
 
     Args:
         listed: The file that lists the engines, if one does.
+        residency: What sidecars say; None: none is asked.
         first_byte_s: For which an engine may be silent before the first byte of an answer.
     """
-    proxy = FleetProxy(engines, ResidencyView() if sidecars else None, first_byte_s=first_byte_s)
+    proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
     rereading = asyncio.create_task(_reread(proxy, listed)) if listed else None
     _log.info("%d engines behind http://%s:%d", len(engines), host, port)
     try:
