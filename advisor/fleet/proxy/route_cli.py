@@ -23,6 +23,15 @@ FirstByte = Annotated[
     ),
 ]
 
+Others = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sidecar",
+        help="A sidecar of another machine, asked as well: http://10.0.0.5:8420; may be repeated. "
+        f"{TOKEN_VARIABLE} is the token of all of them.",
+    ),
+]
+
 
 def route(
     engines: Annotated[
@@ -44,14 +53,7 @@ def route(
     sidecars: Annotated[
         bool, typer.Option(help="Ask this user's sidecars what engines really hold.")
     ] = True,
-    others: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sidecar",
-            help="A sidecar of another machine, asked as well: http://10.0.0.5:8420; may be "
-            f"repeated. {TOKEN_VARIABLE} is the token of all of them.",
-        ),
-    ] = None,
+    others: Others = None,
     first_byte: FirstByte = FIRST_BYTE_S,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
