@@ -11,7 +11,7 @@ import typer
 from ....graph.errors import ConfigError
 from ...process.before_serving import log_for_people, refuse_remote
 from ...remote import TOKEN_VARIABLE
-from .engine_list import FIRST_BYTE_S, checked, engines_in
+from .engine_list import FIRST_BYTE_S, Listed, checked, engines_in
 from .engine_list import listed as parsed
 
 FirstByte = Annotated[
@@ -66,11 +66,15 @@ def route(
         ) from None
 
     refuse_remote(host, allow_remote)
-    if (listed is None) == (not engines):
-        raise ConfigError("name engines either by their addresses or by --engines FILE")
     if others and not sidecars:
         raise ConfigError("--sidecar and --no-sidecars exclude each other")
-    given = engines_in(listed) if listed else checked([parsed(each) for each in engines or []])
+    given = _engines(engines or [], listed)
     log_for_people()
     residency = ResidencyView(sidecars_with(others or [])) if sidecars else None
     asyncio.run(serve_route(given, listed, host, port, residency, first_byte))
+
+
+def _engines(engines: list[str], listed: Path | None) -> list[Listed]:
+    if (listed is None) == (not engines):
+        raise ConfigError("name engines either by their addresses or by --engines FILE")
+    return engines_in(listed) if listed else checked([parsed(each) for each in engines])
