@@ -121,7 +121,9 @@ def engine(
     minutes: Annotated[
         float | None, typer.Option(min=1, help="For all of it; else 14: fewer pairs if need be.")
     ] = None,
-    part: Annotated[str, typer.Option(help="all, engine or sidecar.")] = "all",
+    part: Annotated[
+        str, typer.Option(help="all (engine and sidecar), engine, sidecar, profile.")
+    ] = "all",
     raw: Annotated[Path | None, typer.Option(help="Save every round here, as JSON.")] = None,
     model: Model = None,
 ) -> None:

@@ -26,6 +26,7 @@ from kvgraph.bench.engine.engine import (
 )
 from kvgraph.bench.engine.engine_course import Course
 from kvgraph.bench.engine.engine_feed import SESSIONS, SessionFeed
+from kvgraph.bench.engine.engine_profile import read_profile
 from kvgraph.bench.engine.engine_rounds import Round, Rounds
 from kvgraph.bench.engine.engine_threads import EngineThreads
 from kvgraph.bench.errors import ServerError
@@ -80,6 +81,74 @@ def test_the_main_thread_and_ours_are_counted_and_no_others(busy: int) -> None:
 def test_a_server_without_an_engine_core_is_told() -> None:
     with pytest.raises(ServerError, match="0 processes of this server are an engine core"):
         EngineThreads([1])
+
+
+# Where a busy main thread's time goes ------------------------------------------------------------
+
+LOOPING = """
+import sys, time
+from pathlib import Path
+from kvgraph.bench.engine.own_times import OwnTimes
+
+def module(name, source, **known):
+    known.update(__name__=name, time=time)
+    exec(source, known)
+    return known
+
+BURN = '''
+def {}(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+'''
+schedule = module("vllm.scheduler", BURN.format("schedule"))["schedule"]
+move = module("vllm.queue", BURN.format("move"))["move"]
+observe = module("kvgraph.hooks.step", BURN.format("observe"))["observe"]
+apply = module("kvgraph.hooks.advice", "def apply(seconds): move(seconds)", move=move)["apply"]
+
+def run_busy_loop():
+    for _ in range(20):
+        schedule(.04), move(.01), observe(.01), apply(.02)
+    print("done", flush=True)
+    while True:
+        schedule(.01)
+
+OwnTimes(Path(sys.argv[1])).start()
+schedule(.3)
+run_busy_loop()
+"""
+
+
+def test_own_times_are_of_the_busy_loop_by_who_called(tmp_path: Path) -> None:
+    kept = tmp_path / "own_times.json"
+    command = [sys.executable, "-P", "-c", LOOPING, str(kept)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "done\n"
+            assert wait_until(lambda: total(kept) > 1.7, 30), "the loop goes on"
+        finally:
+            child.kill()
+    profile = read_profile(kept)
+    assert [row.function for row in profile.rows[:3]] == [
+        "vllm.scheduler.schedule",
+        "vllm.queue.move",
+        "kvgraph.hooks.step.observe",
+    ]
+    assert profile.first_of_ours == 3
+    _, moved, observed, *_ = (row.share for row in profile.rows)
+    assert moved == pytest.approx(3 * observed, rel=0.3)
+    assert profile.called_share == pytest.approx(3 * observed, rel=0.3), "not all that moved"
+    assert "  3  " in profile.lines(1)[1], "our first is shown wherever it stands"
+
+
+def total(kept: Path) -> float:
+    """Seconds in a profile, 0 where there is none yet."""
+    return sum(seconds for *_, seconds in json.loads(kept.read_text())) if kept.exists() else 0.0
+
+
+def test_an_engine_that_was_never_busy_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="not busy for long enough"):
+        read_profile(tmp_path / "nothing.json")
 
 
 # What may be claimed ----------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from rich.console import Console
 
 from ..faults.faults_record import device
 from ..figures import Figures
-from ..serving.model import ensure_model
+from ..serving.model import TINY, ensure_model
 from ..serving.vllm_server import ServerPlan
 from .engine_course import Course
 from .engine_feed import TURNS, sidecar_cpu_percent
+from .engine_profile import RUNNING, Profile, profiled
 from .engine_rounds import CONCURRENCY, Round, Rounds, rounds_in_turns
 
 STOCK: Final = ("stock", "stock_again")
@@ -42,6 +43,7 @@ class Part(StrEnum):
     ALL = "all"
     ENGINE = "engine"
     SIDECAR = "sidecar"
+    PROFILE = "profile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ class Scale:
     Attributes:
         pairs: Rounds of each server between two starts.
         fleets: How often all servers are started: two processes that are alike differ too.
-        tiers: Whether a server with tiers takes part.
+        tiers: Whether a server with tiers is measured too.
         feed_rounds, feed_s: Of each feed to a sidecar, and seconds of each.
+        profile_s: Of each engine that is profiled.
         minutes: For all of it: on a slow machine, fewer pairs are made.
     """
 
@@ -61,10 +64,13 @@ class Scale:
     tiers: bool = True
     feed_rounds: int = 3
     feed_s: float = 8.0
+    profile_s: float = 60.0
     minutes: float = 14.0
 
 
-QUICK: Final = Scale(pairs=3, fleets=1, tiers=False, feed_rounds=1, feed_s=6.0, minutes=3.0)
+QUICK: Final = Scale(
+    pairs=3, fleets=1, tiers=False, feed_rounds=1, feed_s=6.0, profile_s=20.0, minutes=3.0
+)
 _FEEDS: Final = 3
 _FEED_START_S: Final = 10.0  # of a sidecar, until it is asked; chosen
 
@@ -86,10 +92,12 @@ def run(
     scale, console = scale or Scale(), Console(stderr=True, quiet=not progress)
     record = Record(scale, Course(60 * scale.minutes, console), raw)
     try:
-        if part is not Part.SIDECAR:
+        if part in (Part.ALL, Part.ENGINE):
             make_rounds(record, model or str(ensure_model()), part is Part.ALL)
-        if part is not Part.ENGINE:
+        if part in (Part.ALL, Part.SIDECAR):
             _feed_sidecars(record)
+        if part is Part.PROFILE:
+            _profile(record, model or str(ensure_model(TINY)))
         record.is_complete = True
     except (KeyboardInterrupt, SystemExit):
         console.print("interrupted: the figures are those of what was measured until now")
@@ -134,6 +142,7 @@ class Record:
 
     Attributes:
         feeds: By the figure's name, a sidecar's samples and its target.
+        profiles: Of busy engines, by arm.
         is_complete: Whether nothing is to come any more.
     """
 
@@ -142,6 +151,7 @@ class Record:
     raw: Path | None = None
     rounds: Rounds = field(default_factory=dict)
     feeds: dict[str, tuple[list[float], str]] = field(default_factory=dict)
+    profiles: dict[str, Profile] = field(default_factory=dict)
     is_complete: bool = False
 
     def note(self, arm: str, done: Round) -> None:
@@ -161,6 +171,10 @@ class Record:
             add_engine_figures(figures, rounds)
         for name, (samples, target) in self.feeds.items():
             figures.add(name, samples, "% of a core", target)
+        for arm, profile in self.profiles.items():
+            first, share = profile.first_of_ours, profile.called_share
+            figures.add(f"{arm}_profile_first_of_ours", first, "line", "≥ 21")
+            figures.add(f"{arm}_profile_called_share", share, "of main thread")
         figures.add("complete", self.is_complete, "bool")
         return figures
 
@@ -175,6 +189,7 @@ class Record:
             "seconds": {name: round(took, 1) for name, took in self.course.took.items()},
             "verdict": verdict(self.whole_pairs()).splitlines(),
             **self.figures().as_dict(),
+            "profiles": {arm: each.lines() for arm, each in self.profiles.items()},
             "rounds": {arm: [asdict(each) for each in done] for arm, done in self.rounds.items()},
         }
         self.raw.write_text(json.dumps(record, indent=1) + "\n")
@@ -210,6 +225,19 @@ def _feed_sidecars(record: Record) -> None:
             samples = sidecar_cpu_percent(blocks, turns, scale.feed_rounds, scale.feed_s)
         record.feeds[name] = samples, target
         record.save()
+
+
+def _profile(record: Record, model: str) -> None:
+    """Profile busy engines, and show where their time goes."""
+    with tempfile.TemporaryDirectory(prefix="kvgraph-profile-") as directory:
+        arms = {GRAPH: (), TIERS: _WARM} if record.scale.tiers else {GRAPH: ()}
+        for name, settings in arms.items():
+            plan = ServerPlan(model, True, Path(directory), name=name, settings=settings)
+            with record.course.part(f"{name}: {RUNNING} requests run"):
+                found = profiled(plan, record.scale.profile_s)
+            record.course.say("\n".join(found.lines()))
+            record.profiles[name] = found
+            record.save()
 
 
 def ratios(

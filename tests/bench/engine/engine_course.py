@@ -48,4 +48,4 @@ class Course:
 
     def say(self, line: str) -> None:
         """Tell people something."""
-        self._console.print(line)
+        self._console.print(line, soft_wrap=True)
