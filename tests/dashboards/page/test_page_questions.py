@@ -74,6 +74,7 @@ def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
     page = opened.show("misses?order=slowest&find=AGENT-05&reason=evicted")
     page.locator(".requests button").first.click()
     page.locator(".opened .remedy").wait_for()
+    page.locator(".opened").get_by_text("Measured on this traffic:").wait_for()  # asked for apart
     said = page.locator(".opened").inner_text()
     assert "It took" in said
     assert "A pool larger by at most 22 blocks, or host memory for copies" in said
