@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.advisor.fleet.fleet_router import Holdings
-from kvgraph.advisor.fleet.proxy.residency import ResidencyView, sidecars_with
+from kvgraph.advisor.fleet.proxy.sidecar_list import sidecars_with
+from kvgraph.advisor.fleet.residency.residency_view import ResidencyView
 from kvgraph.advisor.remote import TOKEN_VARIABLE
 from page_sidecar import TOKEN, PageSidecar
 

@@ -41,13 +41,15 @@ def listed(words: str) -> Listed:
 
 
 def is_address(url: str) -> bool:
-    """Whether these words are an address that HTTP reaches."""
+    """Whether these words are an address that HTTP reaches, and name nobody who may not."""
     try:
         parts = urlsplit(url)
-        more = parts.query or parts.fragment or parts.port == 0  # a port that is none raises
+        host = (parts.hostname or "").encode("idna")  # a name that cannot be looked up raises
+        more = parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not more
+    plain = url.isascii() and url.isprintable() and " " not in url
+    return plain and parts.scheme in ("http", "https") and bool(host) and not more
 
 
 def engines_in(path: Path) -> list[Listed]:

@@ -13,11 +13,11 @@ from typing import Final
 
 from ..engine_board import EngineBoard, Speed
 from ..fleet_router import Choice, FleetRouter, Holdings, NoEngineError, Wanted
+from ..residency.residency_view import ResidencyView
 from .callers import Asked, Callers
 from .engine_list import FIRST_BYTE_S, Listed
 from .health import HealthWatch
 from .prompt_chains import PromptMemory
-from .residency import ResidencyView
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, SilentError, Upstream
 
 DECISIONS: Final = 10_000

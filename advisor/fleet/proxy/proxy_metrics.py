@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..residency.residency_view import ResidencyView
 from .fleet_proxy import FleetProxy
-from .residency import ResidencyView
 
 _COUNTS = ("answered", "retried", "hung", "broken", "left", "refused", "unserved")
 

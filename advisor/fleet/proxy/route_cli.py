@@ -58,8 +58,9 @@ def route(
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
     try:
-        from .residency import ResidencyView, sidecars_with
+        from ..residency.residency_view import ResidencyView
         from .route_server import serve_route
+        from .sidecar_list import sidecars_with
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{error.name} is missing; install it with pip install 'kvgraph[route]'"

@@ -10,10 +10,10 @@ from typing import Final
 
 from ....graph.errors import ConfigError
 from ...process.http_service import serve_at
+from ..residency.residency_view import ResidencyView
 from .engine_list import Listed, engines_in
 from .fleet_proxy import FleetProxy
 from .proxy_app import ProxyApp
-from .residency import ResidencyView
 
 _REREAD_S: Final = 1.0  # between two looks at the list; chosen
 

@@ -13,7 +13,7 @@ import httpx
 from ...advisor.fleet.proxy.engine_list import FIRST_BYTE_S, Listed
 from ...advisor.fleet.proxy.fleet_proxy import FleetProxy
 from ...advisor.fleet.proxy.proxy_app import ProxyApp
-from ...advisor.fleet.proxy.residency import ResidencyView
+from ...advisor.fleet.residency.residency_view import ResidencyView
 from ..serving.listening import listening
 
 

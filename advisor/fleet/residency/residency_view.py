@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import httpx
-import orjson
+import msgspec
 
-from ....graph.errors import ConfigError
 from ....graph.ipc.runtime import RunningSidecar, running_sidecars
-from ...remote import TOKEN_VARIABLE, secret_of
+from ...remote import TOKEN_VARIABLE
 from ..fleet_router import Holdings
-from .engine_list import MOST_SHOWN, is_address
+from .sidecar_answers import Advised, Held, hashing_in, sessions_in
 
 INTERVAL_S: Final = 1.0
 """Between two questions; chosen: a sidecar ranks twice a second."""
 TIMEOUT_S: Final = 2.0
-"""For a sidecar's answer; chosen."""
+"""For all of a sidecar's answer; chosen."""
 MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
 
 _BUSY: Final = 503
@@ -30,45 +29,6 @@ _MEANS: Final = {
 }
 
 _log = logging.getLogger(__name__)
-
-
-def sidecars_with(others: Sequence[str]) -> Callable[[], list[RunningSidecar]]:
-    """Finds this user's sidecars on this machine, and those of other machines at ``others``.
-
-    Args:
-        others: URLs; their token is the environment's.
-
-    Raises:
-        ConfigError: One is no URL.
-    """
-    urls = [url.rstrip("/") for url in others]
-    if wrong := [url for url in urls if not is_address(url)]:
-        raise ConfigError(f"--sidecar {wrong[0][:MOST_SHOWN]!r}: allowed: http://HOST:PORT")
-    named = [RunningSidecar(0, "", url, secret_of(url)) for url in dict.fromkeys(urls)]
-    return lambda: [*named, *(each for each in running_sidecars() if each.http not in urls)]
-
-
-class Advised(NamedTuple):
-    """An engine, as its sidecar calls it; another sidecar's may have the same name."""
-
-    sidecar: str
-    engine: str
-
-
-class Held(NamedTuple):
-    """What an engine holds of a session's last context there, in shares of its tokens.
-
-    Attributes:
-        pool: In its pool.
-        copied: In its pool or in a tier below; at least ``pool``.
-        idle_s: Since its sidecar last heard of the session.
-    """
-
-    engine: Advised
-    tokens: int
-    pool: float
-    copied: float
-    idle_s: float
 
 
 class ResidencyView:
@@ -160,19 +120,21 @@ class ResidencyView:
     async def _asked(self, sidecar: RunningSidecar) -> dict[str, Held]:
         """What a sidecar says of sessions; nothing, if it does not answer."""
         try:
-            answer = await self._client.get(
-                f"{sidecar.http}/v1/sessions",
-                params={"limit": MOST_SESSIONS},
-                headers={"Authorization": f"Bearer {sidecar.token}"},
-            )
-            answer.raise_for_status()
-            found = _sessions(sidecar.http, answer.content)
-            await self._look_at_hashing(sidecar, {each.engine.engine for each in found.values()})
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.get(
+                    f"{sidecar.http}/v1/sessions",
+                    params={"limit": MOST_SESSIONS},
+                    headers={"Authorization": f"Bearer {sidecar.token}"},
+                )
+                found = sessions_in(sidecar.http, answer.raise_for_status().content)
+                await self._look_at_hashing(
+                    sidecar, {each.engine.engine for each in found.values()}
+                )
         except httpx.HTTPStatusError as error:
             if (code := error.response.status_code) != _BUSY:
                 self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
             return {}
-        except (httpx.HTTPError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, TimeoutError, UnicodeError, msgspec.MsgspecError) as error:
             self._note(sidecar.http, f"does not answer as a sidecar does ({type(error).__name__})")
             return {}
         self._note(sidecar.http, None)
@@ -191,26 +153,9 @@ class ResidencyView:
         if engines <= self._hashing.get(sidecar.http, {}).keys():
             return
         answer = await self._client.get(f"{sidecar.http}/status")
-        told = {
-            each["id"]: str(each.get("hashing", ""))
-            for each in orjson.loads(answer.content)["engines"]
-        }
+        told = hashing_in(answer.raise_for_status().content)
         self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
 
     async def close(self) -> None:
         """Close its connections."""
         await self._client.aclose()
-
-
-def _sessions(sidecar: str, content: bytes) -> dict[str, Held]:
-    found: dict[str, Held] = {}
-    twice: set[str] = set()
-    for each in orjson.loads(content)["sessions"]:
-        name, chain = each["session"], each["chain"]
-        if name in found:
-            twice.add(name)
-        if each["engine"] is not None and chain > 0:
-            pool, copied = each["chain_pool"] / chain, each["chain_copied"] / chain
-            engine = Advised(sidecar, each["engine"])
-            found[name] = Held(engine, each["tokens"], pool, copied, each["idle_s"])
-    return {name: held for name, held in found.items() if name not in twice}

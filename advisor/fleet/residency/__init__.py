@@ -1,0 +1,1 @@
+"""What engines really hold of sessions, as their sidecars tell a router."""
