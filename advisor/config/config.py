@@ -151,11 +151,21 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for key, value in dotted.items():
+    for key, given in dotted.items():
+        value = _listed(given)
         for step in reversed(key.split(".")):
             value = {step: value}
         nested = _overlaid(nested, value)
     return nested
+
+
+def _listed(given: Any) -> Any:
+    """A list, where the command line writes one as JSON does, as the environment may; else the
+    same."""
+    try:
+        return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
+    except ValueError:
+        return given  # the section says what it allows
 
 
 def _check_environment() -> None:

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from ...graph.errors import ConfigError
 
 _SECRET: Final = ".token"  # a key whose value is not shown
+_LISTS: Final = frozenset({"tuple_type", "list_type", "frozen_set_type"})
 _SHOWN: Final = 80  # characters shown of a wrong value; chosen
 
 Layers = Mapping[str, Mapping[str, Any]]
@@ -44,9 +45,17 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], layers: Layers) -> st
     origin = _origin(path, layers)
     if detail["type"] == "extra_forbidden":
         return str(unknown_key(key, _keys_at(model, path[:-1]), origin))
-    wrong = detail["msg"].removeprefix("Value error, ").replace("Input should be", "allowed: ")
+    if detail["type"] in _LISTS:
+        wrong = 'allowed: a list: ["…", "…"]'
+    else:
+        wrong = _words(detail["msg"])
     value = "'…'" if key.endswith(_SECRET) else _shown(detail["input"])
-    return f"{key} = {value} ({origin}): {' '.join(wrong.split())}"
+    return f"{key} = {value} ({origin}): {wrong}"
+
+
+def _words(message: str) -> str:
+    told = message.removeprefix("Value error, ").replace("Input should be", "allowed: ")
+    return " ".join(told.split())
 
 
 def _shown(value: object, quote: bool = True) -> str:

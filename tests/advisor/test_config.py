@@ -224,3 +224,11 @@ def test_what_needs_a_restart_is_named(file: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO):
         assert watch.poll() is not None
     assert "[http], graph.max_names takes effect at the next start" in caplog.text
+
+
+def test_the_command_line_writes_a_list_as_the_environment_may() -> None:
+    config = load(overrides={"http.allowed_hosts": '["gpu-0.internal", "gpu-0"]'})
+    assert config.http.allowed_hosts == ("gpu-0.internal", "gpu-0")
+    for wrong in ("gpu-0", '["gpu-0'):
+        with pytest.raises(ConfigError, match=r'command line\): allowed: a list: \["…", "…"\]'):
+            load(overrides={"http.allowed_hosts": wrong})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ....graph.errors import ConfigError
 from ....graph.ipc.runtime import RunningSidecar, running_sidecars
-from ...remote import secret_of
+from ...remote import TOKEN_VARIABLE, secret_of
 from .engine_list import MOST_SHOWN, is_address
 
 _log = logging.getLogger(__name__)
@@ -20,13 +20,15 @@ def sidecars_with(others: Sequence[str]) -> Callable[[], list[RunningSidecar]]:
         others: URLs; their token is the environment's.
 
     Raises:
-        ConfigError: One is no URL.
+        ConfigError: One is no URL, or that is no token.
     """
     urls = [url.rstrip("/") for url in others]
     if wrong := [url for url in urls if not is_address(url)]:
         raise ConfigError(f"--sidecar {wrong[0][:MOST_SHOWN]!r}: allowed: http://HOST:PORT")
     named = [RunningSidecar(0, "", url, secret_of(url)) for url in dict.fromkeys(urls)]
 
+    if not all(each.token.isascii() for each in named):
+        raise ConfigError(f"{TOKEN_VARIABLE}: allowed: letters, digits and ._~+/=-")
     try:
         running_sidecars()
     except ConfigError as error:

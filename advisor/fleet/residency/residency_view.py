@@ -134,8 +134,11 @@ class ResidencyView:
             if (code := error.response.status_code) != _BUSY:
                 self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
             return {}
-        except (httpx.HTTPError, TimeoutError, UnicodeError, msgspec.MsgspecError) as error:
-            self._note(sidecar.http, f"does not answer as a sidecar does ({type(error).__name__})")
+        except (httpx.HTTPError, TimeoutError):
+            self._note(sidecar.http, "does not answer")
+            return {}
+        except msgspec.MsgspecError as error:
+            self._note(sidecar.http, f"does not answer as a sidecar does ({error})")
             return {}
         self._note(sidecar.http, None)
         return found
