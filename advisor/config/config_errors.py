@@ -45,10 +45,7 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], layers: Layers) -> st
     origin = _origin(path, layers)
     if detail["type"] == "extra_forbidden":
         return str(unknown_key(key, _keys_at(model, path[:-1]), origin))
-    if detail["type"] in _LISTS:
-        wrong = 'allowed: a list: ["…", "…"]'
-    else:
-        wrong = _words(detail["msg"])
+    wrong = 'allowed: a list: ["…", "…"]' if detail["type"] in _LISTS else _words(detail["msg"])
     value = "'…'" if key.endswith(_SECRET) else _shown(detail["input"])
     return f"{key} = {value} ({origin}): {wrong}"
 
