@@ -14,7 +14,7 @@ from .engine_board import EngineBoard, Floats, Mask, Tokens
 from .homes import Home, Homes
 
 _NOTHING: Final = np.zeros(1, dtype=np.int64)
-_NOT_SEEN: Final = np.zeros(1, dtype=np.bool_)
+_NONE_LOST: Final = np.zeros(1, dtype=np.bool_)
 
 
 class Reason(StrEnum):
@@ -35,14 +35,14 @@ class Holdings(NamedTuple):
         pool: int64 ``[engines]`` (or ``[1]``, for all), found in an engine's pool.
         copied: The same, in its pool or its own copies; at least ``pool``.
         shared: Tokens that a store which engines share holds.
-        seen: bool ``[engines]`` (or ``[1]``, for all), whether what is missing there is known to be
-            lost, and was not only never sent.
+        lost: bool ``[engines]`` (or ``[1]``, for all): what is missing there was there and is gone;
+            False: it may never have been sent.
     """
 
     pool: Tokens = _NOTHING
     copied: Tokens = _NOTHING
     shared: int = 0
-    seen: Mask = _NOT_SEEN
+    lost: Mask = _NONE_LOST
 
 
 class Wanted(NamedTuple):
@@ -93,14 +93,16 @@ class FleetRouter:
     """Costs each engine in seconds; sends later turns home unless that is down, overloaded, or
     holds too little of what they had there.
 
-    The cost of a request at an engine is the time to compute what the engine does not hold, to load
-    what it holds below its pool, and until the tokens that wait there are done. A session that gets
-    a home also costs what it displaces: beyond the pool, KV of live sessions has to be computed
-    again. What an engine computes for it displaces other KV before that, too, and what is asked for
-    there says how much of that is wanted again: at an engine that is asked for as much as others,
-    each token to compute counts as one displaced. Among engines that cost the same, it goes to the
-    one whose live sessions have the least KV. What sessions with one turn so far have of it counts
-    by the share of such sessions that came back.
+    A request costs the seconds to compute what the engine does not hold, to load what it holds
+    below its pool, and until the tokens that wait there are computed. A session without a home, or
+    one that leaves it, also pays for what it displaces:
+
+    - KV of live sessions beyond the pool, which has to be computed again;
+    - one token for each token that it computes, times how much this engine was asked for lately
+      over the mean.
+
+    Sessions with one turn so far count by the share of such sessions that came back. Among equal
+    costs, the engine whose live sessions have the least KV is chosen.
 
     Attributes:
         board: The engines.
@@ -201,7 +203,7 @@ class FleetRouter:
             return Reason.HOME_OVERLOADED
         held = max(_at(holdings.copied, home.engine), holdings.shared)
         had = min(home.tokens, wanted.tokens)
-        if _at(holdings.seen, home.engine) and held < self._stickiness.kept * had:
+        if _at(holdings.lost, home.engine) and held < self._stickiness.kept * had:
             return Reason.HOME_FORGOT
         return Reason.HOME
 

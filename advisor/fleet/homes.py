@@ -20,7 +20,7 @@ class Home(NamedTuple):
 
     engine: int
     tokens: int
-    seen: float
+    heard_at: float
     fresh: bool = True
 
 
@@ -93,7 +93,7 @@ class Homes:
         """No longer count who is idle for too long, and forget whom there is no room for."""
         while self._live:
             session, home = next(iter(self._live.items()))
-            if home.seen > now - self._live_s and len(self._live) <= self._most:
+            if home.heard_at > now - self._live_s and len(self._live) <= self._most:
                 break
             self.forget(session)
             self._idle[session] = home

@@ -11,8 +11,8 @@ import numpy as np
 from .fleet_router import Holdings
 
 MOST_LINKS_HELD: Final = 200_000
-"""Of all engines together, the longest unused are forgotten first. Chosen: 50 MB, and 60 for as
-many that engines lost."""
+"""Of all engines together; the longest unused are forgotten first. Chosen: about 50 MB, and 60 MB
+for as many that engines lost."""
 
 
 class Link(NamedTuple):
@@ -40,8 +40,8 @@ class PoolShadows:
         self._tokens: list[int] = []  # per engine: their sum
 
     def holdings(self, links: Sequence[Link], engines: int) -> Holdings:
-        """What each of so many engines should hold of a prompt; of those that lost a part of it,
-        what is missing is lost."""
+        """What each of so many engines should hold of a prompt; ``lost`` marks those that held a
+        part of it and evicted it."""
         tokens = np.zeros(engines, dtype=np.int64)
         lost = np.zeros(engines, dtype=np.bool_)
         missing = (1 << engines) - 1
@@ -52,7 +52,7 @@ class PoolShadows:
                 missing &= ~new
                 tokens[list(_numbers(new))] = link.tokens
         lost[list(_numbers(gone & ((1 << engines) - 1)))] = True
-        return Holdings(tokens, tokens, seen=lost)
+        return Holdings(tokens, tokens, lost=lost)
 
     def sent(self, links: Sequence[Link], engine: int, pool_tokens: int) -> None:
         """Note that a prompt went to an engine; a prompt larger than its pool is left out.
@@ -76,11 +76,11 @@ class PoolShadows:
             order[key] = end - begin
             self._tokens[engine] += end - begin
             if key in lost:
-                _take(lost, key, bit)
+                _drop_engine(lost, key, bit)
         while 0 < pool_tokens < self._tokens[engine]:
             key = next(iter(order))
             self._leaves(key, engine)
-            _take(self._holders, key, bit)
+            _drop_engine(self._holders, key, bit)
             self._lost[key] = self._lost.pop(key, 0) | bit
         self._forget_oldest()
 
@@ -89,9 +89,9 @@ class PoolShadows:
         if engine < len(self._orders):
             for key in list(self._orders[engine]):
                 self._leaves(key, engine)
-                _take(self._holders, key, 1 << engine)
+                _drop_engine(self._holders, key, 1 << engine)
             for key in list(self._lost):
-                _take(self._lost, key, 1 << engine)
+                _drop_engine(self._lost, key, 1 << engine)
 
     def _leaves(self, key: Hashable, engine: int) -> None:
         self._tokens[engine] -= self._orders[engine].pop(key)
@@ -112,7 +112,7 @@ def _numbers(bits: int) -> Iterator[int]:
         bits &= bits - 1
 
 
-def _take(kept: OrderedDict[Hashable, int], key: Hashable, bit: int) -> None:
+def _drop_engine(kept: OrderedDict[Hashable, int], key: Hashable, bit: int) -> None:
     """Take an engine's bit from a link; one without any is dropped."""
     if (bits := kept.get(key, 0)) & bit:
         if left := bits & ~bit:

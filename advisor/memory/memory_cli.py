@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from ...graph.errors import ConfigError
-from ..fleet.proxy.engine_list import listed
+from ..fleet.proxy.engine_list import engine_in
 from ..process.before_serving import log_for_people, refuse_remote
 from .chats.memory_settings import MemorySettings, Mode, StoreSettings
 
@@ -59,7 +59,7 @@ def memory(
     refuse_remote(host, allow_remote)
     if embeddings and not embedding_model:
         raise ConfigError("--embeddings wants --embedding-model")
-    url = listed(engine).url
+    url = engine_in(engine).url
     settings = MemorySettings(
         budget, high, low, mode, top, least_similarity, gate, strip_think=strip_think
     )

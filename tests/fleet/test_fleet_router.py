@@ -25,7 +25,7 @@ SPEED = Speed(
 )
 NOWHERE = Holdings()
 
-SEEN = np.ones(1, dtype=np.bool_)
+LOST = np.ones(1, dtype=np.bool_)
 
 
 def router_of(engines: int, speed: Speed = SPEED) -> FleetRouter:
@@ -147,11 +147,11 @@ def test_a_session_whose_home_forgot_it_goes_where_it_displaces_least() -> None:
     came_back(router, "s", 0, 2000)
     came_back(router, "large", 0, 9500)
     wanted = Wanted("s", 2100)
-    assert router.choose(wanted, Holdings(held(1500, 0), held(1500, 0), seen=SEEN)).engine == 0
-    lost = Holdings(held(300, 0), held(300, 0), seen=SEEN)
+    assert router.choose(wanted, Holdings(held(1500, 0), held(1500, 0), lost=LOST)).engine == 0
+    lost = Holdings(held(300, 0), held(300, 0), lost=LOST)
     choice = router.choose(wanted, lost)
     assert (choice.engine, choice.reason) == (1, Reason.HOME_FORGOT)
-    remembered = router.choose(wanted, lost._replace(seen=~SEEN))
+    remembered = router.choose(wanted, lost._replace(lost=~LOST))
     assert (remembered.engine, remembered.reason) == (0, Reason.HOME)
 
 
@@ -159,7 +159,7 @@ def test_a_session_that_its_home_forgot_stays_where_no_other_engine_is_better() 
     router = router_of(2)
     came_back(router, "s", 0, 2000)
     came_back(router, "large", 1, 9500)
-    nothing = Holdings(held(0, 0), held(0, 0), seen=SEEN)
+    nothing = Holdings(held(0, 0), held(0, 0), lost=LOST)
     choice = router.choose(Wanted("s", 2100), nothing)
     assert (choice.engine, choice.reason) == (0, Reason.HOME)
 

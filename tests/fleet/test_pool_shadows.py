@@ -53,14 +53,14 @@ def test_engines_lose_each_for_itself_and_only_what_was_there_is_lost() -> None:
         shadow.sent(links(chain), 0, 3 * SIZE)
         shadow.sent(links(chain), 1, 0)
     assert held(shadow, one, 3) == [SIZE, 3 * SIZE, 0], "of a pool of no size nothing leaves"
-    assert shadow.holdings(links(one), 3).seen.tolist() == [True, False, False]
-    assert shadow.holdings(links([6, 7]), 3).seen.tolist() == [False, False, False]
-    assert shadow.holdings([], 3).seen.tolist() == [False, False, False], "too short for a link"
+    assert shadow.holdings(links(one), 3).lost.tolist() == [True, False, False]
+    assert shadow.holdings(links([6, 7]), 3).lost.tolist() == [False, False, False]
+    assert shadow.holdings([], 3).lost.tolist() == [False, False, False], "too short for a link"
     shadow.sent(links([8, 9, 10, 11]), 0, 3 * SIZE)
     assert held(shadow, two, 2) == [2 * SIZE, 2 * SIZE], "what does not fit was never there"
     shadow.sent([], 0, 3 * SIZE)
     shadow.sent(links(one), 0, 9 * SIZE)
-    assert not shadow.holdings(links(one), 3).seen.any(), "it is there again"
+    assert not shadow.holdings(links(one), 3).lost.any(), "it is there again"
 
 
 def test_an_engine_that_started_anew_has_nothing_and_lost_nothing() -> None:
@@ -71,7 +71,7 @@ def test_an_engine_that_started_anew_has_nothing_and_lost_nothing() -> None:
     shadow.forget(0)
     shadow.forget(7)
     assert held(shadow, [4, 5], 2) == [0, 2 * SIZE]
-    assert shadow.holdings(links([1, 2, 3]), 2).seen.tolist() == [False, True]
+    assert shadow.holdings(links([1, 2, 3]), 2).lost.tolist() == [False, True]
 
 
 def test_what_is_remembered_is_bounded_and_what_is_forgotten_is_not_lost() -> None:
@@ -79,8 +79,8 @@ def test_what_is_remembered_is_bounded_and_what_is_forgotten_is_not_lost() -> No
     for number in range(50):
         shadow.sent(links([number]), number % 2, 0)
     assert [any(held(shadow, [n], 2)) for n in range(50)] == [False] * 40 + [True] * 10
-    assert not shadow.holdings(links([3]), 2).seen.any()
+    assert not shadow.holdings(links([3]), 2).lost.any()
     for number in range(50):
         shadow.sent(links([number]), 0, 2 * SIZE)
-    lost = [shadow.holdings(links([n]), 1).seen.any() for n in range(50)]
+    lost = [shadow.holdings(links([n]), 1).lost.any() for n in range(50)]
     assert lost == [False] * 38 + [True] * 10 + [False] * 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kvgraph.advisor.fleet.engine_board import EngineBoard, Speed
-from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engines_in, listed
+from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engine_in, engines_in
 from kvgraph.advisor.fleet.proxy.prompt_chains import (
     MOST_LINKS,
     PIECE,
@@ -96,7 +96,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(20):
         memory.sent(reader.read(chat(str(number)), SCOPE).links, "t", 0, board)
     found = memory.holdings(old, board)
-    assert (found.pool.tolist(), found.seen.tolist()) == ([0], [False]), "it may be there"
+    assert (found.pool.tolist(), found.lost.tolist()) == ([0], [False]), "it may be there"
 
 
 def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> No
     ]
     for words in ("ftp://x", "http://", "http://a b", "127.0.0.1:80"):
         with pytest.raises(ConfigError, match="allowed: http://HOST:PORT"):
-            listed(words)
+            engine_in(words)
     with pytest.raises(ConfigError, match="listed twice: http://a"):
         checked([Listed("http://a"), Listed("http://a")])
     path.write_text("")

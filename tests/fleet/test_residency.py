@@ -66,10 +66,10 @@ def looked(*sidecars: Sidecar) -> ResidencyView:
 def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> None:
     view = looked(Sidecar(session("s", "host:1", 4, 3), session("t", "host:1", 0)))
     tokens = np.array([1200, 300], dtype=np.int64)
-    remembered = Holdings(tokens, tokens, seen=np.array([True, True]))
+    remembered = Holdings(tokens, tokens, lost=np.array([True, True]))
     unheard = view.corrected("s", remembered)
     assert unheard.pool.tolist() == [1200, 300], "who is host:1?"
-    assert unheard.seen.tolist() == [True, True], "nobody but the proxy knows of them"
+    assert unheard.lost.tolist() == [True, True], "nobody but the proxy knows of them"
     view.note_home("s", 1)  # it moved a moment ago, and its sidecar does not know it yet
     view.note_home("s", 0)
     view.note_home("t", 0)
@@ -77,10 +77,10 @@ def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> Non
     assert told.pool.tolist() == [480, 300]
     assert told.copied.tolist() == [840, 300]
     assert view.corrected("t", remembered).pool.tolist() == [0, 300]
-    assert told.seen.tolist() == [True, True]
+    assert told.lost.tolist() == [True, True]
     unknown = view.corrected("unknown", remembered)
     assert unknown.pool.tolist() == [1200, 300]
-    assert unknown.seen.tolist() == [False, True], "engines with a graph evict in another order"
+    assert unknown.lost.tolist() == [False, True], "engines with a graph evict in another order"
 
 
 def test_a_name_that_two_tenants_use_tells_nothing() -> None:
@@ -96,10 +96,10 @@ def test_what_sidecars_of_several_machines_say_of_a_session_is_merged() -> None:
     view.note_home("t", 0)
     assert len(view) == 2
     nothing = np.zeros(3, dtype=np.int64)
-    told = view.corrected("s", Holdings(nothing, nothing, seen=np.ones(3, dtype=np.bool_)))
+    told = view.corrected("s", Holdings(nothing, nothing, lost=np.ones(3, dtype=np.bool_)))
     assert told.pool.tolist() == [800, 300, 0], "both hold of it, and are two engines"
     assert told.copied.tolist() == [800, 400, 0]
-    assert told.seen.tolist() == [True, True, True]
+    assert told.lost.tolist() == [True, True, True]
 
 
 def test_a_sidecar_that_says_nothing_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -191,3 +191,26 @@ def test_how_engines_hash_blocks_is_asked_once_and_known_by_their_sessions() -> 
     view.note_home("t", 0)
     assert view.hashing(0) == "sha256 1; sha256 2", "one address, two ranks"
     assert sidecar.asked_for_status == 1
+
+
+def test_a_sidecar_that_is_gone_says_nothing_more() -> None:
+    async def look() -> None:
+        sidecar = Sidecar(session("s", "a", 4), a="sha256 1")
+        server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")]
+        view = ResidencyView(lambda: notes)
+        await view.look()
+        view.note_home("s", 0)
+        nothing = np.zeros(1, dtype=np.int64)
+        lost = Holdings(nothing, nothing, lost=np.ones(1, dtype=np.bool_))
+        assert view.hashing(0) == "sha256 1"
+        assert view.corrected("u", lost).lost.tolist() == [False]
+        notes.clear()
+        await view.look()
+        assert (len(view), view.hashing(0), view.silent) == (0, "", {})
+        assert view.corrected("u", lost).lost.tolist() == [True], "the proxy alone knows again"
+        await view.close()
+        server.close()
+
+    asyncio.run(look())

@@ -42,8 +42,8 @@ def test_a_named_sidecar_tells_what_its_engine_holds(
     assert len(view) == 12
     view.note_home(ELSEWHERE, 1)
     nothing = np.zeros(2, dtype=np.int64)
-    told = view.corrected(ELSEWHERE, Holdings(nothing, nothing, seen=np.ones(2, dtype=np.bool_)))
-    assert told.seen.tolist() == [True, True]
+    told = view.corrected(ELSEWHERE, Holdings(nothing, nothing, lost=np.ones(2, dtype=np.bool_)))
+    assert told.lost.tolist() == [True, True]
     assert told.pool[0] == 0
     assert told.copied[1] > 0
 

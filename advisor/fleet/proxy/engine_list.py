@@ -25,7 +25,7 @@ class Listed(NamedTuple):
     drains: bool = False
 
 
-def listed(words: str) -> Listed:
+def engine_in(words: str) -> Listed:
     """An engine as a line says it: ``URL``, or ``URL drain``.
 
     Raises:
@@ -41,7 +41,7 @@ def listed(words: str) -> Listed:
 
 
 def is_address(url: str) -> bool:
-    """Whether these words are an address that HTTP reaches, and name nobody who may not."""
+    """Whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query, fragment."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")  # a name that cannot be looked up raises
@@ -62,7 +62,9 @@ def engines_in(path: Path) -> list[Listed]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"engines {str(path)!r}: {error}") from None
-    found = [listed(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    found = [
+        engine_in(line) for line in lines if line.strip() and not line.lstrip().startswith("#")
+    ]
     return checked(found)
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -42,6 +43,8 @@ class Counts:
         hung: Given up since an engine was silent for too long.
         broken: An engine was gone in the middle of its answer.
         left: The client was gone before the end.
+        refused: Not passed on, for what it is.
+        unserved: No engine answered.
     """
 
     answered: int = 0
@@ -51,7 +54,6 @@ class Counts:
     left: int = 0
     refused: int = 0
     unserved: int = 0
-    decided_s: list[float] = field(default_factory=list)
 
 
 class FleetProxy:
@@ -83,6 +85,7 @@ class FleetProxy:
         )
         self.upstreams: list[Upstream] = []
         self.counts = Counts()
+        self.decided_s: deque[float] = deque(maxlen=DECISIONS)
         self._speed, self._first_byte_s = speed, first_byte_s
         self._watching: list[asyncio.Task[None]] = []
         self.list_again(engines)
@@ -210,14 +213,8 @@ class FleetProxy:
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
         choice = self.router.route(wanted, holdings, now)
         self.memory.sent(turn.prompt.links, turn.session, choice.engine, self.board)
-        self._note(time.perf_counter() - start)
+        self.decided_s.append(time.perf_counter() - start)
         return choice
-
-    def _note(self, seconds: float) -> None:
-        times = self.counts.decided_s
-        times.append(seconds)
-        if len(times) > 2 * DECISIONS:
-            del times[:DECISIONS]
 
     def _measure(self, choice: Choice, queued: int, seconds: float) -> None:
         """Learn an engine's speed from the time to a first token.

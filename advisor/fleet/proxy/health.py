@@ -27,8 +27,8 @@ _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to st
 _log = logging.getLogger(__name__)
 
 
-class Alike:
-    """Names engines whose blocks are not told apart as those of the first one are."""
+class HashingWatch:
+    """Names engines that hash blocks otherwise than the first one."""
 
     def __init__(self, board: EngineBoard) -> None:
         self._board = board
@@ -40,7 +40,11 @@ class Alike:
         return self._differs.get(number)
 
     def compare(self, upstream: Upstream, hashing: str) -> None:
-        """Take an engine's word, in which it agrees with all if it is empty."""
+        """Compare how an engine hashes blocks with how the first one does.
+
+        Args:
+            hashing: In words; empty differs from nobody's.
+        """
         number = upstream.number
         if not self._first or not self._board.up.any():
             self._first = hashing
@@ -72,8 +76,8 @@ class HealthWatch:
 
     Attributes:
         refused: Why an engine gets no requests though it is well, by its number.
-        alike, alike_by_sidecars: Who tells blocks apart otherwise than the others, by engines' own
-            metrics, which do not tell the seed of hashes, and by sidecars, which do.
+        by_metrics, by_sidecars: Which engines hash blocks otherwise than the first one. Metrics do
+            not tell the seed; sidecars do.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class HealthWatch:
         self._not_before: dict[int, float] = {}
         self._models: list[str] | None = None
         self.refused: dict[int, str] = {}
-        self.alike, self.alike_by_sidecars = Alike(board), Alike(board)
+        self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
     async def watch(self, upstream: Upstream) -> None:
         """Ask one engine for ever."""
@@ -117,7 +121,7 @@ class HealthWatch:
                 upstream.is_gone()
             return
         self._unanswered[number], upstream.is_silent = 0, False
-        self.alike_by_sidecars.compare(upstream, self._hashing(number))
+        self.by_sidecars.compare(upstream, self._hashing(number))
         if not well:
             self._down(upstream, "it says that it is not well")
         elif not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):
@@ -137,7 +141,7 @@ class HealthWatch:
 
     def differs(self, number: int) -> str | None:
         """How an engine's blocks differ from the others', in words; None where they do not."""
-        return self.alike.differs(number) or self.alike_by_sidecars.differs(number)
+        return self.by_metrics.differs(number) or self.by_sidecars.differs(number)
 
     def _down(self, upstream: Upstream, why: str) -> None:
         if self._board.up[upstream.number]:
@@ -163,7 +167,7 @@ class HealthWatch:
         if self._clock() < self._not_before.get(number, 0.0):
             return  # it dropped a request meanwhile
         self._board.pool[number] = facts.tokens
-        self.alike.compare(upstream, facts.hashing)
+        self.by_metrics.compare(upstream, facts.hashing)
         self._board.up[number] = True
         self._came_back(upstream)
         _log.info("engine %s is up", upstream.url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..residency.residency_view import ResidencyView
-from .fleet_proxy import FleetProxy
+from .fleet_proxy import Counts, FleetProxy
 
-_COUNTS = ("answered", "retried", "hung", "broken", "left", "refused", "unserved")
+_COUNTS = tuple(each.name for each in fields(Counts))
 
 
 def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
@@ -51,8 +52,8 @@ def _sidecars(residency: ResidencyView) -> list[dict[str, str | None]]:
 
 def decision_ms(proxy: FleetProxy, percentile: float) -> float:
     """A percentile of the time that the newest decisions took."""
-    times = proxy.counts.decided_s
-    return 1e3 * float(np.percentile(times, percentile)) if times else 0.0
+    times = proxy.decided_s
+    return 1e3 * float(np.percentile(list(times), percentile)) if times else 0.0
 
 
 def exposition(proxy: FleetProxy) -> bytes:

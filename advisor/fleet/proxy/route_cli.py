@@ -11,8 +11,7 @@ import typer
 from ....graph.errors import ConfigError
 from ...process.before_serving import log_for_people, refuse_remote
 from ...remote import TOKEN_VARIABLE
-from .engine_list import FIRST_BYTE_S, Listed, checked, engines_in
-from .engine_list import listed as parsed
+from .engine_list import FIRST_BYTE_S, Listed, checked, engine_in, engines_in
 
 FirstByte = Annotated[
     float,
@@ -23,7 +22,14 @@ FirstByte = Annotated[
     ),
 ]
 
-Others = Annotated[
+AskSidecars = Annotated[
+    bool,
+    typer.Option(
+        "--sidecars/--no-sidecars", help="Ask this user's sidecars what engines really hold."
+    ),
+]
+
+NamedSidecars = Annotated[
     list[str] | None,
     typer.Option(
         "--sidecar",
@@ -37,7 +43,7 @@ def route(
     engines: Annotated[
         list[str] | None, typer.Argument(help="Engines' addresses: http://127.0.0.1:8001 …")
     ] = None,
-    listed: Annotated[
+    engines_file: Annotated[
         Path | None,
         typer.Option(
             "--engines",
@@ -50,10 +56,8 @@ def route(
     allow_remote: Annotated[
         bool, typer.Option(help="Listen beyond loopback: whoever reaches it may use the engines.")
     ] = False,
-    sidecars: Annotated[
-        bool, typer.Option(help="Ask this user's sidecars what engines really hold.")
-    ] = True,
-    others: Others = None,
+    ask_sidecars: AskSidecars = True,
+    named_sidecars: NamedSidecars = None,
     first_byte: FirstByte = FIRST_BYTE_S,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
@@ -67,15 +71,15 @@ def route(
         ) from None
 
     refuse_remote(host, allow_remote)
-    if others and not sidecars:
+    if named_sidecars and not ask_sidecars:
         raise ConfigError("--sidecar and --no-sidecars exclude each other")
-    given = _engines(engines or [], listed)
+    given = _engines(engines or [], engines_file)
     log_for_people()
-    residency = ResidencyView(sidecars_with(others or [])) if sidecars else None
-    asyncio.run(serve_route(given, listed, host, port, residency, first_byte))
+    residency = ResidencyView(sidecars_with(named_sidecars or [])) if ask_sidecars else None
+    asyncio.run(serve_route(given, engines_file, host, port, residency, first_byte))
 
 
-def _engines(engines: list[str], listed: Path | None) -> list[Listed]:
-    if (listed is None) == (not engines):
+def _engines(engines: list[str], file: Path | None) -> list[Listed]:
+    if (file is None) == (not engines):
         raise ConfigError("name engines either by their addresses or by --engines FILE")
-    return engines_in(listed) if listed else checked([parsed(each) for each in engines])
+    return engines_in(file) if file else checked([engine_in(each) for each in engines])

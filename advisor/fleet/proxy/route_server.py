@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 async def serve_route(
     engines: Sequence[Listed],
-    listed: Path | None,
+    engines_file: Path | None,
     host: str,
     port: int,
     residency: ResidencyView | None,
@@ -31,12 +31,12 @@ async def serve_route(
     """Serve until told to stop, and then finish what runs.
 
     Args:
-        listed: The file that lists the engines, if one does.
+        engines_file: The file that lists the engines, if one does.
         residency: What sidecars say; None: none is asked.
         first_byte_s: For which an engine may be silent before the first byte of an answer.
     """
     proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
-    rereading = asyncio.create_task(_reread(proxy, listed)) if listed else None
+    rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
     _log.info("%d engines behind http://%s:%d", len(engines), host, port)
     try:
         await serve_at(ProxyApp(proxy), host, port)
@@ -45,16 +45,16 @@ async def serve_route(
             rereading.cancel()
 
 
-async def _reread(proxy: FleetProxy, listed: Path) -> None:
+async def _reread(proxy: FleetProxy, file: Path) -> None:
     """Take over the file whenever it has changed; a bad one is named, and changes nothing."""
-    seen = _stamp(listed)
+    seen = _stamp(file)
     while True:
         await asyncio.sleep(_REREAD_S)
-        if (stamp := _stamp(listed)) == seen:
+        if (stamp := _stamp(file)) == seen:
             continue
         seen = stamp
         try:
-            proxy.list_again(engines_in(listed))
+            proxy.list_again(engines_in(file))
         except ConfigError as error:
             _log.error("%s; the list stays as it was", error)
 

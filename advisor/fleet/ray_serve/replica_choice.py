@@ -13,7 +13,8 @@ from ..fleet_router import Choice, FleetRouter, Reason, Stickiness, Wanted
 from ..proxy.callers import BadRequestError, Callers, Turn
 from ..proxy.prompt_chains import PromptMemory
 
-_PROMPTS: Final = ("messages", "input", "prompt", "model", "cache_salt")  # say whose it is not
+_NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
+"""What is left of a body whose session's name is refused."""
 _MOST_RUNNING: Final = 100_000  # requests whose end is awaited; chosen
 
 
@@ -99,4 +100,4 @@ class ReplicaChoice:
         try:
             return self._callers.turn(body, [], session or None)
         except BadRequestError:  # the engine refuses it in words of its own
-            return self._callers.turn({key: body[key] for key in _PROMPTS if key in body}, [])
+            return self._callers.turn({key: body[key] for key in _NAMELESS if key in body}, [])

@@ -14,7 +14,7 @@ import msgspec
 from ....graph.ipc.runtime import RunningSidecar, running_sidecars
 from ...remote import TOKEN_VARIABLE
 from ..fleet_router import Holdings
-from .sidecar_answers import Advised, Held, hashing_in, sessions_in
+from .sidecar_answers import AdvisedEngine, Held, hashing_in, sessions_in
 
 INTERVAL_S: Final = 1.0
 """Between two questions; chosen: a sidecar ranks twice a second."""
@@ -47,7 +47,7 @@ class ResidencyView:
     def __init__(self, sidecars: Callable[[], list[RunningSidecar]] = running_sidecars) -> None:
         self._sidecars = sidecars
         self._held: dict[str, list[Held]] = {}  # by session, who heard of it last first
-        self._votes: dict[Advised, Counter[int]] = {}  # → numbers
+        self._votes: dict[AdvisedEngine, Counter[int]] = {}  # how many homes at our numbers
         self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         self.silent: dict[str, str | None] = {}
@@ -65,7 +65,7 @@ class ResidencyView:
         """Ask all sidecars once, at the same time; who does not answer says nothing."""
         held: dict[str, list[Held]] = {}
         sidecars = self._sidecars()
-        self.silent = {each.http: self.silent.get(each.http) for each in sidecars}
+        self._forget_others({each.http: self.silent.get(each.http) for each in sidecars})
         for found in await asyncio.gather(*map(self._asked, sidecars)):
             for name, each in found.items():
                 held.setdefault(name, []).append(each)
@@ -76,8 +76,8 @@ class ResidencyView:
     def note_home(self, name: str, engine: int) -> None:
         """Learn which engine is which: this session's home is the engine of this number.
 
-        Of several sidecars, the one that heard of the session last has its home. A session that
-        moved a moment ago is said to be elsewhere: what most sessions say counts.
+        Where several sidecars know the session, it lives where it was heard of last. A sidecar may
+        not yet know that a session moved, so the number that most sessions give counts.
         """
         if held := self._held.get(name):
             self._votes.setdefault(held[0].engine, Counter())[engine] += 1
@@ -85,13 +85,13 @@ class ResidencyView:
     def hashing(self, number: int) -> str:
         """By what an engine tells blocks apart, in words; empty while that is not known.
 
-        An engine of several ranks has as many ways as these.
+        An engine of several ranks may hash in several ways: all are named.
         """
         ways = {
             way
             for sidecar, engines in self._hashing.items()
             for engine, way in engines.items()
-            if way and self._number(Advised(sidecar, engine)) == number
+            if way and self._likeliest(AdvisedEngine(sidecar, engine)) == number
         }
         return "; ".join(sorted(ways))
 
@@ -104,16 +104,24 @@ class ResidencyView:
                 copies.
         """
         pool, copied = remembered.pool.copy(), remembered.copied.copy()
-        seen = remembered.seen.copy()
-        seen[[number for each in self._votes if (number := self._number(each)) is not None]] = False
+        lost = remembered.lost.copy()
+        advised = [self._likeliest(each) for each in self._votes]
+        lost[[number for number in advised if number is not None]] = False
         for held in reversed(self._held.get(name, ())):  # what was heard last stands
-            if (number := self._number(held.engine)) is not None:
+            if (number := self._likeliest(held.engine)) is not None:
+                # Its sidecar may not have heard yet of the turn that was sent there last.
                 context = max(int(remembered.pool[number]), held.tokens)
                 pool[number], copied[number] = held.pool * context, held.copied * context
-                seen[number] = True
-        return remembered._replace(pool=pool, copied=copied, seen=seen)
+                lost[number] = True
+        return remembered._replace(pool=pool, copied=copied, lost=lost)
 
-    def _number(self, engine: Advised) -> int | None:
+    def _forget_others(self, silent: dict[str, str | None]) -> None:
+        """Go by these sidecars alone: one that is gone comes back at another port."""
+        self.silent = silent
+        self._votes = {each: told for each, told in self._votes.items() if each.sidecar in silent}
+        self._hashing = {each: told for each, told in self._hashing.items() if each in silent}
+
+    def _likeliest(self, engine: AdvisedEngine) -> int | None:
         votes = self._votes.get(engine)
         return votes.most_common(1)[0][0] if votes else None
 
@@ -127,9 +135,7 @@ class ResidencyView:
                     headers={"Authorization": f"Bearer {sidecar.token}"},
                 )
                 found = sessions_in(sidecar.http, answer.raise_for_status().content)
-                await self._look_at_hashing(
-                    sidecar, {each.engine.engine for each in found.values()}
-                )
+                await self._ask_hashing(sidecar, {each.engine.name for each in found.values()})
         except httpx.HTTPStatusError as error:
             if (code := error.response.status_code) != _BUSY:
                 self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
@@ -151,7 +157,7 @@ class ResidencyView:
         elif silent is None and before is not None:
             _log.info("sidecar %s answers again", sidecar)
 
-    async def _look_at_hashing(self, sidecar: RunningSidecar, engines: set[str]) -> None:
+    async def _ask_hashing(self, sidecar: RunningSidecar, engines: set[str]) -> None:
         """Ask how engines hash blocks, once of each: it stays so while they run."""
         if engines <= self._hashing.get(sidecar.http, {}).keys():
             return

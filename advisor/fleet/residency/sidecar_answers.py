@@ -11,11 +11,11 @@ _MOST_TOKENS: Final = 1 << 40  # of a context; chosen: sums of them fit in 64 bi
 _Blocks = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Advised(NamedTuple):
+class AdvisedEngine(NamedTuple):
     """An engine, as its sidecar calls it; another sidecar's may have the same name."""
 
     sidecar: str
-    engine: str
+    name: str
 
 
 class Held(NamedTuple):
@@ -27,7 +27,7 @@ class Held(NamedTuple):
         idle_s: Since its sidecar last heard of the session.
     """
 
-    engine: Advised
+    engine: AdvisedEngine
     tokens: int
     pool: float
     copied: float
@@ -86,4 +86,6 @@ def _held(sidecar: str, told: _Session) -> Held | None:
     if told.engine is None or told.chain == 0:
         return None
     pool, copied = (min(n / told.chain, 1.0) for n in (told.chain_pool, told.chain_copied))
-    return Held(Advised(sidecar, told.engine), told.tokens, pool, max(pool, copied), told.idle_s)
+    return Held(
+        AdvisedEngine(sidecar, told.engine), told.tokens, pool, max(pool, copied), told.idle_s
+    )

@@ -16,7 +16,7 @@ from ..engine.simulator import Router
 from ..traces.trace import Trace
 from .prefill_queues import PrefillQueues
 
-_SEEN: Final = np.ones(1, dtype=np.bool_)
+_ALL_LOST: Final = np.ones(1, dtype=np.bool_)
 
 
 class NotingRouter:
@@ -84,8 +84,8 @@ class FleetRouting:
         pool = reached(lambda instance: instance.match(chain, limit))
         below = reached(lambda instance: instance.reach(chain, limit))
         if self._store is None:
-            return Holdings(pool, below, seen=_SEEN)
-        return Holdings(pool, pool, int(below.max()), _SEEN)
+            return Holdings(pool, below, lost=_ALL_LOST)
+        return Holdings(pool, pool, int(below.max()), _ALL_LOST)
 
 
 class MemoryRouting(FleetRouting):

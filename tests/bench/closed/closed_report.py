@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from ..figures import quantile
+from ..machine import measured_now
 from .closed_arms import ClosedRun
 from .closed_figures import ClosedResult
 
@@ -22,8 +21,7 @@ def save_closed(result: ClosedResult) -> Path:
     clock = result.scale.clock
     content = {
         **result.figures().as_dict(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["kvgraph", *sys.argv[1:]]),
+        **measured_now(),
         "best": result.best,
         "pool": result.pool,
         "block": result.block,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +14,7 @@ from ...advisor.replay.lab.pictures import pyplot
 from ..closed.closed_arms import ClosedRun
 from ..closed.on_paper.closed_paper_run import BLOCKS
 from ..figures import Figures, quantile
+from ..machine import measured_now
 from .cliff import AGENTS, CLOCK, WINDOW_S, CliffResult, Window, windows
 
 CLIFF_PICTURE: Final = "cliff.png"
@@ -32,8 +31,7 @@ def save_cliff(result: CliffResult) -> Path:
     result.add_to(figures)
     content = {
         **figures.as_dict(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["kvgraph", *sys.argv[1:]]),
+        **measured_now(),
         "made by": MADE_BY,
         "agents": AGENTS,
         "pool_blocks": BLOCKS,

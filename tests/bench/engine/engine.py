@@ -8,7 +8,6 @@ of them the core sleeps while the model computes (``sleeping_executor``), as it 
 
 from __future__ import annotations
 
-import datetime
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,8 +19,8 @@ from typing import Final
 import numpy as np
 from rich.console import Console
 
-from ..faults.faults_record import device
 from ..figures import Figures
+from ..machine import measured_now
 from ..serving.model import TINY, ensure_model
 from ..serving.vllm_server import ServerPlan
 from .engine_course import Course
@@ -183,8 +182,7 @@ class Record:
         if self.raw is None:
             return
         record = {
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
-            "machine": device(),
+            **measured_now(),
             "scale": asdict(self.scale),
             "seconds": {name: round(took, 1) for name, took in self.course.took.items()},
             "verdict": verdict(self.whole_pairs()).splitlines(),

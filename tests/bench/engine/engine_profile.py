@@ -23,16 +23,17 @@ from .own_times import OWN_TIMES, is_ours
 
 RUNNING: Final = 256
 # All chosen.
-POOL: Final = 6000  # blocks: a third of what the callers' prompts grow to
+POOL: Final = 6000  # blocks: about what the callers' longest prompts need at once
 MAX_MODEL_LEN: Final = 1024
 _BEGINS: Final = 160  # tokens of a caller's first prompt
 _GROWS: Final = 96  # with each turn
 _TURNS: Final = 7  # of a caller's session; then another begins
 _ANSWER: Final = 64  # tokens
-_SAMPLED: Final = "kvgraph.bench.engine.sampled_executor.SampledExecutor"
+_FIRST_TOKEN: Final = 9  # below are special ones
+_PROFILED: Final = "kvgraph.bench.engine.profiled_executor.ProfiledExecutor"
 
 
-class OwnTime(NamedTuple):
+class FunctionShare(NamedTuple):
     """A function's share of the main thread's CPU time, spent in itself.
 
     Attributes:
@@ -52,7 +53,7 @@ class Profile:
         called_share: Of the time, what our functions take, and whatever these call.
     """
 
-    rows: tuple[OwnTime, ...]
+    rows: tuple[FunctionShare, ...]
     called_share: float
 
     @property
@@ -72,15 +73,19 @@ class Profile:
 
 
 def profiled(plan: ServerPlan, seconds: float) -> Profile:
-    """Let ``RUNNING`` callers at once keep a server busy.
+    """Keep a server busy with ``RUNNING`` callers for so many seconds.
+
+    Returns:
+        Where its main thread's CPU time went.
 
     Raises:
         BenchError: The server did not start, refused a request, or was never busy.
     """
     kept = plan.directory / f"{plan.arm}.own_times.json"
-    # Both are late under this load: a connection must not be closed as it is taken up again.
+    # Server and callers are late under this load: no connection may be closed just as a caller
+    # takes it up again.
     settings = (*plan.settings, (OWN_TIMES, str(kept)), ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "60"))
-    options = (*plan.options, "--distributed-executor-backend", _SAMPLED)
+    options = (*plan.options, "--distributed-executor-backend", _PROFILED)
     plan = replace(plan, blocks=POOL, max_model_len=MAX_MODEL_LEN, max_num_seqs=RUNNING,
                    settings=settings, options=options)  # fmt: skip
     with Server(plan) as server:
@@ -106,7 +111,7 @@ def read_profile(kept: Path) -> Profile:
         shares[module, function] += seconds / total
         called_share += called * seconds / total
     rows = (
-        OwnTime(f"{module}.{function}", share, is_ours(module))
+        FunctionShare(f"{module}.{function}", share, is_ours(module))
         for (module, function), share in shares.most_common()
     )
     return Profile(tuple(rows), called_share)
@@ -126,7 +131,7 @@ async def _caller(client: httpx.AsyncClient, number: int, vocabulary: int, until
     while time.monotonic() < until:
         session, turn = divmod(sent, _TURNS)
         more = _GROWS if turn else _BEGINS
-        prompt = (prompt if turn else []) + random.integers(9, vocabulary, more).tolist()
+        prompt = (prompt if turn else []) + random.integers(_FIRST_TOKEN, vocabulary, more).tolist()
         span = Span(SourceLayer.USER_TURN, tuple(prompt))
         await complete(
             client, Turn(f"caller-{number}-{session}", turn, (span,), _ANSWER, 0.0, None), "busy"

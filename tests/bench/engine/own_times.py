@@ -18,9 +18,9 @@ from typing import Any, Final
 OWN_TIMES: Final = "KVGRAPH_BENCH_OWN_TIMES"
 """The variable that names the file in which the engine core keeps its profile."""
 
-_EVERY_S: Final = 1e-3
+_EVERY_S: Final = 1e-3  # of the process's CPU time; chosen
 _LOOP: Final = "run_busy_loop"  # what vLLM's engine core calls what it does once it is up
-_KEPT_EVERY: Final = 500  # interruptions
+_KEPT_EVERY: Final = 500  # interruptions; chosen: half a busy second
 _BENCH: Final = "kvgraph.bench."  # this, which is no part of what is measured
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..figures import Figure, Figures
+from ..machine import machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Record:
         one, five, _ = os.getloadavg()
         now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
         load = (round(one, 1), round(five, 1))
-        return cls(command, now, device(), load, round(seconds, 1), full, seed, rows)
+        return cls(command, now, machine(), load, round(seconds, 1), full, seed, rows)
 
     def write(self, path: Path) -> None:
         """Keep it."""
@@ -71,13 +71,3 @@ def write_all(records: dict[str, Record], path: Path) -> None:
     """Several faults' records as one file."""
     whole = {name: asdict(record) for name, record in records.items()}
     path.write_text(json.dumps({"bench": "faults", "faults": whole}, indent=1) + "\n")
-
-
-def device() -> str:
-    """The machine, in words: its processor, cores and system."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        model = platform.machine()
-    return f"{os.cpu_count()} × {model}, {platform.system()} {platform.machine()}, no GPU used"

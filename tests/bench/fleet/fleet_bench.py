@@ -16,6 +16,7 @@ from ...advisor.replay.traces.reader import load_trace
 from ...advisor.replay.traces.trace import Trace
 from ...advisor.replay.workloads.seed_workload import seed_workload
 from ..figures import Figures
+from ..machine import measured_now
 from ..policies.policies_fleets import default_sessions, fleet, sessions_in
 from ..replay import SHARED as CONVERSATIONS
 from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds
@@ -96,7 +97,8 @@ def run(
     if part in ("all", "lab"):
         facts.update(_add_lab(figures, scale, progress, processes))
     if raw is not None:
-        raw.write_text(json.dumps({**figures.as_dict(), **facts}, indent=1) + "\n")
+        record = {**measured_now(), **figures.as_dict(), **facts}
+        raw.write_text(json.dumps(record, indent=1) + "\n")
     return figures
 
 

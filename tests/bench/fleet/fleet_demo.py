@@ -1,16 +1,16 @@
 """The demo of a fleet: three real engines, recorded agents, our router and three others; then our
 router with a store that the engines share, and an engine that is killed half way.
 
-All arms have the same three engines, one sidecar beside them and empty pools. Rivals' requests go
-straight to the engine that was picked; ours pass through the proxy, and its time counts. For the
-store, three such engines start anew, with some host memory, by way of which blocks go and come.
+The first four arms have the same three engines, one sidecar beside them and empty pools. Rivals'
+requests go straight to the engine that was picked; ours pass through the proxy, and its time
+counts. The last two arms have three new engines that share a store, with some host memory through
+which blocks go and come.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -25,12 +25,11 @@ from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import AgentRequest
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import Server, ServerPlan
+from ..serving.vllm_server import ONE_CORE, Server, ServerPlan
 from ..serving.workload import BLOCK
-from ..sidecars.sidecar_process import SidecarProcess
+from ..sidecars.sidecar_process import SidecarProcess, counted_since
 from .fleet_pass import FleetPass
 from .fleet_stage import FleetStage, Killed, engine
-from .kills.kill_stage import counted_since
 from .routers.rival_routers import Pick, consistent_hash, power_of_two, round_robin
 
 ENGINES: Final = 3
@@ -48,8 +47,6 @@ RUNNING: Final = 1
 HOST_GIB: Final = 1 / 64
 """Of host memory, where engines share a store: about as much as a pool; chosen."""
 STORE_GIB: Final = 4
-
-_HEARD_S: Final = 1.5  # engines report twice a second; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +148,7 @@ def running_fleet(
 
 
 def _from_store(sidecar: SidecarProcess) -> dict[str, int]:
-    time.sleep(_HEARD_S)
+    sidecar.let_engines_report()
     return sidecar.tier_events("store_loaded")
 
 
@@ -167,8 +164,7 @@ def rivals() -> list[tuple[str, Pick]]:
 def _settings(sidecar: SidecarProcess) -> tuple[tuple[str, str], ...]:
     """One thread an engine, and no cores of its own: vLLM would bind all three to the same."""
     return (
-        ("OMP_NUM_THREADS", "1"),
-        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        *ONE_CORE.items(),
         ("AITHER_KVCACHE_SIDECAR", sidecar.endpoint),
     )
 

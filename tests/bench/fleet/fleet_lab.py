@@ -1,4 +1,4 @@
-"""The lab's fleets: the seed's workload, recorded agents and conversations, in eight arms each."""
+"""The lab's fleets: the seed's workload, recorded agents and conversations, in nine arms each."""
 
 from __future__ import annotations
 

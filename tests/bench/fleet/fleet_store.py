@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..errors import BenchError
 from ..figures import Figures, quantile
-from ..serving.completions import Answer, open_client, send
+from ..serving.completions import Answer, open_client, plain_body, send
 from ..serving.model import ModelShape, ensure_model
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import BLOCK
@@ -28,6 +28,7 @@ PAUSE_S: Final = 1.0
 """Between a session's turns; chosen."""
 
 SHAPE: Final = ModelShape()
+_ANSWER: Final = 8  # tokens
 _WARMING: Final = 2  # sessions that are not counted
 
 
@@ -133,13 +134,4 @@ def _prompt(dice: random.Random) -> list[int]:
 
 
 def _body(session: str, prompt: list[int]) -> dict[str, Any]:
-    return {
-        "model": "demo",
-        "prompt": prompt,
-        "max_tokens": 8,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "session_id": session,
-    }
+    return plain_body(session, prompt, _ANSWER)

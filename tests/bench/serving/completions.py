@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,18 +90,27 @@ async def _send(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> A
 
 def request_body(turn: Turn, run: str) -> dict[str, Any]:
     """The JSON of one request: the same for every arm."""
-    body: dict[str, Any] = {
-        "model": "demo",
-        "prompt": turn.token_ids,
-        "max_tokens": turn.max_tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "cache_salt": run,
-    }
+    body = {**_forced(turn.token_ids, turn.max_tokens), "cache_salt": run}
     if params := turn.kv_transfer_params():
         params["kvgraph"]["session"] = f"{run}:{turn.session}"
         body["kv_transfer_params"] = params
         body["session_id"] = f"{run}:{turn.session}"
     return body
+
+
+def plain_body(session: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+    """The JSON of a request that names its session and says nothing else."""
+    return {**_forced(prompt, tokens), "session_id": session}
+
+
+def _forced(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+    """A streamed answer of so many tokens, whatever comes."""
+    return {
+        "model": "demo",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }

@@ -34,6 +34,10 @@ PEER: Final = "aither-kvcache"
 ADVISED: Final = "engine linked to the sidecar"
 """What the engine logs once its link to the sidecar stands."""
 
+ONE_CORE: Final = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Settings of one of several engines: one thread, bound to no core; vLLM would bind all engines to
+the same ones."""
+
 START_TIMEOUT_S: Final = 600.0
 LINK_TIMEOUT_S: Final = 90.0  # on a busy machine a sidecar takes long to import
 LOG_TAIL_LINES: Final = 30

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
+
+_HEARD_S: Final = 1.5  # chosen
 
 
 class SidecarProcess:
@@ -108,6 +110,10 @@ class SidecarProcess:
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
+    def let_engines_report(self) -> None:
+        """Wait until engines have told of what they did so far: they report twice a second."""
+        time.sleep(_HEARD_S)
+
     def tier_events(self, name: str) -> dict[str, int]:
         """What engines counted of their tiers under a name, by the sample of each engine."""
         marks = ("kvgraph_tier_events", f'"{name}"')
@@ -118,6 +124,11 @@ class SidecarProcess:
         with urllib.request.urlopen(f"{self.http}{path}", timeout=30) as answer:
             text: str = answer.read().decode()
         return text
+
+
+def counted_since(before: Mapping[str, int], after: Mapping[str, int]) -> int:
+    """What was counted meanwhile, by the samples that are there yet."""
+    return sum(count - before.get(key, 0) for key, count in after.items())
 
 
 def wait_until(condition: Callable[[], object], seconds: float, pause_s: float = 0.02) -> bool:

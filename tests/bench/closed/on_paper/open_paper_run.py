@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from ...agents.agents_lab import KEPT_BACK, pool_for
 from ...figures import Figures
+from ...machine import measured_now
 from ...paper.paper_engine import BLOCK_SIZE, base_config
 from ...paper.quiet import only_errors
 from ...recorded.agents_fleet import recorded_requests
@@ -88,8 +87,7 @@ class OpenResult:
         """Write figures and runs, with the date and the command."""
         content = {
             **self.figures().as_dict(),
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "command": " ".join(["kvgraph", *sys.argv[1:]]),
+            **measured_now(),
             "pool": self.pool,
             "block": BLOCK_SIZE,
             "runs": [asdict(setting) | _details(run) for setting, run in self.runs],

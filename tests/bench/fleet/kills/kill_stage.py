@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
+from ...serving.completions import plain_body
 from ...serving.model import ModelShape, ensure_model
-from ...serving.vllm_server import Server, ServerPlan, check_advised
-from ...sidecars.sidecar_process import SidecarProcess
-from ..processes.apart import on_stage, tell
+from ...serving.vllm_server import ONE_CORE, Server, ServerPlan, check_advised
+from ...serving.workload import BLOCK
+from ...sidecars.sidecar_process import SidecarProcess, counted_since
+from ..processes.apart import tell
 from ..processes.route_process import RouteProcess
 from .breaker_watch import waits_after_kill
 from .kill_wave import KillWave
@@ -37,9 +37,9 @@ SHARED: Final = 14
 CONTEXT: Final = 512
 ANSWER: Final = 48
 OWNED: Final = 512 << 20
+POOL_TOKENS: Final = 8192  # of each engine; chosen
 SHAPE: Final = ModelShape()
 _SETTLED_S: Final = 2.0  # until what was computed is in the store; chosen
-_HEARD_S: Final = 1.5  # engines report twice a second; chosen
 
 
 class KillStage:
@@ -86,13 +86,12 @@ class KillStage:
             "AITHER_KVCACHE_STORE": PLACE,
             "AITHER_KVCACHE_STORE_GIB": str(1 / 64),
             "AITHER_KVCACHE_STORE_OPEN": "1",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            **ONE_CORE,
         }
         model = ensure_model(SHAPE, self._folder / "model")
         plan = ServerPlan(
-            str(model), True, self._folder, blocks=4096 // 16, max_model_len=1024, max_num_seqs=3,
-            name=f"engine-{number}", settings=tuple(settings.items()),
+            str(model), True, self._folder, blocks=POOL_TOKENS // BLOCK, max_model_len=1024,
+            max_num_seqs=3, name=f"engine-{number}", settings=tuple(settings.items()),
         )  # fmt: skip
         tell(f"engine {number} starts")
         return Server(plan)
@@ -111,7 +110,7 @@ class KillStage:
         prompts += [self._prompt() for _ in range(REQUESTS - SHARED)]
         self._dice.shuffle(prompts)
         self._waves += 1
-        bodies = [_body(f"{name}-{at}", each, ANSWER) for at, each in enumerate(prompts)]
+        bodies = [plain_body(f"{name}-{at}", each, ANSWER) for at, each in enumerate(prompts)]
         routes = self._routes if name == "router" else self._routes[:1]
         wave, began = KillWave([each.url for each in routes], bodies), time.monotonic()
         end = asyncio.run(wave.play(_aside(kill)))
@@ -128,7 +127,9 @@ class KillStage:
         """Have an engine compute prompts."""
         async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
             url = f"{engine.url}/v1/completions"
-            bodies = [_body(f"g{self._waves}-{at}", each, 1) for at, each in enumerate(prompts)]
+            bodies = [
+                plain_body(f"g{self._waves}-{at}", each, 1) for at, each in enumerate(prompts)
+            ]
             await asyncio.gather(*(client.post(url, json=body) for body in bodies))
 
     def _heal(self, name: str) -> None:
@@ -142,7 +143,7 @@ class KillStage:
 
     def _store_counts(self) -> dict[str, dict[str, int]]:
         """Blocks that went to the store and came from it so far, as far as the sidecar heard."""
-        time.sleep(_HEARD_S)
+        self._sidecar.let_engines_report()
         names = ("shared", "store_loaded", "store_failed")
         return {name: self._sidecar.tier_events(name) for name in names}
 
@@ -180,30 +181,3 @@ def _aside(kill: Callable[[], None]) -> Callable[[], Awaitable[None]]:
         await asyncio.to_thread(kill)
 
     return killing
-
-
-def _body(session: str, prompt: list[int], tokens: int) -> dict[str, Any]:
-    return {
-        "model": "demo",
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "session_id": session,
-    }
-
-
-def counted_since(before: dict[str, int], after: dict[str, int]) -> int:
-    """What was counted meanwhile, at engines that are there yet."""
-    return sum(count - before.get(key, 0) for key, count in after.items())
-
-
-def play(what: str) -> dict[str, Any]:
-    """What came of the breaker's kill, or of each wave, whose logs go to a folder."""
-    return breaker() if what == "breaker" else KillStage(Path(what)).play()
-
-
-if __name__ == "__main__":
-    on_stage(partial(play, sys.argv[1]))

@@ -9,7 +9,7 @@ from .own_times import OWN_TIMES, OwnTimes
 from .sleeping_executor import SleepingExecutor
 
 
-class SampledExecutor(SleepingExecutor):
+class ProfiledExecutor(SleepingExecutor):
     """Given to ``vllm serve`` by its name."""
 
     def _init_executor(self) -> None:
