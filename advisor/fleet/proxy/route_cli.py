@@ -10,7 +10,6 @@ import typer
 
 from ....graph.errors import ConfigError
 from ...process.before_serving import log_for_people, refuse_remote
-from ...remote import TOKEN_VARIABLE
 from .engine_list import FIRST_BYTE_S, Listed, checked, engine_in, engines_in
 
 FirstByte = Annotated[
@@ -33,8 +32,8 @@ NamedSidecars = Annotated[
     list[str] | None,
     typer.Option(
         "--sidecar",
-        help="A sidecar of another machine, asked as well: http://10.0.0.5:8420; may be repeated. "
-        f"{TOKEN_VARIABLE} is the token of all of them.",
+        help="The URL of a sidecar of another machine, asked as well; may be repeated. All of them "
+        "have one token, the environment's (docs/fleet.md).",
     ),
 ]
 
