@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 
 from ..fleet.proxy.callers import Asked, Body, Callers, Headers
-from ..fleet.proxy.prompt_chains import PromptMemory
 from ..fleet.proxy.upstream import Reply, Upstream
 from .chats.aboutness import Shares, Similarity
 from .chats.block_scores import stays
@@ -100,8 +99,7 @@ class MemoryProxy:
         self.settings, self.store, self.counts = settings, store, MemoryCounts()
         self.upstream = Upstream(0, url)
         self._similarity = similarity
-        self._memory = PromptMemory()
-        self.callers = Callers(self._memory)
+        self.callers = Callers()
         self._counter = TokenCounter(self.upstream)
         self._remembering: set[asyncio.Task[None]] = set()
 
@@ -181,7 +179,7 @@ class MemoryProxy:
         """Take a request over into its chat; what the engine gets."""
         assert asked.turn is not None, "a chat has a prompt"
         key, by = asked.turn.session, self.settings
-        self._memory.ends(asked.turn.prompt.links, key)
+        self.callers.sent(asked.turn)
         self.counts.turns += 1
         async with self.store.lock(key):
             chat = self.store.get(key, asked.turn.name, caller_of(asked.call.headers))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvgraph.advisor.fleet.engine_board import EngineBoard, Speed
+from kvgraph.advisor.fleet.pool_shadows import PoolShadows
 from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engine_in, engines_in
 from kvgraph.advisor.fleet.proxy.prompt_chains import (
     MOST_LINKS,
     PIECE,
-    PromptMemory,
+    LastPrompts,
     PromptReader,
 )
 from kvgraph.graph.errors import ConfigError
@@ -20,13 +20,6 @@ SCOPE = b"scope"
 
 def chat(*texts: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text} for text in texts]}
-
-
-def engines(count: int, pool_tokens: int = 0) -> EngineBoard:
-    board = EngineBoard()
-    for number in range(count):
-        board.add(f"e{number}", Speed(pool_tokens=pool_tokens))
-    return board
 
 
 def test_a_longer_chat_begins_with_the_links_of_the_shorter() -> None:
@@ -68,34 +61,35 @@ def test_a_prompt_of_any_length_has_bounded_links() -> None:
 
 
 def test_a_session_is_known_by_the_whole_of_its_last_prompt() -> None:
-    reader, memory = PromptReader(), PromptMemory()
+    reader, last = PromptReader(), LastPrompts(most=2)
     first = reader.read(chat("system", "hello"), SCOPE)
-    memory.ends(first.links, "s")
-    assert memory.session(reader.read(chat("system", "hello", "yes", "go"), SCOPE).links) == "s"
-    assert memory.session(first.links) is None, "a prompt that is only repeated begins anew"
-    assert memory.session(reader.read(chat("system", "bye"), SCOPE).links) is None
+    last.note(first.links, "s")
+    longer = reader.read(chat("system", "hello", "yes", "go"), SCOPE).links
+    assert last.session(longer) == "s"
+    assert last.session(first.links) is None, "a prompt that is only repeated begins anew"
+    assert last.session(reader.read(chat("system", "bye"), SCOPE).links) is None
+    for number in range(2):
+        last.note(reader.read(chat(str(number)), SCOPE).links, "t")
+    assert last.session(longer) is None, "what is remembered is bounded"
 
 
 def test_each_engine_holds_the_longest_beginning_that_it_got() -> None:
-    reader, memory = PromptReader(), PromptMemory()
+    reader, pools = PromptReader(), PoolShadows()
     long = reader.read(chat("system", "a", "b"), SCOPE).links
-    board = engines(3)
-    memory.sent(long, "s", 2, board)
-    memory.sent(long[:1], "t", 0, board)
-    held = memory.holdings(long, board).pool
-    assert held.tolist() == [long[0].tokens, 0, long[2].tokens]
-    memory.forget(2)
-    held = memory.holdings(long, board).pool
-    assert held.tolist() == [long[0].tokens, 0, 0]
+    pools.sent(long, 2, 0)
+    pools.sent(long[:1], 0, 0)
+    assert pools.holdings(long, 3).pool.tolist() == [long[0].tokens, 0, long[2].tokens]
+    pools.forget(2)
+    assert pools.holdings(long, 3).pool.tolist() == [long[0].tokens, 0, 0]
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    reader, memory = PromptReader(), PromptMemory(most=10)
-    old, board = reader.read(chat("old"), SCOPE).links, engines(1)
-    memory.sent(old, "s", 0, board)
+def test_what_is_remembered_of_pools_is_bounded() -> None:
+    reader, pools = PromptReader(), PoolShadows(most=10)
+    old = reader.read(chat("old"), SCOPE).links
+    pools.sent(old, 0, 0)
     for number in range(20):
-        memory.sent(reader.read(chat(str(number)), SCOPE).links, "t", 0, board)
-    found = memory.holdings(old, board)
+        pools.sent(reader.read(chat(str(number)), SCOPE).links, 0, 0)
+    found = pools.holdings(old, 1)
     assert (found.pool.tolist(), found.lost.tolist()) == ([0], [False]), "it may be there"
 
 

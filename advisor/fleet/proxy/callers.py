@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from .prompt_chains import Prompt, PromptMemory, PromptReader
+from .prompt_chains import LastPrompts, Prompt, PromptReader
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -110,17 +110,18 @@ def check_path(path: str) -> None:
 
 
 class Callers:
-    """Reads requests; infers the session of those that name none from prompts that extend others.
+    """Reads requests, and tells whose session they are; one that names none extends a prompt of its
+    session."""
 
-    Args:
-        memory: Of the prompts so far.
-    """
-
-    def __init__(self, memory: PromptMemory) -> None:
-        self._memory = memory
+    def __init__(self) -> None:
+        self._last = LastPrompts()
         self._reader = PromptReader()
         self._inferred = 0
         self._names = f"route-{secrets.token_hex(4)}"  # those of another start are not these
+
+    def sent(self, turn: Turn) -> None:
+        """Note that a turn's prompt is its session's last one."""
+        self._last.note(turn.prompt.links, turn.session)
 
     def read(self, method: str, path: str, headers: Headers, body: bytes) -> Asked:
         """What a request asks for.
@@ -159,7 +160,7 @@ class Callers:
             or _checked(fields.get("session_id"), "session_id")
             or _checked(hints.get("session"), "session")
         )
-        session = f"{scope.hex()} {name}" if name else self._memory.session(prompt.links)
+        session = f"{scope.hex()} {name}" if name else self._last.session(prompt.links)
         if session is None:
             self._inferred += 1
             session = f"~ {self._names}-{self._inferred}"

@@ -14,11 +14,11 @@ from typing import Final
 
 from ..engine_board import EngineBoard, Speed
 from ..fleet_router import Choice, FleetRouter, Holdings, NoEngineError, Wanted
+from ..pool_shadows import PoolShadows
 from ..residency.residency_view import ResidencyView
 from .callers import Asked, Callers
 from .engine_list import FIRST_BYTE_S, Listed
 from .health import HealthWatch
-from .prompt_chains import PromptMemory
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, SilentError, Upstream
 
 DECISIONS: Final = 10_000
@@ -75,12 +75,12 @@ class FleetProxy:
     ) -> None:
         self.board = EngineBoard()
         self.router = FleetRouter(self.board)
-        self.memory = PromptMemory()
-        self.callers = Callers(self.memory)
+        self.pools = PoolShadows()
+        self.callers = Callers()
         self.residency = residency
         self.health = HealthWatch(
             self.board,
-            lambda engine: self.memory.forget(engine.number),
+            lambda engine: self.pools.forget(engine.number),
             lambda number: "" if residency is None else residency.hashing(number),
         )
         self.upstreams: list[Upstream] = []
@@ -205,14 +205,16 @@ class FleetProxy:
         turn, now = asked.turn, time.monotonic()
         if turn is None:
             return self.router.route(Wanted(None, 1), Holdings(), now)
-        holdings = self.memory.holdings(turn.prompt.links, self.board)
+        holdings = self.pools.holdings(turn.prompt.links, len(self.board))
         if self.residency is not None:
             if (home := self.router.homes.of(turn.session)) is not None:
                 self.residency.note_home(turn.name, home.engine)
             holdings = self.residency.corrected(turn.name, holdings)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
         choice = self.router.route(wanted, holdings, now)
-        self.memory.sent(turn.prompt.links, turn.session, choice.engine, self.board)
+        pool_tokens = int(self.board.pool[choice.engine])
+        self.pools.sent(turn.prompt.links, choice.engine, pool_tokens)
+        self.callers.sent(turn)
         self.decided_s.append(time.perf_counter() - start)
         return choice
 

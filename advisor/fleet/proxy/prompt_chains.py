@@ -1,4 +1,4 @@
-"""Prompts as chains of digests: which session a prompt continues, and who should hold it."""
+"""Prompts as chains of digests, and which session a prompt continues."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..engine_board import EngineBoard
-from ..fleet_router import Holdings
-from ..pool_shadows import MOST_LINKS_HELD, Link, PoolShadows
+from ..pool_shadows import MOST_LINKS_HELD, Link
 
 MOST_LINKS: Final = 2048
 """Of one prompt; what is longer is known by its beginning. Chosen."""
@@ -58,45 +56,31 @@ class PromptReader:
         return Prompt(links, tokens)
 
 
-class PromptMemory:
-    """Remembers which session a prompt ended in, and what engines should hold of what they got.
+class LastPrompts:
+    """Remembers which session each prompt was the last one of.
 
     Args:
-        most: Ends of prompts that are remembered, and as many links of those that engines hold.
+        most: Prompts that are remembered.
     """
 
     def __init__(self, most: int = MOST_LINKS_HELD) -> None:
         self._most = most
-        self._ends: OrderedDict[Hashable, str] = OrderedDict()
-        self._pools = PoolShadows(most)
+        self._sessions: OrderedDict[Hashable, str] = OrderedDict()  # by a prompt's last link
 
     def session(self, links: Sequence[Link]) -> str | None:
         """The session whose last prompt this one extends; None if it extends none."""
         for link in reversed(links[:-1]):
-            if (session := self._ends.get(link.key)) is not None:
+            if (session := self._sessions.get(link.key)) is not None:
                 return session
         return None
 
-    def holdings(self, links: Sequence[Link], board: EngineBoard) -> Holdings:
-        """What engines should hold of a prompt; what they really hold only a graph knows."""
-        return self._pools.holdings(links, len(board))
-
-    def sent(self, links: Sequence[Link], session: str, engine: int, board: EngineBoard) -> None:
-        """Note that a session's prompt went to an engine."""
-        self._pools.sent(links, engine, int(board.pool[engine]))
-        self.ends(links, session)
-
-    def ends(self, links: Sequence[Link], session: str) -> None:
+    def note(self, links: Sequence[Link], session: str) -> None:
         """Note that a session's last prompt is this one."""
         if links:
-            self._ends.pop(links[-1].key, None)
-            self._ends[links[-1].key] = session
-        while len(self._ends) > self._most:
-            self._ends.popitem(last=False)
-
-    def forget(self, engine: int) -> None:
-        """Forget what an engine got: it has started anew, or is gone."""
-        self._pools.forget(engine)
+            self._sessions.pop(links[-1].key, None)
+            self._sessions[links[-1].key] = session
+        while len(self._sessions) > self._most:
+            self._sessions.popitem(last=False)
 
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:

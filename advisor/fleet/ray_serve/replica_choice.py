@@ -10,8 +10,8 @@ import numpy as np
 
 from ..engine_board import EngineBoard, Speed
 from ..fleet_router import Choice, FleetRouter, Reason, Stickiness, Wanted
+from ..pool_shadows import PoolShadows
 from ..proxy.callers import BadRequestError, Callers, Turn
-from ..proxy.prompt_chains import PromptMemory
 
 _NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
 """What is left of a body whose session's name is refused."""
@@ -29,8 +29,8 @@ class ReplicaChoice:
     def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:
         self._speed = speed
         self.router = FleetRouter(EngineBoard(), stickiness)
-        self._memory = PromptMemory()
-        self._callers = Callers(self._memory)
+        self._pools = PoolShadows()
+        self._callers = Callers()
         self._numbers: dict[str, int] = {}
         self._chosen: OrderedDict[str, tuple[Turn, Wanted, Choice]] = OrderedDict()
         self._running: OrderedDict[str, Choice] = OrderedDict()
@@ -45,7 +45,7 @@ class ReplicaChoice:
         board.up[:] = False
         board.up[[self._numbers[replica] for replica in replicas]] = True
         for gone in np.flatnonzero(were_up & ~board.up):
-            self._memory.forget(int(gone))
+            self._pools.forget(int(gone))
 
     def choose(
         self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
@@ -63,7 +63,7 @@ class ReplicaChoice:
         """
         turn = self._turn(body, session)
         board = self.router.board
-        holdings = self._memory.holdings(turn.prompt.links, board)
+        holdings = self._pools.holdings(turn.prompt.links, len(board))
         wanted = Wanted(turn.session, max(1, turn.prompt.tokens))
         choice = self.router.choose(wanted, holdings)
         self._chosen[request] = (turn, wanted, choice)
@@ -84,7 +84,9 @@ class ReplicaChoice:
             reason = Reason.HOME_OVERLOADED if choice.reason is Reason.HOME else choice.reason
             choice = choice._replace(engine=went, reason=reason)
         self.router.take(choice, wanted, now)
-        self._memory.sent(turn.prompt.links, turn.session, choice.engine, self.router.board)
+        pool_tokens = int(self.router.board.pool[choice.engine])
+        self._pools.sent(turn.prompt.links, choice.engine, pool_tokens)
+        self._callers.sent(turn)
         if turn.ends:
             self.router.homes.forget(turn.session)
         self._running[request] = choice

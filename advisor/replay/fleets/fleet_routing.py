@@ -94,17 +94,17 @@ class MemoryRouting(FleetRouting):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
-        self._memory = PoolShadows()
+        self._pools = PoolShadows()
 
     def __call__(self, request: int, instances: Sequence[Instance]) -> int:
         engine = super().__call__(request, instances)
         chain = self._links(self._chains[request])
-        self._memory.sent(chain, engine, int(self.router.board.pool[engine]))
+        self._pools.sent(chain, engine, int(self.router.board.pool[engine]))
         return engine
 
     def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
         chain = self._links(self._chains[request][: self._limits[request]])
-        return self._memory.holdings(chain, len(instances))
+        return self._pools.holdings(chain, len(instances))
 
     def _links(self, chain: Sequence[int]) -> list[Link]:
         return [Link(block, self._size * at) for at, block in enumerate(chain, start=1)]
