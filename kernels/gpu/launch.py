@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,12 +26,18 @@ def run(call: KernelCall) -> None:
         TransferError: The device has less shared memory than the kernel needs.
     """
     with bound(next(tensor.device for tensor in call.held if tensor.is_cuda)) as index:
-        from cuda.core import LaunchConfig, Stream, launch
+        launcher(call, index)(call)
 
-        config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
-        stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-        kernel = loaded_kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
-        launch(stream, config, kernel, *call.args)
+
+def launcher(call: KernelCall, index: int) -> Callable[[KernelCall], None]:
+    """What launches a call and its parts on torch's stream of now, on the device that is bound;
+    raises like ``run``."""
+    from cuda.core import LaunchConfig, Stream, launch
+
+    config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
+    stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
+    kernel = loaded_kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
+    return lambda part: launch(stream, config, kernel, *part.args)
 
 
 @contextlib.contextmanager

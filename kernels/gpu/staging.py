@@ -39,9 +39,16 @@ class Chunks(NamedTuple):
     slots: Tensor
     ends: list[int]
 
-    def of(self, number: int) -> Tensor:
-        """The records of a chunk."""
-        return self.records[self.starts[number] : self.starts[number + 1]]
+    def of(self, number: int) -> slice:
+        """Where a chunk's records are among all."""
+        return slice(self.starts[number], self.starts[number + 1])
+
+    @property
+    def places(self) -> Tensor:
+        """int64 [n], where each record stands in its chunk's buffer."""
+        starts = np.array(self.starts)
+        first = np.repeat(starts[:-1], np.diff(starts))
+        return torch.from_numpy(np.arange(len(first)) - first)
 
     @property
     def largest(self) -> int:
@@ -62,7 +69,10 @@ def chunks(
     """
     layout = kv.layout
     numbers = slots.numpy()
-    records, place = np.unique(numbers // layout.tokens, return_inverse=True)
+    blocks = numbers // layout.tokens
+    first = np.flatnonzero(np.diff(blocks, prepend=-1))  # where tokens of another record begin
+    records, place = np.unique(blocks[first], return_inverse=True)
+    place = np.repeat(place, np.diff(first, append=len(blocks)))
     sizes = graded(len(records), *(max(1, size // layout.block_bytes) for size in (most, least)))
     starts = np.cumsum([0, *(sizes if falling else reversed(sizes))])
     chunk = np.searchsorted(starts, place, side="right") - 1
@@ -85,15 +95,13 @@ def graded(count: int, most: int, least: int) -> list[int]:
     return sizes
 
 
-def worth_staging(source: PagedKv, slots: Tensor) -> bool:
-    """Whether most tokens of the records that ``slots`` touch are wanted."""
-    wanted = slots[slots >= 0]
-    touched = len(torch.unique(wanted // source.layout.tokens)) * source.layout.tokens
-    return touched > 0 and len(wanted) >= _DENSE * touched
+def worth_staging(source: PagedKv, parts: Chunks) -> bool:
+    """Whether most tokens of the records that are touched are wanted."""
+    touched = len(parts.records) * source.layout.tokens
+    return touched > 0 and len(parts.order) >= _DENSE * touched
 
 
-def fills_records(target: PagedKv, slots: Tensor) -> bool:
-    """Whether ``slots`` [T], none of them negative and none twice, are all of the records that they
-    touch: whole records can then take the place of what stood there."""
-    touched = len(torch.unique(slots // target.layout.tokens)) * target.layout.tokens
-    return 0 < touched == len(slots)
+def fills_records(target: PagedKv, parts: Chunks) -> bool:
+    """Whether the tokens, none of them twice, are all of the records that they touch: whole records
+    can then take the place of what stood there."""
+    return 0 < len(parts.records) * target.layout.tokens == len(parts.order)

@@ -77,6 +77,7 @@ class Gpu:
         patch.setattr(moves, "copy_engine", lambda: self)
         patch.setattr(moves, "device_of", lambda *_: self)
         patch.setattr(moves, "run", self._run)
+        patch.setattr(moves, "launcher", lambda *_: self._run)
         patch.setattr(moves, "RESIDENT_GRID", 2)
 
     def __str__(self) -> str:

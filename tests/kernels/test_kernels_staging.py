@@ -63,7 +63,8 @@ def test_a_staged_splice_is_the_direct_one(
     start = 0
     for number, end in enumerate(parts.ends):
         buffer = buffers[number % 2]
-        records = parts.of(number)
+        records = parts.records[parts.of(number)]
+        assert parts.places[parts.of(number)].tolist() == list(range(len(records)))
         native.load(Blocks(source, records), Blocks(buffer, torch.arange(len(records))))
         emulation.run(call.part(start, end - start, source=buffer.memory))
         start = end
@@ -90,17 +91,17 @@ def test_chunks_are_small_where_nothing_overlaps_them() -> None:
 
 def test_whole_records_alone_are_replaced() -> None:
     target = new_memory(gpu_layout("BLHNC", 1, 8, 1, 16, 32))
-    assert fills_records(target, torch.randperm(48))
-    assert not fills_records(target, torch.arange(47))
-    assert not fills_records(target, torch.empty(0, dtype=torch.int64))
+    whole, torn, none = torch.randperm(48), torch.arange(47), torch.empty(0, dtype=torch.int64)
+    filled = [fills_records(target, chunks(target, each, False)) for each in (whole, torn, none)]
+    assert filled == [True, False, False]
 
 
 def test_only_what_is_mostly_wanted_is_staged() -> None:
     source = new_memory(gpu_layout("BLHNC", 1, 8, 1, 16, 32))
-    assert worth_staging(source, torch.arange(5, 5 + 64))
-    assert not worth_staging(source, torch.arange(0, 128, 2))
-    assert not worth_staging(source, torch.tensor([-1, -1]))
-    assert not worth_staging(source, torch.empty(0, dtype=torch.int64))
+    most, half = torch.arange(5, 5 + 64), torch.arange(0, 128, 2)
+    none = torch.empty(0, dtype=torch.int64)
+    worth = [worth_staging(source, chunks(source, each, True)) for each in (most, half, none)]
+    assert worth == [True, False, False]
 
 
 def test_packed_tensors_arrive_as_they_were() -> None:
