@@ -59,8 +59,8 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
     if not len(slots.delta):
         return
     device = device_of(source, target)
-    _check_reachable(source, slots.source, source.layout.tokens, device)
-    _check_reachable(target, slots.target, target.layout.tokens, device)
+    _check_reachable(Blocks(source, slots.source // source.layout.tokens), device)
+    _check_reachable(Blocks(target, slots.target // target.layout.tokens), device)
     splice_by(_splice_method(source, target, len(slots.delta)), source, target, slots, rope)
 
 
@@ -92,8 +92,8 @@ def _copy_blocks(source: Blocks, target: Blocks) -> None:
     if not len(runs.sources):
         return
     device = device_of(source.kv, target.kv)
-    _check_reachable(*source, 1, device)
-    _check_reachable(*target, 1, device)
+    _check_reachable(source, device)
+    _check_reachable(target, device)
     method, from_gpu = Method("kernel", RESIDENT_GRID), source.kv.memory.is_cuda
     if not (from_gpu and target.kv.memory.is_cuda):
         method = copy_table(device.index, from_gpu).best(runs.size, len(runs.sources))
@@ -106,22 +106,17 @@ def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:
         return Method("direct", RESIDENT_GRID)
     far = target.layout if to_host else source.layout
     size = tokens * far.block_bytes // far.tokens
-    table = splice_table(
-        device_of(source, target).index, source.layout.dtype, target.layout.dtype, to_host
-    )
-    return table.best(far.block_bytes, size)
+    index = device_of(source, target).index
+    return splice_table(index, source.layout.dtype, target.layout.dtype, to_host).best(1, size)
 
 
-def _check_reachable(kv: PagedKv, numbers: Tensor, per_block: int, device: torch.device) -> None:
-    """Refuse host memory that is not page-locked; numbers on a GPU are trusted, as everywhere.
-
-    Args:
-        numbers: int64 [n], of what each block has ``per_block`` of; negative ones are skipped.
-    """
+def _check_reachable(blocks: Blocks, device: torch.device) -> None:
+    """Refuse host memory that is not page-locked; numbers on a GPU are trusted, as everywhere."""
+    kv, numbers = blocks
     if kv.memory.is_cuda or numbers.is_cuda:
         return
     used = numbers[numbers >= 0]
     if used.numel():
-        start = int(used[0]) // per_block * kv.layout.block_stride * kv.layout.itemsize
+        start = int(used[0]) * kv.layout.block_stride * kv.layout.itemsize
         with bound(device):
             check_page_locked(kv.memory.data_ptr() + start, kv.layout.name)

@@ -14,7 +14,7 @@ import torch
 
 from ..layout.addressed import Blocks, SlotMap
 from ..layout.block_runs import block_runs
-from ..layout.layout import KvLayout, PagedKv, gpu_layout
+from ..layout.layout import PagedKv, gpu_layout
 from ..maths.rope import Rope
 from ..tensors import Tensor
 from .method import (
@@ -56,33 +56,24 @@ def splice_table(
     index: int, dtype: torch.dtype, target_dtype: torch.dtype, to_host: bool, /
 ) -> MethodTable:
     """The table for splices between page-locked host memory and GPU ``index``, in one direction, by
-    the bytes of a block and of all on the host's side."""
-    sides = {block: _splice_sides(block, dtype, target_dtype) for block, _ in SPLICE_CELLS}
-    most = max(size for _, size in SPLICE_CELLS)
-    far, near = (1, 0) if to_host else (0, 1)
-    ratio = max(side[near].block_bytes / side[far].block_bytes for side in sides.values())
-    host, device = _memories(index, most, int(most * ratio) + 1)
-    memories = (device, host) if to_host else (host, device)
+    the bytes of the host's side."""
+    layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
+    each = layouts[to_host].block_bytes
+    most = max(size for _, size in SPLICE_CELLS) // each
+    sizes = [most * layout.block_bytes for layout in layouts]
+    memories = _memories(index, *(reversed(sizes) if to_host else sizes))
+    source, target = (
+        PagedKv(memory.view(layout.dtype), layout.record(most))
+        for memory, layout in zip(reversed(memories) if to_host else memories, layouts, strict=True)
+    )
 
-    def seconds(method: Method, block: int, size: int) -> float:
-        count = max(1, size // sides[block][far].block_bytes)
-        source, target = (
-            PagedKv(memory[: count * side.block_bytes].view(side.dtype), side.record(count))
-            for memory, side in zip(memories, sides[block], strict=True)
-        )
-        blocks = _shuffled(count)
+    def seconds(method: Method, _: int, size: int) -> float:
+        blocks = _shuffled(most)[: max(1, size // each)]
         slots = (blocks[:, None] * 16 + torch.arange(16)).reshape(-1)
         moved = SlotMap(slots, slots, torch.full_like(slots, 777))
         return device_seconds(index, lambda: splice_by(method, source, target, moved, _ROPE))
 
     return measured(seconds, SPLICE_METHODS, SPLICE_CELLS)
-
-
-def _splice_sides(block: int, *dtypes: torch.dtype) -> tuple[KvLayout, ...]:
-    """Source and target whose blocks of 16 tokens have ``block`` bytes in bf16: heads as Llama-8B
-    has them, and layers as there is room for."""
-    layers = block // gpu_layout("BLHNC", 1, 1, 8, 16, 128).block_bytes
-    return tuple(gpu_layout("BLHNC", layers, 1, 8, 16, 128, dtype=of) for of in dtypes)
 
 
 def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> float:

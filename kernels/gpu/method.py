@@ -28,29 +28,25 @@ COPY_METHODS: Final = (COPY_ENGINE, *(Method("kernel", grid) for grid in _GRIDS)
 SPLICE_METHODS: Final = (*(Method("direct", grid) for grid in _GRIDS), Method("staged", 0))
 _SIZES: Final = tuple(1 << bits for bits in range(11, 22, 2))  # 2 KiB … 2 MiB
 _COUNTS: Final = (1, 16, 256, 4096)
-_LARGEST: Final = 128 << 20  # bytes that one measurement moves at most; chosen
+_LARGEST: Final = 64 << 20  # bytes that one measurement moves at most; chosen
 COPY_CELLS: Final = tuple(
     (size, count) for size in _SIZES for count in _COUNTS if size * count <= _LARGEST
 )
-# (bytes of a block in bf16, of all): what is found out on the host is per token, not per byte
-SPLICE_CELLS: Final = tuple(
-    (block, _LARGEST >> shift) for block in (2 << 16, 32 << 16) for shift in (6, 4, 2, 0)
-)
+SPLICE_CELLS: Final = tuple((1, _LARGEST >> shift) for shift in (8, 6, 4, 2, 0))  # (1, bytes)
 _CLOSE: Final = 1.03  # a method that takes less from the engine may be this much slower; chosen
 
 
 @dataclass(frozen=True)
 class MethodTable:
-    """Which method was best at each (bytes of a run, number of runs), or for splices at each (bytes
-    of a block, bytes of all)."""
+    """Which method was best at each (run size in bytes, number of runs)."""
 
     winners: dict[tuple[int, int], Method]
 
-    def best(self, size: int, amount: int) -> Method:
-        """The winner at the nearest measured size and, for that size, at the nearest amount."""
-        near = min({at[0] for at in self.winners}, key=lambda known: _apart(known, size))
-        amounts = [at[1] for at in self.winners if at[0] == near]
-        return self.winners[near, min(amounts, key=lambda known: _apart(known, amount))]
+    def best(self, run_bytes: int, runs: int) -> Method:
+        """The winner at the nearest measured size and, for that size, at the nearest count."""
+        size = min({at[0] for at in self.winners}, key=lambda known: _apart(known, run_bytes))
+        counts = [at[1] for at in self.winners if at[0] == size]
+        return self.winners[size, min(counts, key=lambda known: _apart(known, runs))]
 
 
 def measured(
@@ -61,7 +57,7 @@ def measured(
     """Fill a table: per cell, the first of ``methods`` that is about as fast as the fastest.
 
     Args:
-        seconds: Seconds that a method takes for a cell's two numbers.
+        seconds: Seconds that a method takes for (run size, count).
     """
     winners = {}
     for cell in cells:

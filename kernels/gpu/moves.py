@@ -45,15 +45,13 @@ def splice_by(method: Method, source: PagedKv, target: PagedKv, slots: SlotMap, 
     if method.name == "staged" and not slots.on_gpu:
         kept = slots.kept()
         if source.memory.is_cuda:
-            parts = chunks(target, kept.target, falling=False)
-            if fills_records(target, parts):
-                _spill_staged(source, target, kept, rope, parts)
-                return
+            far, far_slots, fits, staged = target, kept.target, fills_records, _spill_staged
         else:
-            parts = chunks(source, kept.source, falling=True)
-            if worth_staging(source, parts):
-                _splice_staged(source, target, kept, rope, parts)
-                return
+            far, far_slots, fits, staged = source, kept.source, worth_staging, _splice_staged
+        parts = chunks(far, far_slots, falling=far is source)
+        if fits(far, parts):
+            staged(source, target, kept, rope, parts)
+            return
     grid, device = method.grid or DEFAULT_GRID, str(device_of(source, target))
     run(move_call(source, target, slots, rope, grid=grid, device=device))
 

@@ -69,10 +69,7 @@ def chunks(
     """
     layout = kv.layout
     numbers = slots.numpy()
-    blocks = numbers // layout.tokens
-    first = np.flatnonzero(np.diff(blocks, prepend=-1))  # where tokens of another record begin
-    records, place = np.unique(blocks[first], return_inverse=True)
-    place = np.repeat(place, np.diff(first, append=len(blocks)))
+    records, place = np.unique(numbers // layout.tokens, return_inverse=True)
     sizes = graded(len(records), *(max(1, size // layout.block_bytes) for size in (most, least)))
     starts = np.cumsum([0, *(sizes if falling else reversed(sizes))])
     chunk = np.searchsorted(starts, place, side="right") - 1
@@ -95,13 +92,13 @@ def graded(count: int, most: int, least: int) -> list[int]:
     return sizes
 
 
-def worth_staging(source: PagedKv, parts: Chunks) -> bool:
+def worth_staging(far: PagedKv, parts: Chunks) -> bool:
     """Whether most tokens of the records that are touched are wanted."""
-    touched = len(parts.records) * source.layout.tokens
+    touched = len(parts.records) * far.layout.tokens
     return touched > 0 and len(parts.order) >= _DENSE * touched
 
 
-def fills_records(target: PagedKv, parts: Chunks) -> bool:
+def fills_records(far: PagedKv, parts: Chunks) -> bool:
     """Whether the tokens, none of them twice, are all of the records that they touch: whole records
     can then take the place of what stood there."""
-    return 0 < len(parts.records) * target.layout.tokens == len(parts.order)
+    return 0 < len(parts.records) * far.layout.tokens == len(parts.order)

@@ -41,7 +41,7 @@ class SlotMap(NamedTuple):
     def kept(self) -> SlotMap:
         """The pairs of which neither slot is negative."""
         keep = (self.source >= 0) & (self.target >= 0)
-        return self if bool(keep.all()) else SlotMap(*(column[keep] for column in self))
+        return SlotMap(*(column[keep] for column in self))
 
     @property
     def on_gpu(self) -> bool:

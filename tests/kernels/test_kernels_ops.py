@@ -94,7 +94,7 @@ def test_a_name_that_no_back_end_has_is_refused_with_those_that_have_one() -> No
 
 def test_the_method_is_what_was_measured_nearest() -> None:
     def seconds(method: Method, size: int, count: int) -> float:
-        assert size * count <= 128 << 20
+        assert size * count <= 64 << 20
         if method == COPY_ENGINE:
             return count * (1e-5 + size / 50e9)
         return count * (1e-6 + size / min(method.grid * 0.4e9, 20e9))

@@ -98,10 +98,16 @@ def test_whole_records_alone_are_replaced() -> None:
 
 def test_only_what_is_mostly_wanted_is_staged() -> None:
     source = new_memory(gpu_layout("BLHNC", 1, 8, 1, 16, 32))
-    most, half = torch.arange(5, 5 + 64), torch.arange(0, 128, 2)
-    none = torch.empty(0, dtype=torch.int64)
-    worth = [worth_staging(source, chunks(source, each, True)) for each in (most, half, none)]
-    assert worth == [True, False, False]
+    cases = {
+        "most": torch.arange(5, 5 + 64),
+        "half": torch.arange(0, 128, 2),
+        "skipped": torch.tensor([-1, -1]),
+        "none": torch.empty(0, dtype=torch.int64),
+    }
+    kept = {name: SlotMap(each, each, each).kept().source for name, each in cases.items()}
+    parts = {name: chunks(source, each, True) for name, each in kept.items()}
+    worth = [name for name, each in parts.items() if worth_staging(source, each)]
+    assert worth == ["most"]
 
 
 def test_packed_tensors_arrive_as_they_were() -> None:
