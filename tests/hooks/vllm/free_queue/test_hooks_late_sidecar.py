@@ -20,6 +20,7 @@ from kvgraph.hooks.keys import key_of
 HEAD = 7  # protected blocks that open the prompts of one tenant
 TENANTS = 3
 ROUNDS = 30
+MOST_SILENT = 12  # requests between two of tenants, which take turns
 SHAPES = {
     "plain": Shape(blocks=81, warm=None),
     "asynchronous": Shape(blocks=81, warm=None, asynchronous=True),
@@ -111,12 +112,19 @@ class Watched:
 
 
 def prompts(rng: random.Random) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Now and then a tenant's, behind its rules; mostly text that rarely comes again."""
+    """Now and then a tenant's, behind its rules; mostly text that rarely comes again.
+
+    No tenant is silent for as long as callers' words outlive a sidecar that heard them: a new one
+    knows nothing of its rules until it asks.
+    """
     earlier: list[list[int]] = []
+    silent = tenant = 0
     rules = {"segments": [{"layer": "rules", "start": 0, "end": HEAD * BLOCK_SIZE}]}
     for number in range(6 * ROUNDS):
-        if rng.random() < 0.15 or number < 6:
-            head = [3 + rng.randrange(TENANTS), *range(10, 9 + HEAD * BLOCK_SIZE)]
+        silent += 1
+        if rng.random() < 0.15 or number < 6 or silent > MOST_SILENT:
+            silent, tenant = 0, (tenant + 1) % TENANTS
+            head = [3 + tenant, *range(10, 9 + HEAD * BLOCK_SIZE)]
             yield head + [rng.randrange(10, 180) for _ in range(rng.randrange(10, 75))], rules
         elif earlier and rng.random() < 0.3:
             yield rng.choice(earlier[-12:]), {}
