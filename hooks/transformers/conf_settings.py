@@ -16,7 +16,8 @@ class ConfKVSettings:
         low: Tokens per layer that stay while the model is sure; 256 suits agents.
         high: Tokens per layer that stay while it is not.
         window: The newest tokens of each layer, which stay whatever their score.
-        alpha: Weight of attention against recency in the score of a token, 0 to 1.
+        alpha: Weight of attention against recency in the score of a token, 0 to 1; the paper mixes
+            them. See ``docs/transformers.md`` for what recency costs beside a window.
         gamma: What the moving average of attention keeps of its past at each step, below 1.
         slack: Tokens above a budget before any is evicted, so that survivors are moved rarely.
         int8: Whether tokens older than the window are stored in int8.
@@ -28,8 +29,8 @@ class ConfKVSettings:
     low: int = 128
     high: int = 512
     window: int = 64
-    alpha: float = 0.5
-    gamma: float = 0.9
+    alpha: float = 1.0
+    gamma: float = 0.97
     slack: int = 16
     int8: bool = False
     pyramid: float = 0.0

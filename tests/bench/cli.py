@@ -219,7 +219,8 @@ def confkv(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     model: Annotated[
-        Path | None, typer.Option(help="Folder of a model; else those that ship with the bench.")
+        Path | None,
+        typer.Option(help="A model's folder or GGUF file; else those that ship with the bench."),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Text file or folder; else held-out documents that ship.")

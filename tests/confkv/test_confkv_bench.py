@@ -9,6 +9,7 @@ import kvgraph
 import numpy as np
 import pytest
 import torch
+from kvgraph.bench.confkv import small_models
 from kvgraph.bench.confkv.ablation import ablate
 from kvgraph.bench.confkv.confkv_arms import STATIC, coarse, victims
 from kvgraph.bench.confkv.confkv_texts import haystacks, told_codes
@@ -19,6 +20,7 @@ from kvgraph.bench.confkv.rivals import HeavyHitters, Random
 from kvgraph.bench.confkv.small_models import load, random_model, shipped
 from kvgraph.bench.confkv.sweeps import mistakes, points
 from kvgraph.bench.confkv.tasks.pages import STEPS, walk
+from kvgraph.bench.errors import BenchError
 from kvgraph.bench.teaching.corpus import learn_tokenizer
 from kvgraph.bench.teaching.lessons import IGNORED, RecallLessons, copying, needle
 from kvgraph.bench.teaching.pupils import PUPILS, make_model
@@ -96,7 +98,7 @@ def test_victims_replay_one_schedule_with_the_same_counts(llama: Any) -> None:
     arms.isolate(1)
     rooms = {arms.room[f"victims_{name}"] for name in victims(SETTINGS, 1)}
     assert rooms == {arms.room["ours"]}
-    assert arms.surprise["victims_both"] == pytest.approx(arms.surprise["ours"])
+    assert arms.surprise["victims_attention"] == pytest.approx(arms.surprise["ours"])
     assert arms.room["ours_int8"] == pytest.approx(arms.room["ours"], rel=0.25)
 
 
@@ -235,3 +237,14 @@ def test_the_shipped_model_remembers_and_a_wrong_place_misleads_it() -> None:
     assert marks.plain >= 0.85 * marks.n
     assert marks.replaced == marks.repeated
     assert marks.misplaced <= 0.4 * marks.repeated
+
+
+def test_a_gguf_file_needs_packages_that_the_error_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BenchError, match=r"no model at .*small\.gguf"):
+        load(tmp_path / "small.gguf")
+    (tmp_path / "small.gguf").touch()
+    monkeypatch.setattr(small_models, "find_spec", lambda name: None)
+    with pytest.raises(BenchError, match="pip install gguf accelerate"):
+        load(tmp_path / "small.gguf")

@@ -19,6 +19,7 @@ from ...kernels.maths.channel_quant import STEPS, channel_scale
 from .rivals import STREAMING, WINDOW, HeavyHitters, Random, Scissorhands, SnapKV
 
 _STEPS_OF_INT4: Final = 7.0
+_BOTH: Final = 0.5  # weight of attention where victims are chosen by both
 STEEP: Final = 0.4  # how much a pyramid's first layer has above the mean
 
 
@@ -63,7 +64,7 @@ def victims(it: ConfKVSettings, seed: int) -> dict[str, Ranker]:
         "random": Random(seed),
         "recency": AttentionAndRecency(0.0, it.gamma, it.window),
         "attention": AttentionAndRecency(1.0, it.gamma, it.window),
-        "both": AttentionAndRecency(it.alpha, it.gamma, it.window),
+        "both": AttentionAndRecency(_BOTH, it.gamma, it.window),
     }
 
 

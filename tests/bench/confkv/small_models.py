@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -31,6 +33,7 @@ FAMILIES: Final[dict[str, Callable[[], Any]]] = {
         GPT2Config(vocab_size=97, n_embd=64, n_layer=3, n_head=4, n_positions=512)
     ),
 }
+_READ_GGUF: Final = ("gguf", "accelerate")  # packages that transformers reads such files with
 WEIGHTS: Final = Path(__file__).parent.parent / "weights"
 
 
@@ -47,19 +50,32 @@ def shipped(course: str) -> list[Path]:
     return sorted(path.parent for path in WEIGHTS.glob(f"{course}*/config.json"))
 
 
-def load(folder: Path) -> Loaded:
-    """A model of any family that transformers knows.
+def load(place: Path) -> Loaded:
+    """A model of any family that transformers knows, from a folder or a GGUF file.
 
     Raises:
-        BenchError: There is none in the folder.
+        BenchError: There is none, or what reads GGUF files is not installed.
     """
-    if not (folder / "config.json").is_file():
-        raise BenchError(f"no model at {folder}: a folder with config.json and weights")
+    if place.suffix == ".gguf" and place.is_file():
+        return _from_gguf(place)
+    if not (place / "config.json").is_file():
+        raise BenchError(f"no model at {place}: a folder with config.json and weights, or a .gguf")
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
+        place, dtype=torch.float32, attn_implementation="sdpa"
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    return Loaded(folder.name, model.eval(), tokenizer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"))
+    return Loaded(place.name, model.eval(), tokenizer)
+
+
+def _from_gguf(file: Path) -> Loaded:
+    missing = [name for name in _READ_GGUF if find_spec(name) is None]
+    if missing:
+        raise BenchError(f"to read {file.name}: pip install {' '.join(missing)}")
+    where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        **where, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return Loaded(file.stem, model.eval(), AutoTokenizer.from_pretrained(**where))
 
 
 def random_model(family: str) -> Any:

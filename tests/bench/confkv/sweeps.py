@@ -17,7 +17,8 @@ from .followed import Floats, Followed, follow, read_at_once
 _SURE: Final = 0.7  # a mistake is confident from here, whatever tau is
 _AFTER: Final = 16  # tokens behind a confident mistake that it is judged by; chosen
 _TAUS: Final = (0.5, 0.6, 0.7, 0.8, 0.9)
-_GAMMAS: Final = (0.5, 0.9, 0.99)
+_ALPHAS: Final = (0.0, 0.5, 0.9, 1.0)
+_GAMMAS: Final = (0.5, 0.9, 0.97, 0.99)
 
 Say = Callable[[str], None]
 
@@ -31,6 +32,7 @@ def points(it: ConfKVSettings) -> dict[str, ConfKVSettings]:
         **{f"tau_{tau}": replace(it, tau=tau) for tau in _TAUS},
         **{f"low_{low}": replace(it, low=low) for low in lows},
         **{f"window_{window}": replace(it, window=window) for window in windows},
+        **{f"alpha_{alpha}": replace(it, alpha=alpha) for alpha in _ALPHAS},
         **{f"gamma_{gamma}": replace(it, gamma=gamma) for gamma in _GAMMAS},
     }
 
