@@ -56,26 +56,25 @@ def load(place: Path) -> Loaded:
     Raises:
         BenchError: There is none, or what reads GGUF files is not installed.
     """
+    where: dict[str, Any] = {"pretrained_model_name_or_path": place}
     if place.suffix == ".gguf" and place.is_file():
-        return _from_gguf(place)
-    if not (place / "config.json").is_file():
+        _check_that_gguf_is_read(place)
+        where = {"pretrained_model_name_or_path": place.parent, "gguf_file": place.name}
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    elif (place / "config.json").is_file():
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"))
+    else:
         raise BenchError(f"no model at {place}: a folder with config.json and weights, or a .gguf")
-    model = AutoModelForCausalLM.from_pretrained(
-        place, dtype=torch.float32, attn_implementation="sdpa"
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"))
-    return Loaded(place.name, model.eval(), tokenizer)
-
-
-def _from_gguf(file: Path) -> Loaded:
-    missing = [name for name in _READ_GGUF if find_spec(name) is None]
-    if missing:
-        raise BenchError(f"to read {file.name}: pip install {' '.join(missing)}")
-    where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(
         **where, dtype=torch.float32, attn_implementation="sdpa"
     )
-    return Loaded(file.stem, model.eval(), AutoTokenizer.from_pretrained(**where))
+    return Loaded(place.name, model.eval(), tokenizer)
+
+
+def _check_that_gguf_is_read(file: Path) -> None:
+    missing = [name for name in _READ_GGUF if find_spec(name) is None]
+    if missing:
+        raise BenchError(f"to read {file.name}: pip install {' '.join(missing)}")
 
 
 def random_model(family: str) -> Any:
