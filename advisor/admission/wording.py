@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ...graph.logs.request_facts import Hold
 from ...graph.messages.events import HOLD_ENDS
-from ...graph.waiting.saturation import SATURATED
+from ...graph.waiting.saturation import AT_EASE, SATURATED
 from ..times.spoken_times import seconds
 
 
@@ -97,6 +97,6 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
         "held": now,
         "held so far": f"{report['held']:,} of {total:,}, {longest:.0f} s at most",
         "wait no longer": why,
-        "meet a queue": f"{report['queued_share']:.0%} of the latest requests; below "
-        f"{SATURATED:.0%}, nobody has to wait",
+        "meet a queue": f"{report['queued_share']:.0%} of the latest requests; new ones "
+        f"may have to wait from {SATURATED:.0%} on, until it is below {AT_EASE:.0%}",
     }

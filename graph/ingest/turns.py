@@ -200,7 +200,7 @@ class TurnRecorder:
         if not event.reads_cache:
             return  # it computes what the pool has
         again = 0
-        if self._goes_on(engine, session, rows, now):
+        if self._goes_on(engine, event, session, rows, now):
             blocks = self._tables.blocks
             computed = rows[(event.cached_tokens + event.loading_tokens) // event.block_size :]
             lost = (blocks.tiers[engine, computed] & COPIES) == 0
@@ -208,15 +208,22 @@ class TurnRecorder:
         heard = float(self._tables.sessions.last_seen[session])
         self._tables.regret.note(engine, len(rows), again, heard)
 
-    def _goes_on(self, engine: int, session: int, rows: Rows, now: float) -> bool:
+    def _goes_on(
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float
+    ) -> bool:
         """Whether a prompt is its session's last one and more, and that one was computed here.
 
-        A corpus that is asked again and again does not go on, though each text may look like a
-        session: a prompt that comes again is no longer than it was.
+        More is a block, or, where a turn adds less than one, more tokens than the last prompt and
+        its answer had. A corpus that is asked again and again does not go on, though each text may
+        look like a session: a prompt that comes again is no longer than it was.
         """
         sessions = self._tables.sessions
         before = int(sessions.reach[session]) if sessions.turns[session] else 0
-        if sessions.engine[session] != engine or not 0 < before < len(rows):
+        if sessions.engine[session] != engine or not 0 < before <= len(rows):
+            return False
+        if len(rows) == before and (
+            sessions.running[session] or event.prompt_tokens <= sessions.tokens[session]
+        ):
             return False
         return bool(self._tables.blocks.created[rows[before - 1]] < now)
 

@@ -33,8 +33,11 @@ POOL = 10_400  # blocks: ten sessions
 class Engine:
     """An LRU pool of whole sessions, and the graph that hears of it."""
 
-    def __init__(self, name: str = "e", graph: KVCacheGraph | None = None) -> None:
+    def __init__(
+        self, name: str = "e", graph: KVCacheGraph | None = None, turns_a_block: int = 1
+    ) -> None:
         self.now = 100.0
+        self.turns_a_block = turns_a_block
         self.name = name
         self.graph = graph or KVCacheGraph(clock=lambda: self.now)
         self.admission = Admission()
@@ -57,7 +60,8 @@ class Engine:
     def turn(self, session: int, *, named: bool = True, ended: bool = False,
              tool_s: float | None = None, seconds: float = 1.0) -> None:  # fmt: skip
         """A request of a session: found whole, or computed at the cost of who is idle longest."""
-        chain = keys(session, self.turns[session])
+        more, rest = divmod(self.turns[session], self.turns_a_block)
+        chain = keys(session, more)
         blocks = len(chain) // 8
         self.turns[session] += 1
         found = self.held.pop(session, 0)
@@ -67,7 +71,7 @@ class Engine:
         self.held[session] = blocks
         self.requests += 1
         name, request = f"s{session}" if named else None, f"r{self.requests}"
-        tokens = blocks * SIZE + 1
+        tokens = blocks * SIZE + 1 + 3 * rest
         self.tell(RequestStarted(request, chain, tokens, found * SIZE, SIZE, session=name))
         self.tell(BlocksStored(chain, None, SIZE))
         self.now += seconds
@@ -117,6 +121,13 @@ def test_a_thrashing_engine_has_no_room(named: bool, caplog: pytest.LogCaptureFi
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert "of its prompts again: 14 sessions are live" in said[0] or "are live" in said[0]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_turns_that_add_less_than_a_block_are_turns(named: bool) -> None:
+    engine = Engine(turns_a_block=5)
+    engine.rounds(14, 4, named=named)
+    assert engine.word().room_blocks == 0
 
 
 def test_sessions_that_are_over_make_room_and_calm_opens(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,8 @@ def test_a_closed_engine_says_who_waits_and_why() -> None:
         "held": "7, the first for 12 s, 210 blocks",
         "held so far": "40 of 1,000, 120 s at most",
         "wait no longer": "room 20, bound 10, idle 3",
-        "meet a queue": "41% of the latest requests; below 40%, nobody has to wait",
+        "meet a queue": "41% of the latest requests; new ones may have to wait from 40% on, until "
+        "it is below 15%",
     }
 
 

@@ -85,7 +85,9 @@ def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: Holdin
     for name in "abc":
         assert rule.arrives(asks(name, 1.0), word(0), idle=False, queued=True)
     assert step(rule, 2.0, 0, free=True) == []
-    meets(rule, 50, queued=False)
+    meets(rule, 100, queued=False)
+    assert step(rule, 2.5, 0, free=True) == [], "holding shortens the queue: it is not at ease yet"
+    meets(rule, 30, queued=False)
     assert step(rule, 3.0, 0, free=True) == ["a patience"]
     assert rule.arrives(asks("d", 3.1), word(0), idle=False, queued=False), "behind the others"
     assert step(rule, 3.2, 0) == [], "its prompt is under way"
