@@ -59,6 +59,13 @@ def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAd
 
 def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> None:
     name = tables.name_of(engine) or "?"
+    if valve.limit is None and valve.barred_pools:
+        logger.warning(
+            "engine %s computes %d %% of its prompts again although new sessions wait: that saves "
+            "nothing, so nobody waits for the next %d pools' worth of prompts",
+            name, round(100 * valve.regret), valve.barred_pools,
+        )  # fmt: skip
+        return
     if valve.limit is None:
         logger.info("engine %s: all sessions have room again: nobody needs to wait", name)
         return

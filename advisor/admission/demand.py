@@ -19,6 +19,7 @@ LIVE_S: Final = 600.0
 """A session that was silent for longer is not live; chosen: its user turned to something else."""
 
 _FADE_S: Final = 300.0  # over which silence makes a return unlikely (to 1/e); chosen
+_OF_A_PAUSE: Final = 2.0  # a tool may take so many times what was expected of it; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,11 @@ def _reached(tables: Tables, engine: int) -> npt.NDArray[np.int32]:
 
 
 def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
-    """float64 ``[n]``: of a return soon; 1 while it runs or a tool's stated time is not over."""
+    """float64 ``[n]``: of a return soon; 1 while it runs, or a tool may still do so."""
     seen = sessions.last_seen[rows]
     waiting = sessions.state[rows] == SessionState.WAITING_FOR_TOOL
     pause = np.where(waiting, np.maximum(sessions.expected_return[rows] - seen, 0.0), 0.0)
-    overdue = np.maximum(0.0, now - seen - 2.0 * pause)
+    overdue = np.maximum(0.0, now - seen - _OF_A_PAUSE * pause)
     chance = np.exp(-overdue / _FADE_S)
     chance[sessions.running[rows] > 0] = 1.0
     return np.asarray(chance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,7 @@ _RISE: Final = 0.05  # of the pool, for as much
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
 _CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
 _USELESS: Final = 0.6  # of the asked blocks: if so many are computed again although it is closed …
-_TRIAL_POOLS: Final = 4.0  # … and so much was asked meanwhile, it opens …
+_TRIAL_POOLS: Final = 4.0  # … and so much was asked since it closed, it opens …
 _BARRED_POOLS: Final = 32.0  # … until so much more was asked: twice as much after each such time
 _MOST_FAILED: Final = 6  # such times that are counted
 
@@ -44,6 +45,11 @@ class Valve:
     def regret(self) -> float:
         """The share of what was asked lately that was computed again."""
         return self._again / max(self._asked, self.pool)
+
+    @property
+    def barred_pools(self) -> int:
+        """Pools' worth of blocks that must be asked before it may close again; 0: it may now."""
+        return math.ceil(max(0.0, self._barred) / self.pool)
 
     def update(self, asked: int, again: int, demand: Demand) -> None:
         """Close, open or move the limit.

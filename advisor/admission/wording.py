@@ -13,7 +13,8 @@ from ..times.spoken_times import seconds
 
 def fit_and_live(fitting: int, live: int) -> str:
     """How many sessions fit, beside how many there are."""
-    return f"{fitting:,} agents fit, {live:,} are live"
+    fit = "1 agent fits" if fitting == 1 else f"{fitting:,} agents fit"
+    return f"{fit}, {live:,} {'is' if live == 1 else 'are'} live"
 
 
 UNTIL: Final = {
@@ -74,7 +75,7 @@ def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
         return {}
     words = fit_and_live(room["fitting_sessions"], room["live_sessions"])
     if room["room_blocks"] is None:
-        facts = {"room": f"for all: {words}"}
+        facts = {"room": f"no limit: {words}"}
     else:
         facts = {"room": f"for {room['room_blocks']:,} blocks of new context: {words}"}
     return facts | (_held(report) if report else {"held": "nobody: admission is off there"})
@@ -97,6 +98,6 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
         "held": now,
         "held so far": f"{report['held']:,} of {total:,}, {longest:.0f} s at most",
         "wait no longer": why,
-        "meet a queue": f"{report['queued_share']:.0%} of the latest requests; new ones "
-        f"may have to wait from {SATURATED:.0%} on, until it is below {AT_EASE:.0%}",
+        "meet a queue": f"{report['queued_share']:.0%} of the latest requests; from "
+        f"{SATURATED:.0%} on new ones may wait, and then until it is below {AT_EASE:.0%}",
     }

@@ -211,11 +211,12 @@ class TurnRecorder:
     def _goes_on(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float
     ) -> bool:
-        """Whether a prompt is its session's last one and more, and that one was computed here.
+        """Whether a prompt is its session's last one and more, which this engine has served.
 
         More is a block, or, where a turn adds less than one, more tokens than the last prompt and
-        its answer had. A corpus that is asked again and again does not go on, though each text may
-        look like a session: a prompt that comes again is no longer than it was.
+        its answer had, while the session is at rest. A corpus that is asked again and again does
+        not go on, though each text may look like a session: a prompt that comes again is no longer
+        than it was. Of the last prompt, only the depth and the block that now stands there count.
         """
         sessions = self._tables.sessions
         before = int(sessions.reach[session]) if sessions.turns[session] else 0

@@ -23,8 +23,8 @@ _LAST_STEPS: Final = 0.02
 """Share of the bound: a request goes when it has waited 98 % of it, since the next step may be
 long. Chosen."""
 _OVERDUE: Final = 0.5
-"""Share of the bound: whoever has waited longer goes first and is waited for no longer, since all
-that reach the bound start whatever else is queued. Chosen."""
+"""Share of the bound: while anybody has waited longer there is no rest, and of a tenant's requests
+that one goes first, since all that reach the bound start whatever else is queued. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 _SHORT: Final = 256
 """A prompt is short if so many like it fit into the pool: it takes little room, and no agent's
@@ -70,8 +70,8 @@ class HoldingRule:
 
     A request does not wait if it brings no new context, and none waits while the sidecar is silent
     or sees room for all, while nothing else runs, or longer than the bound. While few prompts
-    queue, nobody begins to wait but behind others who do, and these start one at a time without
-    being patient first. All times are seconds of one clock.
+    queue, nobody begins to wait except behind others, and those that wait need no patience: they
+    start as many at a time as one step computes. All times are seconds of one clock.
 
     Attributes:
         saturation: Whether prompts queue so often that the engine gains by letting some wait.
@@ -103,9 +103,9 @@ class HoldingRule:
         if not self._counted:
             self.saturation.came(queued=queued)
         self._counted = True
-        resting = idle and asks.since - self._ran_at >= _ABOUT_TO_RUN_S
-        if resting and not len(self._order):
-            return self._let_in(asks)
+        if self._rests(idle, asks.since) and not len(self._order):
+            self._let_in(asks)
+            return False
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
@@ -116,7 +116,8 @@ class HoldingRule:
         if self.is_let_in(asks.request_id):
             return False
         if not asks.blocks or advice is None or not self._must_wait(asks, advice):
-            return self._let_in(asks)
+            self._let_in(asks)
+            return False
         self._order.add(asks)
         return True
 
@@ -150,8 +151,8 @@ class HoldingRule:
         If there is no room, a request that was patient starts once no other is queued, and with it
         as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a
         resident session's turn may evict that session's blocks. It was patient if it has waited
-        ``HOLD_PATIENCE_S``, or as long as a whole pool of prompts takes to compute, or at all,
-        while few prompts queue.
+        ``HOLD_PATIENCE_S``, or as long as a whole pool of prompts takes to compute if that is less;
+        while few prompts queue, any wait is enough.
 
         Args:
             idle: The engine has no work but held requests.
@@ -194,8 +195,7 @@ class HoldingRule:
             yield self._let_go(held), "room"
 
     def _without_room(self, now: float, idle: bool) -> list[tuple[Held, str]]:
-        resting = idle and now - self._ran_at >= _ABOUT_TO_RUN_S
-        if resting and (held := self._order.peek()) is not None:
+        if self._rests(idle, now) and (held := self._order.peek()) is not None:
             return [(self._let_go(held), "idle")]
         due = now - _OVERDUE * self._bounds.most_s
         oldest = self._order.oldest()
@@ -208,7 +208,7 @@ class HoldingRule:
         return [(held, "patience") for held in patient]
 
     def _patient(self, latest: float, due: float, now: float) -> Iterator[Held]:
-        """Those who start together: one, and as many as are computed in the same step."""
+        """Those who start together: as many as fill one step, the last of which may exceed it."""
         left = self._bounds.step_blocks
         while left > 0 and (held := self._order.pop_patient(latest, due, now)) is not None:
             self._let_in(held)
@@ -220,9 +220,11 @@ class HoldingRule:
         pool's worth of other prompts was computed before it."""
         return min(HOLD_PATIENCE_S, self._pacing.takes(self._bounds.pool_blocks))
 
-    def _let_in(self, asks: Held) -> bool:
+    def _rests(self, idle: bool, now: float) -> bool:
+        return idle and now - self._ran_at >= _ABOUT_TO_RUN_S
+
+    def _let_in(self, asks: Held) -> None:
         self._room.promise(asks.request_id, asks.blocks)
-        return False
 
     def _let_go(self, held: Held) -> Held:
         self._order.take(held.request_id)

@@ -6,8 +6,9 @@ import math
 from typing import Final
 
 _REST: Final = 0.1
-"""Of the time that its prompt took, the engine is left alone after each. Chosen in the closed loop
-of the replay lab, on other sessions than those of the figures."""
+"""Share of the time from such a start until the engine could take another, for which it is left
+alone then. Chosen in the closed loop of the replay lab, on other sessions than those of the
+figures."""
 _LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
 
 
@@ -30,7 +31,8 @@ class Pacing:
         self._began, self._blocks = now, blocks
 
     def takes(self, blocks: int) -> float:
-        """Seconds that so many blocks took to compute lately; infinite before any did."""
+        """Seconds from start to end of so many blocks lately, turns between them included;
+        infinite before any did."""
         return math.inf if self._block_s is None else blocks * self._block_s
 
     def looks(self, now: float, free: bool) -> None:

@@ -123,8 +123,9 @@ class HoldingOrder:
     def pop_patient(self, latest: float, due: float, now: float) -> Held | None:
         """Remove and return one of those that wait since ``latest`` or longer; None if none does.
 
-        Of the tenant that has had the least: the request that has waited longest, if since ``due``
-        or longer; else the one that has waited longest for its blocks, so that a short one goes
+        By priority, then of the tenant that has had the least: the request that has waited longest,
+        if since ``due`` or longer; else the one that has waited longest for its blocks, so that a
+        short one goes
         before a long one that came with it, and a long one before short ones that came much later
         (highest response ratio next; Brinch Hansen, 1971).
         """

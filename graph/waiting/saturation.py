@@ -7,12 +7,13 @@ from typing import Final
 _REMEMBERED: Final = 64
 """Requests over which what they met fades to 1/e. Chosen."""
 SATURATED: Final = 0.4
-"""Share of requests that met others in the queue. Chosen in the closed loop of the replay lab, on
-other sessions than those of the figures: there an engine that keeps up shows at most .2, one whose
-cache thrashes 1, and one that is kept from it by holding .6. From .3 to .5 nothing changes."""
+"""Share of requests that met others in the queue, from which on the engine counts as saturated.
+Chosen in the closed loop of the replay lab, on other sessions than those of the figures: there an
+engine that keeps up shows at most .2, and one whose cache thrashes 1. From .3 to .5 nothing
+changes."""
 AT_EASE: Final = 0.15
-"""Below this share it is over: a real engine that holding keeps from thrashing shows .2 to .4,
-since it computes several prompts at once. Chosen."""
+"""Below this share a saturated engine no longer counts as such. Holding alone shortens the queue:
+to .6 in the lab, and below .4 on a real engine, which computes several prompts at once. Chosen."""
 
 
 class Saturation:

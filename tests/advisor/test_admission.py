@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import math
 from collections import Counter, OrderedDict
 
@@ -215,6 +216,19 @@ def test_a_limit_that_saves_nothing_is_lifted_for_long() -> None:
         closed.append(valve.limit is not None)
     assert any(closed[:20])
     assert sum(closed[100:]) < 0.15 * len(closed[100:])
+
+
+def test_the_log_says_that_waiting_saves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It is lifted, but not because sessions have room."""
+    engine = Engine()
+    with caplog.at_level(logging.INFO):
+        engine.rounds(20, 6)
+    closed, lifted = [record.getMessage() for record in caplog.records][:2]
+    assert "of its prompts again: " in closed
+    assert re.search(r"computes \d\d % of its prompts again although new sessions wait", lifted)
+    assert "nobody waits for the next 32 pools' worth of prompts" in lifted
+    assert caplog.records[1].levelno == logging.WARNING
+    assert engine.word().room_blocks is None
 
 
 def test_a_limit_that_saves_contexts_stays() -> None:

@@ -25,8 +25,8 @@ def test_a_closed_engine_says_who_waits_and_why() -> None:
         "held": "7, the first for 12 s, 210 blocks",
         "held so far": "40 of 1,000, 120 s at most",
         "wait no longer": "room 20, bound 10, idle 3",
-        "meet a queue": "41% of the latest requests; new ones may have to wait from 40% on, until "
-        "it is below 15%",
+        "meet a queue": "41% of the latest requests; from 40% on new ones may "
+        "wait, and then until it is below 15%",
     }
 
 
@@ -38,7 +38,7 @@ def test_who_waits_now_counts_for_the_longest_hold() -> None:
 def test_an_open_one_says_so() -> None:
     idle = {**REPORT, "waiting": 0}
     said = facts(None, idle)
-    assert said["room"] == "for all: 31 agents fit, 38 are live"
+    assert said["room"] == "no limit: 31 agents fit, 38 are live"
     assert said["held"] == "nobody"
 
 

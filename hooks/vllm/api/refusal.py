@@ -33,7 +33,8 @@ _HEADER: Final = b"x-request-id"
 
 
 class RefuseWhoWaits:
-    """Answers 429 to requests that were held for ``AITHER_KVCACHE_REFUSE_AFTER_S`` seconds.
+    """Answers 429 to requests that came ``AITHER_KVCACHE_REFUSE_AFTER_S`` seconds ago, have no
+    answer, and are held then or later.
 
     ``Retry-After`` is the same number of seconds. Status and headers are kept back until the first
     bytes of the body exist; until then the request can still be refused. vLLM sees a refused

@@ -44,13 +44,15 @@ class HoldingLog:
         self._holding = False
         self._last_held = 0.0
         self._held_before = 0  # what was held before it last began to hold
+        self._longest_now = 0.0  # the longest wait since then
 
     def held(self, held: Held, advice: AdmissionAdvice) -> None:
         """Note that ``held`` waits from now on, because of ``advice``."""
         if not self._holding:
-            self._holding, self._held_before = True, self._held
+            self._holding, self._held_before, self._longest_now = True, self._held, 0.0
             logger.info(
-                "kvgraph: new sessions wait: %d are live where %d fit; each is held %d s at most",
+                "kvgraph: new sessions wait: %d are live where %d fit; a request is held for %d s "
+                "at most",
                 advice.live_sessions,
                 advice.fitting_sessions,
                 self._most_s,
@@ -64,6 +66,11 @@ class HoldingLog:
         )  # fmt: skip
         self._emit(said)
 
+    def held_after_all(self, held: Held, advice: AdmissionAdvice) -> None:
+        """Note that ``held`` waits from now on, which had been let in when it came."""
+        self._not_held -= 1
+        self.held(held, advice)
+
     def ended(self, held: Held, reason: str, now: float) -> None:
         """Note that ``held`` waits no longer, for one of ``HOLD_ENDS``."""
         waited = max(0.0, now - held.since)
@@ -72,11 +79,12 @@ class HoldingLog:
         self._ends[reason] += 1
         self._waited_s += waited
         self._longest_s = max(self._longest_s, waited)
+        self._longest_now = max(self._longest_now, waited)
         self._last_held = now
         self._emit(RequestReleased(held.request_id[:MAX_NAME], waited, reason))
 
     def not_held(self) -> None:
-        """Note that a request started without being held."""
+        """Note that a request came and was let in."""
         self._not_held += 1
 
     def oldest(self, since: float) -> None:
@@ -89,10 +97,10 @@ class HoldingLog:
         if self._holding and now - self._last_held >= _OPEN_AFTER_S:
             self._holding = False
             logger.info(
-                "kvgraph: new sessions start at once again; %d requests were held, none longer "
-                "than %.1f s since the engine's start",
+                "kvgraph: new sessions start at once again; %d requests were held, for %.1f s at "
+                "most",
                 self._held - self._held_before,
-                self._longest_s,
+                self._longest_now,
             )
 
     def told(self) -> list[AnyEvent]:

@@ -138,7 +138,7 @@ class Holding:
         asks = self._asks(head, self._sessions.again(head))
         if self._rule.turn_comes(asks, advice):
             self.queue.hold_head()
-            self._log.held(asks, advice)
+            self._log.held_after_all(asks, advice)
 
     def _asks(self, request: Request, arrival: Arrival) -> Held:
         blocks = 0 if self.queue.outranks_running(request) else arrival.blocks

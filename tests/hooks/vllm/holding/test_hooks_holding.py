@@ -323,7 +323,7 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
     assert hall.side.heartbeat(0)[-1].released[HOLD_ENDS.index("open")] == 2
     closed, opened = [record.getMessage() for record in caplog.records]
     assert closed == (
-        "kvgraph: new sessions wait: 38 are live where 31 fit; each is held 120 s at most"
+        "kvgraph: new sessions wait: 38 are live where 31 fit; a request is held for 120 s at most"
     )
     assert "start at once again; 2 requests were held" in opened
 
@@ -373,8 +373,11 @@ def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None
     assert hall.held == [other]
     pool = hall.engine.scheduler.kv_cache_manager.block_pool
     pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+    let_in = hall.side.heartbeat(0)[-1].not_held
     hall.step(7, room=0)  # it is asked twenty times a second
     assert hall.held == [other, again]
+    report = hall.side.heartbeat(0)[-1]
+    assert (report.held, report.not_held) == (2, let_in - 1), "each request is counted once"
     hall.abort(running[0])
     hall.step(4, room=0)
     assert again not in hall.started
