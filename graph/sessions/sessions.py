@@ -19,6 +19,8 @@ from .outlook import SessionOutlook
 from .pauses import note_answer
 from .quiet_rows import QuietRows
 
+_MOST_LONGER: Final = 100  # turns that are counted; chosen
+
 INFERRED: Final = "~"
 """Opens the name of a session that no caller named."""
 
@@ -102,7 +104,9 @@ class SessionTable(SessionOutlook):
             self.note_gap(row, now)
             self.started[row] = now
             self.grown[row] = prompt_tokens - self.tokens[row] if self.turns[row] else 0
-            self.tokens[row] = prompt_tokens
+            longer = self.turns[row] and prompt_tokens > self.asked[row]
+            self.longer[row] = min(int(self.longer[row]) + 1, _MOST_LONGER) if longer else 0
+            self.tokens[row] = self.asked[row] = prompt_tokens
             self.turns[row] += 1
             self.note_turn(row)
         self.running[row] += 1

@@ -13,7 +13,7 @@ _MOST_TENANTS: Final = (
     4096  # remembered; the one that started a request longest ago is forgotten. Chosen
 )
 _DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
-_MOST_LOOKED_AT: Final = 64  # lanes, and requests of a lane, in ``pop_patient``; chosen
+_MOST_LOOKED_AT: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class HoldingOrder:
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, Held] = OrderedDict()
-        self._lanes: dict[tuple[str | None, int, bool], _Lane] = {}  # without the empty ones
+        self._lanes: dict[int, dict[tuple[str | None, bool], _Lane]] = {}
+        """By priority; without empty ones."""
         self._turns: list[_Turn] = []  # a heap: each lane once, no later than where it stands now
         self._ends: OrderedDict[str | None, float] = OrderedDict()
         """Where each tenant's last started request ends, the latest last."""
@@ -96,7 +97,8 @@ class HoldingOrder:
         """Add ``held``, behind those of its tenant."""
         self._count += 1
         self._held[held.request_id] = held
-        lane = self._lanes.setdefault(_lane_of(held), OrderedDict())
+        lanes = self._lanes.setdefault(held.priority, {})
+        lane = lanes.setdefault((held.tenant, held.returning), OrderedDict())
         lane[held.request_id] = _Place(self._now, self._count, held)
         if len(lane) == 1:
             heapq.heappush(self._turns, self._turn(lane))
@@ -133,7 +135,7 @@ class HoldingOrder:
         if found is None:
             return None
         start, tenant, priority = found
-        lanes = [self._lanes.get((tenant, priority, kind)) for kind in (False, True)]
+        lanes = [self._lanes[priority].get((tenant, kind)) for kind in (False, True)]
         waiting = (held for lane in lanes if lane for held in _looked_at(lane))
         patient = (held for held in waiting if held.since <= latest)
         best = max(patient, key=lambda held: _claim(held, due, now))
@@ -161,24 +163,27 @@ class HoldingOrder:
 
     def _least_served(self, latest: float) -> tuple[float, str | None, int] | None:
         """Where the tenant whose turn it is starts, its name and its request's priority; of those
-        that wait since ``latest`` or longer."""
-        found: tuple[int, float, int, str | None] | None = None
-        for lane in islice(self._lanes.values(), _MOST_LOOKED_AT):
-            place = _first(lane)
-            if any(held.since <= latest for held in _looked_at(lane)):
-                turn = place.held.priority, self._start(place), place.number, place.held.tenant
-                found = turn if found is None or turn[:3] < found[:3] else found
-        return None if found is None else (found[1], found[3], found[0])
+        that wait since ``latest`` or longer. The first of a lane is the one that waits longest."""
+        for priority in sorted(self._lanes):
+            firsts = map(_first, islice(self._lanes[priority].values(), _MOST_LOOKED_AT))
+            patient = [place for place in firsts if place.held.since <= latest]
+            if patient:
+                turns = ((self._start(each), each.number, each.held.tenant) for each in patient)
+                start, _, tenant = min(turns)  # numbers differ, so tenants never compare
+                return start, tenant, priority
+        return None
 
     def _remove(self, request_id: str) -> _Place | None:
         held = self._held.pop(request_id, None)
         if held is None:
             return None
-        key = _lane_of(held)
-        lane = self._lanes[key]
+        lanes, key = self._lanes[held.priority], (held.tenant, held.returning)
+        lane = lanes[key]
         place = lane.pop(request_id)
         if not lane:
-            del self._lanes[key]  # the heap's entry is dead: who comes next opens another lane
+            del lanes[key]  # the heap's entry is dead: who comes next opens another lane
+        if not lanes:
+            del self._lanes[held.priority]
         return place
 
     def _start(self, place: _Place) -> float:
@@ -190,7 +195,7 @@ class HoldingOrder:
         return held.priority, not held.returning, self._start(place), place.number, lane
 
     def _forget(self) -> None:
-        if len(self._turns) > 2 * len(self._lanes) + _DEAD_ENTRIES:
+        if len(self._turns) > 2 * sum(map(len, self._lanes.values())) + _DEAD_ENTRIES:
             self._turns = [turn for turn in self._turns if turn[-1]]
             heapq.heapify(self._turns)
 
@@ -207,7 +212,3 @@ def _looked_at(lane: _Lane) -> Iterator[Held]:
 def _claim(held: Held, due: float, now: float) -> tuple[bool, float]:
     waited = now - held.since
     return (True, waited) if held.since <= due else (False, waited / held.blocks)
-
-
-def _lane_of(held: Held) -> tuple[str | None, int, bool]:
-    return held.tenant, held.priority, held.returning

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 import math
+import random
+import re
 from collections import Counter, OrderedDict
 
 import numpy as np
@@ -35,10 +36,11 @@ class Engine:
     """An LRU pool of whole sessions, and the graph that hears of it."""
 
     def __init__(
-        self, name: str = "e", graph: KVCacheGraph | None = None, turns_a_block: int = 1
-    ) -> None:
+        self, name: str = "e", graph: KVCacheGraph | None = None, turns_a_block: int = 1,
+        answer: int = 2,
+    ) -> None:  # fmt: skip
         self.now = 100.0
-        self.turns_a_block = turns_a_block
+        self.turns_a_block, self.answer = turns_a_block, answer
         self.name = name
         self.graph = graph or KVCacheGraph(clock=lambda: self.now)
         self.admission = Admission()
@@ -78,7 +80,8 @@ class Engine:
         self.now += seconds
         self.tell(
             RequestFinished(
-                request, chain, tokens, tokens + 2, "stop", session=name, session_ended=ended,
+                request, chain, tokens, tokens + self.answer, "stop", session=name,
+                session_ended=ended,
                 waiting_for_tool=None if tool_s is None else True, expected_return_s=tool_s,
             )
         )  # fmt: skip
@@ -125,10 +128,24 @@ def test_a_thrashing_engine_has_no_room(named: bool, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_turns_that_add_less_than_a_block_are_turns(named: bool) -> None:
-    engine = Engine(turns_a_block=5)
-    engine.rounds(14, 4, named=named)
+@pytest.mark.parametrize("answer", [2, 40])
+def test_turns_that_add_less_than_a_block_are_turns(named: bool, answer: int) -> None:
+    """Also where most of the answer does not come back: a template that drops the thoughts."""
+    engine = Engine(turns_a_block=5, answer=answer)
+    engine.rounds(14, 5, named=named)
     assert engine.word().room_blocks == 0
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_questions_about_a_text_that_need_no_block_are_no_regret(named: bool) -> None:
+    """Fourteen texts in turn, of which ten fit; questions are shorter than a block."""
+    engine, rng = Engine(), random.Random(1)
+    engine.turns_a_block = 5
+    for _ in range(15):
+        for text in range(14):
+            engine.turns[text] = rng.randrange(5)
+            engine.turn(text, named=named)
+            assert engine.word().room_blocks is None
 
 
 def test_sessions_that_are_over_make_room_and_calm_opens(caplog: pytest.LogCaptureFixture) -> None:

@@ -127,6 +127,15 @@ def test_the_patient_start_by_priority_then_tenant_then_what_they_waited_for_the
     assert drain(order) == ["late"]
 
 
+def test_the_urgent_start_first_behind_any_number_of_tenants() -> None:
+    order = HoldingOrder()
+    for number in range(1_000):
+        order.add(Held(f"{number}", 0.0, 10, 5, tenant=f"t{number}"))
+    order.add(Held("urgent", 1.0, 10, -8, tenant="late"))
+    assert order.pop_patient(2.0, -9.0, 3.0).request_id == "urgent"  # type: ignore[union-attr]
+    assert order.pop_patient(2.0, -9.0, 3.0).request_id == "0"  # type: ignore[union-attr]
+
+
 def test_who_is_overdue_goes_before_those_of_its_tenant_that_are_shorter() -> None:
     order = HoldingOrder()
     order.add(Held("long", 1.0, 100))
