@@ -19,6 +19,7 @@ from ..messages.events import (
     SessionSignal,
 )
 from ..ranking.copy_worth import COPIES
+from ..sessions.going_on import goes_on_from
 from ..tables.block_columns import Mask
 from ..tables.tables import Tables
 from ..tables.walks import Walk
@@ -40,9 +41,6 @@ from .segments import SegmentTagger
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
 _APART: Final = np.uint64(0x9E3779B97F4A7C15)  # odd: no two chains' keys are moved alike
-_GROWS: Final = 2
-"""Turns, each longer than the one before, behind which another longer one goes on with its session,
-whether or not it has a block more. Of four texts of any lengths, one in 24 rises so. Chosen."""
 
 
 class TurnRecorder:
@@ -202,38 +200,14 @@ class TurnRecorder:
         a copy."""
         if not event.reads_cache:
             return  # it computes what the pool has
-        again = 0
-        if self._goes_on(engine, event, session, rows, now):
-            blocks = self._tables.blocks
+        again, sessions, blocks = 0, self._tables.sessions, self._tables.blocks
+        before = goes_on_from(sessions, session, engine, len(rows), event.prompt_tokens)
+        if before and blocks.created[rows[before - 1]] < now:
             computed = rows[(event.cached_tokens + event.loading_tokens) // event.block_size :]
             lost = (blocks.tiers[engine, computed] & COPIES) == 0
             again = int(np.count_nonzero(lost & (blocks.created[computed] < now)))
-        heard = float(self._tables.sessions.last_seen[session])
+        heard = float(sessions.last_seen[session])
         self._tables.regret.note(engine, len(rows), again, heard)
-
-    def _goes_on(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float
-    ) -> bool:
-        """Whether a prompt is its session's last one and more, which this engine has served.
-
-        More is a block. Where a turn adds less than one, it is more tokens, if the session's turns
-        before were longer each, too: questions about a text have lengths that rise and fall. A
-        corpus that is asked again and again does not go on, though each text may look like a
-        session: a prompt that comes again is no longer than it was. Of the last prompt, only the
-        depth and the block that now stands there count.
-        """
-        sessions = self._tables.sessions
-        before = int(sessions.reach[session]) if sessions.turns[session] else 0
-        if sessions.engine[session] != engine or not 0 < before <= len(rows):
-            return False
-        if len(rows) == before and not self._grows(event, session):
-            return False
-        return bool(self._tables.blocks.created[rows[before - 1]] < now)
-
-    def _grows(self, event: RequestStarted, session: int) -> bool:
-        sessions = self._tables.sessions
-        at_rest, grew = not sessions.running[session], sessions.longer[session] >= _GROWS
-        return bool(at_rest and grew and event.prompt_tokens > sessions.asked[session])
 
     def _mark_tip(self, session: int, rows: Rows) -> None:
         if len(rows):
