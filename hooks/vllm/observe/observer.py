@@ -224,7 +224,10 @@ class EngineObserver:
         sessions = [names.get(run[0].request_id) for run in cached] if names else ()
         runs: list[CachedRun] = []
         for request, blocks, first, end in cached:
-            runs.append((request.block_hashes, blocks, first, end))
+            hashes = request.block_hashes
+            if request.resumable:  # vLLM shortens its list when more input is streamed
+                hashes = list(hashes)
+            runs.append((hashes, blocks, first, end))
             self.stored += end - first
             if request.lora_request is not None:
                 self._note_adapted(request, first, end)

@@ -83,3 +83,20 @@ def test_after_each_step_the_pool_is_as_told_however_late(
         if number % every == 0:
             follower.compare()
     follower.compare()
+
+
+def test_blocks_of_a_streamed_session_are_told_though_their_hashes_are_discarded(
+    paper: Callable[..., Any],
+) -> None:
+    """vLLM takes back what the next part of the input does not go on with, in the same list."""
+    engine = paper(Shape(blocks=24, warm=None), clock=lambda: 1.0)
+    engine.side.client.outbox.open()
+    follower = Follower(engine)
+    session = engine.make("stream", text(4, 1), 1, resumable=True)
+    engine.outputs["stream"] = []
+    engine.scheduler.add_request(session)
+    engine.step()
+    follower.note_step()
+    del session.block_hashes[1:]
+    follower.compare()
+    assert len(follower.told) > 1
