@@ -140,8 +140,8 @@ def _is_of(request: str, target: str) -> bool:
 def held_sentence(request: Mapping[str, Any]) -> str:
     """Why a request has not begun: one sentence."""
     return (
-        f"Request {request['request']} has not begun: its context is new here, and for "
-        f"{seconds(request['held_s'])} it has waited for room; kvgraph status says how many "
+        f"Request {request['request']} has not begun: most of its context is not in the pool, and "
+        f"for {seconds(request['held_s'])} it has waited for room; kvgraph status says how many "
         "sessions fit."
     )
 

@@ -18,7 +18,7 @@ _RISE: Final = 0.05  # of the pool, for as much
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
 _CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
 _USELESS: Final = 0.6  # of the asked blocks: if so many are computed again although it is closed …
-_TRIAL_POOLS: Final = 4.0  # … and so much was asked since it closed, it opens …
+_TRIAL_POOLS: Final = 4.0  # … and so much was asked while requests were held, it opens …
 _BARRED_POOLS: Final = 32.0  # … until so much more was asked: twice as much after each such time
 _MOST_FAILED: Final = 6  # such times that are counted
 
@@ -36,7 +36,7 @@ class Valve:
     _asked: float = 0.0  # blocks; fades
     _again: float = 0.0  # of these, computed again
     _roomy: float = 0.0  # blocks asked since room was last short
-    _closed: float = 0.0  # blocks asked since it closed
+    _closed: float = 0.0  # blocks asked while it was closed and requests were held
     _barred: float = 0.0  # blocks that must be asked before it may close again
     _failed: int = 0  # times that it opened since it saved nothing
     _seen: tuple[int, int] = (0, 0)
@@ -51,13 +51,14 @@ class Valve:
         """Pools' worth of blocks that must be asked before it may close again; 0: it may now."""
         return math.ceil(max(0.0, self._barred) / self.pool)
 
-    def update(self, asked: int, again: int, demand: Demand) -> None:
+    def update(self, asked: int, again: int, demand: Demand, *, holds: bool = True) -> None:
         """Close, open or move the limit.
 
         Args:
             asked: Blocks of all prompts so far.
             again: Of these: computed, though they had been before.
             demand: What live sessions want of the pool now.
+            holds: Whether the engine holds requests: while it does not, a limit is not on trial.
         """
         new = self._note(asked, again)
         if self.limit is None:
@@ -66,7 +67,7 @@ class Valve:
                 self.limit, self._roomy = float(min(demand.blocks, self.pool)), 0.0
                 self._closed = 0.0
             return
-        self._closed += new
+        self._closed += new if holds else 0
         if self._closed > _TRIAL_POOLS * self.pool and self.regret > _USELESS:
             # Contexts are lost whoever waits: pauses are too long, or sessions too many.
             self.limit, self._barred = None, _BARRED_POOLS * self.pool * 2.0**self._failed

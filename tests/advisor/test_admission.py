@@ -16,6 +16,7 @@ from kvgraph.advisor.admission.valve import Valve
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import AdmissionAdvice
 from kvgraph.graph.messages.events import (
+    AdmissionReport,
     AnyEvent,
     BlocksCleared,
     BlocksRemoved,
@@ -242,9 +243,21 @@ def test_the_log_says_that_waiting_saves_nothing(caplog: pytest.LogCaptureFixtur
         engine.rounds(20, 6)
     closed, lifted = [record.getMessage() for record in caplog.records][:2]
     assert "of its prompts again: " in closed
-    assert re.search(r"computes \d\d % of its prompts again although new sessions wait", lifted)
-    assert "nobody waits for the next 32 pools' worth of prompts" in lifted
+    assert re.search(r"computes \d\d % of its prompts again although it was told to let", lifted)
+    assert "need not for the next 32 pools' worth of prompts" in lifted
     assert caplog.records[1].levelno == logging.WARNING
+    assert engine.word().room_blocks is None
+
+
+def test_a_limit_is_on_trial_only_while_requests_are_held() -> None:
+    """Prompts must queue before an engine holds any: until then nothing can be saved."""
+    engine = Engine()
+    engine.tell(AdmissionReport(0, 0, 0.0, 0, (0,) * 7, 0.0, 0.0, 900))
+    engine.rounds(20, 8)
+    assert engine.word().room_blocks == 0, "nobody was held"
+    for held in range(1, 81):
+        engine.tell(AdmissionReport(1, 9, 0.0, held, (0,) * 7, 0.0, 0.0, 900))
+        engine.turn(held % 20)
     assert engine.word().room_blocks is None
 
 

@@ -105,8 +105,8 @@ def _named(scope: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, An
 
 def _refusal(after_s: float) -> bytes:
     message = (
-        f"this engine has no room for another session's context and let this one wait for "
-        f"{after_s:.0f} s; try again later"
+        "this engine has no room for this session's context, which it does not have now, and let "
+        f"the request wait for {after_s:.0f} s; try again later"
     )
     error = {"message": message, "type": "Too Many Requests", "param": None, "code": 429}
     return json.dumps({"error": error}).encode()
