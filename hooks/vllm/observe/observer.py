@@ -224,10 +224,7 @@ class EngineObserver:
         sessions = [names.get(run[0].request_id) for run in cached] if names else ()
         runs: list[CachedRun] = []
         for request, blocks, first, end in cached:
-            hashes = request.block_hashes
-            if request.resumable:  # vLLM shortens its list when more input is streamed
-                hashes = list(hashes)
-            runs.append((hashes, blocks, first, end))
+            runs.append((_hashes_for_later(request), blocks, first, end))
             self.stored += end - first
             if request.lora_request is not None:
                 self._note_adapted(request, first, end)
@@ -273,3 +270,8 @@ def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator
         if segment.layer in PROTECTED_LAYERS:
             covered = hashes[segment.start // size : -(-segment.end // size)]
             yield [key_of(block_hash) for block_hash in covered]
+
+
+def _hashes_for_later(request: Request) -> Sequence[bytes]:
+    """A request's hashes, to which vLLM only adds; where more input is streamed, it shortens them."""
+    return list(request.block_hashes) if request.resumable else request.block_hashes
