@@ -273,5 +273,5 @@ def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator
 
 
 def _hashes_for_later(request: Request) -> Sequence[bytes]:
-    """A request's hashes, to which vLLM only adds; where more input is streamed, it shortens them."""
+    """A request's hashes: vLLM adds to its list, and shortens it where more input is streamed."""
     return list(request.block_hashes) if request.resumable else request.block_hashes
