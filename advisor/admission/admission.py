@@ -25,7 +25,6 @@ class Admission:
 
     def __init__(self) -> None:
         self._valves: dict[int, Valve] = {}
-        self._held: dict[int, int] = {}  # requests that each engine had held by its last report
         self._epoch = 0
 
     def advise(self, tables: Tables, engine: int, now: float) -> AdmissionAdvice:
@@ -33,7 +32,7 @@ class Admission:
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
-        valve.update(prompts.asked, prompts.again, wanted, holds=self._holds(tables, engine))
+        valve.update(prompts.asked, prompts.again, wanted, holds=_holds(tables, engine))
         self._epoch += 1
         advice = _advice(self._epoch, now, valve, wanted)
         if was_open != (valve.limit is None):
@@ -43,21 +42,18 @@ class Admission:
     def forget_all_but(self, engines: set[int]) -> None:
         """Forget every engine but ``engines``."""
         self._valves = {engine: self._valves[engine] for engine in self._valves.keys() & engines}
-        self._held = {engine: self._held[engine] for engine in self._held.keys() & engines}
-
-    def _holds(self, tables: Tables, engine: int) -> bool:
-        """Whether requests wait there, or did since the last report; yes where none reports."""
-        report = tables.words[engine].admission
-        if report is None:
-            return True
-        before, self._held[engine] = self._held.get(engine, 0), report.held
-        return report.waiting > 0 or report.held != before
 
     def _valve(self, engine: int, pool: int) -> Valve:
         valve = self._valves.get(engine)
         if valve is None or valve.pool != max(1, pool):
             valve = self._valves[engine] = Valve(max(1, pool))
         return valve
+
+
+def _holds(tables: Tables, engine: int) -> bool:
+    """Whether requests waited there when it last reported; yes where it does not report."""
+    report = tables.words[engine].admission
+    return report is None or report.waiting > 0
 
 
 def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAdvice:

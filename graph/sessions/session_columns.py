@@ -34,8 +34,8 @@ class SessionColumns(PauseColumns):
     gap: npt.NDArray[np.float32] = column(np.float32, 0.0)  # seconds between turns, mean
     tokens: Rows = column(np.int32, 0)  # prompt of its last turn, with the answer once it is known
     grown: Rows = column(np.int32, 0)  # by how many tokens that prompt extends the turn before
-    asked: Rows = column(np.int32, 0)  # tokens of the prompt of its last turn
-    longer: npt.NDArray[np.uint8] = column(np.uint8, 0)  # turns in a row with longer prompts each
+    asked: Rows = column(np.int32, 0)  # prompt of its last turn that began at rest
+    longer: Rows = column(np.int32, 0)  # such turns in a row, each with a longer prompt
     written: Rows = column(np.int32, 0)  # tokens that the last turn answered
     # NEVER if it was not stated.
     expected_return: npt.NDArray[np.float64] = column(np.float64, NEVER, time=True)

@@ -19,8 +19,6 @@ from .outlook import SessionOutlook
 from .pauses import note_answer
 from .quiet_rows import QuietRows
 
-_MOST_LONGER: Final = 100  # turns that are counted; chosen
-
 INFERRED: Final = "~"
 """Opens the name of a session that no caller named."""
 
@@ -105,7 +103,7 @@ class SessionTable(SessionOutlook):
             self.started[row] = now
             self.grown[row] = prompt_tokens - self.tokens[row] if self.turns[row] else 0
             longer = self.turns[row] and prompt_tokens > self.asked[row]
-            self.longer[row] = min(int(self.longer[row]) + 1, _MOST_LONGER) if longer else 0
+            self.longer[row] = self.longer[row] + 1 if longer else 0
             self.tokens[row] = self.asked[row] = prompt_tokens
             self.turns[row] += 1
             self.note_turn(row)
