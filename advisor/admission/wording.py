@@ -13,8 +13,7 @@ from ..times.spoken_times import seconds
 
 def fit_and_live(fitting: int, live: int) -> str:
     """How many sessions fit, beside how many there are."""
-    fit = "1 agent fits" if fitting == 1 else f"{fitting:,} agents fit"
-    return f"{fit}, {live:,} {'is' if live == 1 else 'are'} live"
+    return f"{fitting:,} agents fit, {live:,} are live"
 
 
 UNTIL: Final = {
