@@ -86,19 +86,22 @@ def test_a_server_without_an_engine_core_is_told() -> None:
 # Where a busy main thread's time goes ------------------------------------------------------------
 
 LOOPING = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from kvgraph.bench.engine.own_times import OwnTimes
 
 def module(name, source, **known):
-    known.update(__name__=name, time=time)
+    known.update(__name__=name, time=time, signal=signal)
     exec(source, known)
     return known
 
 BURN = '''
 def {}(seconds):
     end = time.thread_time() + seconds
-    while time.thread_time() < end: pass
+    while time.thread_time() < end:
+        next = time.thread_time() + .001
+        while time.thread_time() < next: pass
+        signal.raise_signal(signal.SIGPROF)  # the kernel's tick alone may come .6 s late here
 '''
 schedule = module("vllm.scheduler", BURN.format("schedule"))["schedule"]
 move = module("vllm.queue", BURN.format("move"))["move"]
