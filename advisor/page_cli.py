@@ -10,7 +10,7 @@ import time
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
 
 import typer
@@ -24,6 +24,7 @@ from .times.spoken_times import seconds
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
+_PREFIXES: Final = ("", "cmpl-", "chatcmpl-")  # before a client's X-Request-Id, by vLLM
 _MOST: Final = 1_000  # requests of one answer; chosen
 _LONGEST: Final = 256  # characters that can be searched for, by the API
 _READ_WITHIN_S: Final = 10.0  # s that a browser has to start and read a file; chosen
@@ -101,11 +102,13 @@ def why(
     """Say why a request, or a session's last one, found no more of its prompt in the cache."""
     found: list[Mapping[str, Any]] = []
     held: list[Mapping[str, Any]] = []
-    for each in sidecar_urls(url):
+    for sidecar in sidecar_urls(url):
         asked = f"/v1/requests?limit={_MOST}&search={quote(target[:_LONGEST], safe='')}"
-        found += matching(ask(each, asked)["requests"], target)
-        waiting = ask(each, "/waiting").items()
+        found += matching(ask(sidecar, asked)["requests"], target)
+        waiting = ask(sidecar, "/waiting").items()
         held += [{"request": name, "held_s": s} for name, s in waiting if _is_of(name, target)]
+        if not held:
+            held += [{"session": target, "why": words} for words in _why_held(sidecar, target)]
     if not found and not held:
         raise UnknownError(
             f"no request or session {target!r} is among those that the sidecar remembers, and no "
@@ -115,8 +118,8 @@ def why(
     if as_json:
         typer.echo(json.dumps([*held, *newest]))
         return
-    for request in held:
-        typer.echo(plain(held_sentence(request)).plain)
+    for each in held:
+        typer.echo(plain(held_sentence(each)).plain)
     for request in newest:
         typer.echo(plain(why_sentence(request)).plain)
 
@@ -125,7 +128,8 @@ def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping
     """Requests of this id, or else of this session.
 
     An engine calls a request ``ID-0-1f3a5b7c`` whose client got the answer ``ID``: the place of the
-    prompt and a random part are vLLM's own.
+    prompt and a random part are vLLM's own. ``ID`` is ``chatcmpl-NAME`` where the client's
+    ``X-Request-Id`` is ``NAME``.
     """
     own = [each for each in requests if each["request"] == target]
     own = own or [each for each in requests if _is_of(each["request"], target)]
@@ -134,14 +138,26 @@ def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping
 
 def _is_of(request: str, target: str) -> bool:
     """Whether a request has this id, or is the one that its client calls so."""
-    return request == target or request.startswith(f"{target}-")
+    names = [prefix + target for prefix in _PREFIXES]
+    return request in names or request.startswith(tuple(f"{name}-" for name in names))
 
 
-def held_sentence(request: Mapping[str, Any]) -> str:
-    """Why a request has not begun: one sentence."""
+def _why_held(url: str, session: str) -> Sequence[str]:
+    """Why the next request of this session has not begun; empty where no session waits."""
+    try:
+        facts = ask(url, f"/sessions/{quote(session, safe='')}/explain")
+    except UnknownError:
+        return ()
+    return cast(Sequence[str], facts.get("why", ()))
+
+
+def held_sentence(held: Mapping[str, Any]) -> str:
+    """Why a request, or the next one of a session, has not begun: one sentence."""
+    if "session" in held:
+        return f"The next request of session {held['session']} has not begun: {held['why']}."
     return (
-        f"Request {request['request']} has not begun: most of its context is not in the pool, and "
-        f"for {seconds(request['held_s'])} it has waited for room; kvgraph status says how many "
+        f"Request {held['request']} has not begun: most of its context is not in the pool, and "
+        f"for {seconds(held['held_s'])} it has waited for room; kvgraph status says how many "
         "sessions fit."
     )
 

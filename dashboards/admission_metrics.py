@@ -54,6 +54,13 @@ def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric
     live = GaugeMetricFamily(_PREFIX + "live_sessions", "Sessions that are live", labels=["engine"])
     fits = GaugeMetricFamily(_PREFIX + "fitting_sessions", "Sessions that fit", labels=["engine"])
     shut = GaugeMetricFamily(_PREFIX + "closed", "1: new context needs room", labels=["engine"])
+    again = GaugeMetricFamily(
+        _PREFIX + "computed_again", "Share of the latest prompts", labels=["engine"]
+    )
+    lifted = GaugeMetricFamily(
+        _PREFIX + "lifted_pools", "Pools' worth of prompts without a limit: one saved nothing",
+        labels=["engine"],
+    )  # fmt: skip
     room = GaugeMetricFamily(
         _PREFIX + "room_blocks", "Blocks of new context that may start", labels=["engine"]
     )
@@ -61,6 +68,8 @@ def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric
         live.add_metric([label], word.live_sessions)
         fits.add_metric([label], word.fitting_sessions)
         shut.add_metric([label], int(word.room_blocks is not None))
+        again.add_metric([label], word.again)
+        lifted.add_metric([label], word.lifted_pools)
         if word.room_blocks is not None:
             room.add_metric([label], word.room_blocks)
-    yield from (live, fits, shut, room)
+    yield from (live, fits, shut, again, lifted, room)

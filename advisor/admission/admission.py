@@ -14,6 +14,7 @@ from ...graph.messages.advice import AdmissionAdvice
 from ...graph.tables.tables import Tables
 from .demand import Demand, demand
 from .valve import Valve
+from .wording import OFF
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,9 @@ def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAd
     left = (valve.pool if valve.limit is None else int(valve.limit)) - wanted.blocks
     fits = wanted.warm + max(0, left) // wanted.usual
     room = None if valve.limit is None else max(0, left)
-    return AdmissionAdvice(epoch, now, room, wanted.live, fits)
+    return AdmissionAdvice(
+        epoch, now, room, wanted.live, fits, again=valve.regret, lifted_pools=valve.barred_pools
+    )
 
 
 def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> None:
@@ -76,9 +79,9 @@ def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> 
     if valve.limit is None:
         logger.info("engine %s: all sessions have room again: nobody needs to wait", name)
         return
+    is_off = tables.words[engine].admission is None
     logger.info(
-        "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; while "
-        "prompts queue, new ones wait for room unless %s is 0",
+        "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; %s",
         name, round(100 * valve.regret), advice.live_sessions, advice.fitting_sessions,
-        "AITHER_KVCACHE_ADMISSION",
+        OFF if is_off else "while prompts queue, new ones wait for room",
     )  # fmt: skip

@@ -10,6 +10,9 @@ from ...graph.messages.events import HOLD_ENDS
 from ...graph.waiting.saturation import AT_EASE, SATURATED
 from ..times.spoken_times import seconds
 
+OFF: Final = "nobody waits: admission is off there (AITHER_KVCACHE_ADMISSION)"
+"""What is said of an engine that has no report on admission."""
+
 
 def fit_and_live(fitting: int, live: int) -> str:
     """How many sessions fit, beside how many there are."""
@@ -38,7 +41,11 @@ def hold_sentence(hold: Hold) -> str:
 
 
 def room_sentence(
-    now: tuple[int, float], sessions: tuple[int | None, int | None], lately: tuple[int, float]
+    now: tuple[int, float],
+    sessions: tuple[int | None, int | None],
+    lately: tuple[int, float],
+    *,
+    lifted: bool = False,
 ) -> str:
     """Who waits for room, and who did.
 
@@ -47,9 +54,11 @@ def room_sentence(
         sessions: How many fit, and how many are live; None: not known.
         lately: Requests that began in the last ten minutes and had waited, and the longest such
             wait in seconds.
+        lifted: Whether a limit was lifted because it saved nothing.
     """
     (waiting, oldest_s), (fitting, live), (begun, longest_s) = now, sessions, lately
     said = "Nobody waits for room now"
+    said += ", since letting sessions wait saved nothing" if lifted else ""
     if waiting:
         who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
         first = "" if waiting == 1 else "the first "
@@ -72,12 +81,20 @@ def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
     room, report = engine["room"], (engine["graph"] or {}).get("admission")
     if room is None or (report is None and room["room_blocks"] is None):
         return {}
+    facts = {"room": _room(room), "computed again": f"{room['again']:.0%} of the latest prompts"}
+    return facts | (_held(report) if report else {"held": OFF})
+
+
+def _room(room: Mapping[str, Any]) -> str:
     words = fit_and_live(room["fitting_sessions"], room["live_sessions"])
-    if room["room_blocks"] is None:
-        facts = {"room": f"no limit: {words}"}
-    else:
-        facts = {"room": f"for {room['room_blocks']:,} blocks of new context: {words}"}
-    return facts | (_held(report) if report else {"held": "nobody: admission is off there"})
+    if room["room_blocks"] is not None:
+        return f"for {room['room_blocks']:,} blocks of new context: {words}"
+    if room["lifted_pools"]:
+        return (
+            f"no limit for the next {room['lifted_pools']} pools' worth of prompts, since one "
+            f"saved nothing: {words}"
+        )
+    return f"no limit: {words}"
 
 
 def _fit(fitting: int) -> str:

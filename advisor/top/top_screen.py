@@ -113,6 +113,7 @@ def _pool(pool: Mapping[str, Any], now: Mapping[str, Any]) -> RenderableType:
         ("of sessions", _counts(pool["states"])),
         ("protected", f"{pool['protected']:,} blocks"),
         *(("ranked by", _advice(each)) for each in now["advice"] if each["engine"] == engine),
+        *(("room", each["sentence"]) for each in now["rooms"] if each["engine"] == engine),
         *((each["tier"], _tier(each)) for each in now["tiers"] if each["engine"] == engine),
     ]
     return facts_table(f"\n{pool['name']}", facts)

@@ -92,7 +92,8 @@ class AdviceAge(Part):
 
 
 class RoomView(Part):
-    """Who waits on one engine until there is room for its context, and who did lately.
+    """Who waits on one engine until there is room for its context, who did lately, and whether a
+    limit was lifted since it saved nothing.
 
     Attributes:
         waiting: Requests that are held now.
@@ -122,7 +123,8 @@ class Now(Answer):
         windows: The last minute, ten minutes, hour and four hours; the newest first.
         prefill_tokens_per_s: As engines measured it; None before that.
         stale_s: With advice older than this an engine evicts as stock vLLM does.
-        rooms: Of engines that hold a request, or began one lately that they had held.
+        rooms: Of engines that hold a request, began one lately that they had held, or hold none
+            since that saved nothing.
         attention: What needs it, the most serious first; empty when nothing does.
     """
 

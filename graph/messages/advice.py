@@ -76,6 +76,9 @@ class AdmissionAdvice:
         known_of: The opinion does not know what the engine started after this time (same
             seconds): subtract it from the room.
         heard: How many of the engine's batches the opinion knows.
+        again: Share of the prompt blocks asked lately that were computed again; for people.
+        lifted_pools: Pools' worth of prompt blocks to be asked before there may be a limit again,
+            since one saved nothing; 0: there may be one at any time. For people.
     """
 
     epoch: int
@@ -85,6 +88,8 @@ class AdmissionAdvice:
     fitting_sessions: int
     known_of: float = math.inf
     heard: int = 0
+    again: float = 0.0
+    lifted_pools: int = 0
 
 
 _BLOCKS: Final = ("order", "protected", "spill_first", "demote_first")  # of a ranking, as sent

@@ -109,6 +109,7 @@ def test_people_and_programs_are_told_who_waits_and_why(engine: PaperEngine) -> 
     assert "are live" in status
     assert play(engine, lambda: explains_as_advised(engine, "newcomer"), 10.0)
     assert f"Request {asked[0]} has not begun" in told("why", asked[0])
+    assert "The next request of session newcomer has not begun: held " in told("why", "newcomer")
     for name in ("newcomer", "another", *asked):
         assert name not in status, "what needs no token names nobody"
 

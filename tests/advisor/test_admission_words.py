@@ -14,14 +14,18 @@ REPORT = {
 }  # fmt: skip
 
 
-def facts(room: int | None, report: dict[str, Any] | None) -> dict[str, str]:
-    said = {"room_blocks": room, "live_sessions": 38, "fitting_sessions": 31}
+def facts(room: int | None, report: dict[str, Any] | None, lifted: int = 0) -> dict[str, str]:
+    said = {
+        "room_blocks": room, "live_sessions": 38, "fitting_sessions": 31, "again": 0.41,
+        "lifted_pools": lifted,
+    }  # fmt: skip
     return admission_facts({"room": said, "graph": {"admission": report}})
 
 
 def test_a_closed_engine_says_who_waits_and_why() -> None:
     assert facts(120, REPORT) == {
         "room": "for 120 blocks of new context: 31 agents fit, 38 are live",
+        "computed again": "41% of the latest prompts",
         "held": "7, the first for 12 s, 210 blocks",
         "held so far": "40 of 1,000, 120 s at most",
         "wait no longer": "room 20, bound 10, idle 3",
@@ -42,14 +46,24 @@ def test_an_open_one_says_so() -> None:
     assert said["held"] == "nobody"
 
 
+def test_a_lifted_limit_says_for_how_long_and_why() -> None:
+    said = facts(None, {**REPORT, "waiting": 0}, lifted=30)
+    assert said["room"] == (
+        "no limit for the next 30 pools' worth of prompts, since one saved nothing: 31 agents fit, "
+        "38 are live"
+    )
+
+
 def test_a_thrashing_engine_that_holds_nobody_is_shown_and_others_are_not() -> None:
-    assert facts(0, None)["held"] == "nobody: admission is off there"
+    off = "nobody waits: admission is off there (AITHER_KVCACHE_ADMISSION)"
+    assert facts(0, None)["held"] == off
     assert facts(None, None) == {}
     assert admission_facts({"room": None, "graph": None}) == {}
 
 
 def test_metrics_name_room_only_where_it_is_limited() -> None:
-    said = [("a", AdmissionAdvice(1, 0.0, None, 3, 9)), ("b", AdmissionAdvice(2, 0.0, 40, 9, 7))]
+    lifted = AdmissionAdvice(1, 0.0, None, 3, 9, again=0.84, lifted_pools=30)
+    said = [("a", lifted), ("b", AdmissionAdvice(2, 0.0, 40, 9, 7, again=0.41))]
     values = {
         (sample.name, sample.labels["engine"]): sample.value
         for family in room_metrics(said)
@@ -60,5 +74,8 @@ def test_metrics_name_room_only_where_it_is_limited() -> None:
         ("kvgraph_admission_fitting_sessions", "a"): 9,
         ("kvgraph_admission_fitting_sessions", "b"): 7,
         ("kvgraph_admission_closed", "a"): 0, ("kvgraph_admission_closed", "b"): 1,
+        ("kvgraph_admission_computed_again", "a"): 0.84,
+        ("kvgraph_admission_computed_again", "b"): 0.41,
+        ("kvgraph_admission_lifted_pools", "a"): 30, ("kvgraph_admission_lifted_pools", "b"): 0,
         ("kvgraph_admission_room_blocks", "b"): 40,
     }  # fmt: skip

@@ -81,7 +81,7 @@ def test_a_request_is_found_by_what_its_client_calls_it() -> None:
     requests = [{"request": request, "session": session} for request, session in names]
     for target, found in (
         ("chatcmpl-1", [0]), ("chatcmpl-12-0badf00d", [1]), ("s", [0, 2]), ("chatcmpl", [0, 1]),
-        ("chatcmpl-1-", [1]), ("nobody", []),
+        ("chatcmpl-1-", [1]), ("12", [1]), ("nobody", []),
     ):  # fmt: skip
         assert matching(requests, target) == [requests[place] for place in found]
 

@@ -16,16 +16,19 @@ _LATELY_S: Final = 600.0  # as long as the second of the first screen's windows
 
 
 def rooms(log: RequestLog, engines: Iterable[EngineStatus], now: float) -> list[RoomView]:
-    """Of engines that hold a request, or lately began one that they had held."""
+    """Of engines that hold a request, began one lately that they had held, or may hold none since
+    that saved nothing."""
     return [room for each in engines if (room := _room(log, each, now)) is not None]
 
 
 def _room(log: RequestLog, engine: EngineStatus, now: float) -> RoomView | None:
     report, held = _report(engine), log.held(engine.id, now - _LATELY_S)
     waiting = report.waiting if report is not None else 0
-    if not waiting and not len(held):
+    room = engine.room
+    lifted = room is not None and room.lifted_pools > 0
+    if not waiting and not len(held) and not lifted:
         return None
-    room, oldest_s = engine.room, report.oldest_s if report is not None and waiting else 0.0
+    oldest_s = report.oldest_s if report is not None and waiting else 0.0
     fitting = room.fitting_sessions if room is not None else None
     live = room.live_sessions if room is not None else None
     longest_s = float(held.max(initial=0.0))
@@ -37,7 +40,9 @@ def _room(log: RequestLog, engine: EngineStatus, now: float) -> RoomView | None:
         live=live,
         begun=len(held),
         longest_s=round(longest_s, 3),
-        sentence=room_sentence((waiting, oldest_s), (fitting, live), (len(held), longest_s)),
+        sentence=room_sentence(
+            (waiting, oldest_s), (fitting, live), (len(held), longest_s), lifted=lifted
+        ),
     )
 
 

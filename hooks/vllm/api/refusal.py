@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 from uuid import uuid4
 
+import prometheus_client
+
 from ..settings import refuse_after_s
 from .refusal_call import Call, Receive, Scope, Send
 from .waiting_requests import WaitingRequests
@@ -30,6 +32,9 @@ _LEAST_NAME: Final = 16
 """Characters of an ``X-Request-Id`` below which it may be part of another's; chosen."""
 _END_S: Final = 5.0  # for vLLM to abort a request whose client has gone; chosen
 _HEADER: Final = b"x-request-id"
+_REFUSED: Final = prometheus_client.Counter(  # among vLLM's own, on its /metrics
+    "kvgraph_refused_requests", "Requests answered 429 since they were held for too long"
+)
 
 
 class RefuseWhoWaits:
@@ -78,6 +83,7 @@ class RefuseWhoWaits:
                 await asyncio.wait({task}, timeout=_END_S)
                 task.add_done_callback(_forget)
                 await call.refuse(_refusal(self._after_s), math.ceil(self._after_s))
+                _REFUSED.inc()
                 return
         await task
 

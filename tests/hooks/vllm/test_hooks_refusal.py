@@ -21,6 +21,7 @@ from kvgraph.graph.messages.fields import MAX_NAME
 from kvgraph.hooks.vllm.api.refusal import RefuseWhoWaits
 from kvgraph.hooks.vllm.api.waiting_requests import WaitingRequests, ask_sidecar
 from kvgraph.hooks.vllm.settings import REFUSE_AFTER_VARIABLE, SIDECAR_VARIABLE
+from prometheus_client import REGISTRY
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -101,14 +102,19 @@ def post(client: httpx.AsyncClient, name: str = "", **body: Any) -> Any:
     return client.post("/v1/completions", json=body, headers=headers)
 
 
+def refused() -> float:
+    return REGISTRY.get_sample_value("kvgraph_refused_requests_total") or 0.0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["", LONG])
 def test_who_is_held_for_too_long_is_told_to_come_again(stream: bool, name: str) -> None:
     async def main() -> None:
-        engine = Engine()
+        engine, before = Engine(), refused()
         async with serving(engine) as client:
             answer = await post(client, name, stream=stream)
             assert answer.status_code == 429
+            assert refused() == before + 1
             assert answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["code"] == 429
             assert engine.aborted == engine.seen, "to vLLM the client has gone"
