@@ -131,7 +131,7 @@ class GraphEvictionAdvisor:
             self._call.set()
 
     def _is_pressing(self) -> bool:
-        for engine, before in self._ranked_at.items():
+        for engine, before in list(self._ranked_at.items()):  # its thread adds engines
             now, pool = self._graph.tables.turnover(engine)
             if pool and now - before >= PRESSING_SHARE * pool:
                 return True

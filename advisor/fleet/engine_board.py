@@ -14,6 +14,9 @@ Tokens = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NEWEST: Final = 0.1  # weight of the newest measurement in a mean; chosen
+_SLOWEST: Final = (
+    4.0  # of the fastest engine's time per token; chosen: of one model, alike machines
+)
 _GROWTH: Final = 64  # engines for which a column has room at first; chosen
 _UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
 
@@ -91,8 +94,8 @@ class EngineBoard:
 
     @property
     def asked(self) -> Floats:
-        """float64 ``[engines]``: prompt tokens asked for there lately, found or not: what was asked
-        for counts half once the fleet was asked for as many tokens as all its pools hold."""
+        """float64 ``[engines]``: prompt tokens sent there lately, found or computed; they count
+        half each time that the fleet got as many tokens as all its pools hold."""
         return self._floats[3, : len(self)]
 
     @property
@@ -121,6 +124,11 @@ class EngineBoard:
         return self._marks[0, : len(self)]
 
     @property
+    def takes(self) -> Mask:
+        """bool ``[engines]``: whether it gets requests."""
+        return self.up & ~self.draining
+
+    @property
     def draining(self) -> Mask:
         """bool ``[engines]``: whether it shall get no further requests."""
         return self._marks[1, : len(self)]
@@ -133,11 +141,17 @@ class EngineBoard:
         asked *= 0.5 ** (tokens / pools)
         asked[number] += tokens
 
+    def take_back(self, number: int, tokens: int) -> None:
+        """Note that a prompt for which an engine was asked did not stay there."""
+        self.asked[number] = max(0.0, self.asked[number] - tokens)
+
     def measured(self, number: int, tokens: int, seconds: float) -> None:
         """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.
 
         The first measurement of an engine stands for itself, and each later one counts a tenth.
-        Engines of which nothing was measured yet are taken to be as fast as the others on average.
+        Engines of which nothing was measured yet are taken to be as fast as the others on average,
+        and none to be slower than the fastest by more than ``_SLOWEST``: so one whose first prompt
+        took long, since it compiled something, gets others, and is measured again.
         """
         if tokens <= 0 or seconds <= 0:
             return
@@ -145,7 +159,9 @@ class EngineBoard:
         weight = _NEWEST if known[number] else 1.0
         self.compute_s[number] += weight * (seconds / tokens - self.compute_s[number])
         known[number] = True
-        self.compute_s[~known] = self.compute_s[known].mean()
+        measured = self.compute_s[known]
+        self.compute_s[known] = measured = np.minimum(measured, _SLOWEST * measured.min())
+        self.compute_s[~known] = measured.mean()
 
     def _grow(self) -> None:
         for name in ("_floats", "_tokens", "_marks"):

@@ -44,6 +44,15 @@ class Holdings(NamedTuple):
     shared: int = 0
     lost: Mask = _NONE_LOST
 
+    def within(self, tokens: int) -> Holdings:
+        """The same of a prompt of so many tokens: a session's last context may have been longer."""
+        return Holdings(
+            np.minimum(self.pool, tokens),
+            np.minimum(self.copied, tokens),
+            min(self.shared, tokens),
+            self.lost,
+        )
+
 
 class Wanted(NamedTuple):
     """A request: its session, if that is known, and its prompt's tokens."""
@@ -134,6 +143,17 @@ class FleetRouter:
         if wanted.session is not None:
             self.homes.settle(wanted.session, choice.engine, wanted.tokens, now)
 
+    def take_back(self, choice: Choice, wanted: Wanted, home: Home | None) -> None:
+        """Note that a request that was taken was not answered there; its tokens wait on until
+        ``computed``.
+
+        Args:
+            home: Its session's, before it was taken.
+        """
+        self.board.take_back(choice.engine, wanted.tokens)
+        if wanted.session is not None:
+            self.homes.put_back(wanted.session, home)
+
     def computed(self, choice: Choice) -> None:
         """Note that an engine computed a request's prompt, or never got the request."""
         self.board.waiting[choice.engine] -= choice.tokens
@@ -144,10 +164,10 @@ class FleetRouter:
         Raises:
             NoEngineError: No engine is up that is not draining.
         """
-        board = self.board
-        takes = board.up & ~board.draining
+        takes = self.board.takes
         if not takes.any():
             raise NoEngineError("no engine takes requests: all are down or draining")
+        holdings = holdings.within(wanted.tokens)
         costs = np.where(takes, self.costs(wanted, holdings), np.inf)
         home = self.homes.of(wanted.session) if wanted.session is not None else None
         reason = self._reason(home, wanted, holdings, costs)
@@ -162,11 +182,12 @@ class FleetRouter:
 
     def costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
         """float64 ``[engines]``: seconds that a request takes at each, whether it is up or not."""
-        board = self.board
-        far = np.maximum(holdings.copied, holdings.shared)
-        seconds: Floats = (wanted.tokens - far + board.waiting) * board.compute_s
-        seconds += (holdings.copied - holdings.pool) * board.load_s
-        seconds += (far - holdings.copied) * board.fetch_s
+        board, holdings = self.board, holdings.within(wanted.tokens)
+        reusable = np.maximum(holdings.copied, holdings.shared)
+        seconds: Floats = (wanted.tokens - reusable + board.waiting) * board.compute_s
+        # An engine computes what takes it longer to load.
+        seconds += (holdings.copied - holdings.pool) * np.minimum(board.load_s, board.compute_s)
+        seconds += (reusable - holdings.copied) * np.minimum(board.fetch_s, board.compute_s)
         return seconds
 
     def _placed(self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats) -> int:

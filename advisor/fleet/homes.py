@@ -52,7 +52,8 @@ class Homes:
         return (self._came_back + 1) / (self._began + 1)
 
     def counted(self, session: Hashable) -> float:
-        """Tokens by which a session counts among its engine's live ones, as it may come back."""
+        """Expected live tokens of a session: its last context, times ``return_rate`` if it has had
+        one turn."""
         home = self._live.get(session)
         if home is None:
             return 0.0
@@ -77,6 +78,19 @@ class Homes:
         self._live[session] = Home(engine, tokens, now, home is None)
         self._count(self._live[session], 1)
         self._let_go(now)
+
+    def put_back(self, session: Hashable, home: Home | None) -> None:
+        """Note that a session's newest turn was not answered: its home is the one before.
+
+        Args:
+            home: The one before the turn; None: it was the session's first.
+        """
+        self._began -= home is None
+        self._came_back -= home is not None and home.fresh
+        self.forget(session)
+        if home is not None:
+            self._live[session] = home
+            self._count(home, 1)
 
     def forget(self, session: Hashable) -> None:
         """Forget a session: it has ended."""

@@ -1,4 +1,5 @@
-"""``PoolShadows``: what engines should hold yet of what was sent to them, where nobody says so."""
+"""``PoolShadows``: which of the prompts sent to an engine its pool should still hold, where nobody
+says so."""
 
 from __future__ import annotations
 
@@ -39,6 +40,10 @@ class PoolShadows:
         self._orders: list[OrderedDict[Hashable, int]] = []  # per engine: tokens by link, in order
         self._tokens: list[int] = []  # per engine: their sum
 
+    def __len__(self) -> int:
+        """Links that any engine should hold."""
+        return len(self._holders)
+
     def holdings(self, links: Sequence[Link], engines: int) -> Holdings:
         """What each of so many engines should hold of a prompt; ``lost`` marks those that held a
         part of it and evicted it."""
@@ -55,13 +60,24 @@ class PoolShadows:
         return Holdings(tokens, tokens, lost=lost)
 
     def sent(self, links: Sequence[Link], engine: int, pool_tokens: int) -> None:
-        """Note that a prompt went to an engine; a prompt larger than its pool is left out.
+        """Note that a prompt went to an engine, which computes it: ``offered`` and ``taken``."""
+        self.offered(links, engine, pool_tokens)
+        self.taken(engine, pool_tokens)
+
+    def offered(self, links: Sequence[Link], engine: int, pool_tokens: int) -> list[Hashable]:
+        """Note that a prompt goes to an engine; a prompt larger than its pool is left out.
+
+        Until it is ``taken`` it displaces nothing.
 
         Args:
             pool_tokens: What the engine's pool holds; 0: unknown, and nothing is lost there.
+
+        Returns:
+            Keys of the links that the engine did not hold, for ``refused``.
         """
         if not links or 0 < pool_tokens < links[-1].tokens:
-            return
+            return []
+        new: list[Hashable] = []
         while len(self._orders) <= engine:
             self._orders.append(OrderedDict())
             self._tokens.append(0)
@@ -73,16 +89,38 @@ class PoolShadows:
             if key in order:
                 order.move_to_end(key)
                 continue
+            new.append(key)
             order[key] = end - begin
             self._tokens[engine] += end - begin
             if key in lost:
                 _drop_engine(lost, key, bit)
-        while 0 < pool_tokens < self._tokens[engine]:
-            key = next(iter(order))
+        self._forget_oldest()
+        return new
+
+    def taken(self, engine: int, pool_tokens: int) -> None:
+        """Note that an engine computes what was sent there: what was unused longest leaves.
+
+        Args:
+            pool_tokens: As of ``offered``.
+        """
+        while engine < len(self._orders) and 0 < pool_tokens < self._tokens[engine]:
+            key, bit = next(iter(self._orders[engine])), 1 << engine
             self._leaves(key, engine)
             _drop_engine(self._holders, key, bit)
             self._lost[key] = self._lost.pop(key, 0) | bit
-        self._forget_oldest()
+        while len(self._lost) > self._most:
+            self._lost.popitem(last=False)
+
+    def refused(self, new: Sequence[Hashable], engine: int) -> None:
+        """Note that an engine did not take a prompt.
+
+        Args:
+            new: What ``offered`` returned.
+        """
+        for key in new:
+            if key in self._orders[engine]:
+                self._leaves(key, engine)
+                _drop_engine(self._holders, key, 1 << engine)
 
     def forget(self, engine: int) -> None:
         """Forget what an engine got: it has started anew, or is gone."""
@@ -101,8 +139,6 @@ class PoolShadows:
             key, engines = self._holders.popitem(last=False)
             for engine in _numbers(engines):
                 self._leaves(key, engine)
-        while len(self._lost) > self._most:
-            self._lost.popitem(last=False)
 
 
 def _numbers(bits: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..fleet.proxy.prompt_chains import CHARACTERS_PER_TOKEN
+from ..fleet.turns.prompt_chains import CHARACTERS_PER_TOKEN
 from .chats.chat_blocks import Message
 
 _PARAMS, _OURS, _MEMORY = "kv_transfer_params", "kvgraph", "memory"

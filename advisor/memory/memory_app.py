@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
-from ..fleet.proxy.callers import is_served
-from ..fleet.proxy.proxy_app import LeftError, Relay, refuse, say
+from ..fleet.proxy.proxy_app import Relay, refuse, say
+from ..fleet.turns.callers import is_served
 from .chats.chat_session import ChatSession
 from .memory_proxy import MemoryProxy, caller_of
 
@@ -31,8 +30,7 @@ class MemoryApp:
             await self._proxy.close()
             await send({"type": "lifespan.shutdown.complete"})
         elif scope["type"] == "http":
-            with contextlib.suppress(LeftError):
-                await self._answer(scope, receive, send)
+            await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import orjson
 
-from ..fleet.proxy.callers import Asked, Body, Callers, Headers
 from ..fleet.proxy.upstream import Reply, Upstream
+from ..fleet.turns.callers import Asked, Body, Callers, Headers
 from .chats.aboutness import Shares, Similarity
 from .chats.block_scores import stays
 from .chats.chat_blocks import Block, Message, as_kept, text_of

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import orjson
 
-from ..fleet.proxy.callers import Body, Call
-from ..fleet.proxy.prompt_chains import CHARACTERS_PER_TOKEN
 from ..fleet.proxy.upstream import BrokenAnswerError, NothingAnsweredError, Upstream
+from ..fleet.turns.callers import Body, Call
+from ..fleet.turns.prompt_chains import CHARACTERS_PER_TOKEN
 from .chats.chat_blocks import Block, text_of
 
 _WRAPPING: Final = 8  # tokens of a message's borders, where nobody counts; chosen

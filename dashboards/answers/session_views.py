@@ -20,6 +20,7 @@ class SessionView(Part):
         chain: Blocks of its last request, from its prompt's start; 0: nobody knows them.
         chain_pool: How many of these, from the start, are in that engine's pool.
         chain_copied: How many are there or in that engine's tiers below.
+        chain_shared: How many are in a store that engines share.
     """
 
     session: str
@@ -41,6 +42,7 @@ class SessionView(Part):
     chain: int
     chain_pool: int
     chain_copied: int
+    chain_shared: int
 
 
 class Sessions(Answer):

@@ -54,9 +54,27 @@ def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChain
     ))  # fmt: skip
 
 
-def _last_held(tables: Tables, tips: Rows, engines: EngineColumns, tiers: int) -> tuple[Rows, Mask]:
+def shared_chains(tables: Tables, tips: Rows) -> Rows:
+    """int32 ``[chains]``: how many of the first blocks of each are in a store that engines share,
+    by what any engine told; 0 of a chain that is too long.
+
+    Args:
+        tips: As of ``held_chains``.
+    """
+    rows, given_up = _last_held(tables, tips, None, int(Tier.POOL))
+    depth = tables.blocks.depth
+    return np.where(~given_up & (rows != NO_ROW), depth[rows] + 1, 0).astype(np.int32)
+
+
+def _last_held(
+    tables: Tables, tips: Rows, engines: EngineColumns | None, tiers: int
+) -> tuple[Rows, Mask]:
     """The last block of each chain that is in any of these tiers, ``NO_ROW`` where none is; and
-    which chains were given up."""
+    which chains were given up.
+
+    Args:
+        engines: As of ``held_chains``; None: in a tier of any engine.
+    """
     blocks, at = tables.blocks, tips.copy()
     open_ = np.flatnonzero(at != NO_ROW)
     for _ in range(_MOST_WINDOWS):
@@ -66,7 +84,12 @@ def _last_held(tables: Tables, tips: Rows, engines: EngineColumns, tiers: int) -
         parents = blocks.parent[rows]
         linked = np.logical_and.accumulate(parents[:, :-1] == rows[:, 1:], axis=1)
         last = np.count_nonzero(linked, axis=1)  # place of the last that belongs to the chain
-        held = (blocks.tiers[engines[open_, None], rows] & tiers) != 0
+        there = (
+            np.bitwise_or.reduce(blocks.tiers[:, rows], axis=0)
+            if engines is None
+            else blocks.tiers[engines[open_, None], rows]
+        )
+        held = (there & tiers) != 0
         first = held.argmax(axis=1)
         each = np.arange(len(open_))
         found = held[each, first] & (first <= last)

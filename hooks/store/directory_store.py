@@ -83,9 +83,8 @@ class DirectoryStore:
         if size > self._capacity // _PARTS:
             raise OSError("a value is larger than a sixteenth of the store")
         self._written[part] += size
-        if self._written[part] > self._capacity // _PARTS // _SWEEP_AFTER:
+        if self._written[part] > self._capacity // _PARTS // _SWEEP_AFTER and self._sweep(part):
             self._written[part] = 0
-            self._sweep(part)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Engines of several containers may have one pid.
         unfinished = target.with_suffix(f".{secrets.token_hex(8)}{_UNFINISHED}")
@@ -108,10 +107,11 @@ class DirectoryStore:
         name, _, block = key.rpartition("/")
         return self._path / f"{_part_of(key):x}" / name / f"{block}{_SUFFIX}"
 
-    def _sweep(self, part: int) -> None:
-        """Make room in one part of the store, whatever model its values are of."""
+    def _sweep(self, part: int) -> bool:
+        """Make room in one part of the store, whatever model its values are of; whether that was
+        done, since one is swept at a time."""
         if not self._sweeping.acquire(blocking=False):
-            return
+            return False
         try:
             files = sorted(_files_in(self._path / f"{part:x}"))
             values = [each for each in files if not each[2].endswith(_UNFINISHED)]
@@ -127,6 +127,7 @@ class DirectoryStore:
                     with contextlib.suppress(OSError):  # another engine sweeps too
                         os.unlink(path)
                     excess -= 0 if unfinished else size
+            return True
         finally:
             self._sweeping.release()
 

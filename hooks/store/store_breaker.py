@@ -26,6 +26,7 @@ class StoreBreaker:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._rest_s, self._until = 0.0, float("-inf")
+        self._tries = False  # whether one call is out to see whether the rest is over
         self.broken = 0
 
     def allows(self) -> bool:
@@ -36,7 +37,7 @@ class StoreBreaker:
             if now < self._until:
                 return False
             if self._rest_s:
-                self._until = now + self._rest_s  # unless this one succeeds
+                self._until, self._tries = now + self._rest_s, True  # unless this one succeeds
             return True
 
     @property
@@ -50,11 +51,13 @@ class StoreBreaker:
             self.failed()
             return
         with self._lock:
-            self._rest_s, self._until = 0.0, float("-inf")
+            self._rest_s, self._until, self._tries = 0.0, float("-inf"), False
 
     def failed(self) -> None:
-        """Note that a call failed."""
+        """Note that a call failed; of those that were out together, the first one counts."""
         with self._lock:
+            if self._clock() < self._until and not self._tries:
+                return
             self._rest_s = min(2 * self._rest_s or _FIRST_REST_S, _LONGEST_REST_S)
-            self._until = self._clock() + self._rest_s
+            self._until, self._tries = self._clock() + self._rest_s, False
             self.broken += 1

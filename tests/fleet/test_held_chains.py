@@ -17,7 +17,7 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.queries.held_chains import held_chains
+from kvgraph.graph.queries.held_chains import held_chains, shared_chains
 from kvgraph.graph.types import NO_ROW, Tier
 
 SIZE = 16
@@ -57,6 +57,15 @@ def test_what_is_left_of_a_chain_is_counted_from_its_start() -> None:
     assert held(graph, "s") == (8, 4, 6)
     graph.apply("e", [BlocksRemoved(pack(*CHAIN))])
     assert held(graph, "s")[1] == 0
+
+
+def test_what_a_store_has_counts_whoever_put_it_there() -> None:
+    graph = served("other", "e")
+    tips = graph.tables.sessions.tip[[graph.tables.sessions.find("s", NO_ROW)]]
+    assert shared_chains(graph.tables, tips).tolist() == [0]
+    graph.apply("other", [BlocksSpilled(pack(*CHAIN[:5]), int(Tier.POOL), 100)])
+    assert shared_chains(graph.tables, tips).tolist() == [5]
+    assert shared_chains(graph.tables, np.array([NO_ROW], dtype=np.int32)).tolist() == [0]
 
 
 def test_another_engines_blocks_do_not_count() -> None:

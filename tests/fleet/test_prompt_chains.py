@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kvgraph.advisor.fleet.pool_shadows import PoolShadows
 from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engine_in, engines_in
-from kvgraph.advisor.fleet.proxy.prompt_chains import (
+from kvgraph.advisor.fleet.turns.prompt_chains import (
     MOST_LINKS,
     PIECE,
     LastPrompts,

@@ -19,10 +19,10 @@ from kvgraph.graph.ipc.runtime import RunningSidecar
 
 
 def session(
-    name: str, engine: str | None, pool: int, warm: int = 0, idle_s: float = 1.0
+    name: str, engine: str | None, pool: int, warm: int = 0, idle_s: float = 1.0, shared: int = 0
 ) -> dict[str, object]:
     return {"session": name, "engine": engine, "chain": 10, "chain_pool": pool, "idle_s": idle_s,
-            "chain_copied": pool + warm, "tokens": 1000}  # fmt: skip
+            "chain_copied": pool + warm, "chain_shared": shared, "tokens": 1000}  # fmt: skip
 
 
 class Sidecar:
@@ -31,14 +31,14 @@ class Sidecar:
     def __init__(self, *sessions: dict[str, object], **hashing: str) -> None:
         engines = [{"id": engine, "hashing": told} for engine, told in hashing.items()]
         self._sessions = json.dumps({"sessions": sessions}).encode()
-        self._status = json.dumps({"engines": engines}).encode()
+        self.status = json.dumps({"engines": engines}).encode()
         self.asked_for_status = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        answer = self._status if b"GET /status" in head else self._sessions
-        self.asked_for_status += answer is self._status
-        assert answer is self._status or b"Bearer secret" in head
+        answer = self.status if b"GET /status" in head else self._sessions
+        self.asked_for_status += answer is self.status
+        assert answer is self.status or b"Bearer secret" in head
         length = len(answer)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % length + answer)
         await writer.drain()
@@ -61,6 +61,21 @@ def looked(*sidecars: Sidecar) -> ResidencyView:
         return view
 
     return asyncio.run(look())
+
+
+def test_what_a_store_has_of_a_session_is_known_of_all_engines() -> None:
+    view = looked(Sidecar(session("s", "host:1", 4, shared=8), session("t", "host:1", 0)))
+    nothing = Holdings(np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64))
+    assert view.corrected("s", nothing).shared == 800
+    assert view.corrected("t", nothing).shared == 0
+
+
+def test_sessions_stand_where_a_sidecar_does_not_answer_about_hashing() -> None:
+    sidecar = Sidecar(session("s", "host:1", 4))
+    sidecar.status = b"no JSON"
+    view = looked(sidecar)
+    assert len(view) == 1
+    assert list(view.silent.values()).count(None) == 1
 
 
 def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> None:

@@ -176,6 +176,19 @@ def test_slow_calls_count_as_failed_ones() -> None:
     assert breaker.allows()
 
 
+def test_calls_that_fail_together_make_one_rest() -> None:
+    now = [0.0]
+    breaker = StoreBreaker(lambda: now[0])
+    for rest_s in (1.0, 2.0, 4.0):
+        for _ in range(5):
+            breaker.failed()
+        now[0] += rest_s - 0.1
+        assert not breaker.allows()
+        now[0] += 0.2
+        assert breaker.allows()
+    assert breaker.broken == 3
+
+
 def test_a_key_of_any_length_is_named_alike(tmp_path: Path) -> None:
     store, short = records(tmp_path), b"\x01" * 16
     store.write(short.ljust(32, b"\0"), bytes(SIZE))

@@ -53,7 +53,8 @@ def is_address(url: str) -> bool:
 
 
 def engines_in(path: Path) -> list[Listed]:
-    """The engines that a file lists, one a line; empty lines and those after # say nothing.
+    """The engines that a file lists, one per line; empty lines and those that begin with # are
+    skipped.
 
     Raises:
         ConfigError: It cannot be read, or a line is none.

@@ -7,17 +7,19 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..engine_board import EngineBoard, Speed
 from ..fleet_router import Choice, FleetRouter, Holdings, NoEngineError, Wanted
+from ..homes import Home
 from ..pool_shadows import PoolShadows
 from ..residency.residency_view import ResidencyView
-from .callers import Asked, Callers
+from ..turns.callers import Asked, Callers
 from .engine_list import FIRST_BYTE_S, Listed
+from .engine_roster import EngineRoster
 from .health import HealthWatch
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, SilentError, Upstream
 
@@ -30,7 +32,6 @@ PAUSE_S: Final = 5.0
 request, is believed again by then."""
 _LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
-_OK: Final = 200
 
 
 @dataclass
@@ -56,11 +57,25 @@ class Counts:
     unserved: int = 0
 
 
+class Placed(NamedTuple):
+    """Where a request was sent, and what has to be taken back if it is not answered there.
+
+    Attributes:
+        home: Its session's, before.
+        new: Links of its prompt that the engine did not hold.
+    """
+
+    choice: Choice
+    wanted: Wanted
+    home: Home | None = None
+    new: Sequence[Hashable] = ()
+
+
 class FleetProxy:
     """Several engines as one.
 
     Args:
-        engines: At first; ``list_again`` changes them.
+        engines: At first; the roster's ``list_again`` changes them.
         residency: What sidecars say; None: the proxy goes by its own memory alone.
         speed: Of engines, until it is measured.
         first_byte_s: For which an engine may be silent before the first byte of an answer.
@@ -83,49 +98,25 @@ class FleetProxy:
             lambda engine: self.pools.forget(engine.number),
             lambda number: "" if residency is None else residency.hashing(number),
         )
-        self.upstreams: list[Upstream] = []
+        self.engines = EngineRoster(self.board, self.health, speed, first_byte_s)
+        self.engines.list_again(engines)
         self.counts = Counts()
         self.decided_s: deque[float] = deque(maxlen=DECISIONS)
-        self._speed, self._first_byte_s = speed, first_byte_s
-        self._watching: list[asyncio.Task[None]] = []
-        self.list_again(engines)
-
-    def list_again(self, engines: Sequence[Listed]) -> None:
-        """Take over a list of engines: new ones are added, missing ones get no further requests.
-
-        Raises:
-            ConfigError: One of them is no address; nothing has changed.
-        """
-        known = {upstream.url: upstream.number for upstream in self.upstreams}
-        urls = [each.url for each in engines if each.url not in known]
-        first = len(self.upstreams)  # all are made before any is added: a bad list changes nothing
-        new = [Upstream(at, url, self._first_byte_s) for at, url in enumerate(urls, first)]
-        for upstream in new:
-            known[upstream.url] = number = self.board.add(upstream.url, self._speed)
-            self.board.up[number] = False  # until it says that it is well
-            self.upstreams.append(upstream)
-            if self._watching:
-                self._watch(upstream)
-        self.board.draining[:] = True
-        for each in engines:
-            self.board.draining[known[each.url]] = each.drains
+        self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Look at all engines once, and then for ever; the first one's models count."""
-        await self.health.look(self.upstreams[0])
-        await asyncio.gather(*(self.health.look(each) for each in self.upstreams[1:]))
-        for each in self.upstreams:
-            self._watch(each)
+        """Look at all engines and sidecars, from now on."""
+        await self.engines.start()
         if self.residency is not None:
-            self._watching.append(asyncio.create_task(self.residency.watch()))
+            self._asking = asyncio.create_task(self.residency.watch())
 
     async def close(self) -> None:
         """Stop looking, and close all connections."""
-        for task in self._watching:
-            task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
-        await asyncio.gather(*(each.close() for each in self.upstreams))
+        await self.engines.close()
         if self.residency is not None:
+            if self._asking is not None:
+                self._asking.cancel()
+                await asyncio.gather(self._asking, return_exceptions=True)
             await self.residency.close()
 
     async def begin(self, asked: Asked) -> tuple[Reply, Upstream]:
@@ -137,14 +128,15 @@ class FleetProxy:
                 or one that is gone may have done what it asks.
         """
         for tries in count(1):
-            choice = await self._choose_soon(asked)
-            upstream = self.upstreams[choice.engine]
-            queued = int(self.board.waiting[choice.engine])
+            placed = await self._place_soon(asked)
+            engine = placed.choice.engine
+            upstream, queued = self.engines.upstreams[engine], int(self.board.waiting[engine])
             start = time.monotonic()
             upstream.asked += 1
             try:
                 reply = await upstream.begin(asked.call)
             except NothingAnsweredError as error:
+                self._take_back(placed)
                 self.health.dropped(upstream, str(error))
                 self.counts.hung += isinstance(error, SilentError)
                 if tries == MOST_TRIES or (error.sent and not asked.call.repeatable):
@@ -153,10 +145,12 @@ class FleetProxy:
                 continue
             finally:
                 upstream.asked -= 1
-                self.router.computed(choice)
+                self.router.computed(placed.choice)
             asked.call.body.release()
-            if asked.call.streams and reply.status == _OK:
-                self._measure(choice, queued, time.monotonic() - start)
+            if reply.failed:
+                self._take_back(placed)
+            else:
+                self._taken(asked, placed, queued, time.monotonic() - start)
             return reply, upstream
         raise AssertionError("unreachable")
 
@@ -185,47 +179,62 @@ class FleetProxy:
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
-    async def _choose_soon(self, asked: Asked) -> Choice:
+    async def _place_soon(self, asked: Asked) -> Placed:
         """Choose an engine; where none takes requests, wait a while for one that may."""
         until = time.monotonic() + PAUSE_S
-        while True:
-            try:
-                return self._choose(asked)
-            except NoEngineError:
-                if time.monotonic() >= until or not self._may_come_back():
-                    raise
+        while not self.board.takes.any():
+            if time.monotonic() >= until or not self._may_come_back():
+                raise NoEngineError(self._why_none())
             await asyncio.sleep(_LOOK_S)
+        return self._place(asked)
 
     def _may_come_back(self) -> bool:
         refused, drains = self.health.refused, self.board.draining
         return any(not drains[n] and n not in refused for n in range(len(self.board)))
 
-    def _choose(self, asked: Asked) -> Choice:
+    def _why_none(self) -> str:
+        drains, refused = int(self.board.draining.sum()), len(self.health.refused)
+        down = len(self.board) - drains - refused
+        return (
+            f"no engine takes requests: {down} down, {drains} draining, {refused} refused; GET "
+            "/fleet says why"
+        )
+
+    def _place(self, asked: Asked) -> Placed:
+        """Choose an engine, and note what goes there."""
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
         if turn is None:
-            return self.router.route(Wanted(None, 1), Holdings(), now)
+            wanted = Wanted(None, 1)
+            return Placed(self.router.route(wanted, Holdings(), now), wanted)
+        home = self.router.homes.of(turn.session)
         holdings = self.pools.holdings(turn.prompt.links, len(self.board))
         if self.residency is not None:
-            if (home := self.router.homes.of(turn.session)) is not None:
+            if home is not None:
                 self.residency.note_home(turn.name, home.engine)
             holdings = self.residency.corrected(turn.name, holdings)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
         choice = self.router.route(wanted, holdings, now)
         pool_tokens = int(self.board.pool[choice.engine])
-        self.pools.sent(turn.prompt.links, choice.engine, pool_tokens)
-        self.callers.sent(turn)
+        new = self.pools.offered(turn.prompt.links, choice.engine, pool_tokens)
         self.decided_s.append(time.perf_counter() - start)
-        return choice
+        return Placed(choice, wanted, home, new)
 
-    def _measure(self, choice: Choice, queued: int, seconds: float) -> None:
-        """Learn an engine's speed from the time to a first token.
+    def _taken(self, asked: Asked, placed: Placed, queued: int, seconds: float) -> None:
+        """Note that an engine began to answer a request, and learn its speed.
 
         Args:
             queued: Tokens that were to be computed there by then, the request's own among them.
+            seconds: Until the first byte.
         """
-        if queued >= _LEAST_TIMED:
-            self.board.measured(choice.engine, queued, seconds)
+        engine = placed.choice.engine
+        if asked.turn is not None:
+            self.pools.taken(engine, int(self.board.pool[engine]))
+            self.callers.sent(asked.turn)
+        if asked.call.streams and queued >= _LEAST_TIMED:
+            self.board.measured(engine, queued, seconds)
 
-    def _watch(self, upstream: Upstream) -> None:
-        self._watching.append(asyncio.create_task(self.health.watch(upstream)))
+    def _take_back(self, placed: Placed) -> None:
+        """Note that an engine refused or dropped a request: nothing of it is there."""
+        self.router.take_back(placed.choice, placed.wanted, placed.home)
+        self.pools.refused(placed.new, placed.choice.engine)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import orjson
@@ -23,6 +22,11 @@ TIMEOUT_S: Final = 2.0
 SLOW: Final = 3
 """Questions in a row that a silent engine may leave unanswered: a busy one is slow. Chosen."""
 _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
+REPLACED_S: Final = 60.0
+"""For which nobody serves the known models until others' may take their place; chosen: longer than
+any doubt."""
+_OK: Final = 200
+_NEEDS_KEY: Final = frozenset({401, 403})
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +69,11 @@ class HealthWatch:
     port refuses connections, and otherwise only when it hangs (``Upstream``), since one that is
     slow, or broke one answer, may answer them.
     It is up again when it says that it is well, serves the same models as the others, and some
-    time has passed: twice as long after each time that it said so and then dropped a request.
+    time has passed: twice as long after each time that it was up and dropped requests.
+
+    The models are those of the first engine that answered. Others take their place where no engine
+    is up, and all that answered last serve others or ``REPLACED_S`` have passed. What an engine
+    serves that asks for an API key is not known, and not compared.
 
     Engines whose blocks have another size or are hashed otherwise get requests all the same: the
     proxy counts in tokens, by engine. They are named, since they cannot share a store.
@@ -95,20 +103,16 @@ class HealthWatch:
         self._doubt_s: dict[int, float] = {}
         self._not_before: dict[int, float] = {}
         self._models: list[str] | None = None
+        self._serves: dict[int, list[str]] = {}  # by an engine's number: what it said last
+        self._last_up = clock()
         self.refused: dict[int, str] = {}
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
-
-    async def watch(self, upstream: Upstream) -> None:
-        """Ask one engine for ever."""
-        while True:
-            await self.look(upstream)
-            await asyncio.sleep(INTERVAL_S)
 
     async def look(self, upstream: Upstream) -> None:
         """Ask one engine how it is, and believe it or not."""
         number = upstream.number
         try:
-            well = (await upstream.ask("/health", TIMEOUT_S)).status_code == 200
+            well = (await upstream.ask("/health", TIMEOUT_S)).status_code == _OK
         except httpx.TimeoutException:
             self._unanswered[number] = self._unanswered.get(number, 0) + 1
             if self._unanswered[number] >= SLOW:
@@ -122,6 +126,8 @@ class HealthWatch:
             return
         self._unanswered[number], upstream.is_silent = 0, False
         self.by_sidecars.compare(upstream, self._hashing(number))
+        if self._board.up.any():
+            self._last_up = self._clock()
         if not well:
             self._down(upstream, "it says that it is not well")
         elif not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):
@@ -130,8 +136,11 @@ class HealthWatch:
     def dropped(self, upstream: Upstream, why: str) -> None:
         """Note that an engine dropped a request: whatever it says, it is down for a while."""
         number = upstream.number
-        doubt = min(_LONGEST_DOUBT_S, 2 * self._doubt_s.get(number, INTERVAL_S / 2))
-        self._doubt_s[number] = doubt
+        doubt = self._doubt_s.get(number, INTERVAL_S / 2)
+        if self._board.up[
+            number
+        ]:  # of the requests that one death drops, one makes it doubted more
+            doubt = self._doubt_s[number] = min(_LONGEST_DOUBT_S, 2 * doubt)
         self._not_before[number] = self._clock() + doubt
         self._down(upstream, why)
 
@@ -151,16 +160,10 @@ class HealthWatch:
     async def _admit(self, upstream: Upstream) -> None:
         number = upstream.number
         try:
-            models = _models((await upstream.ask("/v1/models", TIMEOUT_S)).content)
+            answer = await upstream.ask("/v1/models", TIMEOUT_S)
         except httpx.RequestError:
             return
-        if self._models is None or not self._board.up.any():
-            self._models = models
-        if models is None or models != self._models:
-            said = f"serves {models}, the others {self._models}: no request goes there"
-            if self.refused.get(number) != said:
-                _log.error("engine %s %s", upstream.url, said)
-            self.refused[number] = said
+        if answer.status_code not in _NEEDS_KEY and not self._serves_the_same(upstream, answer):
             return
         self.refused.pop(number, None)
         facts = await _facts(upstream)
@@ -172,6 +175,29 @@ class HealthWatch:
         self._came_back(upstream)
         _log.info("engine %s is up", upstream.url)
 
+    def _serves_the_same(self, upstream: Upstream, answer: httpx.Response) -> bool:
+        """Whether an engine's models are the fleet's; it is refused, in words, where not."""
+        number, models = upstream.number, _models(answer)
+        if models is not None:
+            self._serves[number] = models
+            if self._models is None or self._are_replaced():
+                self._models = models
+        if models is not None and models == self._models:
+            return True
+        said = f"serves {_named(models)}, the others {_named(self._models)}: no request goes there"
+        if self.refused.get(number) != said:
+            _log.error("engine %s %s", upstream.url, said)
+        self.refused[number] = said
+        return False
+
+    def _are_replaced(self) -> bool:
+        """Whether nobody serves the fleet's models any more."""
+        board = self._board
+        if board.up.any():
+            return False
+        known = [models for each, models in self._serves.items() if not board.draining[each]]
+        return self._models not in known or self._clock() - self._last_up > REPLACED_S
+
 
 async def _facts(upstream: Upstream) -> CacheFacts:
     try:
@@ -180,9 +206,20 @@ async def _facts(upstream: Upstream) -> CacheFacts:
         return CacheFacts()
 
 
-def _models(content: bytes) -> list[str] | None:
+def _models(answer: httpx.Response) -> list[str] | None:
     """What an engine serves, each with the longest context; None: that is no list of models."""
+    if answer.status_code != _OK:
+        return None
     with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        models = orjson.loads(content)["data"]
-        return sorted(f"{each['id']} ({each.get('max_model_len')})" for each in models) or None
+        models = orjson.loads(answer.content)["data"]
+        return sorted(map(_model, models)) or None
     return None
+
+
+def _model(told: dict[str, Any]) -> str:
+    longest = told.get("max_model_len")
+    return str(told["id"]) + ("" if longest is None else f" ({longest} tokens)")
+
+
+def _named(models: list[str] | None) -> str:
+    return "nothing that it lists" if models is None else ", ".join(models)

@@ -14,7 +14,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from ..fleet_router import NoEngineError
-from .callers import MOST_BODY, Asked, BadRequestError, Callers, is_served
+from ..turns.callers import MOST_BODY, Asked, BadRequestError, Callers, is_served
 from .fleet_proxy import FleetProxy
 from .proxy_metrics import exposition, proxy_status
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
@@ -78,8 +78,7 @@ class ProxyApp:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            with contextlib.suppress(LeftError):
-                await self._answer(scope, receive, send)
+            await self._answer(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -92,7 +91,7 @@ class ProxyApp:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == "/healthz":
-            up = bool((self._proxy.board.up & ~self._proxy.board.draining).any())
+            up = bool(self._proxy.board.takes.any())
             await say(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
         elif path == "/fleet":
             await say(send, 200, proxy_status(self._proxy))
@@ -118,9 +117,16 @@ class Relay(Generic[Known]):
             path += "?" + scope["query_string"].decode("latin-1")
         try:
             asked = await self._asked(path, scope, receive)
-        except (BadRequestError, TimeoutError) as error:
+        except LeftError:
+            self._proxy.counts.left += 1
+            return
+        except BadRequestError as error:
             self._proxy.counts.refused += 1
-            await refuse(send, 400, str(error) or f"the body did not arrive in {BODY_S:g} s")
+            await refuse(send, error.status, str(error))
+            return
+        except TimeoutError:
+            self._proxy.counts.refused += 1
+            await refuse(send, 408, f"the body did not arrive in {BODY_S:g} s")
             return
         answering = asyncio.ensure_future(self._answer(asked, send))
         leaving = asyncio.ensure_future(_left(receive))
@@ -187,7 +193,7 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > MOST_BODY:
-            raise BadRequestError(f"the body has more than {MOST_BODY >> 20} MiB")
+            raise BadRequestError(f"the body has more than {MOST_BODY >> 20} MiB", 413)
         if not message.get("more_body", False):
             return b"".join(parts)
 

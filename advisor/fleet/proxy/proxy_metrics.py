@@ -33,7 +33,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
             "refused": health.refused.get(each.number),
             "differs": health.differs(each.number),
         }
-        for each in proxy.upstreams
+        for each in proxy.engines.shown
     ]
     return {
         "engines": engines,
@@ -92,6 +92,6 @@ class _ProxyCollector(Collector):
         }
         for name, (words, column) in columns.items():
             gauge = GaugeMetricFamily(f"kvgraph_route_engine_{name}", words, labels=["engine"])
-            for each in self._proxy.upstreams:
+            for each in self._proxy.engines.shown:
                 gauge.add_metric([each.url], float(column[each.number]))
             yield gauge

@@ -46,7 +46,7 @@ def route(
         Path | None,
         typer.Option(
             "--engines",
-            help="A file with an address a line, reread when it changes; 'URL drain' sends no "
+            help="A file with one address per line, reread when it changes; 'URL drain' sends no "
             "further requests there.",
         ),
     ] = None,

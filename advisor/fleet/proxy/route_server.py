@@ -54,7 +54,7 @@ async def _reread(proxy: FleetProxy, file: Path) -> None:
             continue
         seen = stamp
         try:
-            proxy.list_again(engines_in(file))
+            proxy.engines.list_again(engines_in(file))
         except ConfigError as error:
             _log.error("%s; the list stays as it was", error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -12,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 
 from ....graph.errors import ConfigError
-from .callers import BadRequestError, Call, is_served
+from ..turns.callers import BadRequestError, Call, is_served
 from .engine_list import FIRST_BYTE_S, MOST_SHOWN
 
 CONNECT_S: Final = 2.0
@@ -21,6 +20,7 @@ IDLE_S: Final = 3.0
 """For which an idle connection is kept: uvicorn closes one after five seconds."""
 HEALTH_S: Final = 2.0
 """For an engine's word on its health, where it answers an error; chosen."""
+_LEAST_ERROR, _LEAST_OF_SERVER = 400, 500  # statuses
 _ERRORS: Final = (b'data: {"error"', b"event: error")
 """How an answer begins that is streamed and of which the engine computed nothing."""
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
@@ -60,6 +60,11 @@ class Reply(NamedTuple):
     first: bytes
     response: httpx.Response
     rest: AsyncIterator[bytes]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine computed nothing for it: an error, or one in the form of a stream."""
+        return self.status >= _LEAST_ERROR or self.first.startswith(_ERRORS)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Its bytes as they come.
@@ -135,8 +140,8 @@ class Upstream:
             gone.cancel()
         await _dismiss(asking)
         if gone.done() and not gone.cancelled():
-            raise NothingAnsweredError(f"{self.url} does not answer any more")
-        raise SilentError(f"{self.url}: no first byte in {self._first_byte_s:g} s")
+            raise NothingAnsweredError("it does not answer any more")
+        raise SilentError(f"no first byte in {self._first_byte_s:g} s")
 
     async def ask(self, path: str, timeout_s: float) -> httpx.Response:
         """The answer to a question of our own.
@@ -180,22 +185,24 @@ class Upstream:
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NothingAnsweredError(f"{self.url}: {type(error).__name__}", False) from None
+            raise NothingAnsweredError(_why(error), False) from None
         except httpx.TransportError as error:
-            raise NothingAnsweredError(f"{self.url}: {type(error).__name__}") from None
+            raise NothingAnsweredError(_why(error)) from None
+        try:
+            return await self._begun(response)
+        except BaseException:
+            await response.aclose()
+            raise
+
+    async def _begun(self, response: httpx.Response) -> Reply:
         rest = response.aiter_raw()
         try:
             first = await anext(rest, b"")
         except httpx.TransportError as error:
-            await response.aclose()
-            raise NothingAnsweredError(f"{self.url}: {type(error).__name__}") from None
-        except asyncio.CancelledError:
-            await response.aclose()
-            raise
-        is_error = response.status_code == 500 or first.startswith(_ERRORS)
+            raise NothingAnsweredError(_why(error)) from None
+        is_error = response.status_code >= _LEAST_OF_SERVER or first.startswith(_ERRORS)
         if is_error and not await self._is_well():  # vLLM's server outlives its engine for a while
-            await response.aclose()
-            raise NothingAnsweredError(f"{self.url}: an error, and it is not well")
+            raise NothingAnsweredError("it answers an error, and is not well")
         headers = [
             (key, value) for key, value in response.headers.raw if key.lower() not in _DROPPED
         ]
@@ -225,6 +232,10 @@ class Upstream:
         return request
 
 
+def _why(error: httpx.TransportError) -> str:
+    return f"{type(error).__name__} {error}".strip()
+
+
 def refuses(error: BaseException) -> bool:
     """Whether a connection failed since nothing listens there, at no address of the host."""
     if isinstance(error, BaseExceptionGroup):
@@ -246,5 +257,6 @@ def _transport() -> httpx.AsyncHTTPTransport:
 async def _dismiss(asking: asyncio.Future[Reply]) -> None:
     """Give up an answer, whether it has begun or not."""
     asking.cancel()
-    with contextlib.suppress(asyncio.CancelledError, NothingAnsweredError, BadRequestError):
-        await (await asking).response.aclose()
+    await asyncio.wait({asking})  # which its caller's cancellation ends
+    if not asking.cancelled() and asking.exception() is None:
+        await asking.result().response.aclose()

@@ -11,7 +11,7 @@ import numpy as np
 from ..engine_board import EngineBoard, Speed
 from ..fleet_router import Choice, FleetRouter, Reason, Stickiness, Wanted
 from ..pool_shadows import PoolShadows
-from ..proxy.callers import BadRequestError, Callers, Turn
+from ..turns.callers import BadRequestError, Callers, Turn
 
 _NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
 """What is left of a body whose session's name is refused."""

@@ -107,13 +107,15 @@ class ResidencyView:
         lost = remembered.lost.copy()
         advised = [self._likeliest(each) for each in self._votes]
         lost[[number for number in advised if number is not None]] = False
+        shared = remembered.shared
         for held in reversed(self._held.get(name, ())):  # what was heard last stands
             if (number := self._likeliest(held.engine)) is not None:
                 # Its sidecar may not have heard yet of the turn that was sent there last.
                 context = max(int(remembered.pool[number]), held.tokens)
                 pool[number], copied[number] = held.pool * context, held.copied * context
                 lost[number] = True
-        return remembered._replace(pool=pool, copied=copied, lost=lost)
+            shared = max(shared, int(held.shared * held.tokens))
+        return Holdings(pool, copied, shared, lost)
 
     def _forget_others(self, silent: dict[str, str | None]) -> None:
         """Go by these sidecars alone: one that is gone comes back at another port."""
@@ -135,7 +137,6 @@ class ResidencyView:
                     headers={"Authorization": f"Bearer {sidecar.token}"},
                 )
                 found = sessions_in(sidecar.http, answer.raise_for_status().content)
-                await self._ask_hashing(sidecar, {each.engine.name for each in found.values()})
         except httpx.HTTPStatusError as error:
             if (code := error.response.status_code) != _BUSY:
                 self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
@@ -147,6 +148,7 @@ class ResidencyView:
             self._note(sidecar.http, f"does not answer as a sidecar does ({error})")
             return {}
         self._note(sidecar.http, None)
+        await self._ask_hashing(sidecar, {each.engine.name for each in found.values()})
         return found
 
     def _note(self, sidecar: str, silent: str | None) -> None:
@@ -161,8 +163,12 @@ class ResidencyView:
         """Ask how engines hash blocks, once of each: it stays so while they run."""
         if engines <= self._hashing.get(sidecar.http, {}).keys():
             return
-        answer = await self._client.get(f"{sidecar.http}/status")
-        told = hashing_in(answer.raise_for_status().content)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.get(f"{sidecar.http}/status")
+            told = hashing_in(answer.raise_for_status().content)
+        except (httpx.HTTPError, TimeoutError, msgspec.MsgspecError):
+            return  # it is asked again next time; what it said of sessions stands
         self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
 
     async def close(self) -> None:

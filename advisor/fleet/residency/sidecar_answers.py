@@ -24,6 +24,7 @@ class Held(NamedTuple):
     Attributes:
         pool: In its pool.
         copied: In its pool or in a tier below; at least ``pool``.
+        shared: In a store that engines share.
         idle_s: Since its sidecar last heard of the session.
     """
 
@@ -31,6 +32,7 @@ class Held(NamedTuple):
     tokens: int
     pool: float
     copied: float
+    shared: float
     idle_s: float
 
 
@@ -63,6 +65,7 @@ class _Session(msgspec.Struct):
     chain_pool: _Blocks
     chain_copied: _Blocks
     idle_s: float
+    chain_shared: _Blocks = 0
 
 
 class _Sessions(msgspec.Struct):
@@ -85,7 +88,7 @@ _status: Final = msgspec.json.Decoder(_Status)
 def _held(sidecar: str, told: _Session) -> Held | None:
     if told.engine is None or told.chain == 0:
         return None
-    pool, copied = (min(n / told.chain, 1.0) for n in (told.chain_pool, told.chain_copied))
-    return Held(
-        AdvisedEngine(sidecar, told.engine), told.tokens, pool, max(pool, copied), told.idle_s
-    )
+    engine = AdvisedEngine(sidecar, told.engine)
+    told_of = told.chain_pool, told.chain_copied, told.chain_shared
+    pool, copied, shared = (min(blocks / told.chain, 1.0) for blocks in told_of)
+    return Held(engine, told.tokens, pool, max(pool, copied), shared, told.idle_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....dashboards.answers.session_views import Sessions, SessionView
-from ....graph.queries.held_chains import held_chains
+from ....graph.queries.held_chains import held_chains, shared_chains
 from ....graph.tables.tables import Tables
 from ....graph.types import NEVER, NO_ROW, STATE_NAMES, Tier
 from ...times.unix_time import Unix
@@ -73,7 +73,8 @@ def views_of(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
 def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
     """What each session's engine still has of its last request; the fields of its view."""
     sessions, chosen = tables.sessions, np.array(rows, dtype=np.int64)
-    found = held_chains(tables, sessions.tip[chosen], sessions.engine[chosen])
+    tips = sessions.tip[chosen]
+    found = (*held_chains(tables, tips, sessions.engine[chosen]), shared_chains(tables, tips))
     columns = (column.tolist() for column in found)
-    names = ("chain", "chain_pool", "chain_copied")
+    names = ("chain", "chain_pool", "chain_copied", "chain_shared")
     return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]

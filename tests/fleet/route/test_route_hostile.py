@@ -122,8 +122,8 @@ def test_a_list_with_one_bad_address_changes_nothing() -> None:
     async def run() -> None:
         proxy = FleetProxy([Listed("http://127.0.0.1:1")])
         with pytest.raises(ConfigError):
-            proxy.list_again([Listed("http://127.0.0.1:2"), Listed("http://\u202e:1")])
-        assert len(proxy.board) == len(proxy.upstreams) == 1
+            proxy.engines.list_again([Listed("http://127.0.0.1:2"), Listed("http://\u202e:1")])
+        assert len(proxy.board) == len(proxy.engines.upstreams) == 1
         assert not proxy.board.draining.any()
         await proxy.close()
 

@@ -215,7 +215,7 @@ def test_an_engine_with_another_model_gets_nothing_and_is_named() -> None:
             await fleet.complete(session_id=f"s{number}")
         status = (await fleet.client.get("/fleet")).json()
         assert served(fleet) == [6, 0]
-        assert "serves ['other" in status["engines"][1]["refused"]
+        assert "serves other, the others m: " in status["engines"][1]["refused"]
 
     play(scene, StandInEngine(), StandInEngine("other"))
 
@@ -274,7 +274,7 @@ def test_a_client_that_leaves_in_the_middle_is_told_too() -> None:
         async with asyncio.timeout(5):
             while not sum(engine.left for engine in fleet.engines):
                 await asyncio.sleep(0.01)
-        assert [each.running for each in fleet.proxy.upstreams] == [0, 0]
+        assert [each.running for each in fleet.proxy.engines.upstreams] == [0, 0]
 
     play(scene)
 
@@ -284,12 +284,12 @@ def test_a_drained_engine_gets_no_further_requests_and_finishes_its_own() -> Non
         for number in range(4):
             await fleet.complete(session_id=f"s{number}")
         first, second = (Listed(engine.url) for engine in fleet.engines)
-        fleet.proxy.list_again([first._replace(drains=True), second])
+        fleet.proxy.engines.list_again([first._replace(drains=True), second])
         for number in range(4):
             await fleet.complete(session_id=f"s{number}")
         assert served(fleet) == [2, 6]
         assert fleet.proxy.router.counts["home_drains"] == 2
-        fleet.proxy.list_again([first])
+        fleet.proxy.engines.list_again([first])
         await fleet.complete(session_id="s9")
         assert served(fleet) == [3, 6]
 

@@ -120,7 +120,7 @@ def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
             asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
             while sum(served(fleet)) < 2:
                 await asyncio.sleep(0.01)
-            first = fleet.proxy.upstreams[0]
+            first = fleet.proxy.engines.upstreams[0]
             for kind in (httpx.ConnectTimeout, httpx.ReadError, httpx.ConnectError):
                 first.ask = _raises(kind("not refused"))
                 await fleet.proxy.health.look(first)

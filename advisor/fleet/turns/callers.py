@@ -21,9 +21,10 @@ MOST_NAME: Final = 128
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
-_GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_TOLD: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_GENERATES: Final = (*_TOLD, "/v1/messages")
 # What changes nothing in an engine but its cache.
-_REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/messages", "/v1/embeddings"})
+_REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
 # Of one connection, not of a request; lengths change with the body, and the host is the engine.
 _HOP_BY_HOP: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -32,7 +33,15 @@ _HOP_BY_HOP: Final = frozenset(
 
 
 class BadRequestError(Exception):
-    """A request that no engine gets; the text says why."""
+    """A request that no engine gets; the text says why.
+
+    Args:
+        status: Of the answer, in HTTP.
+    """
+
+    def __init__(self, why: str, status: int = 400) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class Body:
@@ -54,6 +63,7 @@ class Call(NamedTuple):
 
     Attributes:
         streams: Whether its answer comes token by token.
+        lasts: Whether the engine goes on with it after its answer, and keeps what comes of it.
     """
 
     method: str
@@ -61,12 +71,13 @@ class Call(NamedTuple):
     headers: Headers
     body: Body
     streams: bool = False
+    lasts: bool = False
 
     @property
     def repeatable(self) -> bool:
         """Whether an engine that got it and is gone may be followed by another one."""
         if self.method == "POST":
-            return self.path.partition("?")[0] in _REPEATABLE
+            return self.path.partition("?")[0] in _REPEATABLE and not self.lasts
         return self.method in ("GET", "HEAD")
 
 
@@ -86,7 +97,7 @@ class Turn(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request, and its turn of a session; None: it has no prompt."""
+    """A request, and its turn of a session; None: it generates nothing."""
 
     call: Call
     turn: Turn | None
@@ -129,19 +140,21 @@ class Callers:
         Raises:
             BadRequestError: Its session's name cannot be one, or its path leads elsewhere.
         """
-        check_path(path.partition("?")[0])
+        what = path.partition("?")[0]
+        check_path(what)
         sent = [(key, value) for key, value in headers if key.lower() not in _HOP_BY_HOP]
         call = Call(method, path, sent, Body(body))
-        fields = _fields(body) if method == "POST" else None
+        fields = _fields(body) if method == "POST" and what in _GENERATES else None
         if fields is None:
             return Asked(call, None)
         try:
             turn = self.turn(fields, headers)
         except orjson.JSONEncodeError:  # it is nested deeper than JSON is written here
             return Asked(call, None)
-        if path.partition("?")[0] in _GENERATES and not fields.get("session_id"):
+        if what in _TOLD and not fields.get("session_id"):
             call = call._replace(body=Body(_with_session(body, turn.name)))
-        return Asked(call._replace(streams=fields.get("stream") is True), turn)
+        streams, lasts = (fields.get(name) is True for name in ("stream", "background"))
+        return Asked(call._replace(streams=streams, lasts=lasts), turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
         """Whose turn a request is, and what it asks about.
@@ -177,7 +190,7 @@ def _fields(body: bytes) -> dict[str, Any] | None:
 
 
 def _with_session(body: bytes, name: str) -> bytes:
-    """A body that is a JSON object with fields, and otherwise as it came, with the session."""
+    """Append ``session_id`` to a JSON object that has fields; all other bytes stay as they came."""
     return body.rstrip()[:-1] + b',"session_id":' + orjson.dumps(name) + b"}"
 
 
@@ -207,6 +220,6 @@ def _checked(name: Any, field: str) -> str | None:
 
 def _scope(headers: Headers, fields: Mapping[str, Any]) -> bytes:
     """Whose sessions and prompts these are: the caller's key, the cache's salt, and the model."""
-    said = [value for key, value in headers if key.lower() == b"authorization"]
+    said = [value for key, value in headers if key.lower() in (b"authorization", b"x-api-key")]
     parts = [*said, *(orjson.dumps(fields.get(name)) for name in ("cache_salt", "model"))]
     return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

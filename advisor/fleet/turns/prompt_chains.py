@@ -23,6 +23,15 @@ CHARACTERS_PER_TOKEN: Final = 4
 of so many tokens is taken to hold."""
 
 
+BINARY_TOKENS: Final = 1024
+"""Of an image, a sound or a file within a message; chosen: about a large image of Qwen2-VL."""
+_BINARY: Final = frozenset(
+    {"image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file"}
+    | {"input_file", "document"}
+)
+_LEADING: Final = ("tools", "system", "instructions")  # templates write them before the messages
+
+
 class Prompt(NamedTuple):
     """A prompt in links, and about how many tokens all of it is."""
 
@@ -85,6 +94,7 @@ class LastPrompts:
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
     """Pieces of a prompt, and whether each is one that a longer prompt would have too."""
+    yield from ((body[name], True) for name in _LEADING if body.get(name))
     messages = body.get("messages", body.get("input"))
     if isinstance(messages, list):
         yield from ((message, True) for message in messages)
@@ -92,7 +102,9 @@ def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
     prompt = body.get("prompt", messages)
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
-    if isinstance(prompt, str):
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        yield from ((each, False) for each in prompt)  # a batch, which no prompt extends
+    elif isinstance(prompt, str):
         data = prompt.encode(errors="surrogatepass")
         yield from (
             (data[at : at + PIECE], at + PIECE <= len(data)) for at in range(0, len(data), PIECE)
@@ -103,7 +115,15 @@ def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def _tokens(piece: Any) -> int:
-    if isinstance(piece, list):
+    if isinstance(piece, list) and piece and isinstance(piece[0], int):
         return len(piece)
+    if isinstance(piece, dict) and isinstance(parts := piece.get("content"), list):
+        return _tokens({**piece, "content": None}) + sum(map(_part_tokens, parts))
     size = len(piece) if isinstance(piece, bytes) else len(orjson.dumps(piece))
     return -(-size // CHARACTERS_PER_TOKEN)
+
+
+def _part_tokens(part: Any) -> int:
+    """Of a part of a message, which may be an image in base64."""
+    is_binary = isinstance(part, dict) and part.get("type") in _BINARY
+    return BINARY_TOKENS if is_binary else _tokens(part)

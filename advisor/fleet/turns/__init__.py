@@ -1,0 +1,1 @@
+"""What a request says of itself: whose turn of which session it is, and what its prompt is."""

@@ -1,0 +1,253 @@
+"""What the proxy counts as sent, held and measured, and whom it believes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.advisor.fleet.engine_board import EngineBoard
+from kvgraph.advisor.fleet.fleet_router import FleetRouter, Holdings, Wanted
+from kvgraph.advisor.fleet.proxy import fleet_proxy, health
+from kvgraph.advisor.fleet.proxy.engine_list import Listed
+from kvgraph.advisor.fleet.turns.callers import Callers
+from kvgraph.advisor.fleet.turns.prompt_chains import BINARY_TOKENS, PromptReader
+from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+
+LONG = "x" * 40_000
+
+
+def play(scene: Callable[[Routed], Awaitable[None]], *engines: StandInEngine) -> None:
+    async def run() -> None:
+        async with routed(list(engines)) as fleet:
+            await scene(fleet)
+
+    asyncio.run(run())
+
+
+def answer_of(status: int, body: bytes = b"") -> bytes:
+    head = f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_engines_with_api_keys_are_not_shut_out() -> None:
+    """vLLM answers 401 to whoever asks for its models without its key."""
+    guarded = StandInEngine()
+    guarded.raw["/v1/models"] = answer_of(401)
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+        assert [(await fleet.complete(session_id=f"s{n}")).status_code for n in range(4)] == [
+            200, 200, 200, 200,
+        ]  # fmt: skip
+
+    play(scene, guarded, StandInEngine())
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_an_engine_that_lists_no_models_is_refused_in_words(status: int) -> None:
+    bare = StandInEngine()
+    bare.raw["/v1/models"] = answer_of(status, b'{"data": [{"id": "m"}]}')
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, False)
+        refused = (await fleet.client.get("/fleet")).json()["engines"][1]["refused"]
+        assert refused == "serves nothing that it lists, the others m: no request goes there"
+
+    play(scene, StandInEngine(), bare)
+
+
+def test_another_model_does_not_take_the_place_of_one_that_is_away() -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, False)
+        fleet.engines[0].healthy = False
+        await fleet.until(False, False)
+        await asyncio.sleep(3 * health.INTERVAL_S)
+        assert not fleet.proxy.board.up.any()
+        fleet.engines[0].healthy = True
+        await fleet.until(True, False)
+
+    play(scene, StandInEngine("good"), StandInEngine("other"))
+
+
+def test_all_engines_may_change_their_model() -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+        for engine in fleet.engines:
+            engine.healthy = False
+        await fleet.until(False, False)
+        for engine in fleet.engines:
+            engine.model, engine.healthy = "new", True
+        await fleet.until(True, True)
+
+    play(scene, StandInEngine("old"), StandInEngine("old"))
+
+
+def test_a_model_that_nobody_serves_for_long_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "REPLACED_S", 0.5)
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, False)
+        fleet.engines[0].kill()
+        await fleet.until(False, True)
+
+    play(scene, StandInEngine("gone"), StandInEngine("other"))
+
+
+def test_one_death_is_one_reason_to_doubt() -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True)
+        began = time.monotonic()
+        for _ in range(7):
+            fleet.proxy.health.dropped(fleet.proxy.engines.upstreams[0], "one of seven in flight")
+        await fleet.until(True)
+        assert time.monotonic() - began < 5, "once, and not seven times, as long"
+
+    play(scene, StandInEngine())
+
+
+@pytest.mark.parametrize("status", [401, 429])
+def test_what_an_engine_refused_is_not_held_there(status: int) -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True)
+        kept, other = "k" * 9_000, "o" * 9_000
+        fleet.proxy.board.pool[0] = 4_000
+        await fleet.complete(kept, session_id="kept")
+        fleet.engines[0].raw["/v1/completions"] = answer_of(status)
+        for number in range(20):
+            answer = await fleet.complete(other + str(number), session_id=f"s{number}")
+            assert answer.status_code == status
+        board, homes = fleet.proxy.board, fleet.proxy.router.homes
+        assert (len(homes), int(board.live[0])) == (1, 2_250)
+        assert board.asked[0] <= 2_250
+        assert homes.return_rate == 0.5, "one began, and none came back"
+        assert len(fleet.proxy.pools) == 8, "of what was answered; it was not displaced"
+
+    play(scene, StandInEngine())
+
+
+def test_a_retry_is_no_return() -> None:
+    async def scene(fleet: Routed) -> None:
+        fleet.engines[0].drops = True
+        for number in range(6):
+            await fleet.complete(session_id=f"s{number}")
+        homes = fleet.proxy.router.homes
+        assert fleet.proxy.counts.retried >= 1
+        assert homes.return_rate == pytest.approx(1 / 7)
+        assert fleet.proxy.board.live.tolist() == [0, 6 * 2]
+
+    play(scene, StandInEngine(), StandInEngine())
+
+
+def test_an_error_in_the_form_of_a_stream_says_nothing_of_speed() -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True)
+        before = float(fleet.proxy.board.compute_s[0])
+        body = b'data: {"error": {"message": "no"}}\n\n'
+        fleet.engines[0].raw["/v1/completions"] = answer_of(200, body)
+        await fleet.complete(LONG, stream=True)
+        assert float(fleet.proxy.board.compute_s[0]) == before
+        assert len(fleet.proxy.router.homes) == 0
+
+    play(scene, StandInEngine())
+
+
+def test_what_generates_nothing_is_no_turn() -> None:
+    callers = Callers()
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
+    for path in ("/tokenize", "/v1/load_lora_adapter", "/v1/embeddings"):
+        assert callers.read("POST", path, [], body).turn is None
+    told = callers.read("POST", "/v1/messages", [(b"X-Session-ID", b"s")], body)
+    assert told.turn is not None
+    assert told.turn.name == "s"
+    assert told.call.body.data == body, "that API has no field for it"
+
+
+def test_a_response_in_the_background_is_sent_once() -> None:
+    body = b'{"model": "m", "input": "hello", "background": true}'
+    assert not Callers().read("POST", "/v1/responses", [], body).call.repeatable
+
+
+def test_anthropics_keys_tell_callers_apart_too() -> None:
+    callers, body = Callers(), b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}'
+    sessions = set()
+    for key in (b"one", b"two"):
+        headers = [(b"x-api-key", key), (b"x-session-id", b"same")]
+        turn = callers.read("POST", "/v1/messages", headers, body).turn
+        assert turn is not None
+        sessions.add(turn.session)
+    assert len(sessions) == 2
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_400_000}}
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, BINARY_TOKENS),
+        ({"prompt": [[1] * 4_000] * 8}, 32_000),
+        ({"prompt": ["x" * 16_000] * 8}, 32_000),
+        ({"tools": [{"name": LONG}], "messages": [{"role": "user", "content": "a"}]}, 10_000),
+        ({"system": LONG, "messages": [{"role": "user", "content": "a"}]}, 10_000),
+    ],
+)
+def test_prompts_have_about_their_size(body: dict[str, Any], tokens: int) -> None:
+    assert PromptReader().read(body, b"").tokens == pytest.approx(tokens, rel=0.05)
+
+
+def test_a_context_that_shrank_costs_no_less_than_nothing() -> None:
+    board = EngineBoard()
+    home, other = board.add("home"), board.add("other")
+    router = FleetRouter(board)
+    router.route(Wanted("s", 100_000), Holdings(), 0.0)
+    board.waiting[home] = 60_000
+    held = np.array([100_000, 0])
+    choice = router.choose(Wanted("s", 8_000), Holdings(held, held))
+    assert router.costs(Wanted("s", 8_000), Holdings(held, held)).min() >= 0.0
+    assert choice.engine == other
+
+
+def test_an_engine_that_began_slowly_gets_requests_again() -> None:
+    board = EngineBoard()
+    cold, warm = board.add("cold"), board.add("warm")
+    router = FleetRouter(board)
+    board.measured(cold, 600, 20.0)
+    board.measured(warm, 600, 0.03)
+    chosen = [router.route(Wanted(n, 2_000), Holdings(), 0.0).engine for n in range(40)]
+    assert chosen.count(cold) >= 4
+
+
+def test_an_engine_off_the_list_is_forgotten_and_may_come_back() -> None:
+    async def scene(fleet: Routed) -> None:
+        proxy, (one, two) = fleet.proxy, fleet.engines
+        await fleet.until(True, True)
+        proxy.engines.list_again([Listed(one.url)])
+        await fleet.until(True, False)
+        assert [each["url"] for each in (await fleet.client.get("/fleet")).json()["engines"]] == [
+            one.url
+        ]
+        assert len(proxy.engines.watched) == 1
+        proxy.engines.list_again([Listed(one.url), Listed(two.url)])
+        await fleet.until(True, True)
+        assert len(proxy.engines.upstreams) == 2
+
+    play(scene, StandInEngine(), StandInEngine())
+
+
+def test_waiting_for_an_engine_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_proxy, "PAUSE_S", 0.3)
+
+    async def scene(fleet: Routed) -> None:
+        fleet.engines[0].healthy = False
+        await fleet.until(False)
+        answer = await fleet.complete()
+        assert answer.json()["error"]["message"] == (
+            "no engine takes requests: 1 down, 0 draining, 0 refused; GET /fleet says why"
+        )
+        assert len(fleet.proxy.decided_s) == 0
+
+    play(scene, StandInEngine())
