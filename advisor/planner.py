@@ -33,10 +33,10 @@ blocks by the same amount and reorders nothing."""
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
 _ORDERS_APART_S: Final = 0.02  # seconds of rest at least where only orders were made; chosen
-# The same, while nothing tells an engine anything, and at most so many seconds: a fortieth of a
-# core, and well before advice is too old. Both chosen; see docs/results.md for what it loses.
 _LONG_REST: Final = 39.0
-_LONGEST_REST_S: Final = 1.0
+"""Seconds of rest per second of ranking while no engine is told anything, at most
+``_LONGEST_REST_S``: a fortieth of a core. Chosen; docs/results.md says what it loses."""
+_LONGEST_REST_S: Final = 1.0  # chosen: well before advice is too old
 
 
 class _Basis(NamedTuple):
@@ -115,10 +115,13 @@ class GraphEvictionAdvisor:
             self._thread.join()
 
     def applied(self, intended: bool = False) -> None:
-        """Note that the graph changed, and rank at once if that cannot wait for the interval: what
-        somebody ``intended`` cannot, nor the first protected blocks, nor an engine to a good part
-        of whose pool something happened since the last ranking. Where a session that was told of
-        is back before the next round, only what to bring back is said at once."""
+        """Note that the graph changed, and rank at once what cannot wait for the interval.
+
+        These cannot: a change that somebody ``intended``; the first protected blocks; an engine
+        of whose pool more than ``PRESSING_SHARE`` was turned over since its last ranking. Where
+        only a session that was told of is back before the next round, what to bring back is said
+        at once, and nothing is ranked.
+        """
         if intended or self._is_first_protected():
             self._rank_now = True
             self._urgent.set()

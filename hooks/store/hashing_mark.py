@@ -16,8 +16,8 @@ def mark_hashing(store: SharedStore, hello: EngineHello) -> str | None:
     """Leave an engine's mark, and read the one that was there.
 
     Returns:
-        How another engine of this model hashes blocks, where that is not how this one does; None
-        where it does so too, or none is known.
+        The hashing that another engine of this model left, if it differs from this one's; None if
+        it is the same, or nobody left any.
 
     Raises:
         OSError: The store does not work.

@@ -17,6 +17,7 @@ from ....graph.messages.advice import HOLD_MAX_S
 from ..cli import parse_capacities
 from ..errors import ReplayError
 from ..recordings.weka import Session
+from ..traces.duration import AGENTS_SERVICE
 
 if TYPE_CHECKING:
     from .loop import Loop
@@ -53,8 +54,12 @@ def closed(
     begin: Annotated[float, typer.Option(min=0, help="Hours within which users begin.")] = 0.5,
     bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = HOLD_MAX_S,
     host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
-    prefill: Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")] = 9000.0,
-    decode: Annotated[float, typer.Option(min=0, help="Seconds per output token.")] = 0.02,
+    prefill: Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")] = (
+        AGENTS_SERVICE.prefill_tokens_per_s
+    ),
+    decode: Annotated[float, typer.Option(min=0, help="Seconds per output token.")] = (
+        AGENTS_SERVICE.decode_s_per_token
+    ),
     part: Annotated[Part, typer.Option(help="Which sessions, by rank.")] = Part.ALL,
     seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,

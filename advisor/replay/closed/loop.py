@@ -14,14 +14,12 @@ import numpy.typing as npt
 from ....graph.messages.advice import HOLD_MAX_S, AdmissionAdvice
 from ....graph.waiting.holding_rule import HoldingBounds, new_context_blocks
 from ..engine.instance import Instance
-from ..traces.duration import HostLink, ServiceModel
+from ..traces.duration import AGENTS_SERVICE, HostLink, ServiceModel
 from .hold import Asked, Hold, Word
 from .played_runs import Runs
 
-AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_token=0.02)
-"""A 70B-class model on H100s, as large agents run on."""
 AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
-"""Its KV in bf16 (80 layers, 8 heads of 128) over one PCIe 5 x16 link."""
+"""KV of ``AGENTS_SERVICE``'s model in bf16 (80 layers, 8 heads of 128) over one PCIe 5 x16 link."""
 
 
 class Queue(StrEnum):

@@ -16,7 +16,7 @@ from ..engine.simulator import Router, simulate
 from ..lab.arms import Settings, new_orders
 from ..lab.cells import run_cells
 from ..orders.orders import EvictionOrder
-from ..traces.duration import HostLink
+from ..traces.duration import AGENTS_SERVICE, HostLink
 from ..traces.trace import Trace
 from .fleet_routing import FleetRouting, NotingRouter
 
@@ -47,11 +47,12 @@ class PlanTerms:
         blocks: Of an engine's pool.
         prefill_tokens_per_s: Prompt tokens that it computes per second, one prompt at a time.
         policy: What orders its blocks.
-        host_cost: Cost of as much host memory as a pool, where an engine costs 1.
+        host_cost: Cost of as much host memory as a pool, where an engine costs 1; the default is
+            chosen.
     """
 
     blocks: int
-    prefill_tokens_per_s: float = 9_000.0
+    prefill_tokens_per_s: float = AGENTS_SERVICE.prefill_tokens_per_s
     policy: str = "lru"
     host_cost: float = 0.05
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import ReplayError
+from ..traces.duration import AGENTS_SERVICE
 
 if TYPE_CHECKING:
     from .fleet_plans import PlanFound
@@ -24,13 +25,16 @@ def plan(
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of one engine's pool.")],
     engines: Annotated[str, typer.Option(help="Numbers of engines to try.")] = "1,2,4,8",
     host: Annotated[str, typer.Option(help="Host memory to try, in pools.")] = "0,2",
-    ttft: Annotated[float, typer.Option(min=0.001, help="Seconds that are enough at p95.")] = 2.0,
+    ttft: Annotated[float, typer.Option(min=0.001, help="Wanted TTFT at p95, in seconds.")] = 2.0,
     prefill: Annotated[
         float, typer.Option(min=1, help="Prompt tokens that an engine computes per second.")
-    ] = 9_000.0,
+    ] = AGENTS_SERVICE.prefill_tokens_per_s,
     policy: Annotated[str, typer.Option(help="lru, or default: kvgraph's own (slow).")] = "lru",
     host_cost: Annotated[
-        float, typer.Option(min=0, help="Cost of a pool's size of host memory; an engine: 1.")
+        float,
+        typer.Option(
+            min=0, help="Cost of as much host memory as one pool holds; one engine costs 1."
+        ),
     ] = 0.05,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     picture: Annotated[Path, typer.Option(help="Save the picture here (PNG).")] = DEFAULT_PICTURE,

@@ -31,6 +31,10 @@ class ServiceModel:
         return self.prefill_seconds(computed_tokens) + output_tokens * self.decode_s_per_token
 
 
+AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_token=0.02)
+"""A 70B-class model on H100s, as large agents run on; chosen."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostLink:
     """What loading from host memory costs; the defaults are PCIe 5 x16 and an 8B model in bf16.

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ...advisor.replay.fleets.fleet_arms import FleetSize
 from ...advisor.replay.recordings.signals import Signals
+from ...advisor.replay.traces.duration import AGENTS_SERVICE
 from ...advisor.replay.traces.reader import load_trace
 from ...advisor.replay.traces.trace import Trace
 from ...advisor.replay.workloads.seed_workload import seed_workload
@@ -26,9 +27,6 @@ from .fleet_stock import add_stock_engines
 from .fleet_store import add_store
 from .kills.fleet_kills import add_kills
 from .routers.fleet_routers import add_routers
-
-PREFILL: Final = 9_000.0
-"""Prompt tokens per second of an engine of the recorded agents', as in the closed loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ def _add_lab(figures: Figures, scale: Scale, progress: bool, processes: int) -> 
     add_times(figures, scale.sessions)
     add_latency(figures, scale.requests)
     agents = _agents(scale)
-    add_imbalance(figures, agents, scale.agents, PREFILL)
+    add_imbalance(figures, agents, scale.agents, AGENTS_SERVICE.prefill_tokens_per_s)
     plays = [("", seed_workload(), SEED_SIZE), ("agents_", agents, scale.agents)]
     if CONVERSATIONS.exists():
         conversations = load_trace(CONVERSATIONS).head(scale.share)
