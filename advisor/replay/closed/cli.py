@@ -38,6 +38,10 @@ def part_of(sessions: Sequence[Session], part: Part) -> list[Session]:
     return {Part.ALL: ordered, Part.ODD: ordered[::2], Part.EVEN: ordered[1::2]}[part]
 
 
+PrefillRate = Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")]
+DecodeTime = Annotated[float, typer.Option(min=0, help="Seconds per output token.")]
+
+
 def closed(
     sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
     capacity: Annotated[str, typer.Option(help="Blocks of 512 tokens, by commas.")] = "2000",
@@ -54,12 +58,8 @@ def closed(
     begin: Annotated[float, typer.Option(min=0, help="Hours within which users begin.")] = 0.5,
     bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = HOLD_MAX_S,
     host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
-    prefill: Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")] = (
-        AGENTS_SERVICE.prefill_tokens_per_s
-    ),
-    decode: Annotated[float, typer.Option(min=0, help="Seconds per output token.")] = (
-        AGENTS_SERVICE.decode_s_per_token
-    ),
+    prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
+    decode: DecodeTime = AGENTS_SERVICE.decode_s_per_token,
     part: Annotated[Part, typer.Option(help="Which sessions, by rank.")] = Part.ALL,
     seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,

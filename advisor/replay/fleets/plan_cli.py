@@ -20,22 +20,25 @@ if TYPE_CHECKING:
 DEFAULT_PICTURE: Final = Path("plan.png")
 
 
+Ttft = Annotated[float, typer.Option(min=0.001, help="Wanted TTFT at p95, in seconds.")]
+PrefillRate = Annotated[
+    float, typer.Option(min=1, help="Prompt tokens that an engine computes per second.")
+]
+HostCost = Annotated[
+    float,
+    typer.Option(min=0, help="Cost of as much host memory as one pool holds; one engine costs 1."),
+]
+
+
 def plan(
     trace: Annotated[Path, typer.Argument(help="A trace file, gzipped or not.")],
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of one engine's pool.")],
     engines: Annotated[str, typer.Option(help="Numbers of engines to try.")] = "1,2,4,8",
     host: Annotated[str, typer.Option(help="Host memory to try, in pools.")] = "0,2",
-    ttft: Annotated[float, typer.Option(min=0.001, help="Wanted TTFT at p95, in seconds.")] = 2.0,
-    prefill: Annotated[
-        float, typer.Option(min=1, help="Prompt tokens that an engine computes per second.")
-    ] = AGENTS_SERVICE.prefill_tokens_per_s,
+    ttft: Ttft = 2.0,
+    prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     policy: Annotated[str, typer.Option(help="lru, or default: kvgraph's own (slow).")] = "lru",
-    host_cost: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Cost of as much host memory as one pool holds; one engine costs 1."
-        ),
-    ] = 0.05,
+    host_cost: HostCost = 0.05,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     picture: Annotated[Path, typer.Option(help="Save the picture here (PNG).")] = DEFAULT_PICTURE,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
