@@ -1008,7 +1008,8 @@ export interface components {
          *         windows: The last minute, ten minutes, hour and four hours; the newest first.
          *         prefill_tokens_per_s: As engines measured it; None before that.
          *         stale_s: With advice older than this an engine evicts as stock vLLM does.
-         *         rooms: Of engines that hold a request, or began one lately that they had held.
+         *         rooms: Of engines that hold a request, began one lately that they had held, or hold none
+         *             since that saved nothing.
          *         attention: What needs it, the most serious first; empty when nothing does.
          */
         Now: {
@@ -1269,7 +1270,8 @@ export interface components {
         };
         /**
          * RoomView
-         * @description Who waits on one engine until there is room for its context, and who did lately.
+         * @description Who waits on one engine until there is room for its context, who did lately, and whether a
+         *     limit was lifted since it saved nothing.
          *
          *     Attributes:
          *         waiting: Requests that are held now.
@@ -1377,6 +1379,7 @@ export interface components {
          *         chain: Blocks of its last request, from its prompt's start; 0: nobody knows them.
          *         chain_pool: How many of these, from the start, are in that engine's pool.
          *         chain_copied: How many are there or in that engine's tiers below.
+         *         chain_shared: How many are in a store that engines share.
          */
         SessionView: {
             /** Session */
@@ -1417,6 +1420,8 @@ export interface components {
             chain_pool: number;
             /** Chain Copied */
             chain_copied: number;
+            /** Chain Shared */
+            chain_shared: number;
         };
         /**
          * Sessions
