@@ -106,17 +106,9 @@ class Intake:
 
         A refusal is counted and costs a resync.
         """
+        began = self._clock()
         try:
-            began = self._clock()
             self._in_slices(self._graph.slices(engine, events))
-            if (peer := self._subscriber.peer(engine)) is not None:
-                peer.heard = batches
-                if any(isinstance(event, BlocksResident) for event in events):
-                    peer.listing_s = self._clock() - began
-            self._planner.applied()
-            if self._tap is not None:
-                self._tap(engine, events)
-            return True
         except GraphError as error:
             self.counters["apply_refused"] += 1
             self._notices.warn("refused", "events were refused: %s", error)
@@ -124,7 +116,28 @@ class Intake:
             self.counters["apply_failed"] += 1
             self._notices.warn("failed", "events could not be applied (%s)", type(error).__name__)
             logger.debug("events could not be applied", exc_info=True)
+        else:
+            if (peer := self._subscriber.peer(engine)) is not None:
+                peer.heard = batches
+                if any(isinstance(event, BlocksResident) for event in events):
+                    peer.listing_s = self._clock() - began
+            self._tell_on(engine, events)
+            return True
         return False
+
+    def _tell_on(self, engine: str, events: list[AnyEvent]) -> None:
+        """Tell the planner and the tap of events that the graph took: that stays so, whatever
+        becomes of these."""
+        try:
+            self._planner.applied()
+            if self._tap is not None:
+                self._tap(engine, events)
+        except Exception as error:
+            self.counters["told_on_failed"] += 1
+            self._notices.warn(
+                "told_on", "applied events were not told on (%s)", type(error).__name__
+            )
+            logger.debug("applied events were not told on", exc_info=True)
 
     def _in_slices(self, work: Iterator[None]) -> None:
         """Do all of ``work``, with the graph's lock held for one slice at a time."""

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason, Rule
 from ...graph.messages.cache_groups import CacheGroup, GroupKind
-from ...graph.types import SessionState
+from ...graph.types import STATE_NAMES
 from ..times.spoken_times import seconds
 
 _A_MOMENT_S: Final = 0.01  # what the log of evictions counts in
@@ -204,7 +204,7 @@ def eviction_sentence(
     if idle_s is not None:
         words.append(f"unused for {seconds(idle_s)}")
     if rule != Rule.SESSION_OVER:
-        words.append(f"its session was {_STATES[min(state, len(SessionState))]}")
+        words.append(f"its session was {_STATES[min(state, len(STATE_NAMES))]}")
     said = ", ".join(words)
     return f"{said[0].upper()}{said[1:]}."
 

@@ -32,21 +32,22 @@ class LayerBook:
         if not len(rows):
             return
         blocks = self._tables.blocks
+        number, rank = int(layer), int(authority)  # numpy is slow with an enumeration's
         if authority is Authority.INFERRED:  # seen again: what was said of its worth stands
-            rows = rows[blocks.layer[rows] != layer]
-        worth = np.float32(DEFAULT_IMPORTANCE[layer] if importance is None else importance)
-        rows = rows[self._may_state(rows, layer, worth, authority, session)]
-        blocks.layer[rows] = int(layer)
+            rows = rows[blocks.layer[rows] != number]
+        worth = np.float32(DEFAULT_IMPORTANCE[number] if importance is None else importance)
+        rows = rows[self._may_state(rows, number, worth, rank, session)]
+        blocks.layer[rows] = number
         blocks.importance[rows] = worth
-        blocks.stated[rows] = int(authority)
+        blocks.stated[rows] = rank
         blocks.raised_by[rows] = session
 
     def _may_state(
         self,
         rows: Rows,
-        layer: SourceLayer,
+        layer: int,
         worth: np.float32,
-        authority: Authority,
+        authority: int,
         session: int,
     ) -> npt.NDArray[np.bool_]:
         blocks = self._tables.blocks

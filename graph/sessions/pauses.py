@@ -52,9 +52,10 @@ def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
     if not sessions.longest_pause[row] >= np.float32(pause):  # also where there was none
         sessions.longest_pause[row] = pause
     _move_mean(sessions.recent_pause, row, pause)
-    if sessions.stop[row] == StopReason.TOOL_CALL:
+    stop = int(sessions.stop[row])
+    if stop == StopReason.TOOL_CALL:
         _move_mean(sessions.tool_pause, row, pause)
-    elif sessions.stop[row] == StopReason.END_OF_TURN:
+    elif stop == StopReason.END_OF_TURN:
         _move_mean(sessions.other_pause, row, pause)
 
 

@@ -161,12 +161,13 @@ class BlockTable(BlockColumns):
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
-        self.tiers[engine, rows] |= np.uint8(tier)
-        self.had_copies |= bool(tier & _COPIES)
+        bits = int(tier)
+        self.tiers[engine, rows] |= np.uint8(bits)
+        self.had_copies |= bool(bits & _COPIES)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine no longer holds these blocks in this tier."""
-        self.tiers[engine, rows] &= ~np.uint8(tier)
+        self.tiers[engine, rows] &= ~np.uint8(int(tier))
 
     def has(self, engine: int, rows: Rows | slice, tier: Tier) -> Mask:
         """bool ``[n]``: which of these blocks the engine holds in any of the tiers in ``tier``."""
@@ -174,11 +175,11 @@ class BlockTable(BlockColumns):
 
     def flag(self, rows: Rows | slice, flag: BlockFlag) -> None:
         """Set a flag of these blocks."""
-        self.flags[rows] |= np.uint8(flag)
+        self.flags[rows] |= np.uint8(int(flag))
 
     def unflag(self, rows: Rows | slice, flag: BlockFlag) -> None:
         """Clear a flag of these blocks."""
-        self.flags[rows] &= ~np.uint8(flag)
+        self.flags[rows] &= ~np.uint8(int(flag))
 
     def flagged(self, rows: Rows | slice, flag: BlockFlag) -> Mask:
         """bool ``[n]``: which of these blocks carry a flag."""

@@ -97,6 +97,7 @@ _CONNECTOR: Final = (  # what vLLM's scheduler calls, and what it hands over
     *_read(f"{_V1}.request", "Request", "request_id status block_hashes num_tokens"),
     *_read(f"{_V1}.request", "Request", "num_prompt_tokens num_computed_tokens cache_salt"),
     *_read(f"{_V1}.request", "Request", "kv_transfer_params session_id lora_request"),
+    *_read(f"{_V1}.request", "Request", "resumable prompt_token_ids max_tokens arrival_time"),
 )
 _POOL: Final = (  # observe, free_queue
     *_read(f"{_CORE}.block_pool", "BlockPool", "blocks num_gpu_blocks hash_block_size"),
@@ -162,7 +163,7 @@ _ADMISSION: Final = (  # holding, scheduler_hook
         },
         Part.ADMISSION,
     ),
-    *_read(f"{_V1}.request", "Request", "num_preemptions arrival_time priority", Part.ADMISSION),
+    *_read(f"{_V1}.request", "Request", "num_preemptions priority", Part.ADMISSION),
     *_called(f"{_V1}.request", {"Request.is_finished": ""}, Part.ADMISSION),
 )
 _TIERS: Final = (  # transfers

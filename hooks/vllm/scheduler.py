@@ -114,9 +114,10 @@ class SchedulerSide:
         )  # fmt: skip
         self._groups = OtherGroups(kv_cache, pool, group)
         self.observer = EngineObserver(
-            pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
-            bridge.adapted, engine_ends(config), arranger.evicted, SaltedContents(
-            self.client, group.block_size).of, engine_layers(config), self._groups.lacking, clock,
+            pool, group, self.index, [arranger, bridge], self._emit,
+            stated=arranger.stated, adapted=bridge.adapted, ended=engine_ends(config),
+            gone=arranger.evicted, contents=SaltedContents(self.client, group.block_size).of,
+            began=engine_layers(config), lacking=self._groups.lacking, clock=clock,
         )  # fmt: skip
         self.sampled = SampleReporter(group, self.observer.running, self._emit).take
         self._prefill = PrefillMeter.of(config)

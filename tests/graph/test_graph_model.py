@@ -29,7 +29,6 @@ from kvgraph.graph.types import (
     NO_ROW,
     PROTECTED_LAYERS,
     BlockFlag,
-    SessionState,
     Tier,
 )
 from naive_graph import SIZE, NaiveGraph
@@ -218,7 +217,7 @@ def sessions_of(graph: KVCacheGraph) -> dict[str, tuple[Any, ...]]:
     sessions, keys = graph.tables.sessions, graph.tables.blocks.keys
     return {
         name: (
-            SessionState(int(sessions.state[row])), int(sessions.turns[row]),
+            int(sessions.state[row]), int(sessions.turns[row]),
             int(sessions.running[row]),
             None if sessions.tip[row] == NO_ROW else int(keys[sessions.tip[row]]),
         )

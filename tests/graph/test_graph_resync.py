@@ -55,7 +55,7 @@ class World:
         """State and running requests."""
         sessions = self.graph.tables.sessions
         (row,) = sessions.rows_named(f"s{number}")
-        return SessionState(int(sessions.state[row])), int(sessions.running[row])
+        return int(sessions.state[row]), int(sessions.running[row])
 
 
 def keys(session: int) -> bytes:

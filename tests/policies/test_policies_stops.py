@@ -23,7 +23,7 @@ from kvgraph.graph.types import NO_ROW, SessionState, StopReason
     ],
 )
 def test_what_is_said_stands_over_what_a_length_shows(
-    reason: str, waiting: bool | None, stop: StopReason, state: SessionState
+    reason: str, waiting: bool | None, stop: StopReason, state: int
 ) -> None:
     graph = KVCacheGraph(clock=lambda: 1000.0)
     end = RequestFinished("r", b"", 8, 16, reason, "s", waiting_for_tool=waiting)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...sessions.copy_log import CopyLog
 from ...types import (
     NO_ROW,
+    STATE_NAMES,
     BlockFlag,
     Rows,
     SessionState,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ...tables.engine_words import EngineWords
     from ...tables.tables import Tables
 
-_NO_SESSION: Final = len(SessionState)
+_NO_SESSION: Final = len(STATE_NAMES)
 _COPIES: Final = np.uint8(Tier.WARM | Tier.COLD)
 
 

@@ -121,7 +121,8 @@ class FreeQueueArranger:
         wanted = (1 + (decoding + prompts) // _REACH_STEP) * _REACH_STEP  # never none
         reach = min(self._blocks_per_step, wanted) + loads
         grown = reach > self._window.reach
-        self._window.reach = self._guard.reach = reach
+        if grown or reach < self._window.reach - _REACH_STEP:  # as in the last step, or nearly so
+            self._window.reach = self._guard.reach = reach
         self._window.prompts = min(prompts, reach)
         return grown
 

@@ -147,8 +147,8 @@ class Window:
         Args:
             place: The last victim that stands, else the last block that goes before any.
             known_of: The ranking knows the events before this time.
-            least: Victims that are to stand at the head now, if there are so many: where something
-                is protected, it costs less to lay all that a step can take than to look at as much.
+            least: Victims to lay at once, if the ranking has so many. Where blocks are protected,
+                pass all that a step can take: laying them costs less than looking at as many.
         """
         victims = self._victims
         left = len(victims)
@@ -161,7 +161,7 @@ class Window:
             victims.add(found)
             place = found.blocks[-1]
         self.laid += len(victims) - left
-        self._due = len(victims) < self.size and self._next < len(self._order)
+        self._due = len(victims) + _AT_ONCE <= self.size and self._next < len(self._order)
 
     def last_blank(self, blanks: int) -> KVCacheBlock:
         """The last of the blank blocks at the head, or the queue's fake head."""

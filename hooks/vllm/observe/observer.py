@@ -37,26 +37,6 @@ class ChangeListener(Protocol):
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
 
 
-def _nobody_asks(keys: Sequence[int]) -> None:
-    pass
-
-
-def _nobody_heeds(keys: Sequence[int], is_over: bool) -> None:
-    pass
-
-
-def _none_lacks(request: Request, cached_tokens: int) -> int | None:
-    return None
-
-
-def _as_told(event: AnyEvent, request: Request) -> AnyEvent | Later:
-    return event
-
-
-def _nothing(request: Request) -> PromptDigests | None:
-    return None
-
-
 class EngineObserver:
     """Turns a scheduler's calls and a pool's changes into our events.
 
@@ -84,13 +64,14 @@ class EngineObserver:
         index: BlockIndex,
         listeners: Sequence[ChangeListener],
         emit: Callable[[AnyEvent | Later], None],
-        stated: Callable[[Sequence[int], bool], None] = _nobody_heeds,
-        adapted: Callable[[Sequence[int]], None] = _nobody_asks,
-        ended: Callable[[RequestFinished, Request], AnyEvent | Later] = _as_told,
-        gone: Callable[[Sequence[int]], None] = _nobody_asks,
-        contents: Callable[[Request], PromptDigests | None] = _nothing,
-        began: Callable[[RequestStarted, Request], AnyEvent | Later] = _as_told,
-        lacking: Callable[[Request, int], int | None] = _none_lacks,
+        *,
+        stated: Callable[[Sequence[int], bool], None],
+        adapted: Callable[[Sequence[int]], None],
+        ended: Callable[[RequestFinished, Request], AnyEvent | Later],
+        gone: Callable[[Sequence[int]], None],
+        contents: Callable[[Request], PromptDigests | None],
+        began: Callable[[RequestStarted, Request], AnyEvent | Later],
+        lacking: Callable[[Request, int], int | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stored = 0  # blocks, since the start

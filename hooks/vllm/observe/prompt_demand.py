@@ -16,7 +16,8 @@ class PromptDemand:
 
     A step takes at most one block for each request that decodes, and those of prompts that were
     looked up: vLLM schedules no request before it has asked what the prefix cache holds of it.
-    What a step computes bounds them, but for those that loads fill: it takes all of these at once.
+    A step computes at most its token budget of them. A load takes all of its blocks at once,
+    whatever the budget.
 
     Args:
         block_size: Tokens of a block of the observed group.
@@ -32,11 +33,12 @@ class PromptDemand:
         self._needs: dict[str, int] = {}  # request id → blocks of its tokens, when it was looked up
         self._has: dict[str, int] = {}  # and how many of them are computed
         self._loads: dict[str, int] = {}  # and how many of them a load can fill, if any
+        self._loaded = 0  # the sum of these
 
     def most(self, decoding: int, fetched: int = 0) -> tuple[int, int, int]:
         """Blocks of all groups that the next step can take: for so many requests that decode, for
         prompts, and for loads, those of prompts and so many others that are ``fetched``."""
-        take, loads = self._groups_take, fetched + sum(self._loads.values())
+        take, loads = self._groups_take, fetched + self._loaded
         return take * decoding, take * self.prompts, take * loads
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
@@ -44,7 +46,8 @@ class PromptDemand:
         tokens of it."""
         self.finished(request.request_id)
         if to_load:
-            self._loads[request.request_id] = to_load // self._block_size
+            self._loads[request.request_id] = blocks = to_load // self._block_size
+            self._loaded += blocks
         needs = 1 + request.num_tokens // self._block_size
         has = computed_tokens // self._block_size
         self._needs[request.request_id], self._has[request.request_id] = needs, has
@@ -62,7 +65,7 @@ class PromptDemand:
     def finished(self, request_id: str) -> None:
         """Note that a request takes no more blocks, or will be looked up again."""
         needs = self._needs.pop(request_id, None)
-        self._loads.pop(request_id, None)
+        self._loaded -= self._loads.pop(request_id, 0)
         if needs is not None:
             self.prompts -= needs - self._has.pop(request_id)
 

@@ -42,9 +42,8 @@ class FoundBlocks(NamedTuple):
     hashes: list[bytes]
 
     @classmethod
-    def of(cls, keys: Keys, ids: Places, blocks: Sequence[KVCacheBlock]) -> FoundBlocks:
-        """Of ``blocks``, those numbered ``ids`` that are free and hold the key beside it."""
-        held = list(map(blocks.__getitem__, ids.tolist()))
+    def of(cls, keys: Keys, held: list[KVCacheBlock], ids: Places) -> FoundBlocks:
+        """Of ``held``, numbered ``ids``, those that are free and hold the key beside them."""
         hashes = list(map(hash_of, held))
         found = cls(range(len(held)), ids, held, hashes)
         if not all(hashes) or any(map(_users_of, held)):

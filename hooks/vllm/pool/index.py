@@ -57,6 +57,7 @@ class BlockIndex:
         self._clock = clock
         self._ids: dict[int, int] = {}
         self._further: dict[int, int] = {}  # by key: how many blocks hold it beside the first
+        self._blocks = np.array(pool.blocks, dtype=object)  # by id; many are fetched at once
         self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
         self.late = LateNotes()
@@ -89,9 +90,10 @@ class BlockIndex:
             if more := count - (key not in known):
                 further[key] = further.get(key, 0) + more
 
-    def freed(self, block_ids: Iterable[int]) -> None:
+    def freed(self, block_ids: Sequence[int]) -> None:
         """Note that a request gives these blocks back now."""
-        self._freed_at[list(block_ids)] = self._clock()
+        ids = np.fromiter(block_ids, np.int64, len(block_ids))
+        self._freed_at[ids] = self._clock()
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
         """Note a chain of cached blocks that is freed now.
@@ -104,8 +106,11 @@ class BlockIndex:
         self.freed(block_ids[: len(keys)])
 
     def find(self, key: int) -> KVCacheBlock | None:
-        """The free block that holds ``key``, or None if it is gone, reused or referenced."""
-        self.catch_up()
+        """The free block that holds ``key``, or None if it is gone, reused or referenced.
+
+        The engine's thread does not wait for another that is noting what changed.
+        """
+        self.late.make_all(wait=False)
         block = self._pool.blocks[self._ids.get(key, NOBODY)]
         if block.ref_cnt or block.next_free_block is None:
             return None
@@ -144,8 +149,8 @@ class BlockIndex:
         if but is not None:
             unused &= ~but[ids]
         if unused.all():
-            return FoundBlocks.of(keys, ids, self._pool.blocks)
-        found = FoundBlocks.of(keys[unused], ids[unused], self._pool.blocks)
+            return FoundBlocks.of(keys, self._blocks[ids].tolist(), ids)
+        found = FoundBlocks.of(keys[unused], self._blocks[ids[unused]].tolist(), ids[unused])
         places = np.flatnonzero(unused)[found.places].tolist()
         return found._replace(places=places)
 

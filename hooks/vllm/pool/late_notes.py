@@ -14,8 +14,7 @@ _MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client'
 class LateNotes:
     """Calls that note changes, made later, on whichever thread comes first.
 
-    One at a time and in their order, as counting needs it: a thread that needs the changes waits
-    while another notes them.
+    One at a time and in their order, as counting needs it.
     """
 
     def __init__(self) -> None:
@@ -27,13 +26,21 @@ class LateNotes:
         made."""
         self._waiting.append(note)
         if len(self._waiting) > _MOST_BEHIND:
-            self._make_beyond(_MOST_BEHIND)
+            self._make_beyond(_MOST_BEHIND, wait=False)
 
-    def make_all(self) -> None:
-        """Make all calls that wait, after that which another thread is making."""
-        self._make_beyond(0)
+    def make_all(self, wait: bool = True) -> None:
+        """Make all calls that wait.
 
-    def _make_beyond(self, most: int) -> None:
-        with self._noting:
+        Args:
+            wait: Also while another thread is making some; else that is left to it.
+        """
+        self._make_beyond(0, wait)
+
+    def _make_beyond(self, most: int, wait: bool) -> None:
+        if not self._noting.acquire(blocking=wait):
+            return
+        try:
             while len(self._waiting) > most:
                 self._waiting.popleft()()
+        finally:
+            self._noting.release()

@@ -3,7 +3,7 @@ when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ....graph.messages.advice import EvictionRanking
@@ -96,7 +96,7 @@ class TierCacheBridge:
         self.lend, self.renewed = self.promises.lend, self.promises.renewed
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
         self.recall = NoRecall()
-        self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
+        self._found: dict[str, int] = {}  # by request: blocks of its prompt in the pool when asked
         self._first_words = FirstWords(workers, with_disk=settings.keeps_more)
 
     def request_queued(self, request: Request) -> None:
@@ -212,7 +212,7 @@ class TierCacheBridge:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
         if changes.evicted and (self.ledger.adapted or self._prefetcher.waits):
             keys = changes.evicted.keys.tolist()
-            _forget_lost(self.ledger.adapted, self._pool, zip(changes.evicted, keys, strict=True))
+            _forget_lost(self.ledger.adapted, self._pool, changes.evicted, keys)
             self._prefetcher.evicted(keys)
         if changes.then_reset:
             self._index.catch_up()  # while it is known which of the evicted blocks have copies
@@ -236,14 +236,19 @@ class TierCacheBridge:
         return self.ledger.all_copies()
 
 
-def _forget_lost(adapted: set[int], pool: BlockPool, evicted: Iterable[tuple[bytes, int]]) -> None:
-    """Forget of evicted blocks (hash and key) those that the pool holds no more.
+def _forget_lost(
+    adapted: set[int], pool: BlockPool, hashes: Sequence[bytes], keys: Sequence[int]
+) -> None:
+    """Forget of evicted blocks those that the pool holds no more.
 
     At once: an adapter may compute them again.
     """
-    if adapted:
+    if not adapted.isdisjoint(keys):
         block_of = pool.cached_block_hash_to_block.get_one_block
-        adapted.difference_update(key for each, key in evicted if block_of(each) is None)
+        both = zip(hashes, keys, strict=True)
+        adapted.difference_update([
+            key for each, key in both if key in adapted and block_of(each) is None
+        ])  # fmt: skip
 
 
 def _broken_load(request: Request, blocks: KVCacheBlocks) -> Load:

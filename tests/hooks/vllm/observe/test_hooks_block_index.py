@@ -108,7 +108,7 @@ def test_many_keys_are_found_as_one_is() -> None:
     pool.touch(rng.sample(free, 60))
     pool.evict_blocks({block.block_id for block in rng.sample(free, 60)})
     now = 1005.0
-    index.freed(block.block_id for block in rng.sample(free, 60))
+    index.freed([block.block_id for block in rng.sample(free, 60)])
     asked = np.array(rng.choices([*keys.tolist(), 0, 12345], k=500), dtype=np.uint64)
     for since in (1000.0, 1001.0, 1006.0):
         first = sorted(np.unique(asked, return_index=True)[1].tolist())
