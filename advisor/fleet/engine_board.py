@@ -18,6 +18,8 @@ _SLOWEST: Final = (
     4.0  # of the fastest engine's time per token; chosen: of one model, alike machines
 )
 _GROWTH: Final = 64  # engines for which a column has room at first; chosen
+MOST_REFUSING: Final = 8
+"""Requests in a row that an engine refused, beyond which one more says nothing new; chosen."""
 _UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
 
 
@@ -53,7 +55,7 @@ class EngineBoard:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._floats = np.zeros((4, _GROWTH))
-        self._tokens = np.zeros((4, _GROWTH), dtype=np.int64)
+        self._tokens = np.zeros((5, _GROWTH), dtype=np.int64)
         self._marks = np.zeros((3, _GROWTH), dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -73,7 +75,7 @@ class EngineBoard:
             per_token / speed.store_bytes_per_s,
             0.0,
         )
-        self._tokens[:, number] = (0, 0, speed.pool_tokens, 0)
+        self._tokens[:, number] = (0, 0, speed.pool_tokens, 0, 0)
         self._marks[:, number] = (True, False, False)
         return number
 
@@ -119,6 +121,11 @@ class EngineBoard:
         return self._tokens[3, : len(self)]
 
     @property
+    def refusing(self) -> Tokens:
+        """int64 ``[engines]``: requests in a row that it refused, ``MOST_REFUSING`` at most."""
+        return self._tokens[4, : len(self)]
+
+    @property
     def up(self) -> Mask:
         """bool ``[engines]``: whether it answers."""
         return self._marks[0, : len(self)]
@@ -141,9 +148,10 @@ class EngineBoard:
         asked *= 0.5 ** (tokens / pools)
         asked[number] += tokens
 
-    def take_back(self, number: int, tokens: int) -> None:
-        """Note that a prompt for which an engine was asked did not stay there."""
-        self.asked[number] = max(0.0, self.asked[number] - tokens)
+    def heard(self, number: int, refused: bool) -> None:
+        """Note whether an engine refused a request, or began to answer it."""
+        before = int(self.refusing[number])
+        self.refusing[number] = min(MOST_REFUSING, before + 1) if refused else 0
 
     def measured(self, number: int, tokens: int, seconds: float) -> None:
         """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     NEW = "new"
     HOME_DOWN = "home_down"
     HOME_DRAINS = "home_drains"
+    HOME_REFUSED = "home_refused"
     HOME_OVERLOADED = "home_overloaded"
     HOME_FORGOT = "home_forgot"
 
@@ -55,10 +56,12 @@ class Holdings(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A request: its session, if that is known, and its prompt's tokens."""
+    """A request: its session, if that is known, its prompt's tokens, and the engines that refused
+    it."""
 
     session: Hashable | None
     tokens: int
+    refused_by: frozenset[int] = frozenset()
 
 
 class Choice(NamedTuple):
@@ -108,7 +111,8 @@ class FleetRouter:
 
     - KV of live sessions beyond the pool, which has to be computed again;
     - one token for each token that it computes, times how much this engine was asked for lately
-      over the mean.
+      over the mean;
+    - the whole prompt as often as this engine refused requests lately, one after the other.
 
     Sessions with one turn so far count by the share of such sessions that came back. Among equal
     costs, the engine whose live sessions have the least KV is chosen.
@@ -143,17 +147,6 @@ class FleetRouter:
         if wanted.session is not None:
             self.homes.settle(wanted.session, choice.engine, wanted.tokens, now)
 
-    def take_back(self, choice: Choice, wanted: Wanted, home: Home | None) -> None:
-        """Note that a request that was taken was not answered there; its tokens wait on until
-        ``computed``.
-
-        Args:
-            home: Its session's, before it was taken.
-        """
-        self.board.take_back(choice.engine, wanted.tokens)
-        if wanted.session is not None:
-            self.homes.put_back(wanted.session, home)
-
     def computed(self, choice: Choice) -> None:
         """Note that an engine computed a request's prompt, or never got the request."""
         self.board.waiting[choice.engine] -= choice.tokens
@@ -165,8 +158,9 @@ class FleetRouter:
             NoEngineError: No engine is up that is not draining.
         """
         takes = self.board.takes
+        takes[list(wanted.refused_by)] = False
         if not takes.any():
-            raise NoEngineError("no engine takes requests: all are down or draining")
+            raise NoEngineError("no engine takes requests: all are down, draining or refuse it")
         holdings = holdings.within(wanted.tokens)
         costs = np.where(takes, self.costs(wanted, holdings), np.inf)
         home = self.homes.of(wanted.session) if wanted.session is not None else None
@@ -200,7 +194,7 @@ class FleetRouter:
         beyond = np.clip(live + wanted.tokens - board.pool, 0, wanted.tokens)
         computed = wanted.tokens - np.maximum(holdings.copied, holdings.shared)
         displaced = np.where(board.pool > 0, beyond, 0) + computed * self._pressure()
-        total = costs + displaced * board.compute_s
+        total = costs + (displaced + board.refusing * wanted.tokens) * board.compute_s
         cheapest = np.flatnonzero(total <= total.min())
         return int(cheapest[live[cheapest].argmin()])
 
@@ -219,6 +213,8 @@ class FleetRouter:
             return Reason.HOME_DOWN
         if self.board.draining[home.engine]:
             return Reason.HOME_DRAINS
+        if home.engine in wanted.refused_by:
+            return Reason.HOME_REFUSED
         whole_s = wanted.tokens * self.board.compute_s[home.engine]
         if costs[home.engine] - costs.min() > self._stickiness.overload * whole_s:
             return Reason.HOME_OVERLOADED

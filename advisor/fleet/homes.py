@@ -75,22 +75,24 @@ class Homes:
         self._began += home is None
         self._came_back += home is not None and home.fresh
         self.forget(session)
-        self._live[session] = Home(engine, tokens, now, home is None)
-        self._count(self._live[session], 1)
+        self._join(session, Home(engine, tokens, now, home is None))
         self._let_go(now)
 
-    def put_back(self, session: Hashable, home: Home | None) -> None:
-        """Note that a session's newest turn was not answered: its home is the one before.
+    def put_back(self, session: Hashable, made: Home | None, before: Home | None) -> None:
+        """Note that a turn of a session was not answered: unless there was a later one, its home is
+        the one before.
 
         Args:
-            home: The one before the turn; None: it was the session's first.
+            made: The home that the turn made.
+            before: The one before the turn; None: it was the session's first.
         """
-        self._began -= home is None
-        self._came_back -= home is not None and home.fresh
+        if made is None or self.of(session) is not made:
+            return
+        self._began -= before is None
+        self._came_back -= before is not None and before.fresh
         self.forget(session)
-        if home is not None:
-            self._live[session] = home
-            self._count(home, 1)
+        if before is not None:
+            self._join(session, before)
 
     def forget(self, session: Hashable) -> None:
         """Forget a session: it has ended."""
@@ -98,6 +100,10 @@ class Homes:
             self._count(home, -1)
         else:
             self._idle.pop(session, None)
+
+    def _join(self, session: Hashable, home: Home) -> None:
+        self._live[session] = home
+        self._count(home, 1)
 
     def _count(self, home: Home, sign: int) -> None:
         self._board.live[home.engine] += sign * home.tokens

@@ -84,7 +84,7 @@ def test_a_later_turn_yields_when_its_home_takes_no_requests(mark: str, reason: 
 def test_where_nobody_takes_requests_this_is_said() -> None:
     router = router_of(2)
     router.board.up[0], router.board.draining[1] = False, True
-    with pytest.raises(NoEngineError, match="all are down or draining"):
+    with pytest.raises(NoEngineError, match="all are down, draining or refuse it"):
         router.route(Wanted("s", 1000), NOWHERE, 0.0)
 
 

@@ -61,16 +61,47 @@ def test_a_prompt_of_any_length_has_bounded_links() -> None:
 
 
 def test_a_session_is_known_by_the_whole_of_its_last_prompt() -> None:
-    reader, last = PromptReader(), LastPrompts(most=2)
+    reader = PromptReader()
+    last = LastPrompts(reader.digest, most=2)
     first = reader.read(chat("system", "hello"), SCOPE)
-    last.note(first.links, "s")
-    longer = reader.read(chat("system", "hello", "yes", "go"), SCOPE).links
-    assert last.session(longer) == "s"
-    assert last.session(first.links) is None, "a prompt that is only repeated begins anew"
-    assert last.session(reader.read(chat("system", "bye"), SCOPE).links) is None
+    last.note(first, "s")
+    longer = reader.read(chat("system", "hello", "yes", "go"), SCOPE)
+    assert last.session(longer, SCOPE) == "s"
+    assert last.session(first, SCOPE) is None, "a prompt that is only repeated begins anew"
+    assert last.session(reader.read(chat("system", "bye"), SCOPE), SCOPE) is None
     for number in range(2):
-        last.note(reader.read(chat(str(number)), SCOPE).links, "t")
-    assert last.session(longer) is None, "what is remembered is bounded"
+        last.note(reader.read(chat(str(number)), SCOPE), "t")
+    assert last.session(longer, SCOPE) is None, "what is remembered is bounded"
+
+
+@pytest.mark.parametrize("size", [3, PIECE, 2 * PIECE + 5])
+def test_texts_and_token_ids_continue_the_whole_of_a_prompt(size: int) -> None:
+    for head, one, two, more in (
+        ("x" * size, "a", "b", "!"),
+        ([7] * size, [1], [2], [3, 4]),
+    ):
+        reader = PromptReader()
+        last = LastPrompts(reader.digest)
+        for session, end in (("s", one), ("t", two)):
+            last.note(reader.read({"prompt": head + end}, SCOPE), session)
+        for session, end in (("s", one), ("t", two)):
+            assert last.session(reader.read({"prompt": head + end + more}, SCOPE), SCOPE) == session
+        for other in (head, head + one, head + more):
+            assert last.session(reader.read({"prompt": other}, SCOPE), SCOPE) is None
+
+
+def test_what_many_prompts_begin_with_is_nobodys() -> None:
+    reader = PromptReader()
+    last = LastPrompts(reader.digest)
+    system = [{"role": "system", "content": "x" * 5000}]
+    last.note(reader.read({"messages": system, "tools": [{"name": "t"}]}, SCOPE), "warm-up")
+    asked = {"messages": [*system, {"role": "user", "content": "a"}], "tools": [{"name": "t"}]}
+    assert last.session(reader.read(asked, SCOPE), SCOPE) is None
+    head = "x" * (PIECE + 100)
+    last.note(reader.read({"prompt": head + " one"}, SCOPE), "one")
+    assert last.session(reader.read({"prompt": head + " two, longer"}, SCOPE), SCOPE) is None
+    last.note(reader.read({"prompt": ["a", "b"]}, SCOPE), "a batch")
+    assert last.session(reader.read({"prompt": "a and more"}, SCOPE), SCOPE) is None
 
 
 def test_each_engine_holds_the_longest_beginning_that_it_got() -> None:

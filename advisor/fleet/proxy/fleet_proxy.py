@@ -31,6 +31,9 @@ PAUSE_S: Final = 5.0
 """For which a request waits where no engine takes any; chosen: one that was slow, or dropped a
 request, is believed again by then."""
 _LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
+_ELSEWHERE: Final = frozenset({401, 403, 404, 429, *range(500, 600)})
+"""Statuses by which an engine refuses what another may answer: it wants another key, lacks an
+adapter, has too much to do, or is broken."""
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
 
 
@@ -41,6 +44,7 @@ class Counts:
     Attributes:
         answered: To the end.
         retried: Sent to another engine, since the first answered nothing.
+        turned_away: Sent to another engine, since the first refused it.
         hung: Given up since an engine was silent for too long.
         broken: An engine was gone in the middle of its answer.
         left: The client was gone before the end.
@@ -50,6 +54,7 @@ class Counts:
 
     answered: int = 0
     retried: int = 0
+    turned_away: int = 0
     hung: int = 0
     broken: int = 0
     left: int = 0
@@ -61,13 +66,14 @@ class Placed(NamedTuple):
     """Where a request was sent, and what has to be taken back if it is not answered there.
 
     Attributes:
-        home: Its session's, before.
+        before, made: Its session's home before, and that which the request made.
         new: Links of its prompt that the engine did not hold.
     """
 
     choice: Choice
     wanted: Wanted
-    home: Home | None = None
+    before: Home | None = None
+    made: Home | None = None
     new: Sequence[Hashable] = ()
 
 
@@ -127,8 +133,9 @@ class FleetProxy:
             NothingAnsweredError: So many engines in turn were gone that this request may be why,
                 or one that is gone may have done what it asks.
         """
+        refused_by: frozenset[int] = frozenset()
         for tries in count(1):
-            placed = await self._place_soon(asked)
+            placed = await self._place_soon(asked, refused_by)
             engine = placed.choice.engine
             upstream, queued = self.engines.upstreams[engine], int(self.board.waiting[engine])
             start = time.monotonic()
@@ -146,11 +153,17 @@ class FleetProxy:
             finally:
                 upstream.asked -= 1
                 self.router.computed(placed.choice)
-            asked.call.body.release()
-            if reply.failed:
-                self._take_back(placed)
-            else:
+            if not reply.failed:
                 self._taken(asked, placed, queued, time.monotonic() - start)
+            else:
+                self._take_back(placed)
+                self.board.heard(engine, refused=True)
+                if not refused_by and self._may_go_elsewhere(asked, reply, engine):
+                    await reply.response.aclose()
+                    self.counts.turned_away += 1
+                    refused_by = frozenset({engine})
+                    continue
+            asked.call.body.release()
             return reply, upstream
         raise AssertionError("unreachable")
 
@@ -179,46 +192,55 @@ class FleetProxy:
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
-    async def _place_soon(self, asked: Asked) -> Placed:
+    def _may_go_elsewhere(self, asked: Asked, reply: Reply, engine: int) -> bool:
+        """Whether another engine may answer what this one refused, for what it is itself."""
+        others = self.board.takes
+        others[engine] = False
+        return reply.status in _ELSEWHERE and asked.call.repeatable and bool(others.any())
+
+    async def _place_soon(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
         """Choose an engine; where none takes requests, wait a while for one that may."""
         until = time.monotonic() + PAUSE_S
         while not self.board.takes.any():
             if time.monotonic() >= until or not self._may_come_back():
                 raise NoEngineError(self._why_none())
             await asyncio.sleep(_LOOK_S)
-        return self._place(asked)
+        return self._place(asked, refused_by)
 
     def _may_come_back(self) -> bool:
         refused, drains = self.health.refused, self.board.draining
         return any(not drains[n] and n not in refused for n in range(len(self.board)))
 
     def _why_none(self) -> str:
-        drains, refused = int(self.board.draining.sum()), len(self.health.refused)
-        down = len(self.board) - drains - refused
+        listed = [each.number for each in self.engines.shown]
+        draining = [each for each in listed if self.board.draining[each]]
+        refused = [each for each in listed if each in self.health.refused and each not in draining]
+        down = len(listed) - len(draining) - len(refused)
         return (
-            f"no engine takes requests: {down} down, {drains} draining, {refused} refused; GET "
-            "/fleet says why"
+            f"no engine takes requests: {down} down, {len(draining)} draining, {len(refused)} "
+            "refused; GET /fleet says why"
         )
 
-    def _place(self, asked: Asked) -> Placed:
+    def _place(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
         """Choose an engine, and note what goes there."""
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
         if turn is None:
-            wanted = Wanted(None, 1)
+            wanted = Wanted(None, 1, refused_by)
             return Placed(self.router.route(wanted, Holdings(), now), wanted)
-        home = self.router.homes.of(turn.session)
+        homes = self.router.homes
+        before = homes.of(turn.session)
         holdings = self.pools.holdings(turn.prompt.links, len(self.board))
         if self.residency is not None:
-            if home is not None:
-                self.residency.note_home(turn.name, home.engine)
+            if before is not None:
+                self.residency.note_home(turn.name, before.engine)
             holdings = self.residency.corrected(turn.name, holdings)
-        wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
+        wanted = Wanted(turn.session, max(turn.prompt.tokens, 1), refused_by)
         choice = self.router.route(wanted, holdings, now)
         pool_tokens = int(self.board.pool[choice.engine])
         new = self.pools.offered(turn.prompt.links, choice.engine, pool_tokens)
         self.decided_s.append(time.perf_counter() - start)
-        return Placed(choice, wanted, home, new)
+        return Placed(choice, wanted, before, homes.of(turn.session), new)
 
     def _taken(self, asked: Asked, placed: Placed, queued: int, seconds: float) -> None:
         """Note that an engine began to answer a request, and learn its speed.
@@ -228,6 +250,7 @@ class FleetProxy:
             seconds: Until the first byte.
         """
         engine = placed.choice.engine
+        self.board.heard(engine, refused=False)
         if asked.turn is not None:
             self.pools.taken(engine, int(self.board.pool[engine]))
             self.callers.sent(asked.turn)
@@ -236,5 +259,6 @@ class FleetProxy:
 
     def _take_back(self, placed: Placed) -> None:
         """Note that an engine refused or dropped a request: nothing of it is there."""
-        self.router.take_back(placed.choice, placed.wanted, placed.home)
+        if placed.wanted.session is not None:
+            self.router.homes.put_back(placed.wanted.session, placed.made, placed.before)
         self.pools.refused(placed.new, placed.choice.engine)

@@ -212,7 +212,8 @@ def _models(answer: httpx.Response) -> list[str] | None:
         return None
     with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         models = orjson.loads(answer.content)["data"]
-        return sorted(map(_model, models)) or None
+        own = [each for each in models if not each.get("parent")]  # an adapter has one
+        return sorted(map(_model, own)) or None
     return None
 
 

@@ -21,6 +21,7 @@ from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
 BODY_S: Final = 60.0
 """For a whole body to arrive; chosen."""
+_READ_APART: Final = 256 << 10  # bytes of a body from which it is read on a thread; chosen
 _JSON: Final = (b"content-type", b"application/json")
 
 
@@ -145,7 +146,10 @@ class Relay(Generic[Known]):
         """The request; nothing else keeps its body."""
         async with asyncio.timeout(BODY_S):
             body = await read_body(receive)
-        return self._proxy.callers.read(scope["method"], path, scope["headers"], body)
+        asked = scope["method"], path, scope["headers"], body
+        if len(body) > _READ_APART:  # others' answers go on meanwhile
+            return await asyncio.to_thread(self._proxy.callers.read, *asked)
+        return self._proxy.callers.read(*asked)
 
     async def _answer(self, asked: Asked, send: Send) -> None:
         try:
@@ -171,7 +175,8 @@ class Relay(Generic[Known]):
             return  # without its end the server cuts the connection: the client sees that it broke
         finally:
             await reply.response.aclose()
-        self._proxy.finished(asked)
+        if not reply.failed:
+            self._proxy.finished(asked)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _forward(self, reply: Reply, known: Known, send: Send) -> None:

@@ -27,6 +27,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
             "drains": bool(board.draining[each.number]),
             "asked": each.asked,
             "running": each.running,
+            "refusing": int(board.refusing[each.number]),
             "waiting_tokens": int(board.waiting[each.number]),
             "live_tokens": int(board.live[each.number]),
             "prefill_tokens_per_s": round(1 / float(board.compute_s[each.number])),
@@ -87,6 +88,7 @@ class _ProxyCollector(Collector):
         columns = {
             "up": ("Whether the engine answers.", board.up),
             "draining": ("Whether it gets no further requests.", board.draining),
+            "refusing": ("Requests that it refused, one after the other.", board.refusing),
             "waiting_tokens": ("Prompt tokens that wait there.", board.waiting),
             "live_tokens": ("Tokens of live sessions at home there.", board.live),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from itertools import count
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -125,14 +126,14 @@ class Callers:
     session."""
 
     def __init__(self) -> None:
-        self._last = LastPrompts()
         self._reader = PromptReader()
-        self._inferred = 0
+        self._last = LastPrompts(self._reader.digest)
+        self._inferred = count(1)
         self._names = f"route-{secrets.token_hex(4)}"  # those of another start are not these
 
     def sent(self, turn: Turn) -> None:
         """Note that a turn's prompt is its session's last one."""
-        self._last.note(turn.prompt.links, turn.session)
+        self._last.note(turn.prompt, turn.session)
 
     def read(self, method: str, path: str, headers: Headers, body: bytes) -> Asked:
         """What a request asks for.
@@ -142,8 +143,8 @@ class Callers:
         """
         what = path.partition("?")[0]
         check_path(what)
-        sent = [(key, value) for key, value in headers if key.lower() not in _HOP_BY_HOP]
-        call = Call(method, path, sent, Body(body))
+        call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
+        what = what.removesuffix("/")
         fields = _fields(body) if method == "POST" and what in _GENERATES else None
         if fields is None:
             return Asked(call, None)
@@ -173,10 +174,10 @@ class Callers:
             or _checked(fields.get("session_id"), "session_id")
             or _checked(hints.get("session"), "session")
         )
-        session = f"{scope.hex()} {name}" if name else self._last.session(prompt.links)
+        session = f"{scope.hex()} {name}" if name else self._last.session(prompt, scope)
         if session is None:
-            self._inferred += 1
-            session = f"~ {self._names}-{self._inferred}"
+            session = f"~ {self._names}-{next(self._inferred)}"
+        prompt = prompt._replace(pieces=())  # only digests are kept
         return Turn(session, session.partition(" ")[2], prompt, hints.get("session_ended") is True)
 
 
@@ -198,7 +199,28 @@ def _in_header(headers: Headers) -> str | None:
     names = [value for key, value in headers if key.lower() == b"x-session-id"]
     if len(names) > 1:
         raise BadRequestError("X-Session-ID is given more than once")
-    return _checked(names[0].decode("latin-1"), "X-Session-ID") if names else None
+    return _checked(_text(names[0]), "X-Session-ID") if names else None
+
+
+def _text(value: bytes) -> str:
+    """A header's value; clients write UTF-8 as a rule."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _passed_on(headers: Headers) -> Headers:
+    """A request's headers without those of one connection, which it may name itself."""
+    named = [value for key, value in headers if key.lower() == b"connection"]
+    own = _HOP_BY_HOP.union(*(value.lower().replace(b",", b" ").split() for value in named))
+    return [(key, value) for key, value in headers if key.lower() not in own]
+
+
+def _without_slash(path: str) -> str:
+    """A path without a slash at its end, of which a server would send its client elsewhere."""
+    what, mark, query = path.partition("?")
+    return what.removesuffix("/") + mark + query
 
 
 def _hints(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -32,11 +32,39 @@ _BINARY: Final = frozenset(
 _LEADING: Final = ("tools", "system", "instructions")  # templates write them before the messages
 
 
+_SYSTEM: Final = frozenset({"system", "developer"})  # roles: a prompt of these alone is everybody's
+_MOST_TAILS: Final = 64  # prompts that are known to end behind one link; chosen
+
+Digest = Callable[[bytes, Any], bytes]
+"""The digest of a piece that follows what has another digest."""
+
+
+class End(NamedTuple):
+    """Where a prompt ends.
+
+    Attributes:
+        after: The digest of its last link, or of its scope.
+        size: Of what follows that link: characters or token ids; 0: nothing.
+        digest: Of all of the prompt.
+    """
+
+    after: bytes
+    size: int
+    digest: bytes
+
+
 class Prompt(NamedTuple):
-    """A prompt in links, and about how many tokens all of it is."""
+    """A prompt in links, and about how many tokens all of it is.
+
+    Attributes:
+        end: None where longer prompts do not continue it: it is a batch, or a system's words alone.
+        pieces: All of it, in order; for ``LastPrompts`` alone, and not to be kept.
+    """
 
     links: list[Link]
     tokens: int
+    end: End | None = None
+    pieces: Sequence[Any] = ()
 
 
 class PromptReader:
@@ -54,76 +82,130 @@ class PromptReader:
         Args:
             scope: Whose prompt it is: equal prompts of other scopes are other prompts.
         """
+        pieces, whole = _pieces(body)
         links: list[Link] = []
         digest, tokens = scope, 0
-        for piece, whole in _pieces(body):
+        for piece in pieces[:MOST_LINKS]:
             tokens += _tokens(piece)
-            if whole and len(links) < MOST_LINKS:
-                data = piece if isinstance(piece, bytes) else orjson.dumps(piece)
-                digest = hashlib.blake2b(digest + data, key=self._key, digest_size=16).digest()
+            if len(links) < whole:
+                digest = self.digest(digest, piece)
                 links.append(Link(digest, tokens))
-        return Prompt(links, tokens)
+        if len(pieces) > MOST_LINKS:  # the rest as far as it is like what was read
+            tokens += tokens * (len(pieces) - MOST_LINKS) // MOST_LINKS
+        return Prompt(links, tokens, self._end(body, digest, pieces, whole), pieces)
+
+    def digest(self, before: bytes, piece: Any) -> bytes:
+        """The digest of a piece behind what has the digest ``before``."""
+        data = piece if isinstance(piece, bytes) else orjson.dumps(piece)
+        return hashlib.blake2b(before + data, key=self._key, digest_size=16).digest()
+
+    def _end(
+        self, body: Mapping[str, Any], digest: bytes, pieces: Sequence[Any], whole: int
+    ) -> End | None:
+        if not pieces or len(pieces) > whole + 1:
+            return None
+        if len(pieces) == whole or whole >= MOST_LINKS:
+            return None if _is_of_the_system(body) else End(digest, 0, digest)
+        return End(digest, len(pieces[-1]), self.digest(digest, pieces[-1]))
 
 
 class LastPrompts:
     """Remembers which session each prompt was the last one of.
 
     Args:
+        digest: Of pieces, as their reader makes them.
         most: Prompts that are remembered.
     """
 
-    def __init__(self, most: int = MOST_LINKS_HELD) -> None:
-        self._most = most
-        self._sessions: OrderedDict[Hashable, str] = OrderedDict()  # by a prompt's last link
+    def __init__(self, digest: Digest, most: int = MOST_LINKS_HELD) -> None:
+        self._digest, self._most = digest, most
+        self._sessions: OrderedDict[End, str] = OrderedDict()
+        self._ends: dict[bytes, OrderedDict[End, None]] = {}  # by what they are behind
 
-    def session(self, links: Sequence[Link]) -> str | None:
-        """The session whose last prompt this one extends; None if it extends none."""
-        for link in reversed(links[:-1]):
-            if (session := self._sessions.get(link.key)) is not None:
-                return session
+    def session(self, prompt: Prompt, scope: bytes) -> str | None:
+        """The session whose last prompt this one extends; None if it extends none.
+
+        Args:
+            scope: Whose prompt it is.
+        """
+        keys = [scope, *(link.key for link in prompt.links)]
+        for at in range(min(len(keys), len(prompt.pieces)) - 1, -1, -1):
+            before, piece = keys[at], prompt.pieces[at]
+            for end in reversed(self._ends.get(before, ())):
+                if not end.size or (
+                    isinstance(piece, bytes | list)
+                    and len(piece) > end.size
+                    and self._digest(before, piece[: end.size]) == end.digest
+                ):
+                    return self._sessions[end]
         return None
 
-    def note(self, links: Sequence[Link], session: str) -> None:
+    def note(self, prompt: Prompt, session: str) -> None:
         """Note that a session's last prompt is this one."""
-        if links:
-            self._sessions.pop(links[-1].key, None)
-            self._sessions[links[-1].key] = session
+        end = prompt.end
+        if end is None:
+            return
+        self._sessions[end] = session
+        self._sessions.move_to_end(end)
+        behind = self._ends.setdefault(end.after, OrderedDict())
+        behind[end] = None
+        behind.move_to_end(end)
+        if len(behind) > _MOST_TAILS:
+            self._forget(next(iter(behind)))
         while len(self._sessions) > self._most:
-            self._sessions.popitem(last=False)
+            self._forget(next(iter(self._sessions)))
+
+    def _forget(self, end: End) -> None:
+        del self._sessions[end]
+        behind = self._ends[end.after]
+        del behind[end]
+        if not behind:
+            del self._ends[end.after]
 
 
-def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """Pieces of a prompt, and whether each is one that a longer prompt would have too."""
-    yield from ((body[name], True) for name in _LEADING if body.get(name))
+def _pieces(body: Mapping[str, Any]) -> tuple[Sequence[Any], int]:
+    """Pieces of a prompt, and how many of them a longer prompt would have too."""
+    leading = [body[name] for name in _LEADING if body.get(name)]
     messages = body.get("messages", body.get("input"))
     if isinstance(messages, list):
-        yield from ((message, True) for message in messages)
-        return
+        return [*leading, *messages], len(leading) + len(messages)
     prompt = body.get("prompt", messages)
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        yield from ((each, False) for each in prompt)  # a batch, which no prompt extends
-    elif isinstance(prompt, str):
-        data = prompt.encode(errors="surrogatepass")
-        yield from (
-            (data[at : at + PIECE], at + PIECE <= len(data)) for at in range(0, len(data), PIECE)
-        )
-    elif isinstance(prompt, list):
-        for at in range(0, len(prompt), PIECE_TOKENS):
-            yield prompt[at : at + PIECE_TOKENS], at + PIECE_TOKENS <= len(prompt)
+        return prompt, 0  # a batch, which no prompt extends
+    size, text = PIECE_TOKENS, prompt
+    if isinstance(prompt, str):
+        size, text = PIECE, prompt.encode(errors="surrogatepass")
+    if not isinstance(text, bytes | list):
+        return leading, 0
+    cut = [text[at : at + size] for at in range(0, len(text), size)]
+    return [*leading, *cut], len(leading) + len(text) // size
+
+
+def _is_of_the_system(body: Mapping[str, Any]) -> bool:
+    """Whether a chat has nothing but what many chats begin with."""
+    messages = body.get("messages", body.get("input"))
+    return isinstance(messages, list) and all(
+        isinstance(each, dict) and each.get("role") in _SYSTEM for each in messages
+    )
 
 
 def _tokens(piece: Any) -> int:
     if isinstance(piece, list) and piece and isinstance(piece[0], int):
         return len(piece)
     if isinstance(piece, dict) and isinstance(parts := piece.get("content"), list):
-        return _tokens({**piece, "content": None}) + sum(map(_part_tokens, parts))
-    size = len(piece) if isinstance(piece, bytes) else len(orjson.dumps(piece))
-    return -(-size // CHARACTERS_PER_TOKEN)
+        return _written({**piece, "content": None}) + sum(map(_part_tokens, parts))
+    return _written(piece)
 
 
 def _part_tokens(part: Any) -> int:
     """Of a part of a message, which may be an image in base64."""
     is_binary = isinstance(part, dict) and part.get("type") in _BINARY
-    return BINARY_TOKENS if is_binary else _tokens(part)
+    return BINARY_TOKENS if is_binary else _written(part)
+
+
+def _written(value: Any) -> int:
+    """Tokens of a value as text or JSON."""
+    size = len(value) if isinstance(value, bytes) else len(orjson.dumps(value))
+    return -(-size // CHARACTERS_PER_TOKEN)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from kvgraph.advisor.fleet.engine_board import EngineBoard
 from kvgraph.advisor.fleet.fleet_router import FleetRouter, Holdings, Wanted
@@ -122,7 +124,6 @@ def test_what_an_engine_refused_is_not_held_there(status: int) -> None:
             assert answer.status_code == status
         board, homes = fleet.proxy.board, fleet.proxy.router.homes
         assert (len(homes), int(board.live[0])) == (1, 2_250)
-        assert board.asked[0] <= 2_250
         assert homes.return_rate == 0.5, "one began, and none came back"
         assert len(fleet.proxy.pools) == 8, "of what was answered; it was not displaced"
 
@@ -251,3 +252,124 @@ def test_waiting_for_an_engine_decides_nothing(monkeypatch: pytest.MonkeyPatch) 
         assert len(fleet.proxy.decided_s) == 0
 
     play(scene, StandInEngine())
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
+def test_an_engine_that_refuses_quickly_does_not_get_them_all(status: int) -> None:
+    bad = StandInEngine()
+    bad.raw["/v1/completions"] = answer_of(status)
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+        answers = [await fleet.complete(session_id=f"s{number}") for number in range(30)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert len(bad.headers) <= 8
+        assert fleet.proxy.counts.turned_away == len(bad.headers)
+
+    play(scene, bad, StandInEngine())
+
+
+def test_a_session_leaves_a_home_that_turned_bad() -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+        await fleet.complete(session_id="s")
+        home = next(engine for engine in fleet.engines if engine.got)
+        home.raw["/v1/completions"] = answer_of(500)
+        for _ in range(3):
+            assert (await fleet.complete(session_id="s")).status_code == 200
+        assert fleet.proxy.router.counts["home_refused"] == 1
+
+    play(scene, StandInEngine(), StandInEngine())
+
+
+def test_what_all_engines_refuse_is_answered_as_they_do() -> None:
+    bad = [StandInEngine(), StandInEngine(), StandInEngine()]
+    for engine in bad:
+        engine.raw["/v1/completions"] = answer_of(429, b"later")
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True, True)
+        answer = await fleet.complete()
+        assert (answer.status_code, answer.text) == (429, "later")
+        assert sum(len(engine.headers) for engine in bad) == 2, "one other, and not all"
+
+    play(scene, *bad)
+
+
+def test_a_refused_turn_does_not_undo_a_later_one() -> None:
+    board = EngineBoard()
+    board.add("a")
+    homes = FleetRouter(board).homes
+    homes.settle("s", 0, 1_000, 0.0)
+    first = homes.of("s")
+    homes.settle("s", 0, 3_000, 1.0)
+    homes.put_back("s", first, None)
+    home = homes.of("s")
+    assert home is not None
+    assert (home.tokens, int(board.live[0]), homes.return_rate) == (3_000, 3_000, 1.0)
+
+
+def test_a_response_begins_with_its_first_token() -> None:
+    engine = StandInEngine()
+    engine.pieces = [
+        "event: response.created\ndata: {}\n\n", "event: response.in_progress\ndata: {}\n\n",
+        "event: response.output_text.delta\ndata: {}\n\n",
+    ]  # fmt: skip
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True)
+        engine.hold = asyncio.Event()
+        body = {"model": "m", "input": "x" * 4_000, "stream": True}
+        asked = asyncio.create_task(fleet.client.post("/v1/responses", json=body))
+        await asyncio.sleep(0.3)
+        assert int(fleet.proxy.board.waiting[0]) > 900, "nothing is computed yet"
+        engine.hold.set()
+        answer = await asked
+        assert answer.text == "".join(engine.pieces)
+        assert int(fleet.proxy.board.waiting[0]) == 0
+
+    play(scene, engine)
+
+
+def test_a_slash_at_the_end_is_no_way_around_the_proxy() -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True)
+        answer = await fleet.client.post("/v1/completions/", json={"model": "m", "prompt": "a"})
+        assert answer.status_code == 200
+        engine = fleet.engines[0]
+        sent = f"HTTP/1.1 307 x\r\nlocation: {engine.url}/v1/x\r\ncontent-length: 0\r\n\r\n"
+        engine.raw["/v1/completions"] = sent.encode()
+        answer = await fleet.complete()
+        assert answer.headers["location"] == "/v1/x"
+
+    play(scene, StandInEngine())
+
+
+def test_an_engine_with_an_adapter_serves_the_same_model() -> None:
+    adapted = StandInEngine()
+    models = b'{"data": [{"id": "m"}, {"id": "adapter", "parent": "m"}]}'
+    adapted.raw["/v1/models"] = answer_of(200, models)
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+
+    play(scene, StandInEngine(), adapted)
+
+
+def test_headers_that_a_connection_names_stay_there_and_names_are_utf8() -> None:
+    headers = [(b"Connection", b"close, X-Own"), (b"X-Own", b"1"), (b"X-Session-ID", "é".encode())]
+    asked = Callers().read("POST", "/v1/completions", headers, b'{"prompt": "a"}')
+    assert [key for key, _ in asked.call.headers] == [b"X-Session-ID"]
+    assert asked.turn is not None
+    assert asked.turn.name == "é"
+
+
+def test_a_prompt_nested_deeply_is_the_engines_to_judge() -> None:
+    content: Any = "x"
+    for _ in range(600):
+        content = [content]
+    body = {"messages": [{"role": "user", "content": content}]}
+    with pytest.raises(orjson.JSONEncodeError):
+        PromptReader().read(body, b"")
+    told = Callers().read("POST", "/v1/chat/completions", [], json.dumps(body).encode())
+    assert told.turn is None
