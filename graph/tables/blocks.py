@@ -161,9 +161,8 @@ class BlockTable(BlockColumns):
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
-        bits = int(tier)
-        self.tiers[engine, rows] |= np.uint8(bits)
-        self.had_copies |= bool(bits & _COPIES)
+        self.tiers[engine, rows] |= np.uint8(int(tier))
+        self.had_copies |= bool(int(tier) & _COPIES)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine no longer holds these blocks in this tier."""

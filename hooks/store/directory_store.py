@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -20,6 +21,11 @@ _PARTS: Final = 16  # folders by the first digit of a block's hash, swept one at
 _SWEPT_TO: Final = 0.9  # of a part's room, that a sweep leaves filled; chosen
 _SWEEP_AFTER: Final = 32  # of a part's room, 1/32 is written between two sweeps; chosen
 _LEFT_BEHIND_S: Final = 60.0  # before the newest, an unfinished file is nobody's; chosen
+_SHARED, _EXECUTE = 0o770, 0o111  # of modes
+_OF_ONE_VALUE: Final = frozenset(
+    {errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
+)
+"""Errors that say nothing of the store: what stands in a value's place is none."""
 _UNFINISHED: Final = ".tmp"
 _SUFFIX: Final = ".kv"
 
@@ -28,8 +34,8 @@ class DirectoryStore:
     """A file per value. Whoever writes sweeps: the values that were unused longest go.
 
     A value appears whole or not at all: it is written under another name and renamed. Engines
-    share the directory without telling each other anything. Until a sweep, each of them may
-    exceed the room by 1/32.
+    share the directory without telling each other anything. Until a sweep, each worker of them
+    may exceed the room by 1/32. What is no value of a store is left alone.
 
     Args:
         path: The directory; made with mode 0700.
@@ -42,11 +48,13 @@ class DirectoryStore:
 
     def __init__(self, path: str, capacity: int) -> None:
         self._path, self._capacity = Path(path), capacity
-        self._written = [0] * _PARTS
+        # Whoever starts sweeps first: workers that write little and end would never do it.
+        self._written = [capacity // _PARTS // _SWEEP_AFTER] * _PARTS
         self._sweeping = threading.Lock()
         try:
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
             mode = self._path.stat().st_mode
+            self._mode = stat.S_IMODE(mode) & _SHARED  # a group's members share what is in it
         except OSError as error:
             raise StorageError(f"shared store {path}: {error.strerror or error}") from error
         if mode & stat.S_IWOTH:
@@ -63,11 +71,15 @@ class DirectoryStore:
         """See ``SharedStore``."""
         try:
             file = os.open(self._file(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _OF_ONE_VALUE:
+                raise
+            self._drop(key)
             return False
         try:
             there, wanted = os.fstat(file), sum(memoryview(part).nbytes for part in parts)
             if there.st_size != wanted or os.preadv(file, list(parts), 0) != wanted:
+                self._drop(key)  # else nobody would write it anew
                 return False
             with contextlib.suppress(OSError):  # who may read may not be who wrote
                 os.utime(file)
@@ -81,15 +93,15 @@ class DirectoryStore:
         size = sum(memoryview(part).nbytes for part in parts)
         part = _part_of(key)
         if size > self._capacity // _PARTS:
-            raise OSError("a value is larger than a sixteenth of the store")
+            raise OSError(errno.EFBIG, "a value is larger than a sixteenth of the store")
         self._written[part] += size
         if self._written[part] > self._capacity // _PARTS // _SWEEP_AFTER and self._sweep(part):
             self._written[part] = 0
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make(target.parent)
         # Engines of several containers may have one pid.
         unfinished = target.with_suffix(f".{secrets.token_hex(8)}{_UNFINISHED}")
         try:
-            _write(unfinished, parts, size)
+            _write(unfinished, parts, size, self._mode & ~_EXECUTE)
             unfinished.rename(target)
         except OSError:
             with contextlib.suppress(OSError):
@@ -102,6 +114,22 @@ class DirectoryStore:
 
     def close(self) -> None:
         """See ``SharedStore``."""
+
+    def _drop(self, key: str) -> None:
+        """Remove what stands in a value's place and is none; a folder stays."""
+        with contextlib.suppress(OSError):
+            self._file(key).unlink()
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder below the directory, for whoever may use that."""
+        if folder.exists():
+            return
+        at = self._path
+        for name in folder.relative_to(at).parts:
+            at /= name
+            with contextlib.suppress(FileExistsError):
+                at.mkdir(mode=0o700)
+                at.chmod(self._mode)
 
     def _file(self, key: str) -> Path:
         name, _, block = key.rpartition("/")
@@ -133,13 +161,18 @@ class DirectoryStore:
 
 
 def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
-    """When each file of a part was last used, its size in bytes, and its path."""
+    """When each value of a part was last used, its size in bytes, and its path."""
+    if part.is_symlink():
+        return
     for folder, _, names in os.walk(part):
         for name in names:
+            if not name.endswith((_SUFFIX, _UNFINISHED)):
+                continue
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
-                there = os.stat(path)
-                yield there.st_mtime, there.st_size, path
+                there = os.lstat(path)
+                if stat.S_ISREG(there.st_mode):
+                    yield there.st_mtime, there.st_size, path
 
 
 def _part_of(key: str) -> int:
@@ -147,9 +180,10 @@ def _part_of(key: str) -> int:
     return int(key.rpartition("/")[2][0], 16)
 
 
-def _write(path: Path, parts: Sequence[ReadableBuffer], size: int) -> None:
+def _write(path: Path, parts: Sequence[ReadableBuffer], size: int, mode: int) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        os.fchmod(file, mode)
         if os.writev(file, list(parts)) != size:
             raise OSError("short write")
     finally:

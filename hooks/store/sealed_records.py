@@ -45,7 +45,8 @@ class SealedRecords:
         clock: Monotonic seconds.
 
     Attributes:
-        breaker: Refuses while the store is not well.
+        breaker: Refuses while the store cannot be read. Writing has its own: a full store can be
+            read.
         damaged: Records whose bytes did not match their seal.
         spared: Records that were there already and were not sent again.
     """
@@ -53,7 +54,7 @@ class SealedRecords:
     def __init__(
         self, store: SharedStore, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.breaker = StoreBreaker(clock)
+        self.breaker, self._writing = StoreBreaker(clock), StoreBreaker(clock)
         self.damaged = self.spared = 0
         self._store, self._name, self._clock = store, name, clock
         self._seed = zlib.crc32(name.encode())
@@ -62,10 +63,10 @@ class SealedRecords:
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
         """Keep a copy of ``record`` unless there is one; False if the store does not take it."""
-        if self._disowned or not self.breaker.allows():
+        if self._disowned or self.breaker.rests or not self._writing.allows():
             return False
         name = store_key(self._name, key)
-        with self._watched():
+        with self._watched(self._writing):
             if self._store.holds([name])[0]:
                 self.spared += 1
             else:
@@ -78,7 +79,7 @@ class SealedRecords:
         if self._disowned or not self.breaker.allows():
             return False
         name, seal = store_key(self._name, key), bytearray(_SEAL.size)
-        with self._watched():
+        with self._watched(self.breaker):
             if not self._store.get(name, [seal, into]):
                 return False
             if seal == self._seal(key, into):
@@ -90,8 +91,8 @@ class SealedRecords:
 
     def remove(self, key: bytes) -> None:
         """Forget a record, for every engine."""
-        if self.breaker.allows():
-            with self._watched():
+        if self._writing.allows():
+            with self._watched(self._writing):
                 self._store.remove(store_key(self._name, key))
 
     def disown(self) -> None:
@@ -108,16 +109,16 @@ class SealedRecords:
         return _SEAL.pack(_MAGIC, key, size, checksum)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Tell the breaker what became of the calls inside; what they raise ends here."""
+    def _watched(self, breaker: StoreBreaker) -> Iterator[None]:
+        """Tell a breaker what became of the calls inside; what they raise ends here."""
         began = self._clock()
         try:
             yield
         except OSError as error:
-            self.breaker.failed()
-            self._once.warn("failed", _FAILED, error.strerror or type(error).__name__)
+            breaker.failed()
+            self._once.warn("failed", _FAILED, error.strerror or str(error) or type(error).__name__)
         else:
-            self.breaker.succeeded(self._clock() - began)
+            breaker.succeeded(self._clock() - began)
 
 
 def store_key(name: str, block_hash: bytes) -> str:

@@ -114,11 +114,10 @@ class SchedulerSide:
         )  # fmt: skip
         self._groups = OtherGroups(kv_cache, pool, group)
         self.observer = EngineObserver(
-            pool, group, self.index, [arranger, bridge], self._emit,
-            stated=arranger.stated, adapted=bridge.adapted, ended=engine_ends(config),
-            gone=arranger.evicted, contents=SaltedContents(self.client, group.block_size).of,
-            began=engine_layers(config), lacking=self._groups.lacking, clock=clock,
-        )  # fmt: skip
+            pool, group, self.index, [arranger, bridge], self._emit, stated=arranger.stated,
+            adapted=bridge.adapted, ended=engine_ends(config), gone=arranger.evicted, clock=clock,
+            contents=SaltedContents(self.client, group.block_size).of,
+            began=engine_layers(config), lacking=self._groups.lacking)  # fmt: skip
         self.sampled = SampleReporter(group, self.observer.running, self._emit).take
         self._prefill = PrefillMeter.of(config)
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -227,3 +228,86 @@ def test_settings_are_read_and_survive_an_engines_configuration() -> None:
     assert TierSettings.from_plain(tiers.plain()) == tiers
     with pytest.raises(ConfigError, match="needs AITHER_KVCACHE_WARM_GIB"):
         read_settings({**asked, "AITHER_KVCACHE_WARM_GIB": ""})
+
+
+def path_of(root: Path, number: int) -> Path:
+    (found,) = (root / "s").glob(f"*/model/{key(number).hex()}.kv")
+    return found
+
+
+@pytest.mark.parametrize("put", ["truncated", "longer", "link", "link to nothing"])
+def test_what_is_no_value_makes_room_for_one(tmp_path: Path, put: str) -> None:
+    store, whole = records(tmp_path), os.urandom(SIZE)
+    store.write(key(1), whole)
+    store.write(key(2), whole)
+    path = path_of(tmp_path, 1)
+    if put in ("truncated", "longer"):
+        os.truncate(path, 30 if put == "truncated" else 10 * SIZE)
+    else:
+        target = tmp_path / "elsewhere"
+        target.write_bytes(path.read_bytes()) if put == "link" else None
+        path.unlink()
+        path.symlink_to(target)
+    assert read(store, 1) is None
+    assert read(store, 2) == whole, "the store is well"
+    assert store.write(key(1), whole)
+    assert store.spared == 0
+    assert read(records(tmp_path), 1) == whole
+
+
+def test_a_folder_in_a_values_place_costs_that_value_alone(tmp_path: Path) -> None:
+    store = records(tmp_path)
+    store.write(key(1), bytes(SIZE))
+    store.write(key(2), bytes(SIZE))
+    path = path_of(tmp_path, 1)
+    path.unlink()
+    path.mkdir()
+    assert read(store, 1) is None
+    assert read(store, 2) == bytes(SIZE)
+
+
+class Full(DirectoryStore):
+    """Has no room."""
+
+    def put(self, key: str, parts: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_store_can_be_read(tmp_path: Path) -> None:
+    records(tmp_path).write(key(1), bytes(SIZE))
+    full = SealedRecords(Full(str(tmp_path / "s"), ROOM), "model")
+    for number in range(2, 12):
+        assert not full.write(key(number), bytes(SIZE))
+        assert read(full, 1) == bytes(SIZE)
+
+
+def test_workers_that_come_and_go_stay_within_the_room(tmp_path: Path) -> None:
+    for number in range(400):
+        records(tmp_path, room=16 * 4 * SIZE).write(key(number), bytes(SIZE))
+    size = sum(path.stat().st_size for path in (tmp_path / "s").rglob("*.kv"))
+    assert size < 16 * 6 * SIZE
+
+
+def test_what_is_not_the_stores_is_left_alone(tmp_path: Path) -> None:
+    store = records(tmp_path, room=16 * 4 * SIZE)
+    store.write(key(0), bytes(SIZE))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    mine = [tmp_path / "s" / "0" / "cache" / "mine", outside / "old.kv"]
+    mine[0].parent.mkdir()
+    for path in mine:
+        path.write_bytes(bytes(10 * SIZE))
+        os.utime(path, (0, 0))
+    (tmp_path / "s" / "f").symlink_to(outside)
+    for number in [*range(1, 40), *range(0xF000, 0xF028)]:
+        store.write(key(number), bytes(SIZE))
+    assert all(path.exists() for path in mine)
+
+
+def test_a_group_shares_what_is_in_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s").chmod(0o770)
+    records(tmp_path).write(key(1), bytes(SIZE))
+    path = path_of(tmp_path, 1)
+    modes = [each.stat().st_mode & 0o777 for each in (path, path.parent, path.parent.parent)]
+    assert modes == [0o660, 0o770, 0o770]

@@ -136,9 +136,8 @@ class FleetProxy:
         refused_by: frozenset[int] = frozenset()
         for tries in count(1):
             placed = await self._place_soon(asked, refused_by)
-            engine = placed.choice.engine
+            engine, start = placed.choice.engine, time.monotonic()
             upstream, queued = self.engines.upstreams[engine], int(self.board.waiting[engine])
-            start = time.monotonic()
             upstream.asked += 1
             try:
                 reply = await upstream.begin(asked.call)

@@ -128,7 +128,7 @@ class LastPrompts:
         Args:
             scope: Whose prompt it is.
         """
-        keys = [scope, *(link.key for link in prompt.links)]
+        keys: list[Any] = [scope, *(link.key for link in prompt.links)]
         for at in range(min(len(keys), len(prompt.pieces)) - 1, -1, -1):
             before, piece = keys[at], prompt.pieces[at]
             for end in reversed(self._ends.get(before, ())):

@@ -46,8 +46,7 @@ class EngineObserver:
         index: Learns which block holds which key.
         listeners: Are told of changes in the step itself; all others learn of them later.
         emit: Takes each event; must not wait.
-        stated: Is told which keys a caller says are protected: as its request starts, and again
-            when it is over, after the event that says so.
+        stated: Is told which keys a caller says are protected: as its request starts and ends.
         adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
         ended: What to emit at a request's end, for what callers say of it.
         gone: Is told which keys the engine evicted, when that is worked through.

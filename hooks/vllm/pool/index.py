@@ -92,8 +92,7 @@ class BlockIndex:
 
     def freed(self, block_ids: Sequence[int]) -> None:
         """Note that a request gives these blocks back now."""
-        ids = np.fromiter(block_ids, np.int64, len(block_ids))
-        self._freed_at[ids] = self._clock()
+        self._freed_at[np.fromiter(block_ids, np.int64, len(block_ids))] = self._clock()
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
         """Note a chain of cached blocks that is freed now.
@@ -106,10 +105,7 @@ class BlockIndex:
         self.freed(block_ids[: len(keys)])
 
     def find(self, key: int) -> KVCacheBlock | None:
-        """The free block that holds ``key``, or None if it is gone, reused or referenced.
-
-        The engine's thread does not wait for another that is noting what changed.
-        """
+        """The free block that holds ``key``, or None if it is gone, reused or referenced."""
         self.late.make_all(wait=False)
         block = self._pool.blocks[self._ids.get(key, NOBODY)]
         if block.ref_cnt or block.next_free_block is None:
