@@ -31,9 +31,10 @@ PAUSE_S: Final = 5.0
 """For which a request waits where no engine takes any; chosen: one that was slow, or dropped a
 request, is believed again by then."""
 _LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
-_ELSEWHERE: Final = frozenset({401, 403, 404, 429, *range(500, 600)})
+_ELSEWHERE: Final = frozenset({401, 403, 404, 429, 503})
 """Statuses by which an engine refuses what another may answer: it wants another key, lacks an
-adapter, has too much to do, or is broken."""
+adapter, or has too much to do."""
+_BROKEN: Final = 2  # errors in a row from which they are the engine's, and no request's; chosen
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
 
 
@@ -195,7 +196,9 @@ class FleetProxy:
         """Whether another engine may answer what this one refused, for what it is itself."""
         others = self.board.takes
         others[engine] = False
-        return reply.status in _ELSEWHERE and asked.call.repeatable and bool(others.any())
+        is_broken = reply.is_of_server and self.board.refusing[engine] >= _BROKEN
+        may = reply.status in _ELSEWHERE or is_broken
+        return may and asked.call.repeatable and bool(others.any())
 
     async def _place_soon(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
         """Choose an engine; where none takes requests, wait a while for one that may."""

@@ -92,6 +92,11 @@ class Reply(NamedTuple):
         """Whether the engine computed nothing for it: an error, or one in the form of a stream."""
         return self.status >= _LEAST_ERROR or self.first.startswith(_ERRORS)
 
+    @property
+    def is_of_server(self) -> bool:
+        """Whether it says that the engine failed, and not the request."""
+        return self.status >= _LEAST_OF_SERVER
+
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Its bytes as they come.
 

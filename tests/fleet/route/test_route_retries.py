@@ -9,7 +9,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from kvgraph.advisor.fleet.engine_board import EngineBoard
-from kvgraph.advisor.fleet.proxy import health, proxy_app
+from kvgraph.advisor.fleet.proxy import engine_roster, health, proxy_app
 from kvgraph.advisor.fleet.proxy.upstream import Upstream
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
@@ -242,7 +242,7 @@ ANSWERS = {
 def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
     fleet_of_two: Any, answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "INTERVAL_S", 60.0)  # nobody looks before the request comes
+    monkeypatch.setattr(engine_roster, "INTERVAL_S", 60.0)  # nobody looks before the request comes
 
     async def run() -> None:
         async with fleet_of_two as fleet:
