@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason, Rule
+from ...graph.logs.reasons import (
+    CAUSE_TEXTS,
+    RULE_TEXTS,
+    STORE_CAUSES,
+    DepartureRule,
+    Detail,
+    Reason,
+)
 from ...graph.messages.cache_groups import CacheGroup, GroupKind
 from ...graph.types import STATE_NAMES
 from ..times.spoken_times import seconds
@@ -94,10 +101,12 @@ def _diverged(detail: int, gone: Gone, session: str | None) -> str:
 
 
 def _evicted(detail: int, gone: Gone, session: str | None) -> str:
-    if detail == Rule.FORGOTTEN:
+    if detail == DepartureRule.FORGOTTEN:
         return f"left the pool longer ago than the log reaches.{_whose(session)}"
     why = RULE_TEXTS[detail]
-    if gone.score is not None and detail == Rule.POLICY:  # elsewhere a rule decided, and no score
+    if (
+        gone.score is not None and detail == DepartureRule.POLICY
+    ):  # elsewhere a rule decided, and no score
         why += f", as {gone.score}"
     return f"{_left(gone)}. Why: {why}.{_whose(session)}"
 
@@ -196,14 +205,14 @@ def eviction_sentence(
         score: What made its score, in words; None: not known.
     """
     words = [RULE_TEXTS[rule]]
-    if score is not None and rule == Rule.POLICY:  # elsewhere a rule decided, and no score
+    if score is not None and rule == DepartureRule.POLICY:  # elsewhere a rule decided, and no score
         words.append(score)
     if place is not None:
         before = "no block was" if place == 0 else _blocks_were(place)
         words.append(f"{before} to go before it")
     if idle_s is not None:
         words.append(f"unused for {seconds(idle_s)}")
-    if rule != Rule.SESSION_OVER:
+    if rule != DepartureRule.SESSION_OVER:
         words.append(f"its session was {_STATES[min(state, len(STATE_NAMES))]}")
     said = ", ".join(words)
     return f"{said[0].upper()}{said[1:]}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ...graph.logs.reasons import Cause, Detail, Reason, Rule
+from ...graph.logs.reasons import Cause, DepartureRule, Detail, Reason
 
 
 class Missing(NamedTuple):
@@ -38,7 +38,7 @@ def miss_remedy(missing: Missing) -> str | None:
         case Reason.DIVERGED:
             return _UNCHANGED if detail == Detail.OWN_HISTORY else _SHARED_FIRST
         case Reason.EVICTED:
-            return _kept(missing) + _RULES.get(Rule(detail), "")
+            return _kept(missing) + _RULES.get(DepartureRule(detail), "")
         case Reason.COPY_LOST:
             return _COPIES.get(Cause(detail))
         case Reason.NOT_CACHEABLE:
@@ -123,11 +123,12 @@ _SHARED_FIRST: Final = (
 _NOTHING_LEFT: Final = "Nothing in the cache: all that can be reused was found."
 
 _RULES: Final = {
-    Rule.POLICY: " Or callers who say when they come back (waiting_for_tool, expected_return_s): "
-    "the policy goes by that.",
-    Rule.SESSION_OVER: " Or not saying that a session is over which comes back.",
-    Rule.PROTECTED_LAYER: " Or protecting less: what is protected left room for nothing else.",
-    Rule.PROTECTED_SHARE: " Or a larger [score] protected_share or tenant_share.",
+    DepartureRule.POLICY: " Or callers who say when they come back (waiting_for_tool, "
+    "expected_return_s): the policy goes by that.",
+    DepartureRule.SESSION_OVER: " Or not saying that a session is over which comes back.",
+    DepartureRule.PROTECTED_LAYER: " Or protecting less: what is protected left room for nothing "
+    "else.",
+    DepartureRule.PROTECTED_SHARE: " Or a larger [score] protected_share or tenant_share.",
 }
 _COPIES: Final = {
     Cause.ROOM: "More room for copies: AITHER_KVCACHE_WARM_GIB, AITHER_KVCACHE_COLD_GIB.",

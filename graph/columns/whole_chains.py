@@ -11,6 +11,7 @@ Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 Scores = npt.NDArray[np.float64]
 
+APART: Final = 1024.0  # more than chains lower a score by, however long they are
 DEPTH_TIE: Final = 1e-5
 """Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
 frees a request tail first."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..types import HELD, NO_ROW, Rows, Tier, as_keys
 from .evictions.eviction_log import EvictionLog, Way
-from .reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
+from .reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
 from .request_facts import Miss
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ def _evicted(
     if (lost := _lost(int(log.marks[row]))) is not None:
         return Miss(index, key, Reason.COPY_LOST, lost, found, left, owner, elsewhere)
     if found < log.first:
-        return Miss(index, key, Reason.EVICTED, Rule.FORGOTTEN, found, left, owner, elsewhere)
+        return Miss(
+            index, key, Reason.EVICTED, DepartureRule.FORGOTTEN, found, left, owner, elsewhere
+        )
     rule, short = log.eviction(found).rule, log.next - found
     return Miss(index, key, Reason.EVICTED, rule, found, left, owner, elsewhere, short)
 

@@ -44,7 +44,7 @@ REASON_TEXTS: Final = {
 }
 
 
-class Rule(IntEnum):
+class DepartureRule(IntEnum):
     """What decided that a block left."""
 
     LRU = 0  # the engine's own order held
@@ -57,7 +57,7 @@ class Rule(IntEnum):
     PROTECTED_SHARE = 7  # its layer is protected, but only up to a share
 
 
-RULE_NAMES: Final = tuple(rule.name.lower() for rule in Rule)
+RULE_NAMES: Final = tuple(rule.name.lower() for rule in DepartureRule)
 RULE_TEXTS: Final = (
     "by the engine's own order it was the longest unused",
     "the policy ranked it among the first to go",

@@ -24,7 +24,7 @@ class Weights:
 
     ``score = age·seconds + degree·Σ wₜ·degreeₜ + edge_weight·Σ wₜ·weightₜ + importance·importance +
     confidence·surer + hit_count·hits + session_credit·credit``, with ``wₜ`` of
-    ``Rules.edge_types``.
+    ``Rules.edge_types``. The defaults are chosen, in the replay lab.
 
     Attributes:
         confidence: Weight of how much surer than the mean of all sampled sessions the model was, in
@@ -47,7 +47,7 @@ class Rules:
     """What holds in a graph, whichever policy scores its blocks.
 
     Attributes:
-        session_memory_s: Idle seconds over which a session's claim fades to 1/e.
+        session_memory_s: Idle seconds over which a session's claim fades to 1/e. Chosen.
         edge_types: wₜ: the weight of an edge of each type, in policies and for prefetching.
         protected_layers: Never evicted while an unprotected block exists.
         protected_share: Share of a pool that may be protected in all; beyond it the least precious

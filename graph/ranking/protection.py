@@ -9,12 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.whole_chains import Mask, Places, keep_chains_whole
+from ..columns.whole_chains import APART, Mask, Places, keep_chains_whole
 from ..tables.blocks import Selection
 from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, Tier
 from .view import View
-
-_APART: Final = 1024.0  # more than chains lower a score by, however long they are
 
 _CHANCE: Final = 0.05
 """Of a return, below which a session holds no room any more. Chosen: with the chances that
@@ -89,9 +87,9 @@ def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
         places: Of protected blocks among them, the most precious first.
     """
     nobody = len(places)
-    keeper = np.full(len(picked), nobody * _APART)
-    keeper[places] = np.arange(nobody) * _APART
-    first = np.ceil(keep_chains_whole(keeper, picked.parents()) / _APART)
+    keeper = np.full(len(picked), nobody * APART)
+    keeper[places] = np.arange(nobody) * APART
+    first = np.ceil(keep_chains_whole(keeper, picked.parents()) / APART)
     return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
 
 

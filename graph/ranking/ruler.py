@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ..columns.whole_chains import keep_chains_whole
+from ..columns.whole_chains import APART, keep_chains_whole
 from ..messages.advice import EvictionRanking
 from ..tables.blocks import Selection
 from ..types import as_keys, layer_mask
@@ -19,7 +19,6 @@ from .rules import is_pinned
 from .scoring import rank, whole_scores
 from .view import View
 
-_APART: Final = 1024.0  # more than chains lower a score by, however long they are
 _FRONT: Final = 4_096  # blocks of a ranking: a second of evictions; chosen
 
 
@@ -64,7 +63,7 @@ def _only_kept(view: View, limit: int) -> EvictionRanking:
     leased = is_pinned(view, held)
     if not leased.any():
         return ranking
-    kept = keep_chains_whole(np.where(leased, 0.0, _APART), held.parents()) < _APART / 2
+    kept = keep_chains_whole(np.where(leased, 0.0, APART), held.parents()) < APART / 2
     rows = held.rows[kept]
     keys = blocks.keys[rows[np.argsort(-blocks.depth[rows], kind="stable")]]
     keys = keys ^ view.tables.salt(view.engine)

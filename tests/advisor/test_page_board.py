@@ -19,7 +19,7 @@ from kvgraph.dashboards.answers.log_marks import mark_of
 from kvgraph.dashboards.answers.misses import RequestsAsked
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.errors import GraphError
-from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
+from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, DepartureRule, Detail, Reason
 from kvgraph.graph.logs.request_facts import Miss, PromptBlocks, RequestNames
 from kvgraph.graph.logs.request_log import LIMIT, RequestLog
 from kvgraph.graph.messages.advice import EvictionRanking
@@ -136,13 +136,13 @@ def test_what_was_computed_again_says_what_would_have_kept_it(
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.UNKNOWN])
 def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
-    details = {Reason.EVICTED: list(Rule), Reason.COPY_LOST: list(Cause)[1:]}
+    details = {Reason.EVICTED: list(DepartureRule), Reason.COPY_LOST: list(Cause)[1:]}
     for detail in details.get(reason, list(Detail)):
         said = miss_remedy(Missing(reason, int(detail), 1, 3))
         assert said is not None
         assert said[0].isupper(), said
         assert said.endswith("."), said
-    evicted = Missing(Reason.EVICTED, int(Rule.LRU), 1, 30, 100)
+    evicted = Missing(Reason.EVICTED, int(DepartureRule.LRU), 1, 30, 100)
     assert "A pool larger by at most 30 blocks" in str(miss_remedy(evicted))
     assert "9 times as many blocks left" in str(miss_remedy(evicted._replace(short=900)))
     assert str(miss_remedy(evicted._replace(was_there=True))).startswith("Its turn sooner: the")

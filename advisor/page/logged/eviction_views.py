@@ -14,7 +14,7 @@ from ....dashboards.answers.log_marks import mark_of, number_in
 from ....graph.errors import GraphError
 from ....graph.logs.evictions.eviction_log import LIMIT, UNPLACED, EvictionLog
 from ....graph.logs.history import WINDOW_S
-from ....graph.logs.reasons import RULE_NAMES, Rule
+from ....graph.logs.reasons import RULE_NAMES, DepartureRule
 from ....graph.logs.small_times import seconds_of
 from ....graph.queries.views import block_name
 from ....graph.tables.tables import Tables
@@ -117,7 +117,9 @@ def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
 
 def protected_lost(log: EvictionLog) -> str | None:
     """Why blocks of protected layers left all the same, and what to do; None where none did."""
-    kept, beyond = (int(log.evicted[r]) for r in (Rule.PROTECTED_LAYER, Rule.PROTECTED_SHARE))
+    kept, beyond = (
+        int(log.evicted[r]) for r in (DepartureRule.PROTECTED_LAYER, DepartureRule.PROTECTED_SHARE)
+    )
     said = []
     if kept:
         said.append(

@@ -18,7 +18,7 @@ from ...types import (
     SourceLayer,
     Tier,
 )
-from ..reasons import Cause, Rule
+from ..reasons import Cause, DepartureRule
 from ..small_times import Bytes, Origin
 from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
 from .in_force import InForce, Mask
@@ -131,18 +131,20 @@ class Departures:
         blocks = self._tables.blocks
         is_over = (state == SessionState.ENDED) & ~shared
         if in_force.is_lrus:
-            rule = np.full(len(rows), int(Rule.LRU), dtype=np.uint8)
+            rule = np.full(len(rows), int(DepartureRule.LRU), dtype=np.uint8)
         else:
             named = place != UNPLACED
-            rule = np.where(named, int(Rule.POLICY), int(Rule.UNRANKED)).astype(np.uint8)
-            rule[named & is_over] = Rule.SESSION_OVER
+            rule = np.where(named, int(DepartureRule.POLICY), int(DepartureRule.UNRANKED)).astype(
+                np.uint8
+            )
+            rule[named & is_over] = DepartureRule.SESSION_OVER
             superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
-            rule[named & superseded] = Rule.SUPERSEDED
+            rule[named & superseded] = DepartureRule.SUPERSEDED
         protected = in_force.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
         if protected.any():
             gave_up = in_force.gave_up(blocks.wire_keys(rows), place, used)
-            rule[protected] = Rule.PROTECTED_LAYER
-            rule[protected & gave_up] = Rule.PROTECTED_SHARE
+            rule[protected] = DepartureRule.PROTECTED_LAYER
+            rule[protected & gave_up] = DepartureRule.PROTECTED_SHARE
         return rule
 
     def emptied(self, engine: int, part: slice, way: int) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...columns.columns import grown
 from ...types import Keys, Rows, SourceLayer, Tier
-from ..reasons import RULE_NAMES, Cause, Rule
+from ..reasons import RULE_NAMES, Cause, DepartureRule
 from ..small_times import Bytes, Origin, as_byte
 from .score_terms import TermRing, TermsThen
 
@@ -60,7 +60,7 @@ class Eviction(NamedTuple):
         session_state: A ``SessionState``; one more than the last: it was of no session.
     """
 
-    rule: Rule
+    rule: DepartureRule
     layer: SourceLayer
     copies: Tier
     session_state: int
@@ -97,8 +97,8 @@ class EvictionLog:
         self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way
         self.terms = TermRing()
         self.next = 0
-        self.evicted = np.zeros(len(Rule), dtype=np.int64)
-        self.wanted = np.zeros(len(Rule), dtype=np.int64)
+        self.evicted = np.zeros(len(DepartureRule), dtype=np.int64)
+        self.wanted = np.zeros(len(DepartureRule), dtype=np.int64)
 
     @property
     def first(self) -> int:
@@ -119,7 +119,7 @@ class EvictionLog:
         """Note that these blocks leave now; of more than ``LIMIT``, only the last have records."""
         self.terms.add(self.next, terms)
         self.marks[rows] = Way.EVICTED
-        self.evicted += np.bincount(left.rule, minlength=len(Rule))
+        self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
         unrecorded = max(0, len(rows) - LIMIT)
         self.next += unrecorded
         rows, left = rows[unrecorded:], Left._make(column[unrecorded:] for column in left)
@@ -161,7 +161,7 @@ class EvictionLog:
         slots = slots[fresh]
         self._ring["wanted"][slots] = as_byte(ago[fresh])
         regretted: Ids = ids[fresh]
-        self.wanted += np.bincount(self.rules(regretted), minlength=len(Rule))
+        self.wanted += np.bincount(self.rules(regretted), minlength=len(DepartureRule))
         return regretted
 
     def record(self, number: int) -> np.void:
@@ -174,7 +174,9 @@ class EvictionLog:
         record = self.record(number)
         why, state = int(record["why"]), int(record["state"])
         copies, session_state = Tier((state & 3) << _FIRST_COPY), (state >> 2) & 7
-        return Eviction(Rule(why >> 4), SourceLayer(why & 15), copies, session_state, state >= 32)
+        return Eviction(
+            DepartureRule(why >> 4), SourceLayer(why & 15), copies, session_state, state >= 32
+        )
 
     def rules(self, numbers: Ids) -> Bytes:
         """uint8 ``[n]``: the rules of some records."""

@@ -23,8 +23,8 @@ class QueueScan:
     """Looks at each cached block near the head of the free queue once.
 
     A block that was looked at stays as it is until the engine takes it or a hit removes it, and
-    what is freed stands behind all others. Only advice puts blocks in between: whoever does that
-    says so (``start_again``), and then these need not be looked for: see ``Victims.look``.
+    what is freed stands behind all others. Only advice inserts blocks before the last one that was
+    looked at: whoever lays them calls ``start_again``, and ``Victims.look`` looks at them.
 
     Args:
         pool: The live block pool.

@@ -6,7 +6,7 @@ import pytest
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.reasons.miss_words import Gone, miss_sentence
 from kvgraph.dashboards.answers.misses import RequestsAsked
-from kvgraph.graph.logs.reasons import Reason, Rule
+from kvgraph.graph.logs.reasons import DepartureRule, Reason
 from kvgraph.graph.messages.events import Pressure, RequestFinished, RequestStarted
 from small_world import SIZE, World, board_of, pack
 
@@ -109,9 +109,11 @@ def test_what_saves_most_is_told_first_and_what_saves_nothing_only_alone(
 
 def test_a_miss_says_what_the_score_of_its_block_was_made_of() -> None:
     gone = Gone(15.0, 0.0, "it was expected to be asked for again in about 3 min")
-    said = miss_sentence(Reason.EVICTED, Rule.POLICY, (2, 9), gone, None, None)
+    said = miss_sentence(Reason.EVICTED, DepartureRule.POLICY, (2, 9), gone, None, None)
     assert said == (
         "Block 3 of 9 left the pool 15 s before. Why: the policy ranked it among the first to go, "
         "as it was expected to be asked for again in about 3 min."
     )
-    assert "expected" not in miss_sentence(Reason.EVICTED, Rule.LRU, (2, 9), gone, None, None)
+    assert "expected" not in miss_sentence(
+        Reason.EVICTED, DepartureRule.LRU, (2, 9), gone, None, None
+    )

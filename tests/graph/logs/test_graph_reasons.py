@@ -11,7 +11,7 @@ from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions.eviction_log import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
-from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
+from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
 from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
 from kvgraph.graph.messages.events import (
     BlocksCleared,
@@ -136,7 +136,7 @@ def test_evicted_by_the_engines_own_order(world: World) -> None:
     world.evict(3, 2)
     evicted_at = world.now
     world.serve(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
     record = world.history.requests.record(1)
     assert float(record["at"] - record["ago"]) == pytest.approx(evicted_at, abs=0.02)
     log = world.history.evictions[0]
@@ -153,7 +153,7 @@ def test_evicted_by_the_policy_with_its_place(world: World) -> None:
     world.rank(9, 3, 2)
     world.evict(3)
     world.start(1, 2, 3, found=2)
-    assert world.last() == (Reason.EVICTED, Rule.POLICY, 2)
+    assert world.last() == (Reason.EVICTED, DepartureRule.POLICY, 2)
     log = world.history.evictions[0]
     assert int(log.record(0)["place"]) == 1
     assert world.history.ranking_at(0, log.at(0)) == 7
@@ -164,20 +164,20 @@ def test_evicted_though_no_ranking_named_it(world: World) -> None:
     world.rank(9)
     world.evict(3)
     world.start(1, 2, 3, found=2)
-    assert world.last() == (Reason.EVICTED, Rule.UNRANKED, 2)
+    assert world.last() == (Reason.EVICTED, DepartureRule.UNRANKED, 2)
 
 
 def test_more_evictions_at_once_than_the_log_keeps_are_known_as_evictions(world: World) -> None:
     keys = range(1, LIMIT + 101)
     world.tell(BlocksResident(pack(*keys)))
     world.evict(*keys)
-    assert world.history.evictions[0].evicted[Rule.LRU] == len(keys)
+    assert world.history.evictions[0].evicted[DepartureRule.LRU] == len(keys)
     world.start(1, 2, 3)
-    assert world.last() == (Reason.EVICTED, Rule.FORGOTTEN, 0)
+    assert world.last() == (Reason.EVICTED, DepartureRule.FORGOTTEN, 0)
     sentence = request_view(world.history, 0, float).miss.sentence
     assert sentence.startswith("Block 1 of 3 left the pool longer ago than the log reaches.")
     world.start(101)
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 0)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 0)
 
 
 def test_evicted_because_its_session_was_over(world: World) -> None:
@@ -186,7 +186,7 @@ def test_evicted_because_its_session_was_over(world: World) -> None:
     world.rank(3, 2, 1)
     world.evict(3)
     world.start(1, 2, 3, found=2, session="another")
-    assert world.last() == (Reason.EVICTED, Rule.SESSION_OVER, 2)
+    assert world.last() == (Reason.EVICTED, DepartureRule.SESSION_OVER, 2)
     assert world.other() == ("s", None)
 
 
@@ -196,7 +196,7 @@ def test_evicted_because_it_was_superseded(world: World) -> None:
     world.rank(3, 30, 2, 1)
     world.evict(3)
     world.start(1, 2, 3, found=2)
-    assert world.last() == (Reason.EVICTED, Rule.SUPERSEDED, 2)
+    assert world.last() == (Reason.EVICTED, DepartureRule.SUPERSEDED, 2)
 
 
 def test_evicted_though_it_was_protected(world: World) -> None:
@@ -205,7 +205,7 @@ def test_evicted_though_it_was_protected(world: World) -> None:
     world.rank(3, kept=(2, 1))
     world.evict(3, 2)
     world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, Rule.PROTECTED_LAYER, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.PROTECTED_LAYER, 1)
 
 
 @pytest.mark.parametrize("order", [(3, 2), ()], ids=["policy", "lru"])
@@ -216,7 +216,7 @@ def test_evicted_because_more_is_protected_than_may_be(
     world.rank(*order, kept=(1,))
     world.evict(2)
     world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, Rule.PROTECTED_SHARE, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.PROTECTED_SHARE, 1)
 
 
 def test_what_no_ranking_knew_was_not_given_up(world: World) -> None:
@@ -225,7 +225,7 @@ def test_what_no_ranking_knew_was_not_given_up(world: World) -> None:
     world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
     world.evict(2)
     world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, Rule.PROTECTED_LAYER, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.PROTECTED_LAYER, 1)
 
 
 def test_a_protected_block_of_an_ended_session_left_by_right(world: World) -> None:
@@ -234,7 +234,7 @@ def test_a_protected_block_of_an_ended_session_left_by_right(world: World) -> No
     world.rank(3, 2, 1)
     world.evict(2)
     world.start(1, 2, 3, found=1, session="another")
-    assert world.last() == (Reason.EVICTED, Rule.SESSION_OVER, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.SESSION_OVER, 1)
 
 
 def test_a_layer_that_is_protected_no_longer_is_no_loss(world: World) -> None:
@@ -243,7 +243,7 @@ def test_a_layer_that_is_protected_no_longer_is_no_loss(world: World) -> None:
     world.rank(3, 2, 1)
     world.evict(2)
     world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, Rule.POLICY, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.POLICY, 1)
 
 
 def test_another_engine_has_it(world: World) -> None:
@@ -476,7 +476,7 @@ def test_a_block_that_went_in_the_very_step_is_settled_when_it_is_heard_of(world
     world.serve(1, 2, 3)
     late = RequestStarted("late", pack(1, 2, 3), 53, 32, SIZE, "s")
     world.tell(late, BlocksRemoved(pack(3)))
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 2)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 2)
     assert world.history.totals[Reason.EVICTED] == 1
     assert world.history.totals[Reason.UNKNOWN] == 0
 
@@ -500,12 +500,12 @@ def test_an_evicted_block_that_is_wanted_again_is_regretted_within_the_window(
     world.evict(3)
     world.serve(1, 2, 3, found=2)
     log = world.history.evictions[0]
-    assert int(log.wanted[Rule.LRU]) == 1
+    assert int(log.wanted[DepartureRule.LRU]) == 1
     assert int(log.record(0)["wanted"])
     world.evict(3)
     world.now += 2 * WINDOW_S
     world.serve(1, 2, 3, found=2)
-    assert int(log.wanted[Rule.LRU]) == 1
+    assert int(log.wanted[DepartureRule.LRU]) == 1
     assert not int(log.record(1)["wanted"])
 
 
@@ -540,7 +540,7 @@ def test_an_engine_that_comes_back_has_its_log_and_what_it_held_is_unheard_of(
     world.graph.forget_engine("a")
     world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1)))
     world.serve(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
     world.graph.forget_engine("a")
     world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(b""))
     world.start(1, 2, 3)
@@ -582,7 +582,7 @@ def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_i
     world.end("r1", 1, 2, 3)
     late = RequestStarted("late", pack(1, 2, 3, 4), 69, 32, SIZE, "s")
     world.tell(late, BlocksRemoved(pack(3)))
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 2)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 2)
     assert world.history.totals[Reason.DIVERGED] == 0
     miss = request_view(world.history, 1, float).miss
     assert miss.evicted_at == world.now
@@ -607,7 +607,7 @@ def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests
     began = world.now
     world.now += 0.0071  # the log of evictions counts in hundredths
     world.evict(2)
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
     miss = request_view(world.history, 1, float).miss
     assert miss.evicted_at == began
     assert "left the pool just then" in miss.sentence
@@ -644,7 +644,7 @@ def test_the_first_evictions_after_a_request_are_its_steps(world: World) -> None
     late = RequestStarted("later", pack(4, 5, 6), 53, 16, SIZE, "s")
     back = BlocksRemoved(pack(6, 5)), BlocksStored(pack(5), 4, SIZE)
     world.tell(late, BlocksStored(pack(9, 5), None, SIZE), *back, BlocksRemoved(pack(9)))
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
 
 
 def test_what_a_reset_took_after_a_request_looked_was_there(world: World) -> None:
@@ -670,6 +670,6 @@ def test_what_left_before_and_is_told_at_once_is_not_said_to_have_left_in_the_st
     world.serve(1, 2, 3)
     late = RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s")
     world.tell(BlocksRemoved(pack(2)), BlocksStored(pack(9), None, SIZE), late)
-    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 1)
     sentence = request_view(world.history, 1, float).miss.sentence
     assert "Block 2 of 3 left the pool just then. Why:" in sentence
