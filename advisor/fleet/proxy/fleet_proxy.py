@@ -155,14 +155,11 @@ class FleetProxy:
                 self.router.computed(placed.choice)
             if not reply.failed:
                 self._taken(asked, placed, queued, time.monotonic() - start)
-            else:
-                self._take_back(placed)
-                self.board.heard(engine, refused=True)
-                if not refused_by and self._may_go_elsewhere(asked, reply, engine):
-                    await reply.response.aclose()
-                    self.counts.turned_away += 1
-                    refused_by = frozenset({engine})
-                    continue
+            elif self._refused(asked, placed, reply) and not refused_by:
+                await reply.response.aclose()
+                self.counts.turned_away += 1
+                refused_by = frozenset({engine})
+                continue
             asked.call.body.release()
             return reply, upstream
         raise AssertionError("unreachable")
@@ -191,14 +188,6 @@ class FleetProxy:
         """Note that a request was answered to its end."""
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
-
-    def _may_go_elsewhere(self, asked: Asked, reply: Reply, engine: int) -> bool:
-        """Whether another engine may answer what this one refused, for what it is itself."""
-        others = self.board.takes
-        others[engine] = False
-        is_broken = reply.is_of_server and self.board.refusing[engine] >= _BROKEN
-        may = reply.status in _ELSEWHERE or is_broken
-        return may and asked.call.repeatable and bool(others.any())
 
     async def _place_soon(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
         """Choose an engine; where none takes requests, wait a while for one that may."""
@@ -258,6 +247,18 @@ class FleetProxy:
             self.callers.sent(asked.turn)
         if asked.call.streams and queued >= _LEAST_TIMED:
             self.board.measured(engine, queued, seconds)
+
+    def _refused(self, asked: Asked, placed: Placed, reply: Reply) -> bool:
+        """Note that an engine refused a request; whether another one may answer it."""
+        engine = placed.choice.engine
+        self._take_back(placed)
+        if reply.status not in _ELSEWHERE and not reply.is_of_server:
+            return False  # it is the request's fault
+        self.board.heard(engine, refused=True)
+        others = self.board.takes
+        others[engine] = False
+        may = reply.status in _ELSEWHERE or self.board.refusing[engine] >= _BROKEN
+        return may and asked.call.repeatable and bool(others.any())
 
     def _take_back(self, placed: Placed) -> None:
         """Note that an engine refused or dropped a request: nothing of it is there."""
