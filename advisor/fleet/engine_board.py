@@ -131,6 +131,11 @@ class EngineBoard:
         return self._marks[0, : len(self)]
 
     @property
+    def timed(self) -> Mask:
+        """bool ``[engines]``: whether its speed was measured."""
+        return self._marks[2, : len(self)]
+
+    @property
     def takes(self) -> Mask:
         """bool ``[engines]``: whether it gets requests."""
         return self.up & ~self.draining
@@ -163,7 +168,7 @@ class EngineBoard:
         """
         if tokens <= 0 or seconds <= 0:
             return
-        known = self._marks[2, : len(self)]
+        known = self.timed
         weight = _NEWEST if known[number] else 1.0
         self.compute_s[number] += weight * (seconds / tokens - self.compute_s[number])
         known[number] = True

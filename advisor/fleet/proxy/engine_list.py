@@ -77,7 +77,8 @@ def checked(engines: list[Listed]) -> list[Listed]:
     """
     urls = [each.url for each in engines]
     twice = {url for url in urls if urls.count(url) > 1}
-    if not urls or len(urls) > MOST_ENGINES or twice:
-        listed_twice = f"; listed twice: {', '.join(sorted(twice))}" if twice else ""
-        raise ConfigError(f"{len(urls)} engines: allowed: 1 to {MOST_ENGINES}{listed_twice}")
+    if twice:
+        raise ConfigError(f"engines that are listed twice: {', '.join(sorted(twice))}")
+    if not urls or len(urls) > MOST_ENGINES:
+        raise ConfigError(f"{len(urls)} engines: allowed: 1 to {MOST_ENGINES}")
     return engines

@@ -51,6 +51,23 @@ class EngineRoster:
         """Numbers of the engines that are looked at."""
         return set(self._watched)
 
+    @property
+    def may_come_back(self) -> bool:
+        """Whether an engine that takes no requests now may do so soon."""
+        refused, drains = self._health.refused, self._board.draining
+        return any(not drains[n] and n not in refused for n in range(len(self._board)))
+
+    def why_none(self) -> str:
+        """Why no engine takes requests, in words."""
+        listed = [each.number for each in self.shown]
+        draining = [each for each in listed if self._board.draining[each]]
+        refused = [each for each in listed if each in self._health.refused and each not in draining]
+        down = len(listed) - len(draining) - len(refused)
+        return (
+            f"no engine takes requests: {down} down, {len(draining)} draining, {len(refused)} "
+            "refused; GET /fleet says why"
+        )
+
     def list_again(self, engines: Sequence[Listed]) -> None:
         """Take over a list of engines: new ones are added; missing ones get no further requests,
         and are not looked at once they have answered those that they have.
@@ -69,8 +86,13 @@ class EngineRoster:
         self._board.draining[:] = True
         for each in engines:
             self._board.draining[known[each.url]] = each.drains
-        self._listed = {known[each.url] for each in engines}
+        before, self._listed = self._listed, {known[each.url] for each in engines}
         if self._started:
+            drains = sum(each.drains for each in engines)
+            _log.info(
+                "engines are listed again: %d, of which %d are new and %d drain; %d are gone",
+                len(engines), len(self._listed - before), drains, len(before - self._listed),
+            )  # fmt: skip
             self._watch_listed()
 
     async def start(self) -> None:

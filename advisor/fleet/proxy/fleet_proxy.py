@@ -20,7 +20,7 @@ from ..residency.residency_view import ResidencyView
 from ..turns.callers import Asked, Callers
 from .engine_list import FIRST_BYTE_S, Listed
 from .engine_roster import EngineRoster
-from .health import HealthWatch
+from .health import NEEDS_KEY, HealthWatch
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, SilentError, Upstream
 
 DECISIONS: Final = 10_000
@@ -129,12 +129,41 @@ class FleetProxy:
     async def begin(self, asked: Asked) -> tuple[Reply, Upstream]:
         """The beginning of an answer, from the first engine that begins one; the body is gone.
 
+        What one engine refuses another one is asked once, if it may answer it.
+
         Raises:
             NoEngineError: No engine takes requests, nor does one for ``PAUSE_S``.
             NothingAnsweredError: So many engines in turn were gone that this request may be why,
                 or one that is gone may have done what it asks.
         """
-        refused_by: frozenset[int] = frozenset()
+        reply, upstream, placed = await self._begun(asked, frozenset())
+        if reply.failed and self._refused(asked, placed, reply):
+            self.counts.turned_away += 1
+            reply, upstream = await self._elsewhere(asked, reply, upstream)
+        asked.call.body.release()
+        return reply, upstream
+
+    async def _elsewhere(
+        self, asked: Asked, refusal: Reply, refuser: Upstream
+    ) -> tuple[Reply, Upstream]:
+        """Another engine's answer; the refusal, if there is none, or it only says more of a key."""
+        try:
+            reply, upstream, placed = await self._begun(asked, frozenset({refuser.number}))
+        except (NoEngineError, NothingAnsweredError):
+            return refusal, refuser
+        except BaseException:
+            await refusal.response.aclose()
+            raise
+        if reply.failed:
+            self._refused(asked, placed, reply)
+        keeps = reply.status in NEEDS_KEY and refusal.status not in NEEDS_KEY
+        await (reply if keeps else refusal).response.aclose()
+        return (refusal, refuser) if keeps else (reply, upstream)
+
+    async def _begun(
+        self, asked: Asked, refused_by: frozenset[int]
+    ) -> tuple[Reply, Upstream, Placed]:
+        """The beginning of an answer, by whichever engine answers anything; raises as ``begin``."""
         for tries in count(1):
             placed = await self._place_soon(asked, refused_by)
             engine, start = placed.choice.engine, time.monotonic()
@@ -155,13 +184,7 @@ class FleetProxy:
                 self.router.computed(placed.choice)
             if not reply.failed:
                 self._taken(asked, placed, queued, time.monotonic() - start)
-            elif self._refused(asked, placed, reply) and not refused_by:
-                await reply.response.aclose()
-                self.counts.turned_away += 1
-                refused_by = frozenset({engine})
-                continue
-            asked.call.body.release()
-            return reply, upstream
+            return reply, upstream, placed
         raise AssertionError("unreachable")
 
     async def rest(self, reply: Reply, upstream: Upstream) -> AsyncGenerator[bytes, None]:
@@ -193,24 +216,10 @@ class FleetProxy:
         """Choose an engine; where none takes requests, wait a while for one that may."""
         until = time.monotonic() + PAUSE_S
         while not self.board.takes.any():
-            if time.monotonic() >= until or not self._may_come_back():
-                raise NoEngineError(self._why_none())
+            if time.monotonic() >= until or not self.engines.may_come_back:
+                raise NoEngineError(self.engines.why_none())
             await asyncio.sleep(_LOOK_S)
         return self._place(asked, refused_by)
-
-    def _may_come_back(self) -> bool:
-        refused, drains = self.health.refused, self.board.draining
-        return any(not drains[n] and n not in refused for n in range(len(self.board)))
-
-    def _why_none(self) -> str:
-        listed = [each.number for each in self.engines.shown]
-        draining = [each for each in listed if self.board.draining[each]]
-        refused = [each for each in listed if each in self.health.refused and each not in draining]
-        down = len(listed) - len(draining) - len(refused)
-        return (
-            f"no engine takes requests: {down} down, {len(draining)} draining, {len(refused)} "
-            "refused; GET /fleet says why"
-        )
 
     def _place(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
         """Choose an engine, and note what goes there."""

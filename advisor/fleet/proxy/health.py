@@ -26,7 +26,7 @@ REPLACED_S: Final = 60.0
 """For which nobody serves the known models until others' may take their place; chosen: longer than
 any doubt."""
 _OK: Final = 200
-_NEEDS_KEY: Final = frozenset({401, 403})
+NEEDS_KEY: Final = frozenset({401, 403})
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ class HealthWatch:
 
     Attributes:
         refused: Why an engine gets no requests though it is well, by its number.
+        why: Why an engine is down, by its number.
+        keyed: Numbers of engines that want an API key.
         by_metrics, by_sidecars: Which engines hash blocks otherwise than the first one. Metrics do
             not tell the seed; sidecars do.
     """
@@ -106,6 +108,8 @@ class HealthWatch:
         self._serves: dict[int, list[str]] = {}  # by an engine's number: what it said last
         self._last_up = clock()
         self.refused: dict[int, str] = {}
+        self.why: dict[int, str] = {}
+        self.keyed: set[int] = set()
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
     async def look(self, upstream: Upstream) -> None:
@@ -120,7 +124,7 @@ class HealthWatch:
                 self._down(upstream, f"no answer to {SLOW} questions after its health")
             return
         except httpx.RequestError as error:
-            self._down(upstream, type(error).__name__)
+            self._down(upstream, f"{type(error).__name__} {error}".strip())
             if isinstance(error, httpx.ConnectError) and refuses(error):
                 upstream.is_gone()
             return
@@ -153,9 +157,12 @@ class HealthWatch:
         return self.by_metrics.differs(number) or self.by_sidecars.differs(number)
 
     def _down(self, upstream: Upstream, why: str) -> None:
+        before, self.why[upstream.number] = self.why.get(upstream.number), why
         if self._board.up[upstream.number]:
             self._board.up[upstream.number] = False
             _log.warning("engine %s is down: %s", upstream.url, why)
+        elif before is None:
+            _log.info("engine %s is not up yet: %s", upstream.url, why)
 
     async def _admit(self, upstream: Upstream) -> None:
         number = upstream.number
@@ -163,7 +170,8 @@ class HealthWatch:
             answer = await upstream.ask("/v1/models", TIMEOUT_S)
         except httpx.RequestError:
             return
-        if answer.status_code not in _NEEDS_KEY and not self._serves_the_same(upstream, answer):
+        (self.keyed.add if answer.status_code in NEEDS_KEY else self.keyed.discard)(number)
+        if number not in self.keyed and not self._serves_the_same(upstream, answer):
             return
         self.refused.pop(number, None)
         facts = await _facts(upstream)
@@ -172,8 +180,10 @@ class HealthWatch:
         self._board.pool[number] = facts.tokens
         self.by_metrics.compare(upstream, facts.hashing)
         self._board.up[number] = True
+        self.why.pop(number, None)
         self._came_back(upstream)
-        _log.info("engine %s is up", upstream.url)
+        key = ", and wants an API key" if number in self.keyed else ""
+        _log.info("engine %s is up%s", upstream.url, key)
 
     def _serves_the_same(self, upstream: Upstream, answer: httpx.Response) -> bool:
         """Whether an engine's models are the fleet's; it is refused, in words, where not."""

@@ -30,7 +30,9 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
             "refusing": int(board.refusing[each.number]),
             "waiting_tokens": int(board.waiting[each.number]),
             "live_tokens": int(board.live[each.number]),
-            "prefill_tokens_per_s": round(1 / float(board.compute_s[each.number])),
+            "prefill_tokens_per_s": _speed(proxy, each.number),
+            "why": health.why.get(each.number),
+            "wants_key": each.number in health.keyed,
             "refused": health.refused.get(each.number),
             "differs": health.differs(each.number),
         }
@@ -45,6 +47,12 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
         "sidecars": [] if proxy.residency is None else _sidecars(proxy.residency),
         "decision_p99_ms": decision_ms(proxy, 99),
     }
+
+
+def _speed(proxy: FleetProxy, number: int) -> int | None:
+    """Prompt tokens per second; None until that was measured."""
+    board = proxy.board
+    return round(1 / float(board.compute_s[number])) if board.timed[number] else None
 
 
 def _sidecars(residency: ResidencyView) -> list[dict[str, str | None]]:
@@ -97,3 +105,10 @@ class _ProxyCollector(Collector):
             for each in self._proxy.engines.shown:
                 gauge.add_metric([each.url], float(column[each.number]))
             yield gauge
+        flying = GaugeMetricFamily(
+            "kvgraph_route_engine_in_flight", "Requests that it has not answered to the end.",
+            labels=["engine"],
+        )  # fmt: skip
+        for each in self._proxy.engines.shown:
+            flying.add_metric([each.url], each.asked + each.running)
+        yield flying

@@ -119,6 +119,8 @@ class ResidencyView:
 
     def _forget_others(self, silent: dict[str, str | None]) -> None:
         """Go by these sidecars alone: one that is gone comes back at another port."""
+        for gone in self.silent.keys() - silent.keys():
+            _log.warning("sidecar %s is gone: what its engines hold is guessed", gone)
         self.silent = silent
         self._votes = {each: told for each, told in self._votes.items() if each.sidecar in silent}
         self._hashing = {each: told for each, told in self._hashing.items() if each in silent}

@@ -374,3 +374,53 @@ def test_a_prompt_nested_deeply_is_the_engines_to_judge() -> None:
         PromptReader().read(body, b"")
     told = Callers().read("POST", "/v1/chat/completions", [], json.dumps(body).encode())
     assert told.turn is None
+
+
+REFUSALS = [(404, 401, 404), (429, 403, 429), (401, 404, 404), (503, 429, 429)]
+
+
+@pytest.mark.parametrize(("first", "second", "told"), REFUSALS)
+def test_a_wanted_key_does_not_hide_why_an_engine_refused(
+    first: int, second: int, told: int
+) -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+        await fleet.complete(session_id="s")
+        home = next(engine for engine in fleet.engines if engine.got)
+        for engine in fleet.engines:
+            engine.raw["/v1/completions"] = answer_of(first if engine is home else second)
+        assert (await fleet.complete(session_id="s")).status_code == told
+        status = (await fleet.client.get("/fleet")).json()["engines"]
+        assert [(each["asked"], each["running"]) for each in status] == [(0, 0), (0, 0)]
+
+    play(scene, StandInEngine(), StandInEngine())
+
+
+def test_a_refusal_stands_where_the_other_engine_is_gone() -> None:
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+        await fleet.complete(session_id="s")
+        for engine in fleet.engines:
+            engine.drops = not engine.got
+            if engine.got:
+                engine.raw["/v1/completions"] = answer_of(429)
+        assert (await fleet.complete(session_id="s")).status_code == 429
+
+    play(scene, StandInEngine(), StandInEngine())
+
+
+def test_the_status_says_why_an_engine_is_down_and_whether_it_wants_a_key() -> None:
+    guarded = StandInEngine()
+    guarded.raw["/v1/models"] = answer_of(401)
+
+    async def scene(fleet: Routed) -> None:
+        await fleet.until(True, True)
+        fleet.engines[0].kill()
+        await fleet.until(False, True)
+        one, two = (await fleet.client.get("/fleet")).json()["engines"]
+        assert one["why"].startswith("ConnectError")
+        assert (two["why"], two["wants_key"], one["wants_key"]) == (None, True, False)
+        assert two["prefill_tokens_per_s"] is None, "nothing was measured"
+        assert "kvgraph_route_engine_in_flight" in (await fleet.client.get("/metrics")).text
+
+    play(scene, StandInEngine(), guarded)
