@@ -51,6 +51,7 @@ def now(engine: str = "host:1") -> dict[str, Any]:
         ],
         "tiers": [{"engine": "e", "tier": "warm", "blocks": 5, "capacity": 10, "bytes": 10**9}],
         "advice": [{"engine": "e", "age_s": 0.3, "epoch": 4, "ranked_by": "lifecycle"}],
+        "rooms": [{"engine": "e", "sentence": "2 requests wait for room"}],
         "attention": [
             {"level": "serious", "text": "drops [red]rise[/red]", "engine": None, "view": None}
         ],
@@ -84,6 +85,7 @@ def test_every_width_tells_the_same(width: int) -> None:
         "5of10",
         "lifecycle;adviceis0.3s",
         "40blocks",
+        "2requestswaitforroom",
     ):
         assert fact.replace(" ", "") in kept, fact
     assert "drops[red]rise[/red]" in kept
