@@ -14,9 +14,7 @@ Tokens = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NEWEST: Final = 0.1  # weight of the newest measurement in a mean; chosen
-_SLOWEST: Final = (
-    4.0  # of the fastest engine's time per token; chosen: of one model, alike machines
-)
+_SLOWEST: Final = 4.0  # times the fastest engine's time per token; chosen: machines are alike
 _GROWTH: Final = 64  # engines for which a column has room at first; chosen
 MOST_REFUSING: Final = 8
 """Requests in a row that an engine refused, beyond which one more says nothing new; chosen."""
@@ -162,9 +160,9 @@ class EngineBoard:
         """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.
 
         The first measurement of an engine stands for itself, and each later one counts a tenth.
-        Engines of which nothing was measured yet are taken to be as fast as the others on average,
-        and none to be slower than the fastest by more than ``_SLOWEST``: so one whose first prompt
-        took long, since it compiled something, gets others, and is measured again.
+        Engines of which nothing was measured yet are taken to be as fast as the others on average.
+        None is taken to be slower than ``_SLOWEST`` times the fastest: one whose first prompt took
+        long, since it compiled something, gets others, and is measured again.
         """
         if tokens <= 0 or seconds <= 0:
             return

@@ -162,7 +162,7 @@ class FleetRouter:
         if not takes.any():
             raise NoEngineError("no engine takes requests: all are down, draining or refuse it")
         holdings = holdings.within(wanted.tokens)
-        costs = np.where(takes, self.costs(wanted, holdings), np.inf)
+        costs = np.where(takes, self._costs(wanted, holdings), np.inf)
         home = self.homes.of(wanted.session) if wanted.session is not None else None
         reason = self._reason(home, wanted, holdings, costs)
         if home is not None and reason is Reason.HOME:
@@ -176,7 +176,10 @@ class FleetRouter:
 
     def costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
         """float64 ``[engines]``: seconds that a request takes at each, whether it is up or not."""
-        board, holdings = self.board, holdings.within(wanted.tokens)
+        return self._costs(wanted, holdings.within(wanted.tokens))
+
+    def _costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
+        board = self.board
         reusable = np.maximum(holdings.copied, holdings.shared)
         seconds: Floats = (wanted.tokens - reusable + board.waiting) * board.compute_s
         # An engine computes what takes it longer to load.

@@ -74,7 +74,8 @@ class DirectoryStore:
         except OSError as error:
             if error.errno not in _OF_ONE_VALUE:
                 raise
-            self._drop(key)
+            if error.errno == errno.ELOOP:  # a link; what may not be read may be another's value
+                self._drop(key)
             return False
         try:
             there, wanted = os.fstat(file), sum(memoryview(part).nbytes for part in parts)

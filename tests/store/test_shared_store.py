@@ -311,3 +311,21 @@ def test_a_group_shares_what_is_in_its_directory(tmp_path: Path) -> None:
     path = path_of(tmp_path, 1)
     modes = [each.stat().st_mode & 0o777 for each in (path, path.parent, path.parent.parent)]
     assert modes == [0o660, 0o770, 0o770]
+
+
+def test_what_may_not_be_read_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = records(tmp_path)
+    store.write(key(1), bytes(SIZE))
+    path, opened = path_of(tmp_path, 1), os.open
+
+    def refuse(name: Path, flags: int, *more: int) -> int:
+        if str(name) == str(path) and not flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(name, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert read(store, 1) is None
+    assert path.exists(), "it may be another user's"
+    assert not store.breaker.rests

@@ -86,9 +86,10 @@ class PromptReader:
         links: list[Link] = []
         digest, tokens = scope, 0
         for piece in pieces[:MOST_LINKS]:
-            tokens += _tokens(piece)
+            data = _data(piece)
+            tokens += _tokens(piece, data)
             if len(links) < whole:
-                digest = self.digest(digest, piece)
+                digest = self._digest(digest, data)
                 links.append(Link(digest, tokens))
         if len(pieces) > MOST_LINKS:  # the rest as far as it is like what was read
             tokens += tokens * (len(pieces) - MOST_LINKS) // MOST_LINKS
@@ -96,7 +97,9 @@ class PromptReader:
 
     def digest(self, before: bytes, piece: Any) -> bytes:
         """The digest of a piece behind what has the digest ``before``."""
-        data = piece if isinstance(piece, bytes) else orjson.dumps(piece)
+        return self._digest(before, _data(piece))
+
+    def _digest(self, before: bytes, data: bytes) -> bytes:
         return hashlib.blake2b(before + data, key=self._key, digest_size=16).digest()
 
     def _end(
@@ -191,21 +194,20 @@ def _is_of_the_system(body: Mapping[str, Any]) -> bool:
     )
 
 
-def _tokens(piece: Any) -> int:
+def _tokens(piece: Any, data: bytes) -> int:
     if isinstance(piece, list) and piece and isinstance(piece[0], int):
         return len(piece)
-    if isinstance(piece, dict) and isinstance(parts := piece.get("content"), list):
-        return _written({**piece, "content": None}) + sum(map(_part_tokens, parts))
-    return _written(piece)
+    parts = piece.get("content") if isinstance(piece, dict) else None
+    binary = [part for part in parts if _is_binary(part)] if isinstance(parts, list) else []
+    characters = len(data) - sum(len(_data(part)) for part in binary)
+    return len(binary) * BINARY_TOKENS - (-characters // CHARACTERS_PER_TOKEN)
 
 
-def _part_tokens(part: Any) -> int:
-    """Of a part of a message, which may be an image in base64."""
-    is_binary = isinstance(part, dict) and part.get("type") in _BINARY
-    return BINARY_TOKENS if is_binary else _written(part)
+def _is_binary(part: Any) -> bool:
+    """Whether a part of a message may be an image in base64, or the like."""
+    return isinstance(part, dict) and part.get("type") in _BINARY
 
 
-def _written(value: Any) -> int:
-    """Tokens of a value as text or JSON."""
-    size = len(value) if isinstance(value, bytes) else len(orjson.dumps(value))
-    return -(-size // CHARACTERS_PER_TOKEN)
+def _data(piece: Any) -> bytes:
+    """A piece as text or JSON."""
+    return piece if isinstance(piece, bytes) else orjson.dumps(piece)
