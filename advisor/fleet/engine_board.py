@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from .measured_speeds import MeasuredSpeeds
+
 Floats = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_NEWEST: Final = 0.1  # weight of the newest measurement in a mean; chosen
-_SLOWEST: Final = 4.0  # times the fastest engine's time per token; chosen: machines are alike
 _GROWTH: Final = 64  # engines for which a column has room at first; chosen
 MOST_REFUSING: Final = 8
 """Requests in a row that an engine refused, beyond which one more says nothing new; chosen."""
@@ -55,6 +55,7 @@ class EngineBoard:
         self._floats = np.zeros((4, _GROWTH))
         self._tokens = np.zeros((5, _GROWTH), dtype=np.int64)
         self._marks = np.zeros((3, _GROWTH), dtype=np.bool_)
+        self._speeds = MeasuredSpeeds()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -159,20 +160,12 @@ class EngineBoard:
     def measured(self, number: int, tokens: int, seconds: float) -> None:
         """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.
 
-        The first measurement of an engine stands for itself, and each later one counts a tenth.
-        Engines of which nothing was measured yet are taken to be as fast as the others on average.
-        None is taken to be slower than ``_SLOWEST`` times the fastest: one whose first prompt took
-        long, since it compiled something, gets others, and is measured again.
+        See ``MeasuredSpeeds`` for what is made of it.
         """
         if tokens <= 0 or seconds <= 0:
             return
-        known = self.timed
-        weight = _NEWEST if known[number] else 1.0
-        self.compute_s[number] += weight * (seconds / tokens - self.compute_s[number])
-        known[number] = True
-        measured = self.compute_s[known]
-        self.compute_s[known] = measured = np.minimum(measured, _SLOWEST * measured.min())
-        self.compute_s[~known] = measured.mean()
+        self.timed[number] = True
+        self.compute_s[:] = self._speeds.note(number, seconds / tokens, len(self))
 
     def _grow(self) -> None:
         for name in ("_floats", "_tokens", "_marks"):

@@ -118,17 +118,21 @@ def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -
 
 
 def plan_and_requests(
-    out: Path, model: str | None = None
+    out: Path, model: str | None = None, seed: int = SEED
 ) -> tuple[ServerPlan, Sequence[AgentRequest]]:
     """An engine, and the requests that all of them get.
+
+    Args:
+        out: Where logs and the fleet are kept.
+        seed: Of the fleet: which sessions it plays, and when.
 
     Raises:
         TrafficError: The recorded requests fit no pool.
     """
     name = model or str(ensure_model())
-    requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary_size(name))
+    requests = recorded_requests(SESSIONS, USERS, seed, REQUESTS, vocabulary_size(name))
     least = longest(requests) // BLOCK + KEPT_BACK
-    together = pool_for(requests, FINDS, least, out / "fleet.jsonl.gz")
+    together = pool_for(requests, FINDS, least, out / f"fleet-{seed}.jsonl.gz")
     pool = max(least, math.ceil(together / ENGINES))
     return ServerPlan(name, True, out, pool, longest(requests), RUNNING, options=OPTIONS), requests
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from statistics import median
 from typing import Any, Final
 
 from ...errors import BenchError
@@ -20,7 +19,7 @@ _P95: Final = "95"  # a key of JSON's
 
 
 def add_routers(figures: Figures, say: Callable[[str], None]) -> dict[str, Any]:
-    """Let each router play the same requests before three real engines, in turn.
+    """Let routers take turns before three real engines: each plays the same fleets.
 
     Args:
         say: Told what each did.
@@ -37,23 +36,22 @@ def add_routers(figures: Figures, say: Callable[[str], None]) -> dict[str, Any]:
         say("Ray is not installed, and its router not among the others: pip install 'kvgraph[ray]'")
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
         found = run_apart(STAGE, folder, say, LONGEST_S)
-    add_takes(figures, found["takes"])
+    add_takes(figures, [take["routers"] for take in found["takes"]])
     return found
 
 
 def add_takes(figures: Figures, takes: list[dict[str, dict[str, Any]]]) -> None:
-    """Compare by the medians of all takes."""
-    arms = list(takes[0])
-    found = {arm: [_share(take[arm]) for take in takes] for arm in arms}
-    cached = {arm: median(shares) for arm, shares in found.items()}
-    waits = {arm: median(take[arm]["ttft_ms"][_P95] for take in takes) for arm in arms}
-    figures.add("cached_over_best_rival", _over(cached, max), "×", "> 1")
-    figures.add("ttft_p95_over_best_rival", _over(waits, min), "×", "≤ 1.05")
-    figures.add("failed", sum(take[arm]["failed"] for take in takes for arm in arms), "requests")
-    for arm in arms:
+    """Compare within each take: another take is another fleet."""
+    cached = [{arm: _share(did) for arm, did in take.items()} for take in takes]
+    waits = [{arm: did["ttft_ms"][_P95] for arm, did in take.items()} for take in takes]
+    figures.add("cached_over_best_rival", [_over(each, max) for each in cached], "×", "> 1")
+    figures.add("ttft_p95_over_best_rival", [_over(each, min) for each in waits], "×", "≤ 1.05")
+    failed = sum(did["failed"] for take in takes for did in take.values())
+    figures.add("failed", failed, "requests")
+    for arm in takes[0]:
         name = arm.lower().replace("'", "").replace(" ", "_").replace("-", "_")
-        figures.add(f"{name}_cached", found[arm], "of prompt")
-        figures.add(f"{name}_ttft_p95", [take[arm]["ttft_ms"][_P95] for take in takes], "ms")
+        figures.add(f"{name}_cached", [each[arm] for each in cached], "of prompt")
+        figures.add(f"{name}_ttft_p95", [each[arm] for each in waits], "ms")
 
 
 def _share(arm: dict[str, Any]) -> float:
@@ -62,5 +60,5 @@ def _share(arm: dict[str, Any]) -> float:
 
 
 def _over(found: dict[str, float], best: Callable[[list[float]], float]) -> float:
-    """Ours, of the best of all others."""
+    """Ours, of the best of all others in the same take."""
     return found[OURS] / best([value for arm, value in found.items() if arm != OURS])

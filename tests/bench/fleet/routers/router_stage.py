@@ -1,7 +1,8 @@
 """Three real engines, and routers that take turns before them: each plays the same requests.
 
-It runs in a network of its own (``apart.py``), since Ray listens beyond loopback. Engines, sidecar
-and pace stay from the first take to the last; pools are emptied between two passes.
+It runs in a network of its own (``apart.py``), since Ray listens beyond loopback. Each take is of
+another fleet, before new engines with a pool that suits it: which of two dozen sessions share an
+engine decides more than the router does. Pools are emptied between two passes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 from ...figures import quantile
 from ...serving.progress import DemoProgress
 from ...serving.vllm_server import Server
-from ..fleet_demo import plan_and_requests, rivals, running_fleet
+from ..fleet_demo import SEED, plan_and_requests, rivals, running_fleet
 from ..fleet_demo_report import details
 from ..fleet_pass import FleetPass
 from ..fleet_stage import OURS, FleetStage
@@ -32,20 +33,28 @@ def play(folder: str) -> dict[str, Any]:
     Args:
         folder: For logs and sockets; its name is short.
     """
-    out = Path(folder)
-    plan, requests = plan_and_requests(out)
+    return {"takes": [_fleet(number, Path(folder)) for number in range(TAKES)]}
+
+
+def _fleet(number: int, out: Path) -> dict[str, Any]:
+    """One take: a fleet of its own, and every router before the same engines."""
+    plan, requests = plan_and_requests(out, seed=SEED + number)
     with (
         DemoProgress(len(requests), False) as shown,
         running_fleet(plan, shown) as (runtime, engines, _),
     ):
-        tell(f"{len(engines)} engines run, with {plan.blocks} blocks each")
-        stages = [
-            FleetStage(out, runtime, engines, requests, shown, take=take)
-            for take in range(1, TAKES + 1)
-        ]
-        pace = stages[0].warm_up()
-        takes = [_take(number, stage, engines, out, pace) for number, stage in enumerate(stages)]
-    return {"requests": len(requests), "pool_blocks": plan.blocks, "pace": pace, "takes": takes}
+        tell(f"take {number + 1}: {len(engines)} engines run, with {plan.blocks} blocks each")
+        stage = FleetStage(out, runtime, engines, requests, shown, take=number + 1)
+        pace = stage.warm_up()
+        routers = _take(number, stage, engines, out, pace)
+    return {
+        "seed": SEED + number,
+        "requests": len(requests),
+        "sessions": len({each.session for each in requests}),
+        "pool_blocks": plan.blocks,
+        "pace": pace,
+        "routers": routers,
+    }
 
 
 def _take(
