@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from .advisor.caches.cache_watch import CacheWatch
     from .advisor.config.sections import ObserveConfig
     from .advisor.intents.client_hints import hints
     from .advisor.intents.intent_client import IntentClient
@@ -52,6 +53,7 @@ __all__ = [
     "BlocksCleared",
     "BlocksRemoved",
     "BlocksStored",
+    "CacheWatch",
     "ClassicPolicy",
     "ClientOptions",
     "ConfKVCache",
@@ -89,6 +91,7 @@ __all__ = [
 ]
 
 _ROOMS: Final = {
+    "advisor.caches.cache_watch": "CacheWatch",
     "advisor.config.sections": "ObserveConfig",
     "advisor.intents.client_hints": "hints",
     "advisor.intents.intent_client": "IntentClient",

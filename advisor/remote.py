@@ -10,6 +10,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any, Final
 
+from ..dashboards.page_tokens import EDIT_HEADER, edit_token
 from ..graph.errors import KvGraphError
 from ..graph.ipc.runtime import running_sidecars, token_of
 
@@ -67,6 +68,34 @@ def only_sidecar_url(url: str | None) -> str:
     return urls[0]
 
 
+class EditEndpoint:
+    """A path of a sidecar at which something is told or changed.
+
+    Args:
+        url: The sidecar's; None: that of this user's only one.
+        token: The sidecar's; None: that of its runtime note, or the environment's.
+
+    Raises:
+        RemoteError: None is running, or several are.
+    """
+
+    def __init__(self, path: str, url: str | None = None, token: str | None = None) -> None:
+        url = only_sidecar_url(url)
+        secret = secret_of(url) if token is None else token
+        self._url = url + path
+        self._headers = {
+            "Authorization": f"Bearer {secret}",
+            EDIT_HEADER: edit_token(secret),
+            "Content-Type": "application/json",
+        }
+
+    def send(self, body: Any, timeout_s: float = TIMEOUT_S) -> Any:
+        """The JSON answer to a POST; raises as ``answer_to``."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self._url, data, self._headers, method="POST")
+        return answer_to(request, timeout_s)
+
+
 def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON answer to ``GET url/path``, asked with the token of the sidecar's note; see
     ``answer_to``.
@@ -91,7 +120,7 @@ def answer_to(request: urllib.request.Request, timeout_s: float = TIMEOUT_S) -> 
             return json.loads(answer.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
         with error:
-            detail = _detail(error.read(4096))
+            detail = _detail(error)
         if detail and error.code in _REFUSALS:
             raise _REFUSALS[error.code](detail) from None
         answered = f"{url} answered {error.code}"
@@ -126,8 +155,9 @@ def secret_of(url: str) -> str:
     return token_of(url) or os.environ.get(TOKEN_VARIABLE, "")
 
 
-def _detail(body: bytes) -> str:
+def _detail(error: urllib.error.HTTPError) -> str:
+    """Why, in the sidecar's words; empty if it does not say."""
     try:
-        return str(json.loads(body)["detail"])
-    except (ValueError, KeyError, TypeError):
+        return str(json.loads(error.read(4096))["detail"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return ""

@@ -54,7 +54,7 @@ class EngineBoard:
         self.names: list[str] = []
         self._floats = np.zeros((4, _GROWTH))
         self._tokens = np.zeros((5, _GROWTH), dtype=np.int64)
-        self._marks = np.zeros((3, _GROWTH), dtype=np.bool_)
+        self._marks = np.zeros((2, _GROWTH), dtype=np.bool_)
         self._speeds = MeasuredSpeeds()
 
     def __len__(self) -> int:
@@ -75,7 +75,9 @@ class EngineBoard:
             0.0,
         )
         self._tokens[:, number] = (0, 0, speed.pool_tokens, 0, 0)
-        self._marks[:, number] = (True, False, False)
+        self._marks[:, number] = (True, False)
+        self._speeds.add()
+        self._take_speeds()  # as the others, once any was timed
         return number
 
     @property
@@ -132,7 +134,7 @@ class EngineBoard:
     @property
     def timed(self) -> Mask:
         """bool ``[engines]``: whether its speed was measured."""
-        return self._marks[2, : len(self)]
+        return self._speeds.timed
 
     @property
     def takes(self) -> Mask:
@@ -164,8 +166,12 @@ class EngineBoard:
         """
         if tokens <= 0 or seconds <= 0:
             return
-        self.timed[number] = True
-        self.compute_s[:] = self._speeds.note(number, seconds / tokens, len(self))
+        self._speeds.note(number, seconds / tokens)
+        self._take_speeds()
+
+    def _take_speeds(self) -> None:
+        if (seconds := self._speeds.seconds()) is not None:
+            self.compute_s[:] = seconds
 
     def _grow(self) -> None:
         for name in ("_floats", "_tokens", "_marks"):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-_NEWEST: Final = 0.1  # weight of the newest timing in the fleet's level; chosen
-_KEPT: Final = 16  # timings of an engine; chosen: their median moves once half of them changed
-_SPREAD: Final = 0.5  # variance of the logarithm of timings of one engine until it is known; chosen
-_BELIEF: Final = 8.0  # timings that it counts for; chosen
+_KEPT: Final = 16  # latest timings of an engine, and of the fleet; chosen
+_PRIOR_VARIANCE: Final = 0.5  # of the logarithm of one engine's timings, until it is known; chosen
+_PRIOR_TIMINGS: Final = 8.0  # for so many it counts; chosen
 _SLOWEST: Final = 4.0  # times the fastest engine's time per token; chosen: machines are alike
+_OF_MEDIAN: Final = np.pi / 2  # variance of a median over that of a mean, of normal noise
+_NO_MEDIAN: Final = 2  # timings up to which the median is the mean
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 class MeasuredSpeeds:
@@ -23,44 +26,62 @@ class MeasuredSpeeds:
     engines. One says little: a prompt shared its step with others', or waited for a compiler. An
     engine that is taken to be fast by mistake gets most requests, and one taken to be slow gets too
     few to be timed again. So engines count as alike as far as their medians differ by no more than
-    timings of one engine would make them (a model of random effects, in logarithms), and none is
-    taken to be slower than ``_SLOWEST`` times the fastest.
+    timings of one engine would make them: a model of random effects in logarithms, whose variance
+    between engines is estimated by moments (Hedges 1983). None is taken to be slower than
+    ``_SLOWEST`` times the fastest.
     """
 
     def __init__(self) -> None:
-        self._level: float | None = None  # of timings, a logarithm
+        self._latest: deque[float] = deque(maxlen=_KEPT)  # of the fleet, less the engine's effect
         self._timings = np.empty((0, _KEPT))  # logarithms, above the level
-        self._medians, self._spreads = np.empty(0), np.empty(0)
+        self._medians, self._squares, self._effects = np.empty(0), np.empty(0), np.empty(0)
         self._counts = np.empty(0, dtype=np.int64)
 
-    def note(self, engine: int, seconds_per_token: float, engines: int) -> Floats:
-        """Note a timing of one of so many engines.
+    @property
+    def timed(self) -> Mask:
+        """bool ``[engines]``: whether an engine was timed."""
+        return self._counts > 0
 
-        Returns:
-            float64 ``[engines]``: seconds per token of each; those never timed are as the mean.
-        """
-        if (more := engines - len(self._counts)) > 0:
-            self._timings = np.pad(self._timings, ((0, more), (0, 0)))
-            self._medians, self._spreads, self._counts = (
-                np.pad(each, (0, more)) for each in (self._medians, self._spreads, self._counts)
-            )
+    def add(self) -> None:
+        """Add an engine."""
+        self._timings = np.pad(self._timings, ((0, 1), (0, 0)))
+        self._medians, self._squares, self._effects, self._counts = (
+            np.pad(each, (0, 1))
+            for each in (self._medians, self._squares, self._effects, self._counts)
+        )
+
+    def note(self, engine: int, seconds_per_token: float) -> None:
+        """Note a timing of an engine."""
         timing = float(np.log(seconds_per_token))
-        level = timing if self._level is None else self._level
+        level = float(np.median(self._latest)) if self._latest else timing
         self._timings[engine, self._counts[engine] % _KEPT] = timing - level
-        self._level = level + _NEWEST * (timing - level)
         self._counts[engine] += 1
         kept = self._timings[engine, : self._counts[engine]]
-        self._medians[engine], self._spreads[engine] = np.median(kept), kept.var() * len(kept)
-        return self._speeds(self._level)
+        self._medians[engine], self._squares[engine] = np.median(kept), kept.var() * len(kept)
+        self._latest.append(timing - float(self._effects[engine]))
+        self._effects = self._shrunk()
 
-    def _speeds(self, level: float) -> Floats:
-        counts = np.minimum(self._counts, _KEPT)
-        timed = counts > 0
-        medians, mean = self._medians[timed], self._medians[timed].mean()
-        freedom = _BELIEF + float((counts[timed] - 1).sum())
-        spread = (_BELIEF * _SPREAD + float(self._spreads.sum())) / freedom
-        by_chance = spread / np.maximum(counts, 1)
-        apart = max(0.0, medians.var(ddof=min(1, len(medians) - 1)) - by_chance[timed].mean())
-        own = np.where(timed, apart / (apart + by_chance), 0.0)
-        speeds: Floats = np.exp(level + own * (self._medians - mean))
+    def seconds(self) -> Floats | None:
+        """float64 ``[engines]``: seconds per token of each; those never timed are as the mean.
+
+        None before any was timed.
+        """
+        if not self._latest:
+            return None
+        speeds: Floats = np.exp(np.median(self._latest) + self._effects)
         return np.minimum(speeds, _SLOWEST * speeds.min())
+
+    def _shrunk(self) -> Floats:
+        """float64 ``[engines]``: how far each is from the level."""
+        counts, timed = np.minimum(self._counts, _KEPT), self.timed
+        medians, mean = self._medians[timed], self._medians[timed].mean()
+        freedom = _PRIOR_TIMINGS + float((counts[timed] - 1).sum())
+        variance = (_PRIOR_TIMINGS * _PRIOR_VARIANCE + float(self._squares.sum())) / freedom
+        by_chance = (
+            variance * np.where(counts > _NO_MEDIAN, _OF_MEDIAN, 1.0) / np.maximum(counts, 1)
+        )
+        spread = medians.var(ddof=1) if len(medians) > 1 else 0.0
+        between = max(0.0, float(spread - by_chance[timed].mean()))
+        belief = np.where(timed, between / (between + by_chance), 0.0)
+        effects: Floats = mean + belief * (self._medians - mean)
+        return effects

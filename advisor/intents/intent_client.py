@@ -8,12 +8,9 @@ kv.waiting("chat-7", tool="bash", expected_return_s=4)
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from typing import Any, TypedDict, Unpack
 
-from ...dashboards.page_tokens import EDIT_HEADER, edit_token
-from ..remote import answer_to, only_sidecar_url, secret_of
+from ..remote import EditEndpoint
 
 Reply = dict[str, Any]
 """``answer``, ``reason``, ``blocks``, ``asked`` and ``seconds``; see ``/v1/openapi.json``."""
@@ -42,14 +39,7 @@ class IntentClient:
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        url = only_sidecar_url(url)
-        secret = secret_of(url) if token is None else token
-        self._url = f"{url}/v1/intents"
-        self._headers = {
-            "Authorization": f"Bearer {secret}",
-            EDIT_HEADER: edit_token(secret),
-            "Content-Type": "application/json",
-        }
+        self._endpoint = EditEndpoint("/v1/intents", url, token)
 
     def pin(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
         """Keep blocks for some seconds, as far as leases may."""
@@ -96,9 +86,7 @@ class IntentClient:
         wish = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
         if "block" in wish:
             wish["block"] = str(wish["block"])
-        body = json.dumps({"intents": [wish]}).encode()
-        request = urllib.request.Request(self._url, body, self._headers, method="POST")
-        (reply,) = answer_to(request)["answers"]
+        (reply,) = self._endpoint.send({"intents": [wish]})["answers"]
         answered: Reply = reply
         return answered
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from ...dashboards.answers.caches import CacheNoted, Caches, CacheSteps
 from ...dashboards.answers.engine_views import Engines
 from ...dashboards.answers.evictions import Evictions, EvictionsAsked, RankingView
 from ...dashboards.answers.graph_view import BlockView, GraphView
@@ -20,6 +21,7 @@ from ...graph.intents.intent import Verdict
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
+from ..caches.cache_runs import CacheRuns
 from ..config.config import Config
 from ..config.reload import ConfigWatch
 from ..intents.intent_replies import intent_replies
@@ -76,6 +78,7 @@ class PageBoard:
         self._shadows = shadows or ShadowRunner(graph, graph.clock)
         self._intended = intended
         self._unix = UnixTime(graph.clock, wall)
+        self._caches = CacheRuns(wall)
         watch = watch or ConfigWatch(Config(), None, {}, graph.clock)
         self._desk = WeightDesk(graph, questions, self._shadows, watch, self._unix)
         self._recent = RecentAnswers(graph.clock)
@@ -216,6 +219,14 @@ class PageBoard:
     def _sampled(self, limit: int) -> Sampled:
         with self._questions.turn():
             return sampled_view(self._graph.tables, limit, self._graph.clock(), self._unix)
+
+    def caches(self, steps: int) -> Caches:
+        """The last ``steps`` of each cache that follows confidence."""
+        return self._recent.of(("caches", steps), lambda: self._caches.shown(steps))
+
+    def note_steps(self, told: CacheSteps) -> CacheNoted:
+        """Remember steps of such a cache."""
+        return self._caches.note(told)
 
     def intend(self, wishes: IntentWishes) -> IntentReplies:
         """Do what is wanted of blocks and sessions; every wish is answered."""

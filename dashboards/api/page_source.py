@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ..answers.caches import CacheNoted, Caches, CacheSteps
 from ..answers.engine_views import Engines
 from ..answers.evictions import Evictions, EvictionsAsked, RankingView
 from ..answers.graph_view import BlockView, GraphView
@@ -60,6 +61,12 @@ class PageSource(Protocol):
 
     def sampled(self, limit: int) -> Sampled:
         """Where the model looks, and how sure it is; up to ``limit`` blocks and sessions."""
+
+    def caches(self, steps: int) -> Caches:
+        """The last ``steps`` of each cache that follows confidence."""
+
+    def note_steps(self, told: CacheSteps) -> CacheNoted:
+        """Remember steps of such a cache."""
 
     def weights(self) -> Weights:
         """What decides the ranking."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.types import BlockKey
+from ..answers.caches import MOST_STEPS, CacheNoted, Caches, CacheSteps
 from ..answers.engine_views import Engines
 from ..answers.evictions import Evictions, EvictionsAsked, RankingView
 from ..answers.graph_view import BlockView, GraphView
@@ -37,6 +38,7 @@ RecordsQuery = Annotated[int, Query(ge=1, le=MAX_RECORDS)]
 MarkQuery = Annotated[str, Query(max_length=64)]
 ReasonQuery = Annotated[str | None, Query(pattern=f"^({'|'.join(REASON_NAMES)})$")]
 NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
+StepsQuery = Annotated[int, Query(ge=1, le=MOST_STEPS)]
 NumberQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
 _WRITTEN: Final = 32  # answers whose JSON is kept
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
@@ -139,6 +141,10 @@ def _add_sidecar(router: APIRouter, page: Callable[[], PageSource]) -> None:
     def sampled(limit: RecordsQuery = 50) -> Response:
         return answered(page().sampled(limit))
 
+    @router.get("/caches", response_model=Caches)
+    def caches(steps: StepsQuery = 600) -> Response:
+        return answered(page().caches(steps))
+
     @router.get("/weights", response_model=Weights)
     def weights() -> Response:
         return answered(page().weights())
@@ -166,6 +172,10 @@ def _add_changes(
     @router.post("/intents", response_model=IntentReplies, dependencies=[Depends(edits)])
     def intend(wishes: IntentWishes) -> Response:
         return answered(page().intend(wishes))
+
+    @router.post("/caches", response_model=CacheNoted, dependencies=[Depends(edits)])
+    def note_steps(told: CacheSteps) -> Response:
+        return answered(page().note_steps(told))
 
     @router.post("/weights/undo", response_model=Weights, dependencies=[Depends(edits)])
     def undo_weights() -> Response:

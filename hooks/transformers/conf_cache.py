@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -28,11 +29,13 @@ class Step(NamedTuple):
         confidence: Of each row of the batch.
         budgets: Tokens that each row may keep in a layer of mean depth.
         held: Slots of a layer, averaged over layers, after eviction.
+        at: When it was, in Unix seconds.
     """
 
     confidence: tuple[float, ...]
     budgets: tuple[int, ...]
     held: float
+    at: float
 
 
 class ConfKVCache(Cache):  # type: ignore[misc]
@@ -94,7 +97,7 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         for layer in ours:
             layer.shrink(budgets)
         held = sum(layer.table.held for layer in ours) / len(ours)
-        self.trace.append(Step(tuple(confidence), tuple(budgets), held))
+        self.trace.append(Step(tuple(confidence), tuple(budgets), held, time.time()))
 
     def held(self) -> list[int]:
         """Tokens that each layer of ours holds, of the row that holds most."""

@@ -46,7 +46,9 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
             if it.int8
             else FloatStore(key_states, capacity)
         )
-        self.table = TokenTable(key_states.shape[0], key_states.device)
+        self.table = TokenTable(key_states.shape[0], key_states.device, capacity)
+        self._lowest = self._for_all_rows(it.high)
+        self._steps = 0  # since the last prompt
         self.is_initialized = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # shapes change with each eviction
@@ -79,35 +81,51 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def visible(self, count: int) -> Tensor | None:
         """Which slots each of the ``count`` newest tokens may read, [batch, count, held]."""
-        if count == 1 and self.table.full:
-            return None
+        if count == 1:
+            return None if self.table.full else (self.table.position != NOBODY)[:, None, :]
         slot = torch.arange(self.table.held, device=self.device)
         causal = slot <= torch.arange(count, device=self.device)[:, None] + self.table.held - count
         return causal[None] & (self.table.position != NOBODY)[:, None, :]
 
     def note(self, mass: Tensor, fresh: int) -> None:
-        """Remember what the newest queries looked at, then hold to the high budget.
+        """Remember what the newest queries looked at, and let nobody exceed the high budget.
 
         Args:
             mass: float32 [batch, queries, held].
         """
+        self._steps += 1
+        if fresh > 1:  # a prompt: what was decided before it does not count
+            self._steps, self._lowest = 0, self._for_all_rows(self._settings.high)
         memory, old = self.table.memory, self.table.held - fresh
         if fresh == 1:
             self.table.memory = self._ranker.next(memory, mass[:, -1])
         else:
             before = self._ranker.next(memory[:, :old], mass[:, :, :old].mean(1))
             self.table.memory = torch.cat([before, self._ranker.first(mass)[:, old:]], 1)
-        self.shrink([self._settings.high] * len(self.table.valid))
+        if max(self.table.valid) > self.budget(self._settings.high) + self._settings.slack:
+            self._cut(self._for_all_rows(self._settings.high))
 
     def shrink(self, budgets: Sequence[int]) -> None:
-        """Evict what exceeds the budgets (of a layer of mean depth), row by row."""
-        if max(self.table.valid) <= self.budget(min(budgets)) + self._settings.slack:
+        """Evict what exceeds the budgets (of a layer of mean depth), once in ``slack`` steps.
+
+        Then each row is cut to the lowest of its budgets since the last time. All rows are cut in
+        the same step, since to move the tokens of one is to move those of all.
+        """
+        self._lowest = [min(pair) for pair in zip(self._lowest, budgets, strict=True)]
+        if self._steps % self._settings.slack:
             return  # most steps end here
+        self._cut(self._lowest)
+        self._lowest = self._for_all_rows(self._settings.high)
+
+    def _for_all_rows(self, mean: int) -> list[int]:
+        return [mean] * len(self.table.valid)
+
+    def _cut(self, budgets: Sequence[int]) -> None:
         protected = self._settings.window
         if isinstance(self.store, MixedStore):
             protected = max(protected, self.store.recent)
         allowed = [self.budget(each) for each in budgets]
-        chosen = survivors(self.table, allowed, self._settings.slack, protected, self._ranker)
+        chosen = survivors(self.table, allowed, protected, self._ranker)
         if chosen is None:
             return
         self.store.keep(chosen.slots)
@@ -140,6 +158,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.is_initialized:
             self.store.select(beam_idx.to(self.device))
             self.table.select(beam_idx.to(self.device))
+            self._lowest = [self._lowest[row] for row in beam_idx.tolist()]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows alone."""

@@ -19,7 +19,8 @@ class ConfKVSettings:
         alpha: Weight of attention against recency in the score of a token, 0 to 1; the paper mixes
             them. See ``docs/transformers.md`` for what recency costs beside a window.
         gamma: What the moving average of attention keeps of its past at each step, below 1.
-        slack: Tokens above a budget before any is evicted, so that survivors are moved rarely.
+        slack: Steps from one eviction to the next; the high budget may be exceeded by as many
+            tokens.
         int8: Whether tokens older than the window are stored in int8.
         pyramid: How much the budget of the first layers exceeds the mean, and that of the last
             falls short of it: 0 is flat, .5 gives the first half more. The sum stays.

@@ -25,15 +25,15 @@ class Survivors(NamedTuple):
 
 
 def survivors(
-    table: TokenTable, budgets: Sequence[int], slack: int, protected: int, ranker: Ranker
+    table: TokenTable, budgets: Sequence[int], protected: int, ranker: Ranker
 ) -> Survivors | None:
-    """Choose who stays; None: no row exceeds its budget by more than ``slack``.
+    """Choose who stays; None: no row exceeds its budget.
 
     Args:
         budgets: Tokens that may stay, for each row; at least ``protected``.
         protected: The newest slots, which stay.
     """
-    over = [held > allowed + slack for held, allowed in zip(table.valid, budgets, strict=True)]
+    over = [held > allowed for held, allowed in zip(table.valid, budgets, strict=True)]
     if not any(over):
         return None
     protected = min(protected, table.held)

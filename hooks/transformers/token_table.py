@@ -1,4 +1,4 @@
-"""What is known of each stored token of a layer: where it stood, since when, what it is worth."""
+"""What is known of each stored token of a layer: where it stood, and what it is worth."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ NOBODY = -1  # the position of a slot that holds no token: padding, or a row tha
 class TokenTable:
     """Columns over the slots of a store, [batch, held], in the order of the text.
 
+    Args:
+        capacity: Slots for which there is room at first.
+
     Attributes:
-        position: int64, the token's place in the text, padding counted; ``NOBODY``: none.
-        step: int32, the call at which it was stored; 0 is the prompt.
-        memory: float32, what the ranker remembers of its attention.
+        memory: float32, what the ranker remembers of each token's attention.
+        held: Slots.
+        seen: Tokens of the text so far.
+        valid: Tokens of each row.
     """
 
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self.position = torch.empty((batch, 0), dtype=torch.int64, device=device)
-        self.step = torch.empty((batch, 0), dtype=torch.int32, device=device)
+    def __init__(self, batch: int, device: torch.device, capacity: int = 0) -> None:
+        self._usual = capacity
+        self._places = torch.empty((batch, capacity), dtype=torch.int64, device=device)
         self.memory = torch.empty((batch, 0), dtype=torch.float32, device=device)
+        self.held = 0
         self.seen = 0
-        self.calls = 0
         self.valid = [0] * batch
 
     @property
-    def held(self) -> int:
-        """Slots."""
-        return int(self.position.shape[1])
+    def position(self) -> Tensor:
+        """int64, each token's place in the text, padding counted; ``NOBODY``: none."""
+        return self._places[:, : self.held]
 
     @property
     def full(self) -> bool:
@@ -37,29 +41,31 @@ class TokenTable:
 
     def append(self, count: int, present: Tensor | None) -> None:
         """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None: all."""
-        batch, device = self.position.shape[0], self.position.device
-        place = torch.arange(self.seen, self.seen + count, device=device).expand(batch, -1)
+        begin, end = self.held, self.held + count
+        if end > (room := self._places.shape[1]):
+            self._places = torch.nn.functional.pad(self._places, (0, max(end, self._usual) - room))
+        device = self._places.device
+        self._places[:, begin:end] = torch.arange(self.seen, self.seen + count, device=device)
         if present is not None:
-            place = place.masked_fill(~present, NOBODY)
-        self.position = torch.cat([self.position, place], 1)
-        step = torch.full((batch, count), self.calls, dtype=torch.int32, device=device)
-        self.step = torch.cat([self.step, step], 1)
+            self._places[:, begin:end].masked_fill_(~present, NOBODY)
         self.memory = torch.nn.functional.pad(self.memory, (0, count))
+        self.held = end
         self.seen += count
-        self.calls += 1
         self._count(count if present is None else present.sum(1).tolist())
 
     def keep(self, slots: Tensor, emptied: Tensor) -> None:
         """Gather slots [batch, n]; those ``emptied`` hold nobody from now on."""
-        self.position = self.position.gather(1, slots).masked_fill(emptied, NOBODY)
-        self.step = self.step.gather(1, slots)
+        position = self.position.gather(1, slots).masked_fill(emptied, NOBODY)
+        self.held = slots.shape[1]
+        if self._places.shape[1] > self._usual >= self.held:  # only a prompt needed so many
+            self._places = self._places.new_empty((len(position), self._usual))
+        self._places[:, : self.held] = position
         self.memory = self.memory.gather(1, slots).masked_fill(emptied, 0.0)
         self.valid = (self.position != NOBODY).sum(1).tolist()
 
     def select(self, rows: Tensor) -> None:
         """Take rows of the batch [n], each as often as it is named."""
-        self.position, self.step = self.position[rows], self.step[rows]
-        self.memory = self.memory[rows]
+        self._places, self.memory = self._places[rows], self.memory[rows]
         self.valid = [self.valid[row] for row in rows.tolist()]
 
     def _count(self, more: int | list[int]) -> None:

@@ -230,8 +230,11 @@ def confkv(
         int | None, typer.Option(min=200, help="Tokens of a window; else 1,024.")
     ] = None,
     part: Annotated[
-        str, typer.Option(help="all, exact, text, hidden, needles, pages or sweeps.")
+        str, typer.Option(help="all, exact, text, hidden, needles, pages, sweeps, kvpress.")
     ] = "all",
+    kvpress: Annotated[
+        Path | None, typer.Option(help="Python of an environment with kvpress, to compare with.")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Where the trace of an answer is drawn, as PNG.")
     ] = None,
@@ -242,11 +245,13 @@ def confkv(
 
         if part not in PARTS:
             raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        if part == "kvpress" and kvpress is None:
+            raise typer.BadParameter("needs --kvpress PYTHON", param_hint="--part")
         scale = QUICK if quick else FULL
         length = length or scale.length
         scale = replace(
             scale, texts=texts or scale.texts, length=length, prompt=length // 4, part=part,
-            picture=picture,
+            picture=picture, kvpress=kvpress,
         )  # fmt: skip
         figures: Figures = run(progress=not as_json, scale=scale, model=model, text=text)
     figures.print(as_json)

@@ -126,7 +126,7 @@ def test_the_newest_survive_any_score(llama: Any, prompt: torch.Tensor, int8: bo
 
 def test_the_same_schedule_evicts_the_same(llama: Any, prompt: torch.Tensor) -> None:
     def run(budgets: Replayed | None) -> tuple[Any, list[list[int]]]:
-        settings = ConfKVSettings(tau=0.045, low=24, high=40, window=8, slack=4)
+        settings = ConfKVSettings(tau=0.02, low=24, high=40, window=8, slack=4)
         cache = kvgraph.ConfKVCache(llama.config, settings, budgets=budgets)
         llama.generate(prompt, past_key_values=cache, max_new_tokens=80, do_sample=False,
                        pad_token_id=0)  # fmt: skip
@@ -156,21 +156,45 @@ def test_the_moving_average_follows_what_is_looked_at() -> None:
     torch.testing.assert_close(memory, torch.tensor([[0.7, 0.3]]))
 
 
-def test_nobody_goes_before_the_slack_is_used_up() -> None:
+def test_nobody_goes_who_is_within_the_budget() -> None:
     table = TokenTable(1, torch.device("cpu"))
-    table.append(20, None)
+    table.append(16, None)
     ranker = AttentionAndRecency(alpha=0.0, gamma=0.9)
-    assert survivors(table, [16], 4, 4, ranker) is None
-    table.append(1, None)
-    chosen = survivors(table, [16], 4, 4, ranker)
+    assert survivors(table, [16], 4, ranker) is None
+    table.append(5, None)
+    chosen = survivors(table, [16], 4, ranker)
     assert chosen is not None
     assert chosen.slots.tolist() == [list(range(5, 21))]
+
+
+def test_all_rows_are_cut_at_once_to_the_lowest_budget_of_the_last_steps(llama: Any) -> None:
+    settings = ConfKVSettings(low=12, high=40, window=8, slack=4)
+    schedule = [[40, 40]] * 21 + [[12, 40], [40, 40], [40, 12], [40, 40]] + [[40, 40]] * 8
+    cache = kvgraph.ConfKVCache(llama.config, settings, budgets=Replayed(schedule))
+    valid = []
+    for _ in schedule:
+        with torch.no_grad():
+            llama(torch.ones((2, 1), dtype=torch.int64), past_key_values=cache)
+        valid.append(list(cache.layers[0].table.valid))
+    assert valid[22] == [23, 23]  # one row was to have 12, and waits
+    assert valid[23] == [12, 12]  # the 24th step: both are cut
+    assert valid[24:] == [[12 + more, 12 + more] for more in range(1, 10)]
+
+
+def test_what_was_decided_before_a_prompt_does_not_cut_it(llama: Any) -> None:
+    settings = ConfKVSettings(low=12, high=40, window=8, slack=4)
+    schedule = [[40], [12], [40], [40]]
+    cache = kvgraph.ConfKVCache(llama.config, settings, budgets=Replayed(schedule))
+    for tokens in (5, 1, 20, 1):
+        with torch.no_grad():
+            llama(torch.ones((1, tokens), dtype=torch.int64), past_key_values=cache)
+    assert cache.layers[0].table.valid == [27]
 
 
 def test_a_row_that_keeps_fewer_has_empty_slots_in_front() -> None:
     table = TokenTable(2, torch.device("cpu"))
     table.append(30, None)
-    chosen = survivors(table, [30, 10], 2, 4, AttentionAndRecency(alpha=0.0, gamma=0.9))
+    chosen = survivors(table, [30, 10], 4, AttentionAndRecency(alpha=0.0, gamma=0.9))
     assert chosen is not None
     table.keep(*chosen)
     assert table.valid == [30, 10]

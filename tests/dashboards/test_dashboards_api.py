@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
+from kvgraph.dashboards.answers.caches import Caches
 from kvgraph.dashboards.answers.engine_views import Engines
 from kvgraph.dashboards.answers.evictions import Evictions, RankingView
 from kvgraph.dashboards.answers.graph_view import GraphView
@@ -40,6 +41,7 @@ PATHS: dict[str, type[BaseModel]] = {
     "graph": GraphView,
     "sessions": Sessions,
     "engines": Engines,
+    "caches": Caches,
     "sampled": Sampled,
     "shadows": Shadows,
     "weights": Weights,

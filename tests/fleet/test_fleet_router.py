@@ -213,11 +213,46 @@ def test_sessions_that_are_remembered_are_bounded_the_longest_idle_go_first() ->
 
 def test_a_measured_rate_moves_the_cost() -> None:
     router = router_of(2)
-    for _ in range(60):
+    for number in range(120):
         router.board.measured(1, 1000, 1.0)
-        router.board.measured(0, 1000, 4.0)
+        if number % 6 == 0:
+            router.board.measured(0, 1000, 2.0)
     costs = router.costs(Wanted("s", 1000), NOWHERE)
-    assert costs.tolist() == pytest.approx([4.0, 1.0], rel=0.02)
+    assert costs.tolist() == pytest.approx([2.0, 1.0], rel=0.1)
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+def test_a_first_prompt_that_compiled_is_soon_forgotten(engines: int) -> None:
+    board = EngineBoard()
+    for number in range(engines):
+        board.add(str(number))
+    board.measured(0, 1000, 650.0)
+    for _ in range(16):
+        for number in range(engines):
+            board.measured(number, 1000, 1.0)
+    assert board.compute_s.tolist() == pytest.approx([0.001] * engines, rel=0.3)
+
+
+def test_an_engine_that_joins_is_taken_to_be_as_the_others() -> None:
+    board = EngineBoard()
+    board.add("a")
+    for _ in range(16):
+        board.measured(0, 1000, 1.0)
+    board.add("b")
+    assert board.compute_s.tolist() == pytest.approx([0.001, 0.001])
+    board.measured(1, 1000, 650.0)
+    assert board.compute_s[0] == pytest.approx(0.001, rel=0.3)
+
+
+def test_load_that_slows_all_engines_makes_none_of_them_slower_than_others() -> None:
+    board = EngineBoard()
+    for name in "ab":
+        board.add(name)
+    for round_ in range(40):
+        board.measured(0, 1000, 1.0 if round_ < 20 else 5.0)
+        if round_ % 4 == 0:
+            board.measured(1, 1000, 1.0 if round_ < 20 else 5.0)
+    assert board.compute_s.max() / board.compute_s.min() < 1.3
 
 
 def test_alike_engines_are_taken_to_be_alike_however_noisy_their_timings() -> None:

@@ -21,6 +21,7 @@ from ..teaching.recall_exam import examine
 from .ablation import ablate
 from .confkv_arms import STATIC, confident
 from .confkv_texts import documents, windows
+from .independent.kvpress_agreement import add_agreement
 from .mixed_cost import (
     attention_ratios,
     eviction_share,
@@ -52,6 +53,7 @@ class Scale:
         steps: Of the ablation.
         part: ``all`` or one of ``PARTS``: ``hidden`` is the ablation, ``pages`` the agents.
         picture: Where the trace of one answer is drawn, if anywhere.
+        kvpress: Python of an environment with ``kvpress``, if the rivals are compared with it.
         settings: Budgets and window, half of the paper's low one and of its high one.
     """
 
@@ -62,19 +64,21 @@ class Scale:
     part: str = "all"
     settings: ConfKVSettings = _BUDGETS
     picture: Path | None = None
+    kvpress: Path | None = None
 
     def plays(self, part: str) -> bool:
         """Whether this part is asked for."""
         return self.part in ("all", part)
 
 
-PARTS: Final = ("all", "exact", "text", "hidden", "needles", "pages", "sweeps")
+PARTS: Final = ("all", "exact", "text", "hidden", "needles", "pages", "sweeps", "kvpress")
 FULL: Final = Scale()
 QUICK: Final = Scale(texts=6, length=384, prompt=128, steps=300)
 _HIDDEN: Final = 64  # newest tokens that the ablation hides, of 1,024: the paper hides 256 of 4,096
 _LONGEST, _FACTS, _QUESTIONS = 512, 32, 400  # as the recall model was taught
 _SEEDS: Final = (1, 2, 3)
 _SWEPT: Final = 16  # texts of a sweep
+_COMPARED: Final = 9  # texts of which others say what they would keep
 
 
 def run(
@@ -154,6 +158,8 @@ def _measure(
         add_sweeps(figures, loaded.model, few, scale.prompt, it, prefix, say)
     if scale.plays("exact"):
         _add_int8(figures, loaded.model, texts, prefix)
+    if scale.plays("kvpress") and scale.kvpress is not None:
+        add_agreement(figures, loaded.model, texts[:_COMPARED], scale.kvpress, prefix)
     if scale.picture is not None:
         draw(loaded.model, texts[0, : scale.prompt], it, scale.picture)
 

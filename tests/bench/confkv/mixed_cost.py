@@ -24,7 +24,7 @@ _LARGER: Final = {
     "vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
     "num_attention_heads": 12, "num_key_value_heads": 12,
 }  # fmt: skip
-_LARGER_STEPS: Final = 68  # four times the slack, and one
+_LARGER_ROUNDS: Final = 4  # evictions
 
 
 def attention_ratios() -> list[float]:
@@ -87,7 +87,8 @@ def eviction_share_of_a_larger_model() -> float:
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(**_LARGER)).eval()
     settings = ConfKVSettings()
-    texts = torch.randint(1, _LARGER["vocab_size"], (BATCH, settings.high + _LARGER_STEPS))
+    steps = _LARGER_ROUNDS * settings.slack
+    texts = torch.randint(1, _LARGER["vocab_size"], (BATCH, settings.high + steps))
     return eviction_share(model, texts, settings.high, lambda: ConfKVCache(model.config, settings))
 
 

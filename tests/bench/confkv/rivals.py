@@ -15,7 +15,7 @@ from torch import Tensor
 _EVERY_QUERY: Final = 1 << 30
 _HISTORY: Final = 400  # steps that Scissorhands remembers, as in its paper
 _OBSERVED: Final = 32  # queries that SnapKV looks at, as in its paper
-_POOLED: Final = 7  # neighbours that SnapKV takes the mean of, likewise
+POOLED: Final = 7  # neighbours that SnapKV takes the mean of, likewise
 _SINKS: Final = 4  # first tokens that StreamingLLM keeps
 
 
@@ -101,7 +101,7 @@ class SnapKV:
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
         """The mean over neighbours in the cache."""
         pooled = torch.nn.functional.avg_pool1d(
-            memory[:, None], _POOLED, stride=1, padding=_POOLED // 2, count_include_pad=False
+            memory[:, None], POOLED, stride=1, padding=POOLED // 2
         )
         return pooled[:, 0]
 

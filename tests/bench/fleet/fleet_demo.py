@@ -124,7 +124,7 @@ def plan_and_requests(
 
     Args:
         out: Where logs and the fleet are kept.
-        seed: Of the fleet: which sessions it plays, and when.
+        seed: Of the traffic: which sessions there are, and when.
 
     Raises:
         TrafficError: The recorded requests fit no pool.

@@ -99,8 +99,6 @@ class FleetStage:
         runtime: Where the sidecar says that it runs.
         store: Whether the engines share a store; they leave it alone once their caches are reset,
             so that salts keep passes apart.
-        take: Which take this is, from 1; it is in sessions' names, so that none continues another
-            take's. 0: there is only one.
     """
 
     def __init__(
@@ -111,9 +109,8 @@ class FleetStage:
         requests: Sequence[AgentRequest],
         shown: DemoProgress,
         store: bool = False,
-        take: int = 0,
     ) -> None:
-        self._store, self._take = store, take
+        self._store = store
         self._out, self._runtime = out, runtime
         self._engines, self._requests, self._shown = engines, requests, shown
         self._urls = [each.url for each in engines]
@@ -161,9 +158,8 @@ class FleetStage:
 
     def _play(self, arm: str, urls: Sequence[str], pick: Pick, pace: float) -> FleetPass:
         self._begin(arm, "side by side")
-        name = f"{arm} {self._take}" if self._take else arm
         sender = FleetSender(
-            name, urls, pick, self._requests, pace, self._shown.answered, salted=self._store
+            arm, urls, pick, self._requests, pace, self._shown.answered, salted=self._store
         )
         return asyncio.run(sender.play())
 

@@ -44,3 +44,5 @@ export type WeightEffect = Schemas["WeightEffect"];
 export type Engines = Schemas["Engines"];
 export type EngineView = Schemas["EngineView"];
 export type Sampled = Schemas["Sampled"];
+export type Caches = Schemas["Caches"];
+export type CacheSteps = Schemas["CacheSteps"];

@@ -1,5 +1,6 @@
 import {
   IconArrowsExchange,
+  IconChartAreaLine,
   IconChartDots3,
   IconEye,
   IconGauge,
@@ -11,6 +12,7 @@ import {
 } from "@tabler/icons-react";
 import type { ComponentType } from "react";
 
+import { CachesView } from "../views/caches/CachesView";
 import { EnginesView } from "../views/engines/EnginesView";
 import { EvictionsView } from "../views/evictions/EvictionsView";
 import { GraphPage } from "../views/graph/GraphPage";
@@ -80,6 +82,13 @@ export const VIEWS: readonly View[] = [
     question: "Where does the model look, and how sure is it?",
     icon: IconEye,
     show: SampledView,
+  },
+  {
+    id: "caches",
+    title: "Caches",
+    question: "How much does a model keep while it is sure?",
+    icon: IconChartAreaLine,
+    show: CachesView,
   },
   {
     id: "engines",

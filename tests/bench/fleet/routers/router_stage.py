@@ -1,8 +1,9 @@
-"""Three real engines, and routers that take turns before them: each plays the same requests.
+"""Three real engines, and routers that take turns before them.
 
-It runs in a network of its own (``apart.py``), since Ray listens beyond loopback. Each take is of
-another fleet, before new engines with a pool that suits it: which of two dozen sessions share an
-engine decides more than the router does. Pools are emptied between two passes.
+It runs in a network of its own (``apart.py``), since Ray listens beyond loopback. In a take, each
+router plays the same requests; another take is of other sessions, before new engines with a pool
+that suits it: which of two dozen sessions share an engine decides more than the router does. Pools
+are emptied between two passes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _fleet(number: int, out: Path) -> dict[str, Any]:
         running_fleet(plan, shown) as (runtime, engines, _),
     ):
         tell(f"take {number + 1}: {len(engines)} engines run, with {plan.blocks} blocks each")
-        stage = FleetStage(out, runtime, engines, requests, shown, take=number + 1)
+        stage = FleetStage(out, runtime, engines, requests, shown)
         pace = stage.warm_up()
         routers = _take(number, stage, engines, out, pace)
     return {

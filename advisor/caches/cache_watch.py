@@ -1,0 +1,160 @@
+"""``CacheWatch``: shows a ``ConfKVCache`` on a sidecar's page while a model writes.
+
+with CacheWatch(cache, "my model"):
+    model.generate(**inputs, past_key_values=cache)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final, Protocol, Self
+
+from ...dashboards.answers.caches import MOST_STEPS
+from ...graph.errors import ConfigError
+from ...graph.messages.fields import MAX_NAME
+from ..remote import EditEndpoint
+
+PERIOD_S: Final = 0.5  # between two words to the sidecar; chosen: a page looks once a second
+_ANSWER_S: Final = 2.0  # for the sidecar's answer; chosen
+
+_log = logging.getLogger(__name__)
+
+
+class TracedStep(Protocol):
+    """One step of a cache; see ``ConfKVCache.trace``."""
+
+    @property
+    def confidence(self) -> Sequence[float]: ...
+    @property
+    def budgets(self) -> Sequence[int]: ...
+    @property
+    def held(self) -> float: ...
+    @property
+    def at(self) -> float: ...
+
+
+class Budgeted(Protocol):
+    """What is set of a cache."""
+
+    @property
+    def low(self) -> int: ...
+    @property
+    def high(self) -> int: ...
+
+
+class Traced(Protocol):
+    """A cache that remembers its ``TracedStep``s, as ``ConfKVCache`` does."""
+
+    @property
+    def settings(self) -> Budgeted: ...
+    @property
+    def trace(self) -> deque[Any]: ...
+
+
+class CacheWatch:
+    """Tells a sidecar twice a second what a cache holds, from a thread of its own.
+
+    The model waits for none of it: where the sidecar is gone, one line of the log says so, and the
+    steps are told once it is back, as far as a run is remembered. Leaving it waits for the
+    sidecar's last answers, four seconds at most.
+
+    Attributes:
+        told: Steps that the sidecar has heard of.
+    """
+
+    def __init__(
+        self,
+        cache: Traced,
+        run: str,
+        url: str | None = None,
+        token: str | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Look at a cache under the name of its run.
+
+        Args:
+            url: The sidecar's; None: that of this user's only one.
+            token: The sidecar's; None: that of its runtime note, or the environment's.
+            wall: Unix seconds.
+
+        Raises:
+            ConfigError: The name is too long, or empty.
+            RemoteError: None is running, or several are.
+        """
+        if not 1 <= len(run) <= MAX_NAME:
+            raise ConfigError(f"the run's name has {len(run)} characters; allowed: 1 to {MAX_NAME}")
+        self._cache, self._run = cache, run
+        self._endpoint = EditEndpoint("/v1/caches", url, token)
+        self._started = wall()
+        self._last: TracedStep | None = None  # of those that were told
+        self._is_silent = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.told = 0
+
+    def __enter__(self) -> Self:
+        self._over.clear()
+        self._thread = threading.Thread(target=self._watch, name="kvgraph-cache", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(2 * _ANSWER_S)
+
+    def _watch(self) -> None:
+        over = False
+        while not over:
+            over = self._over.wait(PERIOD_S)
+            try:
+                self._tell()
+            except Exception as error:  # whatever it is, the model goes on, and is told of again
+                if not self._is_silent:
+                    _log.warning("run %r is not shown: %s", self._run, error)
+                self._is_silent = True
+            else:
+                self._is_silent = False
+
+    def _tell(self) -> None:
+        steps = self._new_steps()
+        if not steps:
+            return
+        settings = self._cache.settings
+        self._endpoint.send(
+            {
+                "run": self._run,
+                "started": self._started,
+                "first": self.told,
+                "low": settings.low,
+                "high": settings.high,
+                "at": [*accumulate((step.at for step in steps), max)],  # a clock may be set back
+                "confidence": [_sure(step) for step in steps],
+                "budget": [sum(step.budgets) / len(step.budgets) for step in steps],
+                "held": [step.held for step in steps],
+            },
+            _ANSWER_S,
+        )
+        self._last = steps[-1]
+        self.told += len(steps)
+
+    def _new_steps(self) -> list[TracedStep]:
+        """Steps since the last that was told, as many as the sidecar remembers."""
+        found: list[TracedStep] = []
+        # The model's thread adds to the trace meanwhile; a copy is made without a pause.
+        for step in reversed(self._cache.trace.copy()):
+            if step is self._last or len(found) == MOST_STEPS:
+                break
+            found.append(step)
+        return found[::-1]
+
+
+def _sure(step: TracedStep) -> float:
+    """The mean over a batch; logits that are no numbers make nobody sure."""
+    mean = sum(step.confidence) / len(step.confidence)
+    return mean if 0.0 <= mean <= 1.0 else 0.0

@@ -1,0 +1,92 @@
+"""``/v1/caches``: what caches that follow confidence hold, step by step."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field, model_validator
+
+from ...graph.messages.fields import MAX_NAME
+from .answer import Answer, Part
+
+MOST_STEPS: Final = 4_096
+"""Of a run, as told at once and as remembered; chosen: some minutes of one chat."""
+
+_Steps = Field(max_length=MOST_STEPS)
+_Tokens = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+_Moment = Annotated[float, Field(ge=0.0, le=1e11, allow_inf_nan=False)]
+
+
+class CacheSteps(Part):
+    """Steps of one run, the oldest first, in columns of one length.
+
+    Attributes:
+        run: Its name.
+        started: When somebody began to tell of it; a later start replaces the run of this name.
+        first: The number of the first of these steps, counted from that start.
+        low, high: Tokens of a layer that stay while the model is sure, and while it is not.
+        at: When each step was, in Unix seconds.
+        confidence: From 0 to 1; of a batch, the mean.
+        budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
+        held: Tokens of a layer after the step; the mean over layers.
+    """
+
+    COLUMNS: ClassVar = ("at", "confidence", "budget", "held")
+
+    run: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    started: _Moment
+    first: Annotated[int, Field(ge=0, le=1 << 53)]
+    low: _Tokens
+    high: _Tokens
+    at: Annotated[list[_Moment], _Steps]
+    confidence: Annotated[list[_Share], _Steps]
+    budget: Annotated[list[_Tokens], _Steps]
+    held: Annotated[list[_Tokens], _Steps]
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> CacheSteps:
+        if len({len(getattr(self, name)) for name in self.COLUMNS}) > 1:
+            raise ValueError(f"{', '.join(self.COLUMNS)}: all have one length")
+        if self.at != sorted(self.at):
+            raise ValueError("at: never falls")
+        return self
+
+    @property
+    def following(self) -> int:
+        """The number of the step behind these."""
+        return self.first + len(self.at)
+
+    def latest(self, steps: int) -> CacheSteps:
+        """The last ``steps`` of these."""
+        columns = {name: getattr(self, name)[-steps:] for name in self.COLUMNS}
+        return self.model_copy(update={**columns, "first": max(self.first, self.following - steps)})
+
+    def behind(self, known: CacheSteps) -> CacheSteps:
+        """Those of ``known``, and behind them what is new of these."""
+        new = min(max(0, known.following - self.first), len(self.at))
+        columns = {n: [*getattr(known, n), *getattr(self, n)[new:]] for n in self.COLUMNS}
+        columns["at"] = [*accumulate(columns["at"], max)]  # a clock may be set back
+        first = max(self.following, known.following) - len(columns["at"])
+        return self.model_copy(update={**columns, "first": first})
+
+
+class CacheNoted(Answer):
+    """That steps were heard.
+
+    Attributes:
+        steps: So many of the run are remembered.
+    """
+
+    steps: int
+
+
+class Caches(Answer):
+    """What runs told of themselves lately.
+
+    Attributes:
+        runs: Who told something last comes first.
+    """
+
+    runs: list[CacheSteps]

@@ -1,0 +1,189 @@
+"""Caches of other processes: what they tell, over HTTP, and what the sidecar remembers of it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import httpx
+import pytest
+from kvgraph.advisor.caches.cache_runs import MOST_RUNS, CacheRuns
+from kvgraph.advisor.caches.cache_watch import CacheWatch
+from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.questions import Questions
+from kvgraph.advisor.remote import EditEndpoint, RemoteError
+from kvgraph.dashboards.answers.caches import MOST_STEPS, CacheSteps
+from kvgraph.dashboards.app import create_app
+from kvgraph.dashboards.page_tokens import EDIT_HEADER, edit_token
+from kvgraph.dashboards.server import HttpServer
+from kvgraph.dashboards.source import StatusSource
+from kvgraph.graph.errors import ConfigError
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+
+SECRET = "a secret that nobody guesses"
+
+
+class Step(NamedTuple):
+    confidence: tuple[float, ...]
+    budgets: tuple[int, ...]
+    held: float
+    at: float
+
+
+def cache_of(*steps: Step) -> Any:
+    return SimpleNamespace(settings=SimpleNamespace(low=64, high=256), trace=deque(steps))
+
+
+def steps(
+    run: str, *at: float, first: int = 0, started: float = 0.0, held: float = 80.0
+) -> CacheSteps:
+    count = len(at)
+    return CacheSteps(
+        run=run, started=started, first=first, low=64, high=256, at=list(at),
+        confidence=[0.5] * count, budget=[256.0] * count, held=[held] * count,
+    )  # fmt: skip
+
+
+def told(watch: CacheWatch, count: int) -> bool:
+    """Whether so many steps are told before long."""
+    until = time.monotonic() + 20.0
+    while watch.told < count and time.monotonic() < until:
+        time.sleep(0.01)
+    return watch.told >= count
+
+
+@pytest.fixture
+def page() -> PageBoard:
+    graph = KVCacheGraph()
+    return PageBoard(graph, Questions(graph.lock, time.monotonic))
+
+
+@pytest.fixture
+def url(page: PageBoard) -> Iterator[str]:
+    source = cast(StatusSource, SimpleNamespace(page=page))
+    server = HttpServer(create_app(source, {"127.0.0.1"}, SECRET), "127.0.0.1", 0)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+def post(url: str, body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {SECRET}", EDIT_HEADER: edit_token(SECRET)}
+    return httpx.post(f"{url}/v1/caches", json=body, headers=headers, trust_env=False)
+
+
+def test_a_run_is_shown_while_it_goes_on(page: PageBoard, url: str) -> None:
+    cache = cache_of(Step((0.2, 0.4), (256, 64), 70.0, at=3.0))
+    with CacheWatch(cache, "chat", url, SECRET) as watch:
+        assert told(watch, 1)
+        cache.trace.append(Step((0.9, float("nan")), (64, 64), 64.0, at=2.0))  # a clock set back
+        cache.trace.append(Step((0.9, 0.9), (64, 64), 64.0, at=4.0))
+    (run,) = page.caches(10).runs
+    assert (run.run, run.low, run.high, run.first) == ("chat", 64, 256, 0)
+    assert run.at == [3.0, 3.0, 4.0]
+    assert run.confidence == pytest.approx([0.3, 0.0, 0.9])
+    assert (run.budget, run.held) == ([160.0, 64.0, 64.0], [70.0, 64.0, 64.0])
+    assert watch.told == 3
+
+
+@pytest.mark.parametrize("wrong", ["token", "port"])
+def test_a_model_never_hears_of_a_sidecar_that_refuses_or_is_gone(
+    url: str, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = ("http://127.0.0.1:9", SECRET) if wrong == "port" else (url, "wrong")
+    with CacheWatch(cache_of(Step((0.5,), (256,), 70.0, at=1.0)), "chat", *where) as watch:
+        pass
+    assert watch.told == 0
+    assert caplog.text.count("run 'chat' is not shown") == 1
+
+
+def test_steps_whose_answer_was_lost_are_told_again_and_count_once(
+    page: PageBoard, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, lost = EditEndpoint.send, ["an answer"]
+
+    def lose_one(*asked: Any) -> Any:
+        answer = send(*asked)
+        if lost:
+            raise OSError(f"{lost.pop()} is lost")
+        return answer
+
+    monkeypatch.setattr(EditEndpoint, "send", lose_one)
+    cache = cache_of(Step((0.5,), (256,), 70.0, at=1.0))
+    with CacheWatch(cache, "chat", url, SECRET) as watch:
+        assert told(watch, 1)
+        cache.trace.append(Step((0.5,), (256,), 71.0, at=2.0))
+    assert page.caches(10).runs[0].held == [70.0, 71.0]
+
+
+def test_a_name_that_cannot_be_and_no_sidecar_are_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, url: str
+) -> None:
+    with pytest.raises(ConfigError, match="0 characters"):
+        CacheWatch(cache_of(), "", url, SECRET)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(RemoteError, match="no sidecar"):
+        CacheWatch(cache_of(), "chat")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": ""},
+        {"at": [1.0]},
+        {"held": [1.0] * 5000},
+        {"first": -1},
+        {"at": [2.0, 1.0]},
+        {"confidence": [0.5, 2.0]},
+        {"held": [1.0, -1.0]},
+        {"low": None},
+        {"prompt": "what was asked"},
+    ],
+)
+def test_what_is_malformed_is_refused(wrong: dict[str, Any], page: PageBoard, url: str) -> None:
+    body = {**steps("chat", 1.0, 2.0).model_dump(), **wrong}
+    answer = post(url, body)
+    assert answer.status_code == 422
+    assert "what was asked" not in answer.text
+    assert page.caches(1).runs == []
+
+
+def test_steps_are_put_behind_those_of_the_same_run_and_the_latest_stay() -> None:
+    runs = CacheRuns()
+    assert runs.note(steps("chat", *map(float, range(3000)), held=1.0)).steps == 3000
+    more = steps("chat", *map(float, range(3000, 6000)), first=3000, held=2.0)
+    assert runs.note(more).steps == MOST_STEPS
+    (run,) = runs.shown(3001).runs
+    assert (run.at[0], run.at[-1], run.held[0], run.held[1]) == (2999.0, 5999.0, 1.0, 2.0)
+    assert (run.first, run.following) == (2999, 6000)
+
+
+def test_steps_that_never_came_leave_a_gap_in_their_numbers() -> None:
+    runs = CacheRuns()
+    runs.note(steps("chat", 1.0, 2.0))
+    runs.note(steps("chat", 9.0, first=8))
+    (run,) = runs.shown(10).runs
+    assert (run.at, run.following) == ([1.0, 2.0, 9.0], 9)
+
+
+def test_a_run_that_begins_anew_replaces_the_one_of_its_name_for_good() -> None:
+    runs = CacheRuns()
+    runs.note(steps("chat", 5.0, 6.0))
+    runs.note(steps("chat", 7.0, started=6.5))
+    runs.note(steps("chat", 8.0, first=2))
+    assert runs.shown(10).runs[0].at == [7.0]
+
+
+def test_who_was_silent_for_longest_is_forgotten() -> None:
+    runs = CacheRuns()
+    for number in range(MOST_RUNS):
+        runs.note(steps(f"run {number}", 1.0))
+    runs.note(steps("run 0", 2.0))
+    runs.note(steps("new", 1.0))
+    names = [run.run for run in runs.shown(1).runs]
+    assert names[:2] == ["new", "run 0"]
+    assert len(names) == MOST_RUNS
+    assert "run 1" not in names

@@ -1,0 +1,1 @@
+"""The rivals beside an implementation of other people: NVIDIA's ``kvpress``."""
