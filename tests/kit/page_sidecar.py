@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kvgraph.advisor.remote import EditEndpoint
 from kvgraph.dashboards.page_tokens import page_address
 from kvgraph.graph.messages.events import BlocksAttended, ConfidenceSampled, Segment
 from kvgraph.graph.types import SourceLayer
@@ -71,6 +72,19 @@ class PageSidecar:
             self._process.terminate()
             self._process.wait(20)
             self._process = None
+
+    def show_cache(self, run: str) -> None:
+        """Tell it of a cache that follows confidence: a sawtooth between its budgets."""
+        held = [64.0 + step % 192 for step in range(400)]
+        sure = [float(tokens == 64.0) for tokens in held]
+        now = time.time()
+        EditEndpoint("/v1/caches", self.url, TOKEN).send(
+            {
+                "run": run, "started": now, "first": 0, "low": 64, "high": 256,
+                "at": [now - 40 + step / 10 for step in range(400)], "confidence": sure,
+                "budget": [64.0 if each else 256.0 for each in sure], "held": held,
+            }
+        )  # fmt: skip
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/healthz"):
@@ -132,6 +146,7 @@ def busy_sidecar() -> Iterator[PageSidecar]:
             with FakeEngine(sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
                 time.sleep(0.5)
                 serve_agents(engine, [f"agent-{n:02d}" for n in range(12)])
+                sidecar.show_cache("my model")
                 time.sleep(1.5)
                 yield sidecar
         finally:

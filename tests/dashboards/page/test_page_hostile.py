@@ -49,7 +49,7 @@ HOSTILE = [
     "x" * 256,
 ]
 VIEWS = ("now", "graph", "graph?as=table", "graph?layout=timeline", "misses", "evictions",
-         "evictions?tab=log", "whatif", "weights", "sessions", "engines", "sampled")  # fmt: skip
+         "evictions?tab=log", "whatif", "weights", "sessions", "engines", "sampled", "caches")  # fmt: skip
 
 Begin = Callable[..., Visit]
 
@@ -78,6 +78,8 @@ def test_hostile_names_execute_nothing(visit: Begin, page_sidecar: PageSidecar) 
         time.sleep(0.5)
         serve_agents(engine, names, turns=2)
         tell_the_rest(engine, names)
+        for name in names:
+            page_sidecar.show_cache(name)
         time.sleep(1.0)
         opened = visit()
         page = opened.page

@@ -12,7 +12,7 @@ from page_sidecar import PageSidecar
 
 ONE = "sessions?session=agent-01&tenant=agent-01"
 VIEWS = ("now", "graph", "misses", "evictions", "evictions?tab=log", "whatif", "weights",
-         "sessions", "engines", "sampled", "graph?as=table", ONE)  # fmt: skip
+         "sessions", "engines", "sampled", "caches", "graph?as=table", ONE)  # fmt: skip
 PHONE = {"width": 390, "height": 844}
 
 Begin = Callable[..., Visit]
@@ -69,6 +69,15 @@ def test_what_the_model_looks_at_leads_to_the_block(opened: Visit) -> None:
     shows_no_trouble(opened)
 
 
+def test_a_cache_is_drawn_with_what_it_holds_and_how_sure_its_model_is(opened: Visit) -> None:
+    page = opened.show("caches")
+    run = page.get_by_role("region", name="my model").first
+    run.get_by_text("64 tokens a layer while it is sure, 256 while not; 400 steps shown").wait_for()
+    assert run.get_by_role("img", name="Tokens that a layer of my model holds").count() == 1
+    assert run.get_by_role("img", name="How sure my model is").count() == 1
+    shows_no_trouble(opened)
+
+
 EMPTY = {
     "now": "Start one with AITHER_KVCACHE_GRAPH=1",
     "graph": "Send a request to an engine",
@@ -91,7 +100,7 @@ def test_a_page_without_an_engine_says_what_to_do_next(
         page = begun.show(view)
         page.get_by_text(said).first.wait_for()
         assert serious_faults(page) == {}, view
-    for fed_by_none in ("What if", "Attention"):
+    for fed_by_none in ("What if", "Attention", "Caches"):
         assert begun.page.get_by_role("link", name=fed_by_none).count() == 0
     shows_no_trouble(begun)
 

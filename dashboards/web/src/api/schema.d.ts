@@ -208,6 +208,24 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/caches": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Caches */
+        get: operations["caches_v1_caches_get"];
+        put?: never;
+        /** Note Steps */
+        post: operations["note_steps_v1_caches_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/weights": {
         parameters: {
             query?: never;
@@ -385,6 +403,66 @@ export interface components {
             };
             /** History */
             history: components["schemas"]["Moment"][];
+        };
+        /**
+         * CacheNoted
+         * @description That steps were heard.
+         *
+         *     Attributes:
+         *         steps: So many of the run are remembered.
+         */
+        CacheNoted: {
+            /** At */
+            at: number;
+            /** Steps */
+            steps: number;
+        };
+        /**
+         * CacheSteps
+         * @description Steps of one run, the oldest first, in columns of one length.
+         *
+         *     Attributes:
+         *         run: Its name.
+         *         started: When somebody began to tell of it; a later start replaces the run of this name.
+         *         first: The number of the first of these steps, counted from that start.
+         *         low, high: Tokens of a layer that stay while the model is sure, and while it is not.
+         *         at: When each step was, in Unix seconds.
+         *         confidence: From 0 to 1; of a batch, the mean.
+         *         budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
+         *         held: Tokens of a layer after the step; the mean over layers.
+         */
+        CacheSteps: {
+            /** Run */
+            run: string;
+            /** Started */
+            started: number;
+            /** First */
+            first: number;
+            /** Low */
+            low: number;
+            /** High */
+            high: number;
+            /** At */
+            at: number[];
+            /** Confidence */
+            confidence: number[];
+            /** Budget */
+            budget: number[];
+            /** Held */
+            held: number[];
+        };
+        /**
+         * Caches
+         * @description What runs told of themselves lately.
+         *
+         *     Attributes:
+         *         runs: Who told something last comes first.
+         */
+        Caches: {
+            /** At */
+            at: number;
+            /** Runs */
+            runs: components["schemas"]["CacheSteps"][];
         };
         /**
          * EngineView
@@ -2179,6 +2257,70 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Sampled"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    caches_v1_caches_get: {
+        parameters: {
+            query?: {
+                steps?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Caches"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    note_steps_v1_caches_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CacheSteps"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CacheNoted"];
                 };
             };
             /** @description Validation Error */
