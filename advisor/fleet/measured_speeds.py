@@ -34,7 +34,7 @@ class MeasuredSpeeds:
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_KEPT)  # of the fleet, less the engine's effect
         self._timings = np.empty((0, _KEPT))  # logarithms, above the level
-        self._medians, self._squares, self._effects = np.empty(0), np.empty(0), np.empty(0)
+        self._medians, self._squares, self._effects = (np.empty(0) for _ in range(3))
         self._counts = np.empty(0, dtype=np.int64)
 
     @property
@@ -45,10 +45,8 @@ class MeasuredSpeeds:
     def add(self) -> None:
         """Add an engine."""
         self._timings = np.pad(self._timings, ((0, 1), (0, 0)))
-        self._medians, self._squares, self._effects, self._counts = (
-            np.pad(each, (0, 1))
-            for each in (self._medians, self._squares, self._effects, self._counts)
-        )
+        for name in ("_medians", "_squares", "_effects", "_counts"):
+            setattr(self, name, np.pad(getattr(self, name), (0, 1)))
 
     def note(self, engine: int, seconds_per_token: float) -> None:
         """Note a timing of an engine."""
@@ -69,7 +67,8 @@ class MeasuredSpeeds:
         if not self._latest:
             return None
         speeds: Floats = np.exp(np.median(self._latest) + self._effects)
-        return np.minimum(speeds, _SLOWEST * speeds.min())
+        bounded: Floats = np.minimum(speeds, _SLOWEST * speeds.min())
+        return bounded
 
     def _shrunk(self) -> Floats:
         """float64 ``[engines]``: how far each is from the level."""
