@@ -79,6 +79,8 @@ class EditEndpoint:
         RemoteError: None is running, or several are.
     """
 
+    MOST_ANSWERED: Final = 1 << 20  # bytes; chosen: an answer is read while others wait
+
     def __init__(self, path: str, url: str | None = None, token: str | None = None) -> None:
         url = only_sidecar_url(url)
         secret = secret_of(url) if token is None else token
@@ -93,7 +95,7 @@ class EditEndpoint:
         """The JSON answer to a POST; raises as ``answer_to``."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._url, data, self._headers, method="POST")
-        return answer_to(request, timeout_s)
+        return answer_to(request, timeout_s, self.MOST_ANSWERED)
 
 
 def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
@@ -106,7 +108,9 @@ def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
     return answer_to(_request(url, path), timeout_s)
 
 
-def answer_to(request: urllib.request.Request, timeout_s: float = TIMEOUT_S) -> Any:
+def answer_to(
+    request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
+) -> Any:
     """A sidecar's answer, from JSON.
 
     Raises:
@@ -117,7 +121,7 @@ def answer_to(request: urllib.request.Request, timeout_s: float = TIMEOUT_S) -> 
     url = f"{request.type}://{request.host}"
     try:
         with _opener.open(request, timeout=timeout_s) as answer:
-            return json.loads(answer.read(_MAX_ANSWER))
+            return json.loads(answer.read(most_bytes))
     except urllib.error.HTTPError as error:
         with error:
             detail = _detail(error)

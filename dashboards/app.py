@@ -18,7 +18,8 @@ from starlette.convertors import Convertor, register_url_convertor
 from ..graph.errors import ConfigError, GraphError
 from ..graph.messages.fields import MAX_NAME
 from .api.routes import add_schema, page_router, parse_key
-from .hosts import TrustedHosts
+from .gate.body_limit import BodyLimit
+from .gate.hosts import TrustedHosts
 from .metrics import SidecarCollector
 from .page_access import Access
 from .page_files import add_assets, index, wants_page
@@ -73,7 +74,8 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
         token: Opens questions of sessions and blocks; see ``page_access``.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(TrustedHosts, hosts=allowed_hosts)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(TrustedHosts, hosts=allowed_hosts)  # the outer one
     app.add_exception_handler(GraphError, _unknown)
     app.add_exception_handler(BusyError, _busy)
     app.add_exception_handler(ConfigError, _refused)

@@ -9,7 +9,7 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
-from .timeouts import TimeoutProtocol
+from .gate.timeouts import TimeoutProtocol
 
 
 class HttpServer:

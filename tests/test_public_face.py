@@ -9,7 +9,8 @@ import kvgraph
 import pytest
 
 PUBLIC = {
-    "AdmissionAdvice", "AdvisorClient", "BlocksCleared", "BlocksRemoved", "BlocksStored", "CacheWatch",
+    "AdmissionAdvice", "AdvisorClient", "BlocksCleared", "BlocksRemoved", "BlocksStored",
+    "CacheWatch",
     "ClassicPolicy", "ClientOptions", "ConfKVCache", "ConfKVSettings", "EdgeType",
     "EngineEnd", "EngineHello", "EvictionRanking",
     "FakeEngine", "GraphLimits", "IntentClient", "KVCacheGraph", "KvEventSource", "KvGraphError",

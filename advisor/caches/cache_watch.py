@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, Self
 from ...dashboards.answers.caches import MOST_STEPS
 from ...graph.errors import ConfigError
 from ...graph.messages.fields import MAX_NAME
-from ..remote import EditEndpoint
+from ..remote import EditEndpoint, RemoteError
 
 PERIOD_S: Final = 0.5  # between two words to the sidecar; chosen: a page looks once a second
 _ANSWER_S: Final = 2.0  # for the sidecar's answer; chosen
@@ -64,7 +64,7 @@ class CacheWatch:
     sidecar's last answers, four seconds at most.
 
     Attributes:
-        told: Steps that the sidecar has heard of.
+        told: Steps so far that the sidecar was told of, or was spared as too many.
     """
 
     def __init__(
@@ -86,10 +86,13 @@ class CacheWatch:
             ConfigError: The name is too long, or empty.
             RemoteError: None is running, or several are.
         """
+        if not run.isprintable():
+            raise ConfigError("the run's name has characters that cannot be printed")
         if not 1 <= len(run) <= MAX_NAME:
             raise ConfigError(f"the run's name has {len(run)} characters; allowed: 1 to {MAX_NAME}")
         self._cache, self._run = cache, run
-        self._endpoint = EditEndpoint("/v1/caches", url, token)
+        self._where = url, token
+        self._endpoint()
         self._started = wall()
         self._last: TracedStep | None = None  # of those that were told
         self._is_silent = False
@@ -98,8 +101,10 @@ class CacheWatch:
         self.told = 0
 
     def __enter__(self) -> Self:
-        self._over.clear()
-        self._thread = threading.Thread(target=self._watch, name="kvgraph-cache", daemon=True)
+        self._over = threading.Event()  # one that still waits for an answer has its own
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._over,), name="kvgraph-cache", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -108,10 +113,14 @@ class CacheWatch:
         if self._thread is not None:
             self._thread.join(2 * _ANSWER_S)
 
-    def _watch(self) -> None:
+    def _endpoint(self) -> EditEndpoint:
+        """Where steps are told: a sidecar that was started again may have another port."""
+        return EditEndpoint("/v1/caches", *self._where)
+
+    def _watch(self, leaves: threading.Event) -> None:
         over = False
         while not over:
-            over = self._over.wait(PERIOD_S)
+            over = leaves.wait(PERIOD_S)
             try:
                 self._tell()
             except Exception as error:  # whatever it is, the model goes on, and is told of again
@@ -122,15 +131,16 @@ class CacheWatch:
                 self._is_silent = False
 
     def _tell(self) -> None:
-        steps = self._new_steps()
-        if not steps:
+        new = self._new_steps()
+        if not new:
             return
-        settings = self._cache.settings
-        self._endpoint.send(
+        steps, settings = new[-MOST_STEPS:], self._cache.settings
+        first = self.told + len(new) - len(steps)
+        answer = self._endpoint().send(
             {
                 "run": self._run,
                 "started": self._started,
-                "first": self.told,
+                "first": first,
                 "low": settings.low,
                 "high": settings.high,
                 "at": [*accumulate((step.at for step in steps), max)],  # a clock may be set back
@@ -140,15 +150,17 @@ class CacheWatch:
             },
             _ANSWER_S,
         )
+        if not answer["taken"]:
+            raise RemoteError("another one of this name is being shown")
         self._last = steps[-1]
-        self.told += len(steps)
+        self.told = first + len(steps)
 
     def _new_steps(self) -> list[TracedStep]:
-        """Steps since the last that was told, as many as the sidecar remembers."""
+        """Steps since the last that was told, as far as the cache remembers."""
         found: list[TracedStep] = []
         # The model's thread adds to the trace meanwhile; a copy is made without a pause.
         for step in reversed(self._cache.trace.copy()):
-            if step is self._last or len(found) == MOST_STEPS:
+            if step is self._last:
                 break
             found.append(step)
         return found[::-1]

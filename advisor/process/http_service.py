@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ...dashboards.hosts import TrustedHosts
+from ...dashboards.gate.hosts import TrustedHosts
 from ...graph.ipc.addresses import LOOPBACK_HOSTS, is_loopback
 
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen

@@ -24,7 +24,8 @@ class CacheSteps(Part):
 
     Attributes:
         run: Its name.
-        started: When somebody began to tell of it; a later start replaces the run of this name.
+        started: When somebody began to tell of it; another start replaces the run of this name,
+            unless that was told of within seconds.
         first: The number of the first of these steps, counted from that start.
         low, high: Tokens of a layer that stay while the model is sure, and while it is not.
         at: When each step was, in Unix seconds.
@@ -73,12 +74,14 @@ class CacheSteps(Part):
 
 
 class CacheNoted(Answer):
-    """That steps were heard.
+    """Whether steps were heard.
 
     Attributes:
+        taken: False: another start of a run of this name is being told of.
         steps: So many of the run are remembered.
     """
 
+    taken: bool
     steps: int
 
 

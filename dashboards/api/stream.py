@@ -8,7 +8,7 @@ as their ends may still be heard of; a reader that reconnects with it in ``Last-
 browsers do by themselves, gets those behind it. Where more of them passed than are kept, ``is_gap``
 says so: what is brought is all there is. The first event on a connection has the whole of Now's
 history; the others have its last steps. A reader that does not read is cut by the server
-(``dashboards.timeouts``) and holds nobody up.
+(``dashboards.gate.timeouts``) and holds nobody up.
 """
 
 from __future__ import annotations

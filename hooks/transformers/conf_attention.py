@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from .conf_layer import ConfLayer
 from .errors import UnsupportedError
 
 NAME: Final = "kvgraph_conf"
+_AT_ONCE: Final = 64  # queries that are looked at together once tokens are missing; chosen
 REPLACED: Final = "sdpa"  # what it stands in for, and gives the bits of
 _UNKNOWN: Final = ("softcap", "s_aux", "position_bias", "head_mask")  # change what attention is
 
@@ -63,10 +65,22 @@ def conf_attention(
         )
         mass = _observed(layer, query, key, scale)
     else:
-        attended = mixed_attention(query, layer.store.parts(), layer.visible(count), scale)
-        output, mass = attended.output.transpose(1, 2).contiguous(), attended.mass
+        read, mass = _read(layer, query, scale)
+        output = read.transpose(1, 2).contiguous()
     layer.note(mass, count)
     return output, None
+
+
+def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """What queries read, a few at a time, and what the newest of them looked at."""
+    visible, count = layer.visible(query.shape[2]), query.shape[2]
+    outputs, size = [], max(_AT_ONCE, layer.observed if layer.observed < count else count)
+    first = count % size or min(size, count)  # so that the last ones are ``size``
+    for begin, end in pairwise([0, *range(first, count + 1, size)]):
+        seen = None if visible is None else visible[:, begin:end]
+        attended = mixed_attention(query[:, :, begin:end], layer.store.parts(), seen, scale)
+        outputs.append(attended.output)
+    return torch.cat(outputs, 2), attended.mass[:, -layer.observed :]
 
 
 def _observed(layer: ConfLayer, query: Tensor, key: Tensor, scale: float) -> Tensor:

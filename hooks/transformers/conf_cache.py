@@ -86,6 +86,19 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         self.trace: deque[Step] = deque(maxlen=_REMEMBERED)
         self._adopt(config)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConfKVCache:
+        """Refuse: a copy would hear of no logits.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError("ConfKVCache cannot be copied: make one for each answer")
+
+    def reset(self) -> None:
+        """Forget all tokens, and the trace."""
+        super().reset()
+        self.trace.clear()
+
     def observe(self, logits: Tensor) -> None:
         """Choose budgets by a step's logits [batch, tokens, vocabulary] and evict; by itself.
 

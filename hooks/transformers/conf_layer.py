@@ -13,7 +13,7 @@ from .errors import UnsupportedError
 from .mixed_store import MixedStore
 from .stores import FloatStore
 from .survivors import survivors
-from .token_ranker import Ranker
+from .token_ranker import Ranker, mean_of_queries
 from .token_table import NOBODY, TokenTable
 
 
@@ -96,11 +96,12 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self._steps += 1
         if fresh > 1:  # a prompt: what was decided before it does not count
             self._steps, self._lowest = 0, self._for_all_rows(self._settings.high)
+        mass = mass.float()  # autocast may have made it another type
         memory, old = self.table.memory, self.table.held - fresh
         if fresh == 1:
             self.table.memory = self._ranker.next(memory, mass[:, -1])
         else:
-            before = self._ranker.next(memory[:, :old], mass[:, :, :old].mean(1))
+            before = self._ranker.next(memory[:, :old], mean_of_queries(mass)[:, :old])
             self.table.memory = torch.cat([before, self._ranker.first(mass)[:, old:]], 1)
         if max(self.table.valid) > self.budget(self._settings.high) + self._settings.slack:
             self._cut(self._for_all_rows(self._settings.high))
@@ -162,7 +163,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows alone."""
-        self.reorder_cache(torch.arange(len(self.table.valid))[indices])
+        if self.is_initialized:
+            self.reorder_cache(torch.arange(len(self.table.valid))[indices.cpu()])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""

@@ -54,7 +54,7 @@ class AttentionAndRecency:
 
     def first(self, mass: Tensor) -> Tensor:
         """The mean attention of the prompt's last queries."""
-        return mass.mean(1)
+        return mean_of_queries(mass)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
         """The moving average, one step on."""
@@ -65,6 +65,12 @@ class AttentionAndRecency:
         attention = scaled(memory, open_to)
         recency = scaled(position.to(memory.dtype), open_to)
         return self.alpha * attention + (1.0 - self.alpha) * recency
+
+
+def mean_of_queries(mass: Tensor) -> Tensor:
+    """Mean over queries of mass [batch, queries, tokens]; padding has none, and does not count."""
+    present = (mass.sum(2) > 0.0).sum(1, keepdim=True).clamp_min(1)
+    return mass.sum(1) / present
 
 
 def scaled(values: Tensor, among: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from itertools import pairwise
@@ -11,6 +12,7 @@ import kvgraph
 import pytest
 import torch
 from kvgraph.bench.confkv.small_models import FAMILIES, random_model
+from kvgraph.hooks.transformers import conf_attention
 from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
 from kvgraph.hooks.transformers.errors import UnsupportedError
 from kvgraph.hooks.transformers.logits_watch import LogitsWatch
@@ -107,6 +109,46 @@ def test_rows_of_a_batch_do_not_know_of_each_other(llama: Any) -> None:
         shift = 40 - alone.shape[1]
         kept = cache.layers[1].table.position[row]
         assert torch.equal(kept[kept >= 0] - shift, own.layers[1].table.position[0])
+
+
+def test_padding_does_not_dilute_what_a_prompt_looked_at(llama: Any) -> None:
+    short = torch.arange(50, 56)[None]
+    padded = torch.cat([torch.zeros(1, 34, dtype=torch.long), short], 1)
+    both = torch.cat([torch.arange(1, 41)[None], padded])
+    together, alone = (kvgraph.ConfKVCache(llama.config) for _ in range(2))
+    with torch.no_grad():
+        llama(both, past_key_values=together, attention_mask=(both != 0).long())
+        llama(short, past_key_values=alone)
+    theirs, own = together.layers[1].table.memory[1, 34:], alone.layers[1].table.memory[0]
+    torch.testing.assert_close(theirs, own)
+
+
+def test_a_long_second_prompt_is_read_in_pieces_and_reads_the_same(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    turns = [torch.randint(1, 97, (1, tokens), generator=generator) for tokens in (60, 150, 40)]
+    read = []
+    for at_once in (8, 1000):
+        monkeypatch.setattr(conf_attention, "_AT_ONCE", at_once)
+        cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+        with torch.no_grad():
+            logits = [llama(turn, past_key_values=cache).logits for turn in turns]
+        read.append((torch.cat(logits, 1), cache.layers[1].table.position))
+    torch.testing.assert_close(read[0][0], read[1][0])
+    assert torch.equal(read[0][1], read[1][1])
+
+
+def test_autocast_is_served_and_a_copy_refused(llama: Any, prompt: torch.Tensor) -> None:
+    cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        generated(llama, prompt, cache, 40)
+    assert max(cache.held()) <= 44
+    with pytest.raises(UnsupportedError, match="cannot be copied"):
+        copy.deepcopy(cache)
+    cache.reset()
+    assert (len(cache.trace), cache.get_seq_length()) == (0, 0)
+    cache.batch_select_indices(torch.tensor([0]))  # nothing is there yet
 
 
 def test_beams_take_their_tokens_with_them(llama: Any, prompt: torch.Tensor) -> None:

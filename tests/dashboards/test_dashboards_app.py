@@ -19,9 +19,9 @@ from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
 from kvgraph.dashboards.app import create_app
+from kvgraph.dashboards.gate.timeouts import TimeoutProtocol
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
-from kvgraph.dashboards.timeouts import TimeoutProtocol
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
     AdviceApplied,
@@ -339,7 +339,7 @@ def test_a_body_of_a_hundred_megabytes_is_not_kept(source: Source) -> None:
                     client.sendall(b"x" * 1_000_000)
             with contextlib.suppress(ConnectionResetError):
                 answer = client.recv(65536)
-                assert answer.split(b" ", 2)[1] == b"405"
+                assert answer.split(b" ", 2)[1] == b"413"
         assert psutil.Process().memory_info().rss - before < 30_000_000
     finally:
         server.stop()

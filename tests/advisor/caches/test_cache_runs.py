@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 import pytest
-from kvgraph.advisor.caches.cache_runs import MOST_RUNS, CacheRuns
+from kvgraph.advisor.caches.cache_runs import MOST_RUNS, SILENT_S, CacheRuns
 from kvgraph.advisor.caches.cache_watch import CacheWatch
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
@@ -169,12 +169,48 @@ def test_steps_that_never_came_leave_a_gap_in_their_numbers() -> None:
     assert (run.at, run.following) == ([1.0, 2.0, 9.0], 9)
 
 
-def test_a_run_that_begins_anew_replaces_the_one_of_its_name_for_good() -> None:
-    runs = CacheRuns()
+def test_a_name_is_free_once_its_run_was_silent_for_seconds() -> None:
+    now = 0.0
+    runs = CacheRuns(clock=lambda: now)
     runs.note(steps("chat", 5.0, 6.0))
-    runs.note(steps("chat", 7.0, started=6.5))
-    runs.note(steps("chat", 8.0, first=2))
+    assert not runs.note(steps("chat", 7.0, started=6.5)).taken
+    assert runs.shown(10).runs[0].at == [5.0, 6.0]
+    now = SILENT_S
+    assert runs.note(steps("chat", 7.0, started=6.5)).taken
     assert runs.shown(10).runs[0].at == [7.0]
+
+
+def test_a_second_watch_of_one_name_says_that_it_is_not_shown(
+    url: str, page: PageBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = (cache_of(Step((0.5,), (256,), held, at=1.0)) for held in (70.0, 80.0))
+    with CacheWatch(one, "chat", url, SECRET) as first:
+        assert told(first, 1)
+        with CacheWatch(two, "chat", url, SECRET) as second:
+            pass
+    assert second.told == 0
+    assert "another one of this name is being shown" in caplog.text
+    assert page.caches(10).runs[0].held == [70.0]
+
+
+def test_more_steps_than_are_remembered_keep_their_numbers(url: str, page: PageBoard) -> None:
+    cache = cache_of(*(Step((0.5,), (256,), float(n), at=float(n)) for n in range(MOST_STEPS + 10)))
+    with CacheWatch(cache, "chat", url, SECRET) as watch:
+        pass
+    assert watch.told == MOST_STEPS + 10
+    (run,) = page.caches(1).runs
+    assert (run.first, run.held) == (MOST_STEPS + 9, [float(MOST_STEPS + 9)])
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(url: str) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b"[" + b"{}," * 10_000
+
+    announced = httpx.post(f"{url}/v1/caches", content=b"[" * (2 << 20), trust_env=False)
+    streamed = httpx.post(f"{url}/v1/caches", content=pieces(), trust_env=False)
+    assert (announced.status_code, streamed.status_code) == (413, 413)
+    assert "allowed: 1048576 bytes" in announced.json()["detail"]
 
 
 def test_who_was_silent_for_longest_is_forgotten() -> None:

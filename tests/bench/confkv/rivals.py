@@ -12,6 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ...hooks.transformers.token_ranker import mean_of_queries
+
 _EVERY_QUERY: Final = 1 << 30
 _HISTORY: Final = 400  # steps that Scissorhands remembers, as in its paper
 _OBSERVED: Final = 32  # queries that SnapKV looks at, as in its paper
@@ -92,7 +94,7 @@ class SnapKV:
 
     def first(self, mass: Tensor) -> Tensor:
         """The mean of the prompt's last queries."""
-        return mass.mean(1)
+        return mean_of_queries(mass)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
         """A moving mean over as many."""

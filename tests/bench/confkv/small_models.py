@@ -68,6 +68,8 @@ def load(place: Path) -> Loaded:
     model = AutoModelForCausalLM.from_pretrained(
         **where, dtype=torch.float32, attn_implementation="sdpa"
     )
+    model.hf_quantizer = None  # in float32 it is a model like any other, and can be saved
+    vars(model.config).pop("quantization_config", None)
     return Loaded(place.name, model.eval(), tokenizer)
 
 

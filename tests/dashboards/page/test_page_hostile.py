@@ -49,7 +49,8 @@ HOSTILE = [
     "x" * 256,
 ]
 VIEWS = ("now", "graph", "graph?as=table", "graph?layout=timeline", "misses", "evictions",
-         "evictions?tab=log", "whatif", "weights", "sessions", "engines", "sampled", "caches")  # fmt: skip
+         "evictions?tab=log", "whatif", "weights", "sessions", "engines", "sampled",
+         "caches")  # fmt: skip
 
 Begin = Callable[..., Visit]
 
