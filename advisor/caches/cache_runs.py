@@ -25,9 +25,7 @@ class CacheRuns:
     """
 
     def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
+        self, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._wall, self._clock = wall, clock
         self._lock = threading.Lock()

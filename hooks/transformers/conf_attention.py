@@ -17,7 +17,7 @@ from .conf_layer import ConfLayer
 from .errors import UnsupportedError
 
 NAME: Final = "kvgraph_conf"
-_AT_ONCE: Final = 64  # queries that are looked at together once tokens are missing; chosen
+AT_ONCE: Final = 64  # queries that are looked at together once tokens are missing; chosen
 REPLACED: Final = "sdpa"  # what it stands in for, and gives the bits of
 _UNKNOWN: Final = ("softcap", "s_aux", "position_bias", "head_mask")  # change what attention is
 
@@ -74,7 +74,7 @@ def conf_attention(
 def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """What queries read, a few at a time, and what the newest of them looked at."""
     visible, count = layer.visible(query.shape[2]), query.shape[2]
-    outputs, size = [], max(_AT_ONCE, layer.observed if layer.observed < count else count)
+    outputs, size = [], max(AT_ONCE, layer.observed if layer.observed < count else count)
     first = count % size or min(size, count)  # so that the last ones are ``size``
     for begin, end in pairwise([0, *range(first, count + 1, size)]):
         seen = None if visible is None else visible[:, begin:end]

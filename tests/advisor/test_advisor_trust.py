@@ -190,11 +190,14 @@ def test_a_snapshot_that_cannot_be_read_starts_an_empty_graph(
 
 WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 FOR_PEOPLE = {
+    "cache_watch.py",
+    "conf_cache.py",
     "page_board.py",
     "running.py",
     "span_feed.py",
     "unix_time.py",
-}  # turn the graph's moments into times of day, or tell people how long a request waited
+}  # turn the graph's moments into times of day, or tell people how long a request waited, or when
+# a cache held what
 
 
 def test_no_wall_clock_is_read_where_ages_are_made() -> None:

@@ -130,7 +130,7 @@ def test_a_long_second_prompt_is_read_in_pieces_and_reads_the_same(
     turns = [torch.randint(1, 97, (1, tokens), generator=generator) for tokens in (60, 150, 40)]
     read = []
     for at_once in (8, 1000):
-        monkeypatch.setattr(conf_attention, "_AT_ONCE", at_once)
+        monkeypatch.setattr(conf_attention, "AT_ONCE", at_once)
         cache = kvgraph.ConfKVCache(llama.config, TIGHT)
         with torch.no_grad():
             logits = [llama(turn, past_key_values=cache).logits for turn in turns]

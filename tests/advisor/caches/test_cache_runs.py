@@ -152,7 +152,7 @@ def test_what_is_malformed_is_refused(wrong: dict[str, Any], page: PageBoard, ur
 
 
 def test_steps_are_put_behind_those_of_the_same_run_and_the_latest_stay() -> None:
-    runs = CacheRuns()
+    runs = CacheRuns(time.time)
     assert runs.note(steps("chat", *map(float, range(3000)), held=1.0)).steps == 3000
     more = steps("chat", *map(float, range(3000, 6000)), first=3000, held=2.0)
     assert runs.note(more).steps == MOST_STEPS
@@ -162,7 +162,7 @@ def test_steps_are_put_behind_those_of_the_same_run_and_the_latest_stay() -> Non
 
 
 def test_steps_that_never_came_leave_a_gap_in_their_numbers() -> None:
-    runs = CacheRuns()
+    runs = CacheRuns(time.time)
     runs.note(steps("chat", 1.0, 2.0))
     runs.note(steps("chat", 9.0, first=8))
     (run,) = runs.shown(10).runs
@@ -171,7 +171,7 @@ def test_steps_that_never_came_leave_a_gap_in_their_numbers() -> None:
 
 def test_a_name_is_free_once_its_run_was_silent_for_seconds() -> None:
     now = 0.0
-    runs = CacheRuns(clock=lambda: now)
+    runs = CacheRuns(time.time, lambda: now)
     runs.note(steps("chat", 5.0, 6.0))
     assert not runs.note(steps("chat", 7.0, started=6.5)).taken
     assert runs.shown(10).runs[0].at == [5.0, 6.0]
@@ -214,7 +214,7 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(url: str) -> None:
 
 
 def test_who_was_silent_for_longest_is_forgotten() -> None:
-    runs = CacheRuns()
+    runs = CacheRuns(time.time)
     for number in range(MOST_RUNS):
         runs.note(steps(f"run {number}", 1.0))
     runs.note(steps("run 0", 2.0))
