@@ -6,6 +6,7 @@ with CacheWatch(cache, "my model"):
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -60,11 +61,8 @@ class CacheWatch:
     """Tells a sidecar twice a second what a cache holds, from a thread of its own.
 
     The model waits for none of it: where the sidecar is gone, one line of the log says so, and the
-    steps are told once it is back, as far as a run is remembered. Leaving it waits for the
-    sidecar's last answers, four seconds at most.
-
-    Attributes:
-        told: Steps so far that the sidecar was told of, or was spared as too many.
+    last ``MOST_STEPS`` are told once it is back, under whatever port it has then. Leaving waits for
+    its last answers, four seconds at most.
     """
 
     def __init__(
@@ -92,13 +90,17 @@ class CacheWatch:
             raise ConfigError(f"the run's name has {len(run)} characters; allowed: 1 to {MAX_NAME}")
         self._cache, self._run = cache, run
         self._where = url, token
-        self._endpoint()
+        self._endpoint = EditEndpoint("/v1/caches", *self._where)
         self._started = wall()
-        self._last: TracedStep | None = None  # of those that were told
+        self._told: tuple[TracedStep | None, int] = None, 0  # the last step, and how many
         self._is_silent = False
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self.told = 0
+
+    @property
+    def told(self) -> int:
+        """Steps so far that the sidecar was told of, or was spared as too many at once."""
+        return self._told[1]
 
     def __enter__(self) -> Self:
         self._over = threading.Event()  # one that still waits for an answer has its own
@@ -113,10 +115,6 @@ class CacheWatch:
         if self._thread is not None:
             self._thread.join(2 * _ANSWER_S)
 
-    def _endpoint(self) -> EditEndpoint:
-        """Where steps are told: a sidecar that was started again may have another port."""
-        return EditEndpoint("/v1/caches", *self._where)
-
     def _watch(self, leaves: threading.Event) -> None:
         over = False
         while not over:
@@ -127,16 +125,19 @@ class CacheWatch:
                 if not self._is_silent:
                     _log.warning("run %r is not shown: %s", self._run, error)
                 self._is_silent = True
+                with contextlib.suppress(RemoteError):  # one that was started again moves
+                    self._endpoint = EditEndpoint("/v1/caches", *self._where)
             else:
                 self._is_silent = False
 
     def _tell(self) -> None:
-        new = self._new_steps()
+        last, told = self._told
+        new = self._steps_after(last)
         if not new:
             return
         steps, settings = new[-MOST_STEPS:], self._cache.settings
-        first = self.told + len(new) - len(steps)
-        answer = self._endpoint().send(
+        first = told + len(new) - len(steps)
+        answer = self._endpoint.send(
             {
                 "run": self._run,
                 "started": self._started,
@@ -152,15 +153,14 @@ class CacheWatch:
         )
         if not answer["taken"]:
             raise RemoteError("another one of this name is being shown")
-        self._last = steps[-1]
-        self.told = first + len(steps)
+        self._told = steps[-1], first + len(steps)
 
-    def _new_steps(self) -> list[TracedStep]:
-        """Steps since the last that was told, as far as the cache remembers."""
+    def _steps_after(self, last: TracedStep | None) -> list[TracedStep]:
+        """Steps behind the last that was told, as far as the cache remembers."""
         found: list[TracedStep] = []
         # The model's thread adds to the trace meanwhile; a copy is made without a pause.
         for step in reversed(self._cache.trace.copy()):
-            if step is self._last:
+            if step is last:
                 break
             found.append(step)
         return found[::-1]

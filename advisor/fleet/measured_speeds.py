@@ -71,9 +71,10 @@ class MeasuredSpeeds:
         return bounded
 
     def _shrunk(self) -> Floats:
-        """float64 ``[engines]``: how far each is from the level."""
+        """float64 ``[engines]``: how far each is from the mean."""
         counts, timed = np.minimum(self._counts, _KEPT), self.timed
-        medians, mean = self._medians[timed], self._medians[timed].mean()
+        medians = self._medians[timed]
+        mean = np.average(medians, weights=counts[timed])  # as timings weigh in the level
         freedom = _PRIOR_TIMINGS + float((counts[timed] - 1).sum())
         variance = (_PRIOR_TIMINGS * _PRIOR_VARIANCE + float(self._squares.sum())) / freedom
         by_chance = (
@@ -82,5 +83,5 @@ class MeasuredSpeeds:
         spread = medians.var(ddof=1) if len(medians) > 1 else 0.0
         between = max(0.0, float(spread - by_chance[timed].mean()))
         belief = np.where(timed, between / (between + by_chance), 0.0)
-        effects: Floats = mean + belief * (self._medians - mean)
+        effects: Floats = belief * (self._medians - mean)
         return effects

@@ -24,8 +24,8 @@ class CacheSteps(Part):
 
     Attributes:
         run: Its name.
-        started: When somebody began to tell of it; another start replaces the run of this name,
-            unless that was told of within seconds.
+        started: When, in Unix seconds, somebody began to tell of it; another start replaces the
+            run of this name, unless that was told of within seconds.
         first: The number of the first of these steps, counted from that start.
         low, high: Tokens of a layer that stay while the model is sure, and while it is not.
         at: When each step was, in Unix seconds.
@@ -65,7 +65,8 @@ class CacheSteps(Part):
         return self.model_copy(update={**columns, "first": max(self.first, self.following - steps)})
 
     def behind(self, known: CacheSteps) -> CacheSteps:
-        """Those of ``known``, and behind them what is new of these."""
+        """Those of ``known``, and behind them what is new of these; over a gap, those of ``known``
+        are numbered anew."""
         new = min(max(0, known.following - self.first), len(self.at))
         columns = {n: [*getattr(known, n), *getattr(self, n)[new:]] for n in self.COLUMNS}
         columns["at"] = [*accumulate(columns["at"], max)]  # a clock may be set back

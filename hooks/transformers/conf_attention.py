@@ -74,7 +74,8 @@ def conf_attention(
 def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """What queries read, a few at a time, and what the newest of them looked at."""
     visible, count = layer.visible(query.shape[2]), query.shape[2]
-    outputs, size = [], max(AT_ONCE, layer.observed if layer.observed < count else count)
+    # A ranker that hears of all queries, as H2O's, has them looked at together.
+    outputs, size = [], max(AT_ONCE, min(layer.observed, count))
     first = count % size or min(size, count)  # so that the last ones are ``size``
     for begin, end in pairwise([0, *range(first, count + 1, size)]):
         seen = None if visible is None else visible[:, begin:end]

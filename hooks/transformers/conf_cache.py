@@ -19,7 +19,7 @@ from .errors import SettingsError, UnsupportedError
 from .logits_watch import LogitsWatch
 from .token_ranker import AttentionAndRecency, Ranker
 
-_REMEMBERED: Final = 65_536  # steps of the trace; chosen: a day of one chat
+_REMEMBERED: Final = 65_536  # steps of the trace; chosen: an hour of one chat
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ class Ranker(Protocol):
     What it remembers of a token is one float32, which moves with the token.
 
     Attributes:
-        queries: How many of a prompt's last queries it wants to hear of.
+        queries: How many of a prompt's last queries it wants to hear of; at least 1.
     """
 
     @property
@@ -68,7 +68,8 @@ class AttentionAndRecency:
 
 
 def mean_of_queries(mass: Tensor) -> Tensor:
-    """Mean over queries of mass [batch, queries, tokens]; padding has none, and does not count."""
+    """Mean over queries of mass [batch, queries, tokens]; padding in front has none, and does not
+    count."""
     present = (mass.sum(2) > 0.0).sum(1, keepdim=True).clamp_min(1)
     return mass.sum(1) / present
 

@@ -238,10 +238,14 @@ def test_an_engine_that_joins_is_taken_to_be_as_the_others() -> None:
     board.add("a")
     for _ in range(16):
         board.measured(0, 1000, 1.0)
+    for _ in range(16):
+        board.measured(0, 1000, 5.0)  # under load
     board.add("b")
-    assert board.compute_s.tolist() == pytest.approx([0.001, 0.001])
-    board.measured(1, 1000, 650.0)
-    assert board.compute_s[0] == pytest.approx(0.001, rel=0.3)
+    assert board.compute_s.tolist() == pytest.approx([0.005, 0.005])
+    for _ in range(16):
+        board.measured(0, 1000, 1.0)
+    board.measured(1, 1000, 650.0)  # it compiled
+    assert board.compute_s[0] == pytest.approx(0.001, rel=0.5)
 
 
 def test_load_that_slows_all_engines_makes_none_of_them_slower_than_others() -> None:
@@ -266,7 +270,7 @@ def test_alike_engines_are_taken_to_be_alike_however_noisy_their_timings() -> No
             board.measured(number, 1000, float(noise.lognormal(0.0, 0.7)))
         apart.append(board.compute_s.max() / board.compute_s.min())
     assert np.median(apart) < 1.3
-    assert max(apart) < 2.0  # single timings are apart by more than ten times
+    assert max(apart) < 2.5  # single timings are apart by more than ten times
 
 
 def test_engines_are_added_without_bound() -> None:
