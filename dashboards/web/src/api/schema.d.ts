@@ -406,14 +406,17 @@ export interface components {
         };
         /**
          * CacheNoted
-         * @description That steps were heard.
+         * @description Whether steps were heard.
          *
          *     Attributes:
+         *         taken: False: another start of a run of this name is being told of.
          *         steps: So many of the run are remembered.
          */
         CacheNoted: {
             /** At */
             at: number;
+            /** Taken */
+            taken: boolean;
             /** Steps */
             steps: number;
         };
@@ -423,7 +426,8 @@ export interface components {
          *
          *     Attributes:
          *         run: Its name.
-         *         started: When somebody began to tell of it; a later start replaces the run of this name.
+         *         started: When, in Unix seconds, somebody began to tell of it; another start replaces the
+         *             run of this name, unless that was told of within seconds.
          *         first: The number of the first of these steps, counted from that start.
          *         low, high: Tokens of a layer that stay while the model is sure, and while it is not.
          *         at: When each step was, in Unix seconds.
