@@ -23,6 +23,7 @@ class StandInEngine:
     Attributes:
         got: Bodies of requests, as they came.
         healthy: What it says of itself.
+        looks: Questions after its health that it answered.
         silent: Whether it leaves questions after its health unanswered.
         drops: Whether it closes connections instead of answering requests.
         hangs: Whether it begins no answer until this is cleared.
@@ -38,6 +39,7 @@ class StandInEngine:
         self.got: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.healthy, self.silent, self.drops, self.cut = True, False, False, False
+        self.looks = 0
         self.hold: asyncio.Event | None = None
         self.hangs: asyncio.Event | None = None
         self.pieces = ["one ", "two ", "three"]
@@ -84,6 +86,7 @@ class StandInEngine:
         if path == "/health" and self.silent:
             await asyncio.Event().wait()
         if path == "/health":
+            self.looks += 1
             return await _whole(writer, 200 if self.healthy else 503, "")
         if path == "/metrics":
             return await _whole(writer, 200, self.metrics)

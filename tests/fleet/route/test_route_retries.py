@@ -247,6 +247,8 @@ def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
     async def run() -> None:
         async with fleet_of_two as fleet:
             await fleet.until(True, True)
+            while fleet.engines[0].looks < 2:  # at the start, and when the watch begins
+                await asyncio.sleep(0.01)
             fleet.engines[0].raw["/v1/completions"] = answer
             fleet.engines[0].healthy = not dead
             got = await fleet.complete()
