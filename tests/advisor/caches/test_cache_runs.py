@@ -9,12 +9,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import httpx
+import kvgraph
 import pytest
+import torch
 from kvgraph.advisor.caches.cache_runs import MOST_RUNS, SILENT_S, CacheRuns
 from kvgraph.advisor.caches.cache_watch import CacheWatch
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.remote import EditEndpoint, RemoteError
+from kvgraph.bench.confkv.small_models import random_model
 from kvgraph.dashboards.answers.caches import MOST_STEPS, CacheSteps
 from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.page_tokens import EDIT_HEADER, edit_token
@@ -87,6 +90,19 @@ def test_a_run_is_shown_while_it_goes_on(page: PageBoard, url: str) -> None:
     assert run.confidence == pytest.approx([0.3, 0.0, 0.9])
     assert (run.budget, run.held) == ([160.0, 64.0, 64.0], [70.0, 64.0, 64.0])
     assert watch.told == 3
+
+
+def test_what_a_model_wrote_is_shown_as_its_own_cache_has_it(page: PageBoard, url: str) -> None:
+    model = random_model("llama")
+    settings = kvgraph.ConfKVSettings(low=24, high=40, window=8, slack=4)
+    cache = kvgraph.ConfKVCache(model.config, settings)
+    with CacheWatch(cache, "llama", url, SECRET):
+        model.generate(torch.ones((2, 20), dtype=torch.int64), past_key_values=cache,
+                       max_new_tokens=60, do_sample=False, pad_token_id=0)  # fmt: skip
+    (run,) = page.caches(100).runs
+    assert (run.low, run.high, len(run.at)) == (24, 40, 60)
+    assert run.held == [step.held for step in cache.trace]
+    assert 40 < max(run.held) <= 44  # the high budget, and the steps until the next eviction
 
 
 @pytest.mark.parametrize("wrong", ["token", "port"])
