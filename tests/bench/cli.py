@@ -52,7 +52,7 @@ Sessions = Annotated[
     Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
 ]
 Requests = Annotated[
-    int | None, typer.Option(min=50, help="Requests played; else 1,000, quick 400.")
+    int | None, typer.Option(min=50, help="Requests played; else 400, --open 600.")
 ]
 Stock = Annotated[
     str | None,
@@ -388,7 +388,7 @@ def agents(
         result = run(
             progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, _shares(stock)),
             arms=_chosen(arms, ARMS), sessions=sessions or SESSIONS, users=users, seed=seed,
-            pace=pace, model=model, out=out,
+            pace=pace, model=model, out=out, keep=save_details,
         )  # fmt: skip
         save_details(result)
     result.figures().print(as_json)

@@ -6,7 +6,7 @@ parallel; everything is ``SHRINK`` times smaller than recorded, and as fast as t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -53,11 +53,11 @@ class Scale:
         arms: What is played, unless the caller chooses.
     """
 
-    requests: int = 1000
+    requests: int = 400
     shares: tuple[float, ...] = SHARES
     repeats: int = 3
-    hosts: tuple[float, ...] = (0.5, 1.0, 2.0)
-    arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS, BUSY)
+    hosts: tuple[float, ...] = (0.5,)  # more of them: bench agents --open, without a model
+    arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)
 
     def cut(self, requests: int | None, shares: tuple[float, ...] | None) -> Scale:
         """The same with so many requests, and with such pools, where they are stated."""
@@ -65,10 +65,11 @@ class Scale:
         return replace(self, requests=requests, shares=shares or self.shares)
 
 
-QUICK: Final = Scale(
-    requests=400, shares=SHARES[:1], repeats=1, hosts=(0.5,),
-    arms=(STOCK, DEFAULT, HINTS, HOST_LRU, TIERS),
-)  # fmt: skip
+QUICK: Final = Scale(shares=SHARES[:1], repeats=1, arms=(STOCK, DEFAULT, HINTS, HOST_LRU, TIERS))
+
+
+def _not_kept(result: AgentsResult) -> None:
+    pass
 
 
 def run(
@@ -81,6 +82,7 @@ def run(
     pace: float | None = None,
     model: str | None = None,
     out: Path = Path(".agents"),
+    keep: Callable[[AgentsResult], object] = _not_kept,
 ) -> AgentsResult:
     """Run the arms in turn; logs, recordings and details are kept in ``out``.
 
@@ -88,6 +90,7 @@ def run(
         arms: Stock must be one of them; None: those of ``scale``.
         sessions: A recorded session in the Weka format, or a directory of them.
         pace: Seconds that a recorded second takes; None: measured, on stock's first run.
+        keep: Given what there is after each arm, in case that the next one fails.
 
     Raises:
         BenchError: A server did not start, a request was refused, or the traffic does not fit.
@@ -103,11 +106,9 @@ def run(
     vocabulary = vocabulary_size(name)
     requests = recorded_requests(sessions, users, seed, scale.requests, vocabulary)
     with DemoProgress(len(requests), shown=progress) as shown:
-        bench = _Bench(name, out, requests, scale, arms, pace, shown)
+        bench = _Bench(name, out, requests, scale, arms, pace, shown, keep)
         bench.play()
-        return AgentsResult(
-            out, requests, bench.pools, bench.pace, bench.runs, bench.lab, bench.busy
-        )
+        return bench.result()
 
 
 class _Bench:
@@ -122,6 +123,7 @@ class _Bench:
         arms: Sequence[AgentArm],
         pace: float | None,
         shown: DemoProgress,
+        keep: Callable[[AgentsResult], object],
     ) -> None:
         self.pace = pace
         self.runs: list[AgentRun] = []
@@ -133,6 +135,7 @@ class _Bench:
         self._scale = scale
         self._arms = arms
         self._shown = shown
+        self._keep = keep
         self._max_model_len = longest(requests)
         least = self._max_model_len // BLOCK + KEPT_BACK
         scratch = out / "fleet.jsonl.gz"
@@ -145,8 +148,8 @@ class _Bench:
             for arm in (DEFAULT, HINTS):
                 if arm in self._arms:
                     self._play_advised(arm, pool)
-            if MARKED in self._arms:
-                self._run(MARKED, pool)
+        if MARKED in self._arms:
+            self._run(MARKED, self.pools[0])
         for share in self._scale.hosts:
             for arm in (HOST_LRU, QUIET_TIERS, TIERS):
                 if arm in self._arms:
@@ -155,6 +158,12 @@ class _Bench:
             assert self.pace is not None
             room = Room(self._model, self._out, self.pools[0], self._max_model_len)
             self.busy = run_busy(room, self._requests, self.pace, self._shown)
+
+    def result(self) -> AgentsResult:
+        """What was played so far."""
+        return AgentsResult(
+            self._out, self._requests, self.pools, self.pace, self.runs, self.lab, self.busy
+        )
 
     def _play_stock(self, pool: int, repeats: int) -> None:
         """What stock evicts depends on no clock, so it need not wait for one."""
@@ -173,6 +182,8 @@ class _Bench:
         pace = self.pace if timed else None
         done = run_arm(arm, room, self._requests, pace, self._shown, number)
         self.runs.append(done)
+        if self.lab:  # else nothing can be said of it yet
+            self._keep(self.result())
         return done
 
     def _replay(self, done: AgentRun, *policies: str) -> None:

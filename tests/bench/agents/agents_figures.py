@@ -98,7 +98,7 @@ class AgentsResult:
         """Each run with advice and without host memory, against the worst of stock's runs."""
         return [
             100 * (share - min(self.shares(STOCK, pool)))
-            for arm in (DEFAULT, HINTS)
+            for arm in (DEFAULT, MARKED, HINTS)
             for pool in self.pools
             for share in self.shares(arm, pool)
         ]
