@@ -21,7 +21,14 @@ from ..turns.callers import Asked, Callers
 from .engine_list import FIRST_BYTE_S, Listed
 from .engine_roster import EngineRoster
 from .health import NEEDS_KEY, HealthWatch
-from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, SilentError, Upstream
+from .upstream import (
+    ENGINE_HEADER,
+    BrokenAnswerError,
+    NothingAnsweredError,
+    Reply,
+    SilentError,
+    Upstream,
+)
 
 DECISIONS: Final = 10_000
 """Of which the times are kept, for their percentiles; chosen: a hundred beyond the p99."""
@@ -141,6 +148,7 @@ class FleetProxy:
             self.counts.turned_away += 1
             reply, upstream = await self._elsewhere(asked, reply, upstream)
         asked.call.body.release()
+        reply.headers.append((ENGINE_HEADER, b"%d" % upstream.number))
         return reply, upstream
 
     async def _elsewhere(

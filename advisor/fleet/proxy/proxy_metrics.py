@@ -22,6 +22,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
     board, health = proxy.board, proxy.health
     engines = [
         {
+            "number": each.number,
             "url": each.url,
             "up": bool(board.up[each.number]),
             "drains": bool(board.draining[each.number]),

@@ -34,9 +34,11 @@ _POOLS: Final = (
 )
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
 """Of TCP: a machine that is gone is noticed after 15 s; one that is busy still replies. Chosen."""
+ENGINE_HEADER: Final = b"x-kvgraph-engine"
+"""Of an answer: by which number ``GET /fleet`` knows the engine that it came from."""
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
-)
+) | {ENGINE_HEADER}
 
 
 class _SpreadTransport(httpx.AsyncBaseTransport):

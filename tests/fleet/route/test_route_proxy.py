@@ -65,6 +65,18 @@ def test_a_session_stays_at_home_whoever_names_it() -> None:
     play(scene)
 
 
+def test_an_answer_says_which_engine_gave_it() -> None:
+    async def scene(fleet: Routed) -> None:
+        listed = (await fleet.client.get("/fleet")).json()["engines"]
+        for number in range(4):
+            answer = await fleet.complete(headers={"X-Session-ID": f"s{number}"})
+            (said,) = (e for e in listed if str(e["number"]) == answer.headers["x-kvgraph-engine"])
+            (engine,) = (e for e in fleet.engines if e.url == said["url"])
+            assert engine.got[-1]["session_id"] == f"s{number}"
+
+    play(scene)
+
+
 def test_a_chat_that_nobody_names_is_known_by_its_messages() -> None:
     async def scene(fleet: Routed) -> None:
         chats = [[{"role": "user", "content": f"chat {number}"}] for number in range(4)]
