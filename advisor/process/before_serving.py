@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from ...graph.errors import ConfigError
 from ...graph.ipc.addresses import is_loopback
+
+_CUT: Final = "ASGI callable returned without completing response"
+"""What uvicorn calls an error where we end an answer in the middle, since its engine is gone: the
+client must see that, and the log says which engine."""
 
 
 def refuse_remote(host: str, allow_remote: bool) -> None:
@@ -19,6 +24,7 @@ def refuse_remote(host: str, allow_remote: bool) -> None:
 
 
 def log_for_people() -> None:
-    """Log to standard error, without a line for each request of ours."""
+    """Log to standard error, without a line for each request of ours or each answer that is cut."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(lambda line: _CUT not in line.getMessage())

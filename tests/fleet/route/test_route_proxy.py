@@ -11,6 +11,7 @@ import httpx
 import pytest
 from kvgraph.advisor.fleet.proxy import fleet_proxy, health
 from kvgraph.advisor.fleet.proxy.engine_list import Listed
+from kvgraph.advisor.process.before_serving import log_for_people
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 Scene = Callable[[Routed], Awaitable[None]]
@@ -146,7 +147,11 @@ def test_an_engine_that_is_gone_before_it_answered_is_replaced() -> None:
     play(scene)
 
 
-def test_an_answer_that_had_begun_is_cut_and_not_begun_again() -> None:
+def test_an_answer_that_had_begun_is_cut_and_not_begun_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_for_people()
+
     async def scene(fleet: Routed) -> None:
         for engine in fleet.engines:
             engine.cut = True
@@ -156,6 +161,8 @@ def test_an_answer_that_had_begun_is_cut_and_not_begun_again() -> None:
         assert fleet.proxy.counts.broken == 1
 
     play(scene)
+    assert "in the middle of an answer" in caplog.text
+    assert "ASGI" not in caplog.text, "the server's word for it helps nobody"
 
 
 def test_sessions_of_a_dead_engine_get_new_homes_at_once() -> None:
