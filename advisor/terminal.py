@@ -79,6 +79,8 @@ def _tiers(engine: Mapping[str, Any]) -> RenderableType:
         "computed instead": f"{tiers['recomputed']:,} blocks: judged faster than a load",
         "prefetch": _prefetch(tiers),
     }
+    if tiers["reads_store"] or tiers["shared"]:
+        facts["shared store"] = _store(tiers)
     return facts_report(f"tiers of {engine['name']}", facts)
 
 
@@ -98,6 +100,14 @@ def _prefetch(tiers: Mapping[str, Any]) -> str:
     return (
         f"{accuracy}, {tiers['prefetched']:,} blocks ahead of demand, "
         f"{tiers['prefetch_cancelled']:,} not begun for want of room"
+    )
+
+
+def _store(tiers: Mapping[str, Any]) -> str:
+    left = "" if tiers["reads_store"] else "; left alone until the engine is started again"
+    return (
+        f"{tiers['shared']:,} blocks given ({tiers['share_failed']:,} failed), "
+        f"{tiers['store_loaded']:,} loaded ({tiers['store_failed']:,} promised and not given){left}"
     )
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.terminal import hashing_warnings, status_report
+from kvgraph.graph.messages.events import TierReport
+from msgspec.structs import fields
 from rich.console import Console
 
 LAYERS = ("axioms", "rules", "capabilities", "generation")
@@ -74,6 +76,17 @@ def test_no_name_is_cut(engines: int, width: int) -> None:
 
 def test_without_engines() -> None:
     assert "no engine is connected" in shown([], 80)
+
+
+@pytest.mark.parametrize(("reads", "left"), [(True, False), (False, True)])
+def test_what_a_shared_store_did_is_told_where_there_is_one(reads: bool, left: bool) -> None:
+    alone = engine(0) | {"tiers": {each.name: 0 for each in fields(TierReport)}}
+    alone["graph"]["pressure"] = None
+    assert "shared store" not in shown([alone], 120)
+    alone["tiers"] |= {"reads_store": reads, "shared": 1234, "store_loaded": 56}
+    said = " ".join(shown([alone], 200).split())
+    assert "1,234 blocks given (0 failed), 56 loaded (0 promised and not given)" in said
+    assert ("until the engine is started again" in said) is left
 
 
 def test_how_blocks_are_told_apart_is_shown_and_compared_across_sidecars() -> None:

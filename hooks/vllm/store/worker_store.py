@@ -29,10 +29,12 @@ def open_records(
     logged, if that is impossible."""
     try:
         name = records_name(config, cache)
-        return SealedRecords(open_store(settings), name), name
+        records = SealedRecords(open_store(settings), name)
     except StorageError as error:
         logger.warning("kvgraph: no shared store: %s", error)
         return None
+    logger.info("kvgraph: what is computed is shared in %s", settings.place)
+    return records, name
 
 
 def records_name(config: VllmConfig, cache: PagedKv) -> str:
