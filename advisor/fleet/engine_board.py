@@ -9,11 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from .measured_speeds import MeasuredSpeeds
+from .measured_speeds import Floats, Mask, MeasuredSpeeds
 
-Floats = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _GROWTH: Final = 64  # engines for which a column has room at first; chosen
 MOST_REFUSING: Final = 8

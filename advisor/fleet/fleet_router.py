@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .engine_board import EngineBoard, Floats, Mask, Tokens
+from .engine_board import EngineBoard, Tokens
 from .homes import Home, Homes
+from .measured_speeds import Floats, Mask
 
 _NOTHING: Final = np.zeros(1, dtype=np.int64)
 _NONE_LOST: Final = np.zeros(1, dtype=np.bool_)

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, NamedTuple
 
-from .engine_board import EngineBoard, Floats
+from .engine_board import EngineBoard
+from .measured_speeds import Floats
 
 LIVE_S: Final = 600.0
 """Idle seconds after which a session no longer counts as live, as for admission."""
