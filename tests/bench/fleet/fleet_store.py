@@ -21,8 +21,8 @@ from ..serving.workload import BLOCK
 CONTEXT: Final = 2048
 """Tokens of a session's first turn."""
 
-POOL: Final = 3 * CONTEXT // BLOCK
-"""Blocks of an engine: so many that the last two sessions stay; chosen."""
+POOL: Final = 12 * CONTEXT // BLOCK
+"""Blocks of an engine: more than the 512 that go next, which have copies ahead of that; chosen."""
 
 PAUSE_S: Final = 1.0
 """Between a session's turns; chosen."""

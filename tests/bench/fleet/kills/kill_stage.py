@@ -167,7 +167,12 @@ class KillStage:
         return [self._dice.randrange(3, SHAPE.vocab) for _ in range(CONTEXT)]
 
 
-def breaker() -> dict[str, float]:
+def play(what: str) -> dict[str, Any]:
+    """What came of the breaker's kill, or of each wave, whose logs go to a folder."""
+    return _breaker() if what == "breaker" else KillStage(Path(what)).play()
+
+
+def _breaker() -> dict[str, float]:
     """A master of its own, killed while requests ask the store."""
     master = start_master()
     try:

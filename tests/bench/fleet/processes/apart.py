@@ -1,12 +1,13 @@
 """Runs a stage in a network of its own, where nobody else reaches what listens on all interfaces.
 
-A stage is a module that hands its play to ``on_stage``; it is called as ``unshare --net python -P
--m MODULE WHAT``. Its last line on stdout is ``RESULT {json}``, and each line on stderr that begins
-with ``SAY`` is for people.
+A stage is a module with a function ``play(what: str)``, whose result is JSON. This module is the
+program that calls it there: its last line on stdout is ``RESULT {json}``, and each line on stderr
+that begins with ``SAY`` is for people.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -44,6 +45,7 @@ def run_apart(
     """Run a stage; returns its result.
 
     Args:
+        module: The stage's.
         what: It is told.
         say: Told each of its lines that is for people.
         longest_s: It is killed after so long.
@@ -51,24 +53,24 @@ def run_apart(
     Raises:
         BenchError: It broke; with the end of what it said.
     """
-    command = [*APART, sys.executable, "-P", "-m", module, what]
-    stage = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert stage.stdout is not None
-    assert stage.stderr is not None
-    killing = threading.Timer(longest_s, stage.kill)
-    killing.daemon = True
+    command = [*APART, sys.executable, "-P", "-m", __name__, module, what]
     tail: deque[str] = deque(maxlen=_TAIL)
-    hearing = threading.Thread(target=_hear, args=(stage.stderr, say, tail))
     began = time.monotonic()
-    try:
-        killing.start()
-        hearing.start()
-        results = [each for each in stage.stdout if each.startswith(_RESULT)]
-        hearing.join()
-    finally:
-        killing.cancel()
-        stage.kill()
-        stage.wait()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as stage:
+        assert stage.stdout is not None
+        hearing = threading.Thread(target=_hear, args=(stage.stderr, say, tail))
+        killing = threading.Timer(longest_s, stage.kill)
+        killing.daemon = True
+        try:
+            killing.start()
+            hearing.start()
+            results = [each for each in stage.stdout if each.startswith(_RESULT)]
+            hearing.join()
+        finally:
+            killing.cancel()
+            stage.kill()
     if not results:
         ended = time.monotonic() - began >= longest_s
         how = f"was ended after {longest_s:.0f} s" if ended else "broke"
@@ -90,13 +92,14 @@ def tell(line: str) -> None:
     sys.stderr.flush()
 
 
-def on_stage(play: Callable[[], Any]) -> NoReturn:
+def _on_stage(module: str, what: str) -> NoReturn:
     """Play in this new network, whose loopback is down; say what came of it, and end."""
     code = 1
     try:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         os.environ.update(_LOOPBACK)
-        sys.stdout.write(f"\n{_RESULT}{json.dumps(play())}\n")
+        found = importlib.import_module(module).play(what)
+        sys.stdout.write(f"\n{_RESULT}{json.dumps(found)}\n")
         code = 0
     except Exception:
         traceback.print_exc()
@@ -109,3 +112,7 @@ def end(code: int = 0) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    _on_stage(*sys.argv[1:])

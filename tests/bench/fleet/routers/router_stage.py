@@ -8,7 +8,6 @@ are emptied between two passes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..fleet_demo import SEED, plan_and_requests, rivals, running_fleet
 from ..fleet_demo_report import details
 from ..fleet_pass import FleetPass
 from ..fleet_stage import OURS, FleetStage
-from ..processes.apart import on_stage, tell
+from ..processes.apart import tell
 from .ray_process import RayProcess, has_ray
 
 TAKES: Final = 3
@@ -90,7 +89,3 @@ def _take(
 def _behind_ray(stage: FleetStage, engines: Sequence[Server], out: Path, pace: float) -> FleetPass:
     with RayProcess([each.url for each in engines], out / "ray.log") as front:
         return stage.behind(RAY, front.url, pace)
-
-
-if __name__ == "__main__":
-    on_stage(partial(play, sys.argv[1]))
