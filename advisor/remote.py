@@ -45,13 +45,13 @@ def sidecar_urls(url: str | None) -> list[str]:
     """
     if url is not None:
         if not url.startswith(("http://", "https://")):
-            raise RemoteError(f"--url {url!r} is not a URL; allowed: http://127.0.0.1:PORT")
+            raise RemoteError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
         return [url.rstrip("/")]
     found = [sidecar.http for sidecar in running_sidecars()]
     if not found:
         raise RemoteError(
             "no sidecar of this user is running; start an engine with AITHER_KVCACHE_GRAPH=1, or "
-            "`kvgraph serve`, or name one with --url"
+            "`kvgraph serve`, or name one by its URL"
         )
     return found
 

@@ -6,7 +6,6 @@ with CacheWatch(cache, "my model"):
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -60,9 +59,9 @@ class Traced(Protocol):
 class CacheWatch:
     """Tells a sidecar twice a second what a cache holds, from a thread of its own.
 
-    The model waits for none of it: where the sidecar is gone, one line of the log says so, and the
-    last ``MOST_STEPS`` are told once it is back, under whatever port it has then. Leaving waits for
-    its last answers, four seconds at most.
+    The model waits for none of it: where no sidecar runs, or several do and none is named, one line
+    of the log says so, and another one when it is back, under whatever port it has then; the last
+    ``MOST_STEPS`` are told. Leaving waits for its last answers, four seconds at most.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class CacheWatch:
 
         Raises:
             ConfigError: The name is too long, or empty.
-            RemoteError: None is running, or several are.
+            RemoteError: ``url`` is none.
         """
         if not run.isprintable():
             raise ConfigError("the run's name has characters that cannot be printed")
@@ -90,7 +89,7 @@ class CacheWatch:
             raise ConfigError(f"the run's name has {len(run)} characters; allowed: 1 to {MAX_NAME}")
         self._cache, self._run = cache, run
         self._where = url, token
-        self._endpoint = EditEndpoint("/v1/caches", *self._where)
+        self._endpoint = None if url is None else EditEndpoint("/v1/caches", url, token)
         self._started = wall()
         self._told: tuple[TracedStep | None, int] = None, 0  # the last step, and how many
         self._is_silent = False
@@ -125,9 +124,10 @@ class CacheWatch:
                 if not self._is_silent:
                     _log.warning("run %r is not shown: %s", self._run, error)
                 self._is_silent = True
-                with contextlib.suppress(RemoteError):  # one that was started again moves
-                    self._endpoint = EditEndpoint("/v1/caches", *self._where)
+                self._endpoint = None  # one that is started again moves
             else:
+                if self._is_silent:
+                    _log.info("run %r is shown", self._run)
                 self._is_silent = False
 
     def _tell(self) -> None:
@@ -137,6 +137,7 @@ class CacheWatch:
             return
         steps, settings = new[-MOST_STEPS:], self._cache.settings
         first = told + len(new) - len(steps)
+        self._endpoint = self._endpoint or EditEndpoint("/v1/caches", *self._where)
         answer = self._endpoint.send(
             {
                 "run": self._run,

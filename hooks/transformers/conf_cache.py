@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor
+from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ...kernels.backends.confidence_score import confidence_score
@@ -66,9 +67,11 @@ class ConfKVCache(Cache):  # type: ignore[misc]
 
         Raises:
             UnsupportedError: The model has attention that the cache cannot serve; names it.
-            SettingsError: The pyramid leaves the last layer less than its window.
+            SettingsError: An argument is no configuration or no settings, or the pyramid leaves the
+                last layer less than its window.
         """
-        self.settings = it = settings or ConfKVSettings()
+        self.settings = it = ConfKVSettings() if settings is None else settings
+        _check_arguments(config, it)
         _check_model(config)
         _check_pyramid(it)
         self._budgets = budgets or ByConfidence(it)
@@ -147,6 +150,13 @@ def _served(layer: Any, ours: ConfLayer) -> Any:
     if type(layer) is DynamicSlidingWindowLayer:
         return layer
     raise UnsupportedError(f"ConfKVCache does not know a layer like {type(layer).__name__}")
+
+
+def _check_arguments(config: Any, settings: Any) -> None:
+    if not isinstance(config, PretrainedConfig):
+        raise SettingsError(f"config is a {type(config).__name__}; pass model.config")
+    if not isinstance(settings, ConfKVSettings):
+        raise SettingsError(f"settings is a {type(settings).__name__}; allowed: ConfKVSettings")
 
 
 def _check_model(config: Any) -> None:

@@ -38,15 +38,16 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.fresh = 0  # tokens of this call that attention has not seen yet
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make room for the usual case: the high budget and the slack."""
-        it, capacity = self._settings, self.budget(self._settings.high) + self._settings.slack + 1
+        """Begin without a token."""
+        it = self._settings
+        usual = self.budget(it.high) + it.slack + 1  # more only while a longer prompt is read
         self.dtype, self.device = key_states.dtype, key_states.device
         self.store: FloatStore | MixedStore = (
-            MixedStore(key_states, capacity, it.window, it.slack)
+            MixedStore(key_states, usual, it.window, it.slack)
             if it.int8
-            else FloatStore(key_states, capacity)
+            else FloatStore(key_states, usual)
         )
-        self.table = TokenTable(key_states.shape[0], key_states.device, capacity)
+        self.table = TokenTable(key_states.shape[0], key_states.device, usual)
         self._lowest = self._for_all_rows(it.high)
         self._steps = 0  # since the last prompt
         self.is_initialized = True
@@ -182,5 +183,6 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.fresh:
             raise UnsupportedError(
                 "the model's attention did not ask ConfKVCache: make it with the model's own "
-                "configuration object, ConfKVCache(model.config)"
+                "configuration object, ConfKVCache(model.config), and after any call of "
+                "set_attn_implementation"
             )

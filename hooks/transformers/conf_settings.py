@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 from .errors import SettingsError
 
@@ -43,15 +44,18 @@ class ConfKVSettings:
         _within("pyramid", self.pyramid, 0.0, 0.9)
         _at_least("window", self.window, 1)
         _at_least("slack", self.slack, 1)
-        _at_least("low", self.low, self.window + self.slack)
-        _at_least("high", self.high, self.low)
+        _at_least("low", self.low, self.window + self.slack, "window + slack")
+        _at_least("high", self.high, self.low, "low")
+        if not isinstance(self.int8, bool):
+            raise SettingsError(f"int8 = {self.int8!r}; allowed: True or False")
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise SettingsError(f"{name} = {value}; allowed: {least} to {most}")
+    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value <= most:
+        raise SettingsError(f"{name} = {value!r}; allowed: {least} to {most}")
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise SettingsError(f"{name} = {value}; allowed: {least} and more")
+def _at_least(name: str, value: int, least: int, of: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        why = f" ({of})" if of else ""
+        raise SettingsError(f"{name} = {value!r}; allowed: {least} and more{why}")

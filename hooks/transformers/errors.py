@@ -5,8 +5,12 @@ ConfKVError
 └── UnsupportedError  a model, an engine or a call that the cache cannot serve; names it
 """
 
+from __future__ import annotations
 
-class ConfKVError(Exception):
+from ...graph.errors import KvGraphError
+
+
+class ConfKVError(KvGraphError):
     """Base of every deliberate error of ``ConfKVCache``."""
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...kernels.backends.mixed_attention import Part
 from ...kernels.maths.channel_quant import channel_scale, rescaled, to_cells
+from .slot_room import room_for
 from .stores import FloatStore, gathered
 
 
@@ -14,11 +15,15 @@ class Cells:
     """int8 tokens of one plane, keys or values, with a scale per head and channel.
 
     A scale only grows: where a new token does not fit, the cells of its channel are expressed anew.
+
+    Args:
+        usual: Tokens at most, unless a prompt brings more.
     """
 
-    def __init__(self, like: Tensor, capacity: int) -> None:
+    def __init__(self, like: Tensor, usual: int) -> None:
         batch, heads, _, dims = like.shape
-        self.cells = like.new_empty((batch, heads, capacity, dims), dtype=torch.int8)
+        self._usual = usual
+        self.cells = like.new_empty((batch, heads, 0, dims), dtype=torch.int8)
         self.scale = like.new_zeros((batch, heads, dims), dtype=torch.float32)
 
     def append(self, values: Tensor, at: int) -> None:
@@ -27,19 +32,17 @@ class Cells:
         if at and not torch.equal(scale, self.scale):
             self.cells[:, :, :at] = rescaled(self.cells[:, :, :at], self.scale, scale)
         self.scale = scale
-        if at + values.shape[2] > self.cells.shape[2]:
-            more = at + values.shape[2] - self.cells.shape[2]
-            self.cells = torch.cat([self.cells, self.cells.new_empty(
-                (*self.cells.shape[:2], more, self.cells.shape[3]))], 2)  # fmt: skip
-        self.cells[:, :, at : at + values.shape[2]] = to_cells(values, scale)
+        if (after := at + values.shape[2]) > self.cells.shape[2]:
+            self._move(room_for(after, self._usual), self.cells[:, :, :at])
+        self.cells[:, :, at:after] = to_cells(values, scale)
 
-    def keep(self, slots: Tensor, capacity: int) -> None:
-        """Gather slots to the front; room beyond ``capacity`` is given back."""
-        kept = gathered(self.cells, slots)
-        room = max(capacity, slots.shape[1])
-        if self.cells.shape[2] != room:
-            self.cells = self.cells.new_empty((*self.cells.shape[:2], room, self.cells.shape[3]))
-        self.cells[:, :, : slots.shape[1]] = kept
+    def keep(self, slots: Tensor) -> None:
+        """Gather slots to the front, and give back the room that they do not need."""
+        kept, held = gathered(self.cells, slots), slots.shape[1]
+        if self.cells.shape[2] > (room := room_for(held, self._usual)):
+            self._move(room, kept)
+            return
+        self.cells[:, :, :held] = kept
 
     def select(self, rows: Tensor) -> None:
         """Take rows of the batch."""
@@ -49,20 +52,27 @@ class Cells:
         """Bytes that are allocated."""
         return int(self.cells.nbytes + self.scale.nbytes)
 
+    def _move(self, room: int, cells: Tensor) -> None:
+        batch, heads, held, dims = cells.shape
+        self.cells = cells.new_empty((batch, heads, room, dims))
+        self.cells[:, :, :held] = cells
+
 
 class MixedStore:
     """The newest tokens in the model's own type, older ones in int8, both oldest first.
 
     Tokens move to int8 in groups: when ``window + group`` stand in the model's type, the oldest
     ``group`` of them go.
+
+    Args:
+        usual: Tokens at most, unless a prompt brings more.
     """
 
-    def __init__(self, like: Tensor, capacity: int, window: int, group: int) -> None:
+    def __init__(self, like: Tensor, usual: int, window: int, group: int) -> None:
         self._window, self._group = window, group
-        self._usual = max(0, capacity - window)
         self._old = 0
         self._recent = FloatStore(like, window + group)
-        self._planes = Cells(like, self._usual), Cells(like, self._usual)
+        self._planes = Cells(like, usual - window), Cells(like, usual - window)
 
     @property
     def held(self) -> int:
@@ -85,7 +95,7 @@ class MixedStore:
         recent = self._recent.held
         old = slots[:, : slots.shape[1] - recent]
         for plane in self._planes:
-            plane.keep(old, self._usual)
+            plane.keep(old)
         self._old = old.shape[1]
 
     def parts(self) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Where a layer's keys and values stand: one preallocated run of slots, oldest first."""
+"""Where a layer's keys and values stand: one run of slots, oldest first, with room for more."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.backends.mixed_attention import Part
+from .slot_room import room_for
 
 
 class Store(Protocol):
@@ -35,13 +36,16 @@ class Store(Protocol):
 
 
 class FloatStore:
-    """Keys and values as the model made them, contiguous."""
+    """Keys and values as the model made them, contiguous.
 
-    def __init__(self, like: Tensor, capacity: int) -> None:
-        self._usual = capacity
+    Args:
+        usual: Tokens at most, unless a prompt brings more.
+    """
+
+    def __init__(self, like: Tensor, usual: int) -> None:
+        self._usual = usual
         self.held = 0
-        self._keys = _room(like, capacity)
-        self._values = _room(like, capacity)
+        self._keys, self._values = _room(like, 0), _room(like, 0)
 
     @property
     def keys(self) -> Tensor:
@@ -54,20 +58,20 @@ class FloatStore:
         return self._values[:, :, : self.held]
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Put tokens behind the others; a long prompt gets room for itself."""
+        """Put tokens behind the others."""
         after = self.held + keys.shape[2]
         if after > self._keys.shape[2]:
-            self._move(max(after, self._usual), self.keys, self.values)
+            self._move(room_for(after, self._usual), self.keys, self.values)
         self._keys[:, :, self.held : after] = keys
         self._values[:, :, self.held : after] = values
         self.held = after
 
     def keep(self, slots: Tensor) -> None:
-        """Gather slots to the front, and give room back that only a prompt needed."""
+        """Gather slots to the front, and give back the room that they do not need."""
         keys, values = gathered(self._keys, slots), gathered(self._values, slots)
         self.held = slots.shape[1]
-        if self._keys.shape[2] > self._usual >= self.held:
-            self._move(self._usual, keys, values)
+        if self._keys.shape[2] > (room := room_for(self.held, self._usual)):
+            self._move(room, keys, values)
             return
         self._keys[:, :, : self.held] = keys
         self._values[:, :, : self.held] = values

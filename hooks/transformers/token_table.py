@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .slot_room import room_for
+
 NOBODY = -1  # the position of a slot that holds no token: padding, or a row that keeps fewer
 
 
@@ -12,7 +14,7 @@ class TokenTable:
     """Columns over the slots of a store, [batch, held], in the order of the text.
 
     Args:
-        capacity: Slots for which there is room at first.
+        usual: Slots at most, unless a prompt brings more.
 
     Attributes:
         memory: float32, what the ranker remembers of each token's attention.
@@ -21,9 +23,9 @@ class TokenTable:
         valid: Tokens of each row.
     """
 
-    def __init__(self, batch: int, device: torch.device, capacity: int = 0) -> None:
-        self._usual = capacity
-        self._places = torch.empty((batch, capacity), dtype=torch.int64, device=device)
+    def __init__(self, batch: int, device: torch.device, usual: int = 0) -> None:
+        self._usual = usual
+        self._places = torch.empty((batch, 0), dtype=torch.int64, device=device)
         self.memory = torch.empty((batch, 0), dtype=torch.float32, device=device)
         self.held = 0
         self.seen = 0
@@ -43,7 +45,8 @@ class TokenTable:
         """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None: all."""
         begin, end = self.held, self.held + count
         if end > (room := self._places.shape[1]):
-            self._places = torch.nn.functional.pad(self._places, (0, max(end, self._usual) - room))
+            more = room_for(end, self._usual) - room
+            self._places = torch.nn.functional.pad(self._places, (0, more))
         device = self._places.device
         self._places[:, begin:end] = torch.arange(self.seen, self.seen + count, device=device)
         if present is not None:
@@ -57,8 +60,8 @@ class TokenTable:
         """Gather slots [batch, n]; those ``emptied`` hold nobody from now on."""
         position = self.position.gather(1, slots).masked_fill(emptied, NOBODY)
         self.held = slots.shape[1]
-        if self._places.shape[1] > self._usual >= self.held:  # only a prompt needed so many
-            self._places = self._places.new_empty((len(position), self._usual))
+        if self._places.shape[1] > (room := room_for(self.held, self._usual)):
+            self._places = self._places.new_empty((len(position), room))
         self._places[:, : self.held] = position
         self.memory = self.memory.gather(1, slots).masked_fill(emptied, 0.0)
         self.valid = (self.position != NOBODY).sum(1).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +13,7 @@ import httpx
 import kvgraph
 import pytest
 import torch
+from kvgraph.advisor.caches import cache_watch
 from kvgraph.advisor.caches.cache_runs import MOST_RUNS, SILENT_S, CacheRuns
 from kvgraph.advisor.caches.cache_watch import CacheWatch
 from kvgraph.advisor.page.page_board import PageBoard
@@ -135,14 +137,33 @@ def test_steps_whose_answer_was_lost_are_told_again_and_count_once(
     assert page.caches(10).runs[0].held == [70.0, 71.0]
 
 
-def test_a_name_that_cannot_be_and_no_sidecar_are_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, url: str
-) -> None:
+def test_a_name_or_an_address_that_cannot_be_is_told_at_once(url: str) -> None:
     with pytest.raises(ConfigError, match="0 characters"):
         CacheWatch(cache_of(), "", url, SECRET)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(RemoteError, match="no sidecar"):
-        CacheWatch(cache_of(), "chat")
+    with pytest.raises(RemoteError, match="'sidecar' is not a URL"):
+        CacheWatch(cache_of(), "chat", "sidecar")
+
+
+def test_a_sidecar_that_comes_later_is_told_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: PageBoard, url: str
+) -> None:
+    caplog.set_level("INFO")
+    running: list[str] = []
+    monkeypatch.setattr(cache_watch, "EditEndpoint", partial(the_only_one, running))
+    with CacheWatch(cache_of(Step((0.5,), (256,), 70.0, at=1.0)), "chat") as watch:
+        while "no sidecar runs" not in caplog.text:
+            time.sleep(0.01)
+        running.append(url)
+        assert told(watch, 1)
+    assert page.caches(10).runs[0].held == [70.0]
+    assert caplog.text.count("run 'chat' is not shown") == 1
+    assert caplog.text.count("run 'chat' is shown") == 1
+
+
+def the_only_one(running: list[str], path: str, *where: str | None) -> EditEndpoint:
+    if not running:
+        raise RemoteError("no sidecar runs")
+    return EditEndpoint(path, running[0], SECRET)
 
 
 @pytest.mark.parametrize(
