@@ -13,6 +13,7 @@ import pytest
 import torch
 from kvgraph.bench.confkv.small_models import FAMILIES, random_model
 from kvgraph.hooks.transformers import conf_attention
+from kvgraph.hooks.transformers.conf_budget import Replayed
 from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
 from kvgraph.hooks.transformers.errors import UnsupportedError
 from kvgraph.hooks.transformers.logits_watch import LogitsWatch
@@ -72,6 +73,42 @@ def test_a_long_answer_stays_within_the_high_budget(
     assert cache.get_seq_length() == 139  # positions go on
     assert max(step.held for step in cache.trace) <= 44
     assert len(cache.trace) == 120
+
+
+def test_it_reads_what_a_full_cache_reads_with_what_was_evicted_hidden(model: Any) -> None:
+    prompt, layers = torch.arange(1, 61)[None], model.base_model
+    stack = layers.h if hasattr(layers, "h") else layers.layers
+    del stack[1:]  # one layer, so that one mask says what was evicted
+    model.config.num_hidden_layers = 1
+    cache, plain = kvgraph.ConfKVCache(model.config, TIGHT), DynamicCache(config=model.config)
+    with torch.no_grad():
+        for each in (cache, plain):
+            model(prompt, past_key_values=each)
+        kept = torch.zeros(1, 1, 1, 61, dtype=torch.bool)
+        kept[..., cache.layers[0].table.position[0]] = kept[..., 60] = True
+        assert kept.sum() == 41
+        one, full = (
+            model(prompt[:, :1], past_key_values=each, attention_mask=mask,
+                  position_ids=torch.tensor([[60]])).logits
+            for each, mask in ((cache, None), (plain, kept))
+        )  # fmt: skip
+    assert torch.allclose(one, full, atol=1e-5)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_memory_follows_what_is_held(llama: Any, int8: bool) -> None:
+    """A short text takes little, and what was held for a while is given back."""
+    settings = ConfKVSettings(low=24, high=400, window=8, slack=4, int8=int8)
+    cache = kvgraph.ConfKVCache(llama.config, settings, budgets=Replayed([(400,)] * 300 + [(24,)]))
+    taken = []
+    with torch.no_grad():
+        for token in range(304):
+            llama(torch.tensor([[token % 97]]), past_key_values=cache)
+            taken.append(cache.bytes() / cache.held()[0])
+    full = 2 * 3 * 2 * 16 * 4 / (4 if int8 else 1)  # bytes of a token: planes, layers, heads, dims
+    assert cache.held() == [24, 24, 24]
+    assert max(taken[100:303]) <= (2.0 if int8 else 1.26) * full
+    assert cache.bytes() <= 44 * full * (2.5 if int8 else 1.0)
 
 
 def test_a_sure_model_keeps_the_low_budget(llama: Any, prompt: torch.Tensor) -> None:

@@ -71,11 +71,23 @@ def test_sharper_logits_score_higher() -> None:
         ({"high": 100}, "high = 100; allowed: 128 and more"),
         ({"gamma": 1.0}, "gamma = 1.0"),
         ({"window": 0}, "window = 0"),
+        ({"window": 200}, r"low = 128; allowed: 216 and more \(window \+ slack\)"),
+        ({"low": 600}, r"high = 512; allowed: 600 and more \(low\)"),
+        ({"tau": "high"}, "tau = 'high'; allowed: 0.0 to 1.0"),
+        ({"low": 128.5}, "low = 128.5; allowed"),
+        ({"int8": "no"}, "int8 = 'no'; allowed: True or False"),
     ],
 )
 def test_settings_without_sense_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         ConfKVSettings(**values)
+
+
+def test_arguments_in_the_wrong_place_are_named(llama: Any) -> None:
+    with pytest.raises(SettingsError, match=r"LlamaForCausalLM; pass model\.config"):
+        kvgraph.ConfKVCache(llama)
+    with pytest.raises(kvgraph.KvGraphError, match="settings is a dict; allowed: ConfKVSettings"):
+        kvgraph.ConfKVCache(llama.config, {"low": 100})
 
 
 def test_a_pyramid_falls_with_depth_and_keeps_the_sum(llama: Any, prompt: torch.Tensor) -> None:

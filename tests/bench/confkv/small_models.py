@@ -13,25 +13,35 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from ..errors import BenchError
 
-_SHAPE: Final = {
+_PLAIN: Final = {
     "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "num_attention_heads": 4, "max_position_embeddings": 512,
 }  # fmt: skip
+_SHAPE: Final = {**_PLAIN, "num_key_value_heads": 2}
 FAMILIES: Final[dict[str, Callable[[], Any]]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SHAPE)),
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(vocab_size=97, n_embd=64, n_layer=3, n_head=4, n_positions=512)
     ),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_PLAIN)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=None)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=16)),
 }
 _READ_GGUF: Final = ("gguf", "accelerate")  # packages that transformers reads such files with
 WEIGHTS: Final = Path(__file__).parent.parent / "weights"
