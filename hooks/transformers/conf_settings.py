@@ -18,7 +18,7 @@ class ConfKVSettings:
         high: Tokens per layer that stay while it is not.
         window: The newest tokens of each layer, which stay whatever their score.
         alpha: Weight of attention against recency in the score of a token, 0 to 1; the paper mixes
-            them. See ``docs/transformers.md`` for what recency costs beside a window.
+            them. See ``docs/transformers_results.md`` for what recency costs beside a window.
         gamma: What the moving average of attention keeps of its past at each step, below 1.
         slack: Steps from one eviction to the next; the high budget may be exceeded by as many
             tokens.
