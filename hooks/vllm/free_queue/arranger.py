@@ -79,10 +79,11 @@ class FreeQueueArranger:
         self._index, self._blocks_per_step = index, blocks_per_step
         self.stale = 0
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
-        self._guard = HeadGuard(pool, index, blocks_per_step, self._protection)
+        self._guard = HeadGuard(pool, blocks_per_step, self._protection)
         self._blanks = Blanks(pool, blocks_per_step)
         self._window = Window(pool, index, blocks_per_step, self._protection.stated_among)
         self._guard.relaid = self._window.forget
+        self._guard.covered = self._window.forget_all
 
     def copies_first(self, copier: Copier) -> None:
         """Tell ``copier`` of the queue from now on, and let some victims of the last ranking go

@@ -1,17 +1,20 @@
 """Keeps protected blocks away from the head of vLLM's free queue.
 
 Looking at the head costs time, so it is looked at only when half of the blocks that were last seen
-there are gone.
+there are gone. Where hardly any block is free but protected ones, all of the queue has to be looked
+at once; after that, it is known which of them go next.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ..pool.index import BlockIndex
+from ..pool.found_blocks import hash_of
 from .protected_keys import ProtectedKeys
+from .splice import move_behind
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -28,29 +31,28 @@ class HeadGuard:
 
     Args:
         pool: The live block pool.
-        index: Finds a protected key's block.
         blocks_per_step: The most blocks that one engine step can allocate.
         protection: The keys that are protected; whoever changes them says so (``forget_head``).
 
     Attributes:
         moved: Blocks moved since the engine's start.
         reach: The most blocks that the next step can take.
-        relaid: Told the numbers of blocks that were moved.
+        relaid: Told the numbers of blocks that were moved to the back.
+        covered: Called when blocks were laid before those that stood at the head.
     """
 
-    def __init__(
-        self, pool: BlockPool, index: BlockIndex, blocks_per_step: int, protection: ProtectedKeys
-    ) -> None:
+    def __init__(self, pool: BlockPool, blocks_per_step: int, protection: ProtectedKeys) -> None:
         self.moved = 0
         self.relaid: Callable[[Sequence[int]], object] = len
+        self.covered: Callable[[], object] = int
         self._ready: set[int] = set()  # ids of those that stand from the marker on
         self._ready_for = 0  # so many blocks, from the marker on, can go first
         self._pool = pool
-        self._index = index
         self.reach = blocks_per_step
         self._protection = protection
         self._marker: tuple[KVCacheBlock, object] | None = None  # of what was seen at the head
         self._only_protected_are_free = False
+        self._next: deque[tuple[KVCacheBlock, bytes]] = deque()  # of these, which go; with hashes
         self._last: KVCacheBlock | None = None  # in the queue, when its back was looked at
 
     @property
@@ -61,18 +63,23 @@ class HeadGuard:
     def step(self) -> None:
         """Ensure that the next step takes no protected block, if any other is free."""
         if not self._protection:
-            self._marker = None
+            self.forget_head(and_who_is_free=True)
             return
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
         if self._head_is_clear():
             return
-        protected, others = self._look()
+        protected, others = self._look(2 * self.reach if self._next else None)
         self._only_protected_are_free = len(others) < self.reach
         if self._only_protected_are_free:
+            if not self._next:  # all of the queue was looked at
+                ranked = self._protection.ranked(protected)
+                self._next.extend(zip(ranked, map(hash_of, ranked), strict=True))
             self._least_precious_first(others)
-        elif protected:
-            self._to_back(protected)
+            return
+        self._next.clear()
+        if protected:
+            self._to_back(protected, others[-1])
 
     def forget_head(self, *, and_who_is_free: bool = False) -> None:
         """Look at the head again before the next step.
@@ -82,13 +89,14 @@ class HeadGuard:
                 have moved since.
         """
         self._marker = self._last = None
+        self._next.clear()
         if and_who_is_free:
             self._only_protected_are_free = False
 
     def freed(self) -> None:
         """Note that blocks were given back: they go before the protected ones if no other
         is free."""
-        if self._only_protected_are_free:
+        if self._only_protected_are_free and self._protection:
             self._let_go_first_what_came_last()
 
     def touched(self, ids: Sequence[int]) -> bool:
@@ -112,15 +120,18 @@ class HeadGuard:
         self._marker = None
         return False
 
-    def _look(self) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+    def _look(self, most: int | None) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         """The protected blocks near the head, and the others there: as many as two steps can take.
 
         There can be several protected blocks per key: duplicates, and one in each group of layers.
+
+        Args:
+            most: Blocks to look at; None: until there are so many others.
         """
         step = self.reach
         protected: list[KVCacheBlock] = []
         others: list[KVCacheBlock] = []
-        walk = self._pool.free_block_queue.iter_blocks_after(None)
+        walk = islice(self._pool.free_block_queue.iter_blocks_after(None), most)
         while seen := list(islice(walk, 2 * step - len(others))):
             kept, free = self._protection.parted(seen)
             protected += kept
@@ -133,26 +144,25 @@ class HeadGuard:
         self._marker, self._ready_for = (ready[0], ready[0].block_hash), self.reach
         self._ready = {block.block_id for block in ready}
 
-    def _to_back(self, protected: list[KVCacheBlock]) -> None:
-        """Move some protected blocks to the back, the most precious last."""
-        protected.sort(key=lambda block: self._protection.rank_of(block) or 0)
-        queue, taken = self._pool.free_block_queue, []
-        try:
-            for block in protected:
-                queue.remove(block)
-                taken.append(block)
-        finally:  # whatever happens, no block that left the queue stays out of it
-            queue.append_n(taken)
-        self._told_moved(taken)
+    def _to_back(self, protected: list[KVCacheBlock], last_other: KVCacheBlock) -> None:
+        """Move some protected blocks to the back, the most precious last.
+
+        Args:
+            last_other: Of the others that were seen; if the queue ends with one of ``protected``,
+                behind it stand no others.
+        """
+        back = self._pool.free_block_queue.fake_free_list_tail.prev_free_block
+        ends_so = any(block is back for block in reversed(protected))
+        move_behind(last_other if ends_so else back, self._protection.ranked(protected))
+        self.moved += len(protected)
+        self.relaid([block.block_id for block in protected])
 
     def _least_precious_first(self, others: list[KVCacheBlock]) -> None:
         """Lay as many protected blocks as two steps can take behind ``others``, in their order."""
-        chosen: list[KVCacheBlock] = []
-        for key in self._protection:
-            if len(chosen) == 2 * self.reach:
-                break
-            if (block := self._index.find(key)) is not None:
-                chosen.append(block)
+        while self._next and not _stands(*self._next[0]):
+            self._next.popleft()
+        standing = (block for block, laid_with in self._next if _stands(block, laid_with))
+        chosen = list(islice(standing, 2 * self.reach))
         self._to_front(others + chosen)
         if chosen:
             self._mark(chosen[len(chosen) // 2 :])
@@ -194,15 +204,11 @@ class HeadGuard:
         return blanks
 
     def _to_front(self, blocks: list[KVCacheBlock]) -> None:
-        queue, taken = self._pool.free_block_queue, []
-        try:
-            for block in blocks:
-                queue.remove(block)
-                taken.append(block)
-        finally:
-            queue.prepend_n(taken)
-        self._told_moved(taken)
-
-    def _told_moved(self, blocks: Sequence[KVCacheBlock]) -> None:
+        move_behind(self._pool.free_block_queue.fake_free_list_head, blocks)
         self.moved += len(blocks)
-        self.relaid([block.block_id for block in blocks])
+        self.covered()
+
+
+def _stands(block: KVCacheBlock, block_hash: bytes) -> bool:
+    """Whether a block is free still, with the same content."""
+    return block.ref_cnt == 0 and hash_of(block) is block_hash

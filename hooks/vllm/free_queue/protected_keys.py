@@ -8,8 +8,8 @@ statement counts until a ranking knows that the request is over: then it knows a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, compress
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from operator import not_
 from typing import TYPE_CHECKING, Final
 
@@ -58,11 +58,6 @@ class ProtectedKeys:
 
     def __len__(self) -> int:
         return len(self._place) + len(self._stated)
-
-    def __iter__(self) -> Iterator[int]:
-        """The keys, the least precious first: those that callers stated, then the ranking's."""
-        unranked = (key for key in self._stated if key not in self._place)
-        return chain(unranked, self._place)
 
     def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
@@ -148,6 +143,12 @@ class ProtectedKeys:
             for block_hash in hashes
         ]
         return list(compress(blocks, marks)), list(compress(blocks, map(not_, marks)))
+
+    def ranked(self, blocks: Sequence[KVCacheBlock]) -> list[KVCacheBlock]:
+        """Protected blocks, the least precious first."""
+        keys, place = keys_in_pool(list(map(hash_of, blocks))), self._place
+        ranks = np.fromiter((place.get(key, -1) for key in keys), np.int64, len(keys))
+        return [blocks[at] for at in ranks.argsort(kind="stable").tolist()]
 
     def rank_of(self, block: KVCacheBlock) -> int | None:
         """How precious a protected block is; None if it is not protected."""

@@ -121,6 +121,10 @@ class Window:
         whether fewer victims are left."""
         return self._victims.forget(ids) > 0
 
+    def forget_all(self) -> None:
+        """Note that other blocks stand before the victims now: they are not what goes next."""
+        self._victims.keep_first(0)
+
     def falls_due(self) -> bool:
         """Whether more victims are due to be laid."""
         if self._next >= len(self._order):

@@ -78,9 +78,9 @@ def test_a_head_without_protected_blocks_is_looked_at_as_a_whole(
     pool, keys, index = cached_pool(2001)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=400)
     asked: list[object] = []
-    rank_of = ProtectedKeys.rank_of
+    ranked = ProtectedKeys.ranked
     monkeypatch.setattr(
-        ProtectedKeys, "rank_of", lambda self, block: asked.append(block) or rank_of(self, block)
+        ProtectedKeys, "ranked", lambda self, blocks: asked.append(blocks) or ranked(self, blocks)
     )
     precious = keys[:100]  # at the queue's end
     arranger.step(None, a_ranking(keys[:0], protected=precious))

@@ -1,0 +1,105 @@
+"""Where hardly any block is free but protected ones: what that costs, and that it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.bench.hotpath import a_ranking, cached_pool
+from kvgraph.graph.types import Keys
+from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+REACH = 64
+
+
+class Queue:
+    """A pool whose blocks are all free and cached; all but the last two are protected."""
+
+    def __init__(self, blocks: int) -> None:
+        self.pool, self.keys, index = cached_pool(blocks)
+        self.arranger = FreeQueueArranger(self.pool, index, blocks_per_step=REACH)
+        self.looked = 0
+        walk = self.pool.free_block_queue.iter_blocks_after
+
+        def counting(cursor: object) -> Iterator[Any]:
+            for block in walk(cursor):
+                self.looked += 1
+                yield block
+
+        self.pool.free_block_queue.iter_blocks_after = counting
+
+    @property
+    def order(self) -> list[int]:
+        return [block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()]
+
+    def step(self, protected: Keys) -> None:
+        self.arranger.step(None, a_ranking(self.keys[:0], protected=protected))
+
+    def hit(self, ids: list[int]) -> None:
+        """A request finds these blocks, and ends."""
+        blocks = [self.pool.blocks[number] for number in ids]
+        self.pool.touch(blocks)
+        self.arranger.touched(blocks)
+        self.pool.free_blocks(blocks)
+        self.arranger.freed()
+
+
+def test_once_protection_is_over_what_is_freed_stays_where_stock_puts_it() -> None:
+    queue = Queue(401)
+    queue.step(queue.keys[:-2])
+    queue.step(queue.keys[:0])
+    before, moved = queue.order, queue.arranger.moved
+    for number in range(4):
+        queue.hit(before[10 * number : 10 * number + 10])
+        if number:
+            queue.step(queue.keys[:0])
+    assert queue.order == before[40:] + before[:40]
+    assert queue.arranger.moved == moved
+
+
+def test_all_of_the_queue_is_looked_at_once_and_the_least_precious_go_first() -> None:
+    queue = Queue(2001)
+    protected = queue.keys[:-2][np.random.default_rng(1).permutation(1998)]
+    queue.step(protected)
+    assert queue.looked >= 2000
+    queue.looked, taken = 0, []
+    for _ in range(40):
+        taken += queue.pool.get_new_blocks(32)
+        queue.step(protected)
+    assert queue.looked <= 40 * 2 * REACH
+    wanted = queue.keys[-2:].tolist()[::-1] + protected[: 40 * 32 - 2].tolist()
+    of_block = dict(zip(range(1, 2001), queue.keys.tolist(), strict=True))
+    assert [of_block[block.block_id] for block in taken] == wanted
+
+
+def test_where_all_is_in_use_nobody_looks_for_what_is_protected() -> None:
+    queue = Queue(2001)
+    queue.pool.get_new_blocks(1990)
+    for _ in range(10):
+        queue.step(queue.keys[:1000])
+    assert queue.looked <= 10 * 2 * 10
+
+
+def test_what_was_laid_before_victims_is_looked_at_when_it_is_protected() -> None:
+    """Freed blocks go before protected ones, and so before what a ranking laid."""
+    queue = Queue(401)
+    others, protected = queue.keys[-4:], queue.keys[:-4]
+    queue.arranger.copies_first(Copies())
+    queue.arranger.step(a_ranking(others[:2], 1, protected))
+    queue.hit([399, 400])
+    assert queue.order[:2] == [399, 400]
+    queue.arranger.step(a_ranking(queue.keys[100:300], 2, others[2:]))
+    assert not {399, 400} & set(queue.order[:REACH]), "they are protected by now"
+
+
+class Copies:
+    """Copies nothing."""
+
+    def freed(self) -> None: ...
+    def touched(self, blocks: object) -> None: ...
+    def gone(self, keys: object) -> None: ...
+    def laid_more(self, victims: object, at_head: bool) -> None: ...
