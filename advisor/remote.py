@@ -41,7 +41,7 @@ def sidecar_urls(url: str | None) -> list[str]:
     """``url``, or those of every running sidecar of this user.
 
     Raises:
-        RemoteError: None is running.
+        RemoteError: None is running, or ``url`` is not a URL.
     """
     if url is not None:
         if not url.startswith(("http://", "https://")):
@@ -60,7 +60,7 @@ def only_sidecar_url(url: str | None) -> str:
     """``url``, or that of this user's only running sidecar.
 
     Raises:
-        RemoteError: None is running, or several are.
+        RemoteError: None is running, or several are, or ``url`` is not a URL.
     """
     urls = sidecar_urls(url)
     if len(urls) > 1:
@@ -76,7 +76,7 @@ class EditEndpoint:
         token: The sidecar's; None: that of its runtime note, or the environment's.
 
     Raises:
-        RemoteError: None is running, or several are.
+        RemoteError: None is running, or several are, or ``url`` is not a URL.
     """
 
     MOST_ANSWERED: Final = 1 << 20  # bytes; chosen: an answer is read while others wait

@@ -59,9 +59,10 @@ class Traced(Protocol):
 class CacheWatch:
     """Tells a sidecar twice a second what a cache holds, from a thread of its own.
 
-    The model waits for none of it: where no sidecar runs, or several do and none is named, one line
-    of the log says so, and another one when it is back, under whatever port it has then; the last
-    ``MOST_STEPS`` are told. Leaving waits for its last answers, four seconds at most.
+    The model waits for none of it. Where no sidecar answers, or several run and none is named, one
+    line of the log says so, and another one when it is told the last ``MOST_STEPS``. Without
+    ``url``, one that is started again is found under any port. Leaving waits for its last answers,
+    four seconds at most.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class CacheWatch:
 
         Raises:
             ConfigError: The name is too long, or empty.
-            RemoteError: ``url`` is none.
+            RemoteError: ``url`` is not a URL.
         """
         if not run.isprintable():
             raise ConfigError("the run's name has characters that cannot be printed")
@@ -125,10 +126,6 @@ class CacheWatch:
                     _log.warning("run %r is not shown: %s", self._run, error)
                 self._is_silent = True
                 self._endpoint = None  # one that is started again moves
-            else:
-                if self._is_silent:
-                    _log.info("run %r is shown", self._run)
-                self._is_silent = False
 
     def _tell(self) -> None:
         last, told = self._told
@@ -155,6 +152,9 @@ class CacheWatch:
         if not answer["taken"]:
             raise RemoteError("another one of this name is being shown")
         self._told = steps[-1], first + len(steps)
+        if self._is_silent:
+            self._is_silent = False
+            _log.warning("run %r is shown now", self._run)  # as loud as that it was not
 
     def _steps_after(self, last: TracedStep | None) -> list[TracedStep]:
         """Steps behind the last that was told, as far as the cache remembers."""

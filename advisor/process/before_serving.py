@@ -9,8 +9,8 @@ from ...graph.errors import ConfigError
 from ...graph.ipc.addresses import is_loopback
 
 _CUT: Final = "ASGI callable returned without completing response"
-"""What uvicorn calls an error where we end an answer in the middle, since its engine is gone: the
-client must see that, and the log says which engine."""
+"""What uvicorn logs when an answer ends early. We end one so when its engine is gone, and log that
+engine ourselves."""
 
 
 def refuse_remote(host: str, allow_remote: bool) -> None:
@@ -24,7 +24,11 @@ def refuse_remote(host: str, allow_remote: bool) -> None:
 
 
 def log_for_people() -> None:
-    """Log to standard error, without a line for each request of ours or each answer that is cut."""
+    """Log to standard error, without a line for each request of ours or answer that is cut."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(lambda line: _CUT not in line.getMessage())
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
+def _is_news(line: logging.LogRecord) -> bool:
+    return _CUT not in line.getMessage()

@@ -62,13 +62,14 @@ class ConfKVCache(Cache):  # type: ignore[misc]
 
         Args:
             config: The model's own ``config``, not a copy.
+            settings: How much is kept; None: the defaults.
             budgets: Who decides how many tokens stay, in the place of confidence.
             ranker: Who decides which, in the place of attention and recency.
 
         Raises:
             UnsupportedError: The model has attention that the cache cannot serve; names it.
             SettingsError: An argument is no configuration or no settings, or the pyramid leaves the
-                last layer less than its window.
+                last layer less than ``window + slack``.
         """
         self.settings = it = ConfKVSettings() if settings is None else settings
         _check_arguments(config, it)

@@ -40,14 +40,14 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Begin without a token."""
         it = self._settings
-        usual = self.budget(it.high) + it.slack + 1  # more only while a longer prompt is read
+        most = self.budget(it.high) + it.slack + 1  # more only while a longer prompt is read
         self.dtype, self.device = key_states.dtype, key_states.device
         self.store: FloatStore | MixedStore = (
-            MixedStore(key_states, usual, it.window, it.slack)
+            MixedStore(key_states, most, it.window, it.slack)
             if it.int8
-            else FloatStore(key_states, usual)
+            else FloatStore(key_states, most)
         )
-        self.table = TokenTable(key_states.shape[0], key_states.device, usual)
+        self.table = TokenTable(key_states.shape[0], key_states.device, most)
         self._lowest = self._for_all_rows(it.high)
         self._steps = 0  # since the last prompt
         self.is_initialized = True

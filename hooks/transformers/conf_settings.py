@@ -44,8 +44,8 @@ class ConfKVSettings:
         _within("pyramid", self.pyramid, 0.0, 0.9)
         _at_least("window", self.window, 1)
         _at_least("slack", self.slack, 1)
-        _at_least("low", self.low, self.window + self.slack, "window + slack")
-        _at_least("high", self.high, self.low, "low")
+        _at_least("low", self.low, self.window + self.slack, " (window + slack)")
+        _at_least("high", self.high, self.low, " (low)")
         if not isinstance(self.int8, bool):
             raise SettingsError(f"int8 = {self.int8!r}; allowed: True or False")
 
@@ -55,7 +55,6 @@ def _within(name: str, value: float, least: float, most: float) -> None:
         raise SettingsError(f"{name} = {value!r}; allowed: {least} to {most}")
 
 
-def _at_least(name: str, value: int, least: int, of: str = "") -> None:
+def _at_least(name: str, value: int, least: int, why: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        why = f" ({of})" if of else ""
-        raise SettingsError(f"{name} = {value!r}; allowed: {least} and more{why}")
+        raise SettingsError(f"{name} = {value!r}; allowed: whole numbers, {least} and more{why}")

@@ -17,12 +17,12 @@ class Cells:
     A scale only grows: where a new token does not fit, the cells of its channel are expressed anew.
 
     Args:
-        usual: Tokens at most, unless a prompt brings more.
+        most: Tokens, unless a prompt brings more.
     """
 
-    def __init__(self, like: Tensor, usual: int) -> None:
+    def __init__(self, like: Tensor, most: int) -> None:
         batch, heads, _, dims = like.shape
-        self._usual = usual
+        self._most = most
         self.cells = like.new_empty((batch, heads, 0, dims), dtype=torch.int8)
         self.scale = like.new_zeros((batch, heads, dims), dtype=torch.float32)
 
@@ -33,13 +33,13 @@ class Cells:
             self.cells[:, :, :at] = rescaled(self.cells[:, :, :at], self.scale, scale)
         self.scale = scale
         if (after := at + values.shape[2]) > self.cells.shape[2]:
-            self._move(room_for(after, self._usual), self.cells[:, :, :at])
+            self._move(room_for(after, self._most), self.cells[:, :, :at])
         self.cells[:, :, at:after] = to_cells(values, scale)
 
     def keep(self, slots: Tensor) -> None:
         """Gather slots to the front, and give back the room that they do not need."""
         kept, held = gathered(self.cells, slots), slots.shape[1]
-        if self.cells.shape[2] > (room := room_for(held, self._usual)):
+        if self.cells.shape[2] > (room := room_for(held, self._most)):
             self._move(room, kept)
             return
         self.cells[:, :, :held] = kept
@@ -65,14 +65,14 @@ class MixedStore:
     ``group`` of them go.
 
     Args:
-        usual: Tokens at most, unless a prompt brings more.
+        most: Tokens, unless a prompt brings more.
     """
 
-    def __init__(self, like: Tensor, usual: int, window: int, group: int) -> None:
+    def __init__(self, like: Tensor, most: int, window: int, group: int) -> None:
         self._window, self._group = window, group
         self._old = 0
         self._recent = FloatStore(like, window + group)
-        self._planes = Cells(like, usual - window), Cells(like, usual - window)
+        self._planes = Cells(like, most - window), Cells(like, most - window)
 
     @property
     def held(self) -> int:

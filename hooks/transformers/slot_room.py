@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-_LEAST: Final = 16  # slots at least that are free after a move; chosen
-_SHARE: Final = 4  # a quarter of what is held is free after a move; chosen
+_LEAST: Final = 16  # slots that are free after a move, if so many are allowed; chosen
+_PARTS: Final = 4  # a quarter of what is held is free after a move, if it is more; chosen
 
 
-def room_for(held: int, usual: int) -> int:
+def room_for(held: int, most: int) -> int:
     """Slots for ``held`` tokens and the next ones, so that few steps move them.
 
     Args:
-        usual: Beyond it, no slot is free: a layer holds more only where a prompt brings more.
+        most: Slots, unless a prompt fills more; beyond it, none is free.
     """
-    return max(held, min(usual, held + max(_LEAST, held // _SHARE)))
+    return max(held, min(most, held + max(_LEAST, held // _PARTS)))

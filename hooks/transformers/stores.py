@@ -39,11 +39,11 @@ class FloatStore:
     """Keys and values as the model made them, contiguous.
 
     Args:
-        usual: Tokens at most, unless a prompt brings more.
+        most: Tokens, unless a prompt brings more.
     """
 
-    def __init__(self, like: Tensor, usual: int) -> None:
-        self._usual = usual
+    def __init__(self, like: Tensor, most: int) -> None:
+        self._most = most
         self.held = 0
         self._keys, self._values = _room(like, 0), _room(like, 0)
 
@@ -61,7 +61,7 @@ class FloatStore:
         """Put tokens behind the others."""
         after = self.held + keys.shape[2]
         if after > self._keys.shape[2]:
-            self._move(room_for(after, self._usual), self.keys, self.values)
+            self._move(room_for(after, self._most), self.keys, self.values)
         self._keys[:, :, self.held : after] = keys
         self._values[:, :, self.held : after] = values
         self.held = after
@@ -70,7 +70,7 @@ class FloatStore:
         """Gather slots to the front, and give back the room that they do not need."""
         keys, values = gathered(self._keys, slots), gathered(self._values, slots)
         self.held = slots.shape[1]
-        if self._keys.shape[2] > (room := room_for(self.held, self._usual)):
+        if self._keys.shape[2] > (room := room_for(self.held, self._most)):
             self._move(room, keys, values)
             return
         self._keys[:, :, : self.held] = keys
@@ -92,9 +92,9 @@ class FloatStore:
         """Bytes that are allocated."""
         return int(self._keys.nbytes + self._values.nbytes)
 
-    def _move(self, capacity: int, keys: Tensor, values: Tensor) -> None:
+    def _move(self, room: int, keys: Tensor, values: Tensor) -> None:
         held = keys.shape[2]
-        self._keys, self._values = _room(keys, capacity), _room(values, capacity)
+        self._keys, self._values = _room(keys, room), _room(values, room)
         self._keys[:, :, :held] = keys
         self._values[:, :, :held] = values
 

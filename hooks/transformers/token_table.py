@@ -14,7 +14,7 @@ class TokenTable:
     """Columns over the slots of a store, [batch, held], in the order of the text.
 
     Args:
-        usual: Slots at most, unless a prompt brings more.
+        most: Slots, unless a prompt brings more.
 
     Attributes:
         memory: float32, what the ranker remembers of each token's attention.
@@ -23,8 +23,8 @@ class TokenTable:
         valid: Tokens of each row.
     """
 
-    def __init__(self, batch: int, device: torch.device, usual: int = 0) -> None:
-        self._usual = usual
+    def __init__(self, batch: int, device: torch.device, most: int = 0) -> None:
+        self._most = most
         self._places = torch.empty((batch, 0), dtype=torch.int64, device=device)
         self.memory = torch.empty((batch, 0), dtype=torch.float32, device=device)
         self.held = 0
@@ -45,7 +45,7 @@ class TokenTable:
         """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None: all."""
         begin, end = self.held, self.held + count
         if end > (room := self._places.shape[1]):
-            more = room_for(end, self._usual) - room
+            more = room_for(end, self._most) - room
             self._places = torch.nn.functional.pad(self._places, (0, more))
         device = self._places.device
         self._places[:, begin:end] = torch.arange(self.seen, self.seen + count, device=device)
@@ -60,7 +60,7 @@ class TokenTable:
         """Gather slots [batch, n]; those ``emptied`` hold nobody from now on."""
         position = self.position.gather(1, slots).masked_fill(emptied, NOBODY)
         self.held = slots.shape[1]
-        if self._places.shape[1] > (room := room_for(self.held, self._usual)):
+        if self._places.shape[1] > (room := room_for(self.held, self._most)):
             self._places = self._places.new_empty((len(position), room))
         self._places[:, : self.held] = position
         self.memory = self.memory.gather(1, slots).masked_fill(emptied, 0.0)

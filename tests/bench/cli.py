@@ -355,7 +355,7 @@ def tiers(
 @app.command()
 def agents(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option(help="One pool and fewer requests.")] = False,
+    quick: Annotated[bool, typer.Option(help="One pool, and fewer runs.")] = False,
     arms: Arms = None,
     sessions: Sessions = None,
     users: Annotated[int, typer.Option(min=1, help="Users who work in parallel.")] = 40,

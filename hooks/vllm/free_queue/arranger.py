@@ -166,8 +166,8 @@ class FreeQueueArranger:
             remembered: The latest, fresh or not: what it protects is still protected.
             linked_since: The sidecar may have missed what was reported before this time.
         """
-        self._protection.look_through(ranking, linked_since)
-        if self._protection.adopt(ranking or remembered, linked_since):
+        lapsed = self._protection.look_through(ranking, linked_since)
+        if self._protection.adopt(ranking or remembered, linked_since) or lapsed:
             self._guard.forget_head()
         if ranking is None:
             self.stale += 1

@@ -1,26 +1,24 @@
 """Keeps protected blocks away from the head of vLLM's free queue.
 
 Looking at the head costs time, so it is looked at only when half of the blocks that were last seen
-there are gone. Where hardly any block is free but protected ones, all of the queue has to be looked
-at once; after that, it is known which of them go next.
+there are gone. Where hardly any block is free but protected ones, the whole queue is looked through
+one time, and the protected blocks that it held then go in their order; those freed later follow.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
-from ..pool.found_blocks import hash_of
+from ..pool.found_blocks import hash_of, stands
 from .protected_keys import ProtectedKeys
 from .splice import move_behind
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-
-_LOOKED_AT: Final = 4  # times what a step takes, from the queue's back on; chosen
 
 
 class HeadGuard:
@@ -50,22 +48,23 @@ class HeadGuard:
         self._pool = pool
         self.reach = blocks_per_step
         self._protection = protection
-        self._marker: tuple[KVCacheBlock, object] | None = None  # of what was seen at the head
+        self._marker: tuple[KVCacheBlock, bytes] | None = None  # of what was seen at the head
         self._only_protected_are_free = False
-        self._next: deque[tuple[KVCacheBlock, bytes]] = deque()  # of these, which go; with hashes
-        self._last: KVCacheBlock | None = None  # in the queue, when its back was looked at
+        self._next: deque[tuple[KVCacheBlock, bytes]] = deque()  # protected, the next first; hashes
+        self._known: dict[int, bytes] = {}  # hashes of all that stood in the queue then, by number
 
     @property
     def stands(self) -> bool:
-        """Whether blocks that can go first were seen at the head, and not to be gone."""
-        return self._marker is not None
+        """Whether anything that was seen of the queue is relied on: what can go first at the head,
+        or all of it."""
+        return self._marker is not None or self._only_protected_are_free
 
     def step(self) -> None:
         """Ensure that the next step takes no protected block, if any other is free."""
         if not self._protection:
             self.forget_head(and_who_is_free=True)
             return
-        if self._only_protected_are_free:
+        if self._only_protected_are_free and self._known:
             self._let_go_first_what_came_last()
         if self._head_is_clear():
             return
@@ -75,9 +74,11 @@ class HeadGuard:
             if not self._next:  # all of the queue was looked at
                 ranked = self._protection.ranked(protected)
                 self._next.extend(zip(ranked, map(hash_of, ranked), strict=True))
+                self._known = {block.block_id: hash_of(block) for block in chain(others, ranked)}
             self._least_precious_first(others)
             return
         self._next.clear()
+        self._known.clear()
         if protected:
             self._to_back(protected, others[-1])
 
@@ -88,20 +89,23 @@ class HeadGuard:
             and_who_is_free: Forget as well whether only protected blocks were free: others may
                 have moved since.
         """
-        self._marker = self._last = None
+        self._marker = None
         self._next.clear()
+        self._known.clear()
         if and_who_is_free:
             self._only_protected_are_free = False
 
     def freed(self) -> None:
         """Note that blocks were given back: they go before the protected ones if no other
         is free."""
-        if self._only_protected_are_free and self._protection:
+        if self._only_protected_are_free:
             self._let_go_first_what_came_last()
 
     def touched(self, ids: Sequence[int]) -> bool:
         """Note that blocks were used again, wherever in the queue they stood; returns whether
         the head is to be looked at again."""
+        for number in ids if self._known else ():
+            self._known.pop(number, None)  # it is freed to the back again
         if self._marker is None:
             return False
         before = len(self._ready)
@@ -114,8 +118,7 @@ class HeadGuard:
         """Whether at least a step's blocks are left of those that were seen at the head."""
         if self._marker is None or self.reach > self._ready_for:
             return False
-        block, block_hash = self._marker
-        if block.ref_cnt == 0 and block.block_hash is block_hash:
+        if stands(*self._marker):
             return True
         self._marker = None
         return False
@@ -141,7 +144,7 @@ class HeadGuard:
         return protected, others
 
     def _mark(self, ready: Sequence[KVCacheBlock]) -> None:
-        self._marker, self._ready_for = (ready[0], ready[0].block_hash), self.reach
+        self._marker, self._ready_for = (ready[0], hash_of(ready[0])), self.reach
         self._ready = {block.block_id for block in ready}
 
     def _to_back(self, protected: list[KVCacheBlock], last_other: KVCacheBlock) -> None:
@@ -152,47 +155,46 @@ class HeadGuard:
                 behind it stand no others.
         """
         back = self._pool.free_block_queue.fake_free_list_tail.prev_free_block
-        ends_so = any(block is back for block in reversed(protected))
-        move_behind(last_other if ends_so else back, self._protection.ranked(protected))
+        place = last_other if protected[-1] is back else back
+        move_behind(place, self._protection.ranked(protected))
         self.moved += len(protected)
         self.relaid([block.block_id for block in protected])
 
     def _least_precious_first(self, others: list[KVCacheBlock]) -> None:
         """Lay as many protected blocks as two steps can take behind ``others``, in their order."""
-        while self._next and not _stands(*self._next[0]):
+        while self._next and not stands(*self._next[0]):
             self._next.popleft()
-        standing = (block for block, laid_with in self._next if _stands(block, laid_with))
-        chosen = list(islice(standing, 2 * self.reach))
+        standing = (block for block, block_hash in self._next if stands(block, block_hash))
+        chosen, lapsed = self._protection.parted(list(islice(standing, 2 * self.reach)))
+        if lapsed:
+            self._next.clear()  # look at all of the queue next time
         self._to_front(others + chosen)
         if chosen:
             self._mark(chosen[len(chosen) // 2 :])
 
     def _let_go_first_what_came_last(self) -> None:
-        """Move blocks that became free behind the protected ones before them.
+        """Move blocks that are not protected, and became free since the queue was looked through,
+        to its head.
 
         The beginning of a chain may be protected, and is freed after the rest of it.
         """
-        queue = self._pool.free_block_queue
-        found: list[KVCacheBlock] = []
-        behind = 0  # how many of these stand behind a protected block that was seen
+        queue, known = self._pool.free_block_queue, self._known
+        new: list[KVCacheBlock] = []
         block = queue.fake_free_list_tail.prev_free_block
-        if block is self._last:
-            return  # nothing became free since
-        for _ in range(_LOOKED_AT * self.reach):
-            if block is None or block.block_hash is None:
-                break
-            if self._protection.rank_of(block) is None:
-                found.append(block)
-            else:
-                behind = len(found)
+        while block is not queue.fake_free_list_head:
+            block_hash = hash_of(block)
+            if block_hash is not None and known.get(block.block_id) is block_hash:
+                break  # what stands before it was seen
+            new.append(block)
             block = block.prev_free_block
-        else:
-            behind = behind or len(found)  # none was seen: all stand behind those further on
-        found = found[:behind]
-        blanks = self._blanks() if found else []
-        if found and len(blanks) < 2 * self.reach:
-            self._to_front(blanks + found[::-1])
-        self._last = queue.fake_free_list_tail.prev_free_block
+        if not new:
+            return
+        known.update((block.block_id, hash_of(block)) for block in new)
+        _, others = self._protection.parted(new[::-1])
+        blanks = self._blanks() if others else []
+        if others and len(blanks) < 2 * self.reach:
+            there = {block.block_id for block in blanks}
+            self._to_front(blanks + [block for block in others if block.block_id not in there])
 
     def _blanks(self) -> list[KVCacheBlock]:
         """The empty blocks at the head, which always go first."""
@@ -207,8 +209,3 @@ class HeadGuard:
         move_behind(self._pool.free_block_queue.fake_free_list_head, blocks)
         self.moved += len(blocks)
         self.covered()
-
-
-def _stands(block: KVCacheBlock, block_hash: bytes) -> bool:
-    """Whether a block is free still, with the same content."""
-    return block.ref_cnt == 0 and hash_of(block) is block_hash

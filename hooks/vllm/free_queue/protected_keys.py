@@ -31,7 +31,7 @@ _Said = tuple[float, float]  # when a caller stated it, and when that request wa
 
 
 class ProtectedKeys:
-    """Keys that are protected, the least precious first.
+    """The keys that are protected, and how precious each is.
 
     Args:
         blocks: Number of blocks in the pool.
@@ -106,8 +106,9 @@ class ProtectedKeys:
             return ()
         return list(compress(blocks, map(stated.__contains__, keys)))
 
-    def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
-        """Leave to ``ranking`` the statements that it knows, and forget those of long ago.
+    def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
+        """Leave to ``ranking`` the statements that it knows, and forget those of long ago; returns
+        whether there were any.
 
         Their age alone tells nothing: on busy cores a sidecar may be as far behind.
 
@@ -116,15 +117,16 @@ class ProtectedKeys:
         """
         as_of = self._clock() if ranking is None else ranking.ts
         if not self._stated or as_of - self._looked_through < _LOOK_THROUGH_S:
-            return
+            return False
         self._looked_through = as_of
         known_of = -math.inf if ranking is None else ranking.known_of
-        oldest = self._clock() - self._stale_s
+        oldest, before = self._clock() - self._stale_s, len(self._stated)
         self._stated = {
             key: (said, over)
             for key, (said, over) in self._stated.items()
             if over > oldest and not (linked_since < said and over < known_of)
         }
+        return len(self._stated) < before
 
     def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         """The protected ones of ``blocks``, and the others, each in their order.

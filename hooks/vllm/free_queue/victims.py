@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..pool.found_blocks import FoundBlocks, hash_of
+from ..pool.found_blocks import FoundBlocks, hash_of, stands
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -44,7 +44,7 @@ class Victims:
     @property
     def last(self) -> KVCacheBlock | None:
         """The last of them, if it stands."""
-        if self.blocks and _stands(self.blocks[-1], self._hashes[-1]):
+        if self.blocks and stands(self.blocks[-1], self._hashes[-1]):
             return self.blocks[-1]
         return None
 
@@ -104,8 +104,3 @@ class Victims:
         del self.blocks[gone], self._hashes[gone]
         first = before - len(self.blocks) if kept.start else 0  # that were dropped from the front
         self.looked = min(max(0, self.looked - first), len(self.blocks))
-
-
-def _stands(block: KVCacheBlock, block_hash: bytes) -> bool:
-    """Whether a block is free still, with the same content."""
-    return block.next_free_block is not None and block.block_hash is block_hash

@@ -28,6 +28,11 @@ _id_of: Final[Callable[[KVCacheBlock], int]] = attrgetter("block_id")
 _users_of: Final[Callable[[KVCacheBlock], int]] = attrgetter("ref_cnt")
 
 
+def stands(block: KVCacheBlock, block_hash: bytes) -> bool:
+    """Whether a block is in the free queue still, with the same content."""
+    return block.next_free_block is not None and hash_of(block) is block_hash
+
+
 class FoundBlocks(NamedTuple):
     """Free blocks that hold wanted keys.
 

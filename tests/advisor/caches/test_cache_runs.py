@@ -147,7 +147,6 @@ def test_a_name_or_an_address_that_cannot_be_is_told_at_once(url: str) -> None:
 def test_a_sidecar_that_comes_later_is_told_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: PageBoard, url: str
 ) -> None:
-    caplog.set_level("INFO")
     running: list[str] = []
     monkeypatch.setattr(cache_watch, "EditEndpoint", partial(the_only_one, running))
     with CacheWatch(cache_of(Step((0.5,), (256,), 70.0, at=1.0)), "chat") as watch:
@@ -157,7 +156,7 @@ def test_a_sidecar_that_comes_later_is_told_and_the_log_says_so(
         assert told(watch, 1)
     assert page.caches(10).runs[0].held == [70.0]
     assert caplog.text.count("run 'chat' is not shown") == 1
-    assert caplog.text.count("run 'chat' is shown") == 1
+    assert caplog.text.count("run 'chat' is shown now") == 1
 
 
 def the_only_one(running: list[str], path: str, *where: str | None) -> EditEndpoint:

@@ -56,7 +56,7 @@ class Scale:
     requests: int = 400
     shares: tuple[float, ...] = SHARES
     repeats: int = 3
-    hosts: tuple[float, ...] = (0.5,)  # more of them: bench agents --open, without a model
+    hosts: tuple[float, ...] = (0.5,)  # more of them: --open, above a simulated model
     arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)
 
     def cut(self, requests: int | None, shares: tuple[float, ...] | None) -> Scale:
@@ -90,7 +90,7 @@ def run(
         arms: Stock must be one of them; None: those of ``scale``.
         sessions: A recorded session in the Weka format, or a directory of them.
         pace: Seconds that a recorded second takes; None: measured, on stock's first run.
-        keep: Given what there is after each arm, in case that the next one fails.
+        keep: Given what was played so far, after each arm, in case that the next one fails.
 
     Raises:
         BenchError: A server did not start, a request was refused, or the traffic does not fit.
@@ -182,7 +182,7 @@ class _Bench:
         pace = self.pace if timed else None
         done = run_arm(arm, room, self._requests, pace, self._shown, number)
         self.runs.append(done)
-        if self.lab:  # else nothing can be said of it yet
+        if self.lab:  # what stock finds is told in shares of Belady's, which is replayed behind it
             self._keep(self.result())
         return done
 
@@ -195,3 +195,4 @@ class _Bench:
         for policy in policies:
             self._shown.starting(f"lab: {policy}")
             self.lab.append(lab_run(trace, policy, done.pool))
+        self._keep(self.result())

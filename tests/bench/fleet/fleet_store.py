@@ -22,7 +22,8 @@ CONTEXT: Final = 2048
 """Tokens of a session's first turn."""
 
 POOL: Final = 12 * CONTEXT // BLOCK
-"""Blocks of an engine: more than the 512 that go next, which have copies ahead of that; chosen."""
+"""Blocks of an engine's pool; chosen: more than the 512 victims that it copies ahead, so that older
+blocks have no copy yet."""
 
 PAUSE_S: Final = 1.0
 """Between a session's turns; chosen."""

@@ -20,8 +20,9 @@ class Queue:
     """A pool whose blocks are all free and cached; all but the last two are protected."""
 
     def __init__(self, blocks: int) -> None:
-        self.pool, self.keys, index = cached_pool(blocks)
-        self.arranger = FreeQueueArranger(self.pool, index, blocks_per_step=REACH)
+        self.now = 1000.0
+        self.pool, self.keys, index = cached_pool(blocks, self.clock)
+        self.arranger = FreeQueueArranger(self.pool, index, REACH, 60.0, self.clock)
         self.looked = 0
         walk = self.pool.free_block_queue.iter_blocks_after
 
@@ -31,6 +32,9 @@ class Queue:
                 yield block
 
         self.pool.free_block_queue.iter_blocks_after = counting
+
+    def clock(self) -> float:
+        return self.now
 
     @property
     def order(self) -> list[int]:
@@ -82,6 +86,35 @@ def test_where_all_is_in_use_nobody_looks_for_what_is_protected() -> None:
     for _ in range(10):
         queue.step(queue.keys[:1000])
     assert queue.looked <= 10 * 2 * 10
+
+
+def test_what_callers_stated_may_lapse_while_it_waits_to_go() -> None:
+    queue = Queue(401)
+    stated, ranked = queue.keys[:100].tolist(), queue.keys[100:-2]
+    queue.arranger.stated(stated, is_over=True)
+    queue.step(ranked)
+    taken = queue.pool.get_new_blocks(2 + 65)  # what is free, and stated first
+    queue.now += 100.0
+    queue.step(ranked)
+    assert len(queue.order) == queue.pool.get_num_free_blocks() == 400 - len(taken)
+    left = {block for block in range(1, 101) if queue.pool.blocks[block].ref_cnt == 0}
+    assert len(left) == 35
+    assert set(queue.order[:35]) == left, "nothing protects them, so they go first"
+
+
+def test_all_that_is_freed_at_once_goes_before_what_is_protected() -> None:
+    queue = Queue(2001)
+    others, protected = queue.keys[-1000:], queue.keys[:-1000]
+    blocks = [queue.pool.blocks[number] for number in range(1001, 2001)]
+    queue.pool.touch(blocks)
+    queue.step(protected)  # nothing else is free
+    queue.pool.free_blocks(blocks)
+    queue.arranger.freed()
+    gone: list[int] = []
+    for _ in range(len(others) // 40):
+        gone += [block.block_id for block in queue.pool.get_new_blocks(40)]
+        queue.step(protected)
+    assert min(gone) > 1000
 
 
 def test_what_was_laid_before_victims_is_looked_at_when_it_is_protected() -> None:
