@@ -20,7 +20,7 @@ from ..ahead.load_victims import LoadVictims, demote_first
 from ..free_queue.queue_scan import QueueScan
 from ..free_queue.victims import Victims
 from ..pool.copy_marks import CopyMarks
-from ..pool.found_blocks import FoundBlocks
+from ..pool.found_blocks import FoundBlocks, hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -216,6 +216,7 @@ class Spiller:
 
     def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
         """Begin to copy as many blocks as there is room for; returns how many."""
+        placed = [each for each in placed if hash_of(each[1])]  # a victim may have lost its hash
         ledger = self._ledger
         room = ledger.make_room(len(placed), demote_first(ledger, advice, len(placed)))
         if not room:
