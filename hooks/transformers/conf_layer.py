@@ -10,11 +10,11 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .conf_settings import ConfKVSettings
 from .errors import UnsupportedError
-from .mixed_store import MixedStore
-from .stores import FloatStore
+from .slots.mixed_store import MixedStore
+from .slots.stores import FloatStore
+from .slots.token_table import NOBODY, TokenTable
 from .survivors import survivors
 from .token_ranker import Ranker, mean_of_queries
-from .token_table import NOBODY, TokenTable
 
 
 class ConfLayer(CacheLayerMixin):  # type: ignore[misc]

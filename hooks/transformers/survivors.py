@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .slots.token_table import NOBODY, TokenTable
 from .token_ranker import Ranker
-from .token_table import NOBODY, TokenTable
 
 
 class Survivors(NamedTuple):

@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from ...hooks.transformers import mixed_store
 from ...hooks.transformers.conf_budget import Replayed
 from ...hooks.transformers.conf_cache import ConfKVCache
 from ...hooks.transformers.conf_settings import ConfKVSettings
+from ...hooks.transformers.slots import mixed_store
 from ...hooks.transformers.token_ranker import AttentionAndRecency, Ranker
 from ...kernels.maths.channel_quant import STEPS, channel_scale
 from .rivals import STREAMING, WINDOW, HeavyHitters, Random, Scissorhands, SnapKV

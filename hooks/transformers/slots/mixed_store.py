@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels.backends.mixed_attention import Part
-from ...kernels.maths.channel_quant import channel_scale, rescaled, to_cells
+from ....kernels.backends.mixed_attention import Part
+from ....kernels.maths.channel_quant import channel_scale, rescaled, to_cells
 from .slot_room import room_for
 from .stores import FloatStore, gathered
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.backends.mixed_attention import Part
+from ....kernels.backends.mixed_attention import Part
 from .slot_room import room_for
 
 

@@ -1,0 +1,1 @@
+"""Where the tokens of a layer stand: their keys and values, what is known of them, and the room."""
