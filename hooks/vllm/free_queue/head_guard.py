@@ -156,8 +156,7 @@ class HeadGuard:
         """
         back = self._pool.free_block_queue.fake_free_list_tail.prev_free_block
         place = last_other if protected[-1] is back else back
-        move_behind(place, self._protection.ranked(protected))
-        self.moved += len(protected)
+        self.moved += move_behind(place, self._protection.ranked(protected))
         self.relaid([block.block_id for block in protected])
 
     def _least_precious_first(self, others: list[KVCacheBlock]) -> None:
@@ -206,6 +205,6 @@ class HeadGuard:
         return blanks
 
     def _to_front(self, blocks: list[KVCacheBlock]) -> None:
-        move_behind(self._pool.free_block_queue.fake_free_list_head, blocks)
-        self.moved += len(blocks)
-        self.covered()
+        if moved := move_behind(self._pool.free_block_queue.fake_free_list_head, blocks):
+            self.moved += moved
+            self.covered()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _next_of: Final = attrgetter("next_free_block")
 
 
-def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> None:
-    """Move free ``blocks`` to right behind ``place``, in their order.
+def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
+    """Move free ``blocks`` to right behind ``place``, in their order; returns how many that moved.
 
     The queue links its blocks in both directions and counts them. Blocks that follow one another
     already are moved as one, and those that stand there already are left alone. The count stays
@@ -25,7 +25,8 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> None:
         blocks: Each once.
     """
     if not blocks:
-        return
+        return 0
+    moved = 0
     apart = map(is_not, map(_next_of, blocks), islice(blocks, 1, None))
     ends, start = list(compress(count(1), apart)), 0
     for end in chain(ends, (len(blocks),)):
@@ -39,4 +40,6 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> None:
             before.next_free_block, after.prev_free_block = after, before
             first.prev_free_block, last.next_free_block = place, behind
             place.next_free_block, behind.prev_free_block = first, last
+            moved += end - start
         place, start = last, end
+    return moved

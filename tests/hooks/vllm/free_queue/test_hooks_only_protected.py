@@ -83,9 +83,12 @@ def test_all_of_the_queue_is_looked_at_once_and_the_least_precious_go_first() ->
 def test_where_all_is_in_use_nobody_looks_for_what_is_protected() -> None:
     queue = Queue(2001)
     queue.pool.get_new_blocks(1990)
-    for _ in range(10):
+    queue.step(queue.keys[:1000])
+    laid = queue.arranger.moved
+    for _ in range(9):
         queue.step(queue.keys[:1000])
     assert queue.looked <= 10 * 2 * 10
+    assert queue.arranger.moved == laid <= 10, "it stands in its order since the first step"
 
 
 def test_what_callers_stated_may_lapse_while_it_waits_to_go() -> None:
