@@ -90,8 +90,7 @@ class Figures:
     def table(self) -> Table:
         """The report as a table for people."""
         table = Table(title=f"kvgraph bench {self.bench}", title_justify="left")
-        longest = max(map(len, self.figures), default=0)
-        table.add_column("figure", min_width=longest)  # whole: docs call figures by these names
+        table.add_column("figure", overflow="fold")  # whole: docs call figures by these names
         for column in ("value", "spread", "n", "target"):
             table.add_column(column, justify="right")
         for name, figure in self.figures.items():
