@@ -11,6 +11,7 @@ from kvgraph.bench.agents.agents_figures import AgentsResult
 from kvgraph.bench.agents.agents_lab import BELADY, LRU, LabRun, default_policy
 from kvgraph.bench.agents.agents_pass import AgentPass
 from kvgraph.bench.serving.completions import Answer
+from kvgraph.bench.serving.own_counts import OwnCounts
 from kvgraph.bench.serving.passes import PassResult
 from kvgraph.bench.serving.workload import BLOCK
 
@@ -19,7 +20,7 @@ def run(arm: str, pool: int, cached: int, host: int = 0) -> AgentRun:
     """An arm that found ``cached`` of 1,000 prompt tokens."""
     answer = Answer("a/0", "", 0.1, 0.2, 1000, cached, 3)
     passed = AgentPass(PassResult((answer,), 1.0), (0.0,))
-    return AgentRun(arm, f"{arm}-{pool}", pool, host, 0.1, passed, {})
+    return AgentRun(arm, f"{arm}-{pool}", pool, host, 0.1, passed, OwnCounts({}, served_s=0.15))
 
 
 def lab(policy: str, pool: int, blocks: int) -> LabRun:
@@ -71,3 +72,11 @@ def test_tiers_are_compared_with_a_plain_host_tier_of_equal_size() -> None:
     assert found["tiers_recomputed_ratio"].value == pytest.approx(240 / 300)
     assert found["tiers_recomputed_worst"].value == pytest.approx(110 / 100)
     assert found["quiet_tiers_recomputed_ratio"].value == pytest.approx(270 / 300)
+
+
+def test_an_engine_takes_less_time_than_its_client_waits() -> None:
+    assert run("default", 200, 680).took_s() == [pytest.approx(0.15)]
+    fast, slow = Answer("a/0", "", 0.1, 0.02, 10, 0, 3), Answer("a/1", "", 0.1, 0.3, 10, 0, 3)
+    both = AgentPass(PassResult((fast, slow), 1.0), (0.0, 0.1))
+    took = AgentRun("default", "", 200, 0, 0.1, both, OwnCounts({}, served_s=0.13)).took_s()
+    assert took == [0.0, pytest.approx(0.27)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kvgraph.bench.errors import ServerError
 from kvgraph.bench.serving.completions import Answer
+from kvgraph.bench.serving.own_counts import OwnCounts, parse_counts
 from kvgraph.bench.serving.passes import PassResult
 from kvgraph.bench.serving.workload import BLOCK, Turn, Workload
 from kvgraph.bench.tiers.tiers import reason
@@ -26,7 +27,6 @@ from kvgraph.bench.tiers.tiers_arms import (
     PassRecord,
     TierCounts,
     dashboard_url,
-    parse_sources,
 )
 from kvgraph.bench.tiers.tiers_figures import IdleRates, TierResult, context_lost
 from kvgraph.bench.tiers.tiers_report import draw, save_details
@@ -234,14 +234,22 @@ def test_details_and_picture_are_written(result: TierResult) -> None:
 # What servers say --------------------------------------------------------------------------------
 
 
-def test_prompt_sources_are_read_from_a_metrics_page() -> None:
+def test_what_vllm_counts_is_read_from_its_page_of_metrics() -> None:
     page = (
         "# TYPE vllm:prompt_tokens_by_source_total counter\n"
         'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 90212.0\n'
         'vllm:prompt_tokens_by_source_created{engine="0",source="local_compute"} 1.7e+09\n'
         'vllm:prompt_tokens_by_source_total{source="external_kv_transfer",engine="0"} 12.0\n'
     )
-    assert parse_sources(page) == {"local_compute": 90212.0, "external_kv_transfer": 12.0}
+    sources = {"local_compute": 90212.0, "external_kv_transfer": 12.0}
+    assert parse_counts(page) == OwnCounts(sources, served_s=0.0)
+    page += (
+        "# TYPE vllm:request_inference_time_seconds histogram\n"
+        'vllm:request_inference_time_seconds_bucket{engine="0",le="0.3"} 4.0\n'
+        'vllm:request_inference_time_seconds_count{engine="0"} 4.0\n'
+        'vllm:request_inference_time_seconds_sum{engine="0"} 0.5\n'
+    )
+    assert parse_counts(page) == OwnCounts(sources, served_s=0.125)
 
 
 def test_the_sidecar_of_the_last_start_counts() -> None:

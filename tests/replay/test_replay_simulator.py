@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from kvgraph.advisor.replay.engine.instance import HostTier, Instance
@@ -17,6 +18,7 @@ from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.lab.arms import Settings, arm_names, chosen_arms, run_arm
 from kvgraph.advisor.replay.orders.orders import LruOrder
 from kvgraph.advisor.replay.traces.duration import ServiceModel
+from kvgraph.advisor.replay.traces.reader import load_trace
 from kvgraph.advisor.replay.traces.trace import Trace
 from made_trace import SEED, chat_trace, make_trace
 
@@ -141,6 +143,19 @@ def test_concurrency_is_bounded() -> None:
     trace = make_trace([[0], [1], [2]], at=[0.0, 0.0, 0.0], output=0)
     load = Load(ServiceModel(prefill_tokens_per_s=16.0), max_running=1)
     assert simulate(trace, [Instance(9, LruOrder())], load=load).waited.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_requests_take_what_was_recorded_where_that_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.jsonl"
+    path.write_text(
+        '{"kvgraph_trace": 1, "block_size": 16}\n'
+        '{"at": 0.0, "seconds": 5.0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n'
+        '{"at": 0.1, "input_length": 16, "output_length": 0, "hash_ids": [2]}\n'
+        '{"at": 0.2, "input_length": 16, "output_length": 0, "hash_ids": [3]}\n'
+    )
+    load = Load(ServiceModel(prefill_tokens_per_s=16.0), max_running=1, as_recorded=True)
+    waited = simulate(load_trace(path), [Instance(9, LruOrder())], load=load).waited
+    assert waited.tolist() == [0.0, pytest.approx(4.9), pytest.approx(5.8)]
 
 
 def test_what_can_never_fit_is_refused_and_the_rest_is_served() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,17 @@ Router = Callable[[int, Sequence[Instance]], int]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Time passes: how long requests take, and how many run at once in one instance."""
+    """Time passes while requests run.
+
+    Attributes:
+        service: How long they take.
+        max_running: How many run at once in one instance.
+        as_recorded: They take as long as the trace says that they took, where it says that.
+    """
 
     service: ServiceModel = field(default_factory=ServiceModel)
     max_running: int = 256
+    as_recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +92,9 @@ class _Run:
         self._limits = trace.matchable.tolist()
         self._at = trace.at.tolist()
         self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
+        self._recorded_s: list[float] = []  # a request, NaN where nobody knows
+        if load is not None and load.as_recorded and trace.said is not None:
+            self._recorded_s = trace.said.seconds.tolist()
         self._ends: list[tuple[float, int, int]] = []  # (time, request, instance)
         self._waiting: list[deque[int]] = [deque() for _ in instances]
 
@@ -117,10 +128,14 @@ class _Run:
         if self._load is None:
             self._instances[where].finish(request, self._chains[request], now)
             return
-        found = (admission.hit + admission.warmed) * self._trace.block_size
-        computed = max(1, self._input[request] - found)
-        seconds = self._load.service.seconds(computed, self._output[request])
+        seconds = self._seconds(request, admission, self._load.service)
         heapq.heappush(self._ends, (now + seconds, request, where))
+
+    def _seconds(self, request: int, admission: Admission, service: ServiceModel) -> float:
+        if self._recorded_s and not math.isnan(self._recorded_s[request]):
+            return self._recorded_s[request]
+        found = (admission.hit + admission.warmed) * self._trace.block_size
+        return service.seconds(max(1, self._input[request] - found), self._output[request])
 
     def _note(self, request: int, admission: Admission, now: float) -> None:
         self.hits[request] = admission.hit

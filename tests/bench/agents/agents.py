@@ -189,9 +189,8 @@ class _Bench:
     def _replay(self, done: AgentRun, *policies: str) -> None:
         """The lab on what was just sent, at the times at which it was sent."""
         path = self._out / f"{done.name}.jsonl.gz"
-        took_s = [answer.latency_s for answer in done.passed.result.answers]
         pace = done.pace or 1.0
-        trace = engine_trace(self._requests, done.passed.sent_s, pace, path, took_s)
+        trace = engine_trace(self._requests, done.passed.sent_s, pace, path, done.took_s())
         for policy in policies:
             self._shown.starting(f"lab: {policy}")
             self.lab.append(lab_run(trace, policy, done.pool))

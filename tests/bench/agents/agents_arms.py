@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from ...hooks.vllm.ends.end_marks import EndMarks
@@ -15,10 +16,10 @@ from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import SHRINK, AgentRequest
 from ..recorded.agents_text import endings
 from ..serving.model import vocabulary_size
+from ..serving.own_counts import OwnCounts, own_counts
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import BLOCK
-from ..tiers.tiers_arms import prompt_sources
 from .agents_pass import AgentPass, Telling, one_by_one
 
 SILENT: Final = Telling()
@@ -111,7 +112,7 @@ class AgentRun:
     Attributes:
         name: Of its log and its recording.
         pace: Seconds that a recorded second took; None: no clock was waited for.
-        sources: vLLM's own count of prompt tokens by where they came from.
+        own: What vLLM counted.
     """
 
     arm: str
@@ -120,7 +121,14 @@ class AgentRun:
     host: int
     pace: float | None
     passed: AgentPass
-    sources: dict[str, float]
+    own: OwnCounts
+
+    def took_s(self) -> list[float]:
+        """Seconds that the engine took for each request: what its client saw, less what vLLM's API
+        process and HTTP took of that on the mean, by the engine's own clock."""
+        seen = [answer.latency_s for answer in self.passed.result.answers]
+        aside = fmean(seen) - self.own.served_s
+        return [max(0.0, seconds - aside) for seconds in seen]
 
 
 def run_arm(
@@ -150,7 +158,7 @@ def run_arm(
             check_advised(server)
         shown.passing(tag, "one at a time", len(requests))
         passed = asyncio.run(one_by_one(server.url, requests, arm.telling, shown.answered, pace))
-        return AgentRun(arm.name, tag, room.pool, host, pace, passed, prompt_sources(server.url))
+        return AgentRun(arm.name, tag, room.pool, host, pace, passed, own_counts(server.url))
 
 
 def recorded_marks(vocabulary: int) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...advisor.replay.engine.simulator import Load
 from ...advisor.replay.fast.lru import lru_hits
 from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS, Settings
 from ...advisor.replay.lab.arms import run_arm as replay
@@ -19,8 +20,11 @@ from ..recorded.agents_requests import AgentRequest
 from ..recorded.agents_trace import engine_trace
 from ..serving.workload import BLOCK
 
-KEPT_BACK: Final = 2
-"""Blocks of a pool that hold nothing cached: vLLM's null block, and a running prompt's last one."""
+NULL_BLOCK: Final = 1
+"""Of a pool, vLLM's own; it holds nothing."""
+
+KEPT_BACK: Final = NULL_BLOCK + 1
+"""Blocks that hold nothing cached where requests take no time: a running prompt's last one, too."""
 
 LRU: Final = "lru"
 BELADY: Final = "belady"
@@ -47,8 +51,15 @@ def default_policy(hinted: bool) -> str:
 
 
 def lab_run(trace: Trace, policy: str, pool: int) -> LabRun:
-    """Replay ``trace`` with what a pool of ``pool`` blocks can hold."""
-    hits = replay(policy, trace, pool - KEPT_BACK, Settings())
+    """Replay ``trace`` with what a pool of ``pool`` blocks can hold.
+
+    A policy's requests take as long as the engine took: what it learns of one as that ends is too
+    late for the next one, where that follows at once.
+    """
+    if policy in (LRU, BELADY):
+        hits = replay(policy, trace, pool - KEPT_BACK, Settings())
+    else:
+        hits = replay(policy, trace, pool - NULL_BLOCK, Settings(load=Load(as_recorded=True)))
     return LabRun(policy, pool, hits, int(trace.input_tokens.sum()))
 
 

@@ -16,6 +16,7 @@ import httpx
 
 from ...hooks.tiers.ledger import TierCounts
 from ..errors import ServerError
+from ..serving.own_counts import own_counts
 from ..serving.passes import PassResult, all_at_once, one_at_a_time
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
@@ -163,9 +164,9 @@ class _Probe:
         if workload is None:
             return None
         shown.passing(self._server.plan.arm, title, len(workload.in_order()))
-        sources, tiers = prompt_sources(self._server.url), self._tier_counts()
+        sources, tiers = own_counts(self._server.url).sources, self._tier_counts()
         result = asyncio.run(how(self._server.url, workload, shown.answered))
-        after = prompt_sources(self._server.url)
+        after = own_counts(self._server.url).sources
         grown = {name: count - sources.get(name, 0.0) for name, count in after.items()}
         moved = None if tiers is None else self._after(tiers)
         return PassRecord(result, grown, moved)
@@ -206,17 +207,3 @@ def dashboard_url(log: str) -> str:
             "unset AITHER_KVCACHE_SIDECAR"
         )
     return str(found[-1]).rstrip("/")
-
-
-def prompt_sources(url: str) -> dict[str, float]:
-    """vLLM's own count of prompt tokens by where they came from."""
-    text = httpx.get(f"{url}/metrics", timeout=10.0, trust_env=False).text
-    return parse_sources(text)
-
-
-def parse_sources(metrics: str) -> dict[str, float]:
-    """``vllm:prompt_tokens_by_source_total`` of a metrics page, by source."""
-    found = re.findall(
-        r'^vllm:prompt_tokens_by_source_total\{[^}]*source="(\w+)"[^}]*\} (\S+)$', metrics, re.M
-    )
-    return {source: float(count) for source, count in found}
