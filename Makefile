@@ -32,6 +32,7 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	for bench in $(BENCHES); do \
 		$(BIN)/kvgraph bench $$bench $(if $(JSON),--json) || failed="$$failed $$bench"; \
 	done; \
+	$(BIN)/kvgraph bench engine --part profile $(if $(JSON),--json) || failed="$$failed engine-profile"; \
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 $(STAMP): pyproject.toml

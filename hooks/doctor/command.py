@@ -50,6 +50,10 @@ _NO_COMMAND: Final = (
     "looks for a package called vllm, which this build does not have; start engines with "
     "`python -m vllm.entrypoints.openai.api_server --model …`"
 )
+_NO_VISION: Final = (
+    "beside a torch for CPUs: pip uninstall torchvision torchaudio torchcodec; their builds for "
+    "CUDA break vLLM's import"
+)
 _NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 
 
@@ -102,7 +106,8 @@ def _check(name: str, ask: Callable[[], Check]) -> Check:
     try:
         return ask()
     except Exception as error:
-        return Check(name, False, f"{type(error).__name__}: {error}", "see the error")
+        remedy = _NO_VISION if "torchvision" in str(error) else "see the error"
+        return Check(name, False, f"{type(error).__name__}: {error}", remedy)
 
 
 def check_vllm() -> Check:

@@ -27,7 +27,22 @@ demo_app = typer.Typer(
     help="Too many agents, simulated; then a real vLLM: stock and with the graph."
 )
 
+
+def _writable(path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before anything is measured."""
+    if path is not None:
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
+Raw = Annotated[
+    Path | None,
+    typer.Option(callback=_writable, help="Save all that is measured here, as JSON."),
+]
 Model = Annotated[
     str | None,
     typer.Option(help="Any model that vLLM loads; without it, a small random Llama is written."),
@@ -83,7 +98,10 @@ DEFAULT_OUT = Path(".demo")
 
 @app.command()
 def graph(as_json: Json = False) -> None:
-    """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer."""
+    """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer.
+
+    Two minutes on idle cores.
+    """
     from .graph.graph import run
 
     run(progress=not as_json).print(as_json)
@@ -102,16 +120,23 @@ def dashboard(
 
 @app.command()
 def hotpath(as_json: Json = False) -> None:
-    """Measure what the engine pays: reading advice, applying it, observing a step."""
-    from .hotpath import run
+    """Measure what the engine pays: reading advice, applying it, observing a step.
 
-    run(progress=not as_json).print(as_json)
+    Four minutes on idle cores.
+    """
+    with _explained():
+        from .hotpath import run
+
+        figures: Figures = run(progress=not as_json)
+    figures.print(as_json)
 
 
 @app.command()
 def engine(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Under three minutes: no claims.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three minutes on idle cores: no claims.")
+    ] = False,
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Rounds between two starts of all servers.")
     ] = None,
@@ -124,12 +149,12 @@ def engine(
     part: Annotated[
         str, typer.Option(help="all (engine and sidecar), engine, sidecar, profile.")
     ] = "all",
-    raw: Annotated[Path | None, typer.Option(help="Save every round here, as JSON.")] = None,
+    raw: Raw = None,
     model: Model = None,
 ) -> None:
     """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput.
 
-    Under fifteen minutes. What was measured is kept as it comes (--raw), also after Ctrl-C.
+    Fifteen minutes; profile: four. What was measured is kept as it comes (--raw), after Ctrl-C too.
     """
     with _explained():
         from .engine.engine import QUICK, Part, Scale, run
@@ -171,7 +196,7 @@ def policies(
         bool, typer.Option("--quick", help="A short version, whose figures claim nothing.")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
-    raw: Annotated[Path | None, typer.Option(help="Save all hit rates here, as JSON.")] = None,
+    raw: Raw = None,
     journal: Annotated[
         Path | None, typer.Option(help="Where results go as they come; else .bench/policies.jsonl.")
     ] = None,
@@ -262,7 +287,7 @@ def fleet(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
-    raw: Annotated[Path | None, typer.Option(help="Save what each arm found, as JSON.")] = None,
+    raw: Raw = None,
     part: Annotated[
         str, typer.Option(help="all, lab, stock; store, kills, routers: on real engines.")
     ] = "all",
@@ -616,7 +641,7 @@ def _explained() -> Iterator[None]:
         yield
     except ImportError as error:
         _give_up(f"{error.name} is not installed: pip install 'kvgraph[bench,cpu]'")
-    except BenchError as error:
+    except (BenchError, OSError) as error:  # the latter: a full disk, a model that is not there
         _give_up(str(error))
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 Value = float | int | bool
+
+_BOUND: Final = re.compile(r"([≤≥]) (-?[\d,]*\.?\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Figure:
         unit: What it is counted in: ``ms``, ``B``, ``blocks/s``, ``bool``.
         spread: 10th and 90th percentile of the samples (their extremes below ten samples).
         n: Samples behind the value.
-        target: What is to be reached, in words ("≤ 2"); shown in the table only.
+        target: What is to be reached, in words ("≤ 2").
     """
 
     value: Value
@@ -46,6 +49,15 @@ class Figure:
         low, middle, high = np.percentile(samples, _quantiles(len(samples)))
         return cls(float(middle), unit, (float(low), float(high)), len(samples), target)
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether the value is beyond a target that is one bound."""
+        bound = _BOUND.fullmatch(self.target)
+        if bound is None:
+            return False
+        limit = float(bound[2].replace(",", ""))
+        return self.value > limit if bound[1] == "≤" else self.value < limit
+
     def as_dict(self) -> dict[str, Any]:
         """The figure as it stands in the JSON report, rounded to six significant digits."""
         return {
@@ -53,6 +65,7 @@ class Figure:
             "unit": self.unit,
             "spread": [_rounded(bound) for bound in self.spread],
             "n": self.n,
+            **({"target": self.target} if self.target else {}),
         }
 
 
@@ -71,7 +84,7 @@ class Figures:
         return figure
 
     def as_dict(self) -> dict[str, Any]:
-        """``{"bench": name, "figures": {name: {value, unit, spread, n}}}``."""
+        """``{"bench": name, "figures": {name: {value, unit, spread, n, target}}}``."""
         rows = {name: figure.as_dict() for name, figure in self.figures.items()}
         return {"bench": self.bench, "figures": rows}
 
@@ -94,7 +107,8 @@ class Figures:
         for column in ("value", "spread", "n", "target"):
             table.add_column(column, justify="right")
         for name, figure in self.figures.items():
-            table.add_row(name, _shown(figure), _spread(figure), str(figure.n), figure.target)
+            target = f"{figure.target}: missed" if figure.is_missed else figure.target
+            table.add_row(name, _shown(figure), _spread(figure), str(figure.n), target)
         return table
 
 

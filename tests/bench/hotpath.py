@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -42,6 +43,7 @@ def run(progress: bool = False) -> Figures:
     """Measure reading, applying, observing, and steps at production size (``steps/``)."""
     from .steps.step_figures import add_steps  # which is built of what stands here
 
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns at each connector
     figures = Figures("hotpath")
     say = _say if progress else _silent
     for measure in (_measure_read, _measure_apply, _measure_observe, _measure_tiers):

@@ -1,12 +1,26 @@
-"""On what machine, when and by which command something was measured: the head of a raw file."""
+"""A raw file: what was measured, and on what machine, when and by which command."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+
+def keep_raw(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a raw file. Where that fails, say so and go on: what was measured is printed still."""
+    try:
+        path.write_text(json.dumps(facts, indent=1) + "\n")
+    except OSError as error:
+        problem = f"not kept: {path} cannot be written: {error.strerror}"
+        Console(stderr=True).print(problem, style="red", markup=False, soft_wrap=True)
 
 
 def measured_now() -> dict[str, str]:

@@ -41,7 +41,8 @@ def test_all_benches_run(tmp_path: Path) -> None:
     done, log = make_bench(tmp_path, [])
     assert done.returncode == 0, done.stderr
     ran = [line.split() for line in log.splitlines() if line.startswith("bench")]
-    assert ran == [["bench", name, "--json"] for name in BENCHES]
+    profile = ["bench", "engine", "--part", "profile", "--json"]
+    assert ran == [*(["bench", name, "--json"] for name in BENCHES), profile]
 
 
 @pytest.mark.parametrize("failing", [["graph"], ["hotpath"], ["policies"], ["graph", "demo"]])

@@ -116,6 +116,16 @@ def test_a_check_that_breaks_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) 
     assert (failed.name, failed.detail) == ("tiers", "RuntimeError: odd machine")
 
 
+def test_a_torchvision_for_another_torch_has_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> doctor.Check:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(doctor, "check_hooks", broken)
+    (failed,) = [check for check in doctor.run_checks(None) if check.ok is False]
+    assert failed.remedy is not None
+    assert "pip uninstall torchvision torchaudio torchcodec" in failed.remedy
+
+
 @pytest.mark.parametrize(
     ("environment", "detail"),
     [

@@ -8,7 +8,6 @@ of them the core sleeps while the model computes (``sleeping_executor``), as it 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from ..figures import Figures
-from ..machine import measured_now
+from ..machine import keep_raw, measured_now
 from ..serving.model import TINY, ensure_model
 from ..serving.vllm_server import ServerPlan
 from .engine_course import Course
@@ -99,7 +98,8 @@ def run(
             _profile(record, model or str(ensure_model(TINY)))
         record.is_complete = True
     except (KeyboardInterrupt, SystemExit):
-        console.print("interrupted: the figures are those of what was measured until now")
+        known = "the figures are those of what was measured until now"
+        console.print(f"interrupted: {known if record.has_any else 'nothing was measured yet'}")
     finally:
         record.save()
     if said := verdict(record.whole_pairs()):
@@ -153,6 +153,11 @@ class Record:
     profiles: dict[str, Profile] = field(default_factory=dict)
     is_complete: bool = False
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self.rounds or self.feeds or self.profiles)
+
     def note(self, arm: str, done: Round) -> None:
         """Keep a round."""
         self.rounds.setdefault(arm, []).append(done)
@@ -190,7 +195,7 @@ class Record:
             "profiles": {arm: each.lines() for arm, each in self.profiles.items()},
             "rounds": {arm: [asdict(each) for each in done] for arm, done in self.rounds.items()},
         }
-        self.raw.write_text(json.dumps(record, indent=1) + "\n")
+        keep_raw(self.raw, record)
 
 
 def add_engine_figures(figures: Figures, rounds: Rounds) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from ...advisor.replay.traces.reader import load_trace
 from ...advisor.replay.traces.trace import Trace
 from ...advisor.replay.workloads.seed_workload import seed_workload
 from ..figures import Figures
-from ..machine import measured_now
+from ..machine import keep_raw, measured_now
 from ..policies.policies_fleets import default_sessions, fleet, sessions_in
 from ..replay import SHARED as CONVERSATIONS
 from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds
@@ -82,7 +81,7 @@ def run(
     facts: dict[str, Any] = {}
 
     def say(line: str) -> None:
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
 
     if part in ("all", "store"):
         add_store(figures, scale.moves, say)
@@ -96,7 +95,7 @@ def run(
         facts.update(_add_lab(figures, scale, progress, processes))
     if raw is not None:
         record = {**measured_now(), **figures.as_dict(), **facts}
-        raw.write_text(json.dumps(record, indent=1) + "\n")
+        keep_raw(raw, record)
     return figures
 
 

@@ -41,7 +41,8 @@ def run(progress: bool) -> Figures:
         with contextlib.suppress(ModuleNotFoundError):
             figures.add("peer_speedup", peer_speedups(), "×", "≥ 1,000")
     if progress and importlib.util.find_spec("aither_kvcache") is None:
-        console.print("peer_speedup left out: pip install 'kvgraph[peer]' for the peer")
+        left_out = "peer_speedup left out: pip install 'kvgraph[peer]' for the peer"
+        console.print(left_out, markup=False)
     return figures
 
 

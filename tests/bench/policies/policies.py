@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from ...advisor.replay.traces.reader import load_trace
 from ...advisor.replay.traces.trace import Trace
 from ..errors import BenchError
 from ..figures import Figures
+from ..machine import keep_raw
 from ..replay import SHARED as CONVERSATIONS
 from .policies_cells import NONSENSE_ARM, Cell, Rates, play
 from .policies_course import Course
@@ -117,7 +117,7 @@ def run(
     loops = add_loop(figures, plan.sessions, plan.scale.loop, course)
     if raw is not None:
         facts = {**_raw(plan, rates, figures), "loops": loops}
-        raw.write_text(json.dumps(facts, indent=1) + "\n")
+        keep_raw(raw, facts)
     return figures
 
 

@@ -35,7 +35,11 @@ def gpu() -> None:
     except ImportError:
         _refuse("torch is not installed: pip install 'kvgraph[vllm]'")
     if not torch.cuda.is_available():
-        _refuse("no GPU that torch can use: no kernel was run, and there is nothing to report")
+        why = "no driver or no device" if torch.version.cuda else "this torch is built for CPUs"
+        _refuse(
+            f"no GPU that torch can use ({why}): no kernel was run, and there is nothing to "
+            "report; `kvgraph bench kernels` runs without one"
+        )
     report = run_on_gpu()
     typer.echo(json.dumps(report.as_dict(), indent=1))
     typer.echo("please send this report back: all of it", err=True)
