@@ -50,9 +50,10 @@ _NO_COMMAND: Final = (
     "looks for a package called vllm, which this build does not have; start engines with "
     "`python -m vllm.entrypoints.openai.api_server --model …`"
 )
-_NO_VISION: Final = (
-    "beside a torch for CPUs: pip uninstall torchvision torchaudio torchcodec; their builds for "
-    "CUDA break vLLM's import"
+_FOR_CUDA: Final = ("torchvision", "torchaudio", "torchcodec")
+_NO_CUDA_BUILDS: Final = (
+    f"it does not fit this torch; beside one for CPUs, pip uninstall {' '.join(_FOR_CUDA)}: "
+    "PyPI's builds are for CUDA and break vLLM's import"
 )
 _NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 
@@ -106,7 +107,8 @@ def _check(name: str, ask: Callable[[], Check]) -> Check:
     try:
         return ask()
     except Exception as error:
-        remedy = _NO_VISION if "torchvision" in str(error) else "see the error"
+        broken = any(name in str(error) for name in _FOR_CUDA)
+        remedy = _NO_CUDA_BUILDS if broken else "see the error"
         return Check(name, False, f"{type(error).__name__}: {error}", remedy)
 
 

@@ -641,8 +641,10 @@ def _explained() -> Iterator[None]:
         yield
     except ImportError as error:
         _give_up(f"{error.name} is not installed: pip install 'kvgraph[bench,cpu]'")
-    except (BenchError, OSError) as error:  # the latter: a full disk, a model that is not there
+    except BenchError as error:
         _give_up(str(error))
+    except OSError as error:  # a full disk, a model that is not there
+        _give_up(f"{type(error).__name__}: {error}")
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import eq, ge, gt, le, lt
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,8 @@ from rich.table import Table
 
 Value = float | int | bool
 
-_BOUND: Final = re.compile(r"([≤≥]) (-?[\d,]*\.?\d+)")
+_BOUND: Final = re.compile(r"(?:([≤≥<>]) ?)?(-?[\d,]*\.?\d+)")
+_WITHIN: Final = {"≤": le, "≥": ge, "<": lt, ">": gt, None: eq}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,16 @@ class Figure:
 
     @property
     def is_missed(self) -> bool:
-        """Whether the value is beyond a target that is one bound."""
-        bound = _BOUND.fullmatch(self.target)
-        if bound is None:
+        """Whether the value is not what a target of one number asks for; other words are not read.
+
+        NaN, which nobody measured, always misses.
+        """
+        if self.target in ("true", "yes"):
+            return not self.value
+        wanted = _BOUND.fullmatch(self.target)
+        if wanted is None:
             return False
-        limit = float(bound[2].replace(",", ""))
-        return self.value > limit if bound[1] == "≤" else self.value < limit
+        return not _WITHIN[wanted[1]](self.value, float(wanted[2].replace(",", "")))
 
     def as_dict(self) -> dict[str, Any]:
         """The figure as it stands in the JSON report, rounded to six significant digits."""

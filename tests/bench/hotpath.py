@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from ..hooks.link.held_ranking import HeldRanking
 from ..hooks.vllm.free_queue.arranger import FreeQueueArranger
 from ..hooks.vllm.pool.index import BlockIndex
 from .figures import Figures
+from .paper.quiet import only_errors
 
 BLOCK_SIZE: Final = 16
 POOL_BLOCKS: Final = 8192
@@ -39,11 +39,11 @@ REPEATS: Final = 15
 ROUNDS: Final = 80  # of the observed and the stock loop in turn, so that drift hits both alike
 
 
+@only_errors()
 def run(progress: bool = False) -> Figures:
     """Measure reading, applying, observing, and steps at production size (``steps/``)."""
     from .steps.step_figures import add_steps  # which is built of what stands here
 
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns at each connector
     figures = Figures("hotpath")
     say = _say if progress else _silent
     for measure in (_measure_read, _measure_apply, _measure_observe, _measure_tiers):

@@ -20,7 +20,8 @@ def run(arm: str, pool: int, cached: int, host: int = 0) -> AgentRun:
     """An arm that found ``cached`` of 1,000 prompt tokens."""
     answer = Answer("a/0", "", 0.1, 0.2, 1000, cached, 3)
     passed = AgentPass(PassResult((answer,), 1.0), (0.0,))
-    return AgentRun(arm, f"{arm}-{pool}", pool, host, 0.1, passed, OwnCounts({}, served_s=0.15))
+    own = OwnCounts({}, mean_served_s=0.15)
+    return AgentRun(arm, f"{arm}-{pool}", pool, host, 0.1, passed, own)
 
 
 def lab(policy: str, pool: int, blocks: int) -> LabRun:
@@ -78,5 +79,5 @@ def test_an_engine_takes_less_time_than_its_client_waits() -> None:
     assert run("default", 200, 680).took_s() == [pytest.approx(0.15)]
     fast, slow = Answer("a/0", "", 0.1, 0.02, 10, 0, 3), Answer("a/1", "", 0.1, 0.3, 10, 0, 3)
     both = AgentPass(PassResult((fast, slow), 1.0), (0.0, 0.1))
-    took = AgentRun("default", "", 200, 0, 0.1, both, OwnCounts({}, served_s=0.13)).took_s()
+    took = AgentRun("default", "", 200, 0, 0.1, both, OwnCounts({}, mean_served_s=0.13)).took_s()
     assert took == [0.0, pytest.approx(0.27)]

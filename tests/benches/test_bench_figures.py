@@ -23,7 +23,13 @@ from typer.testing import CliRunner
         (999_999.0, "≥ 1,000,000", True),
         (0.35, "≥ .36", True),
         (-0.3, "≥ -0.2", True),
-        (5.0, "≤ 1 either way", False),  # no bound that a program reads
+        (1, "0", True),
+        (0, "0", False),
+        (1.0, "< 1", True),
+        (0.1, "> 0", False),
+        (False, "true", True),
+        (float("nan"), "≤ 200", True),
+        (5.0, "≤ 1 either way", False),  # words
         (5.0, "", False),
     ],
 )

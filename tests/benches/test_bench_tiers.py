@@ -241,15 +241,16 @@ def test_what_vllm_counts_is_read_from_its_page_of_metrics() -> None:
         'vllm:prompt_tokens_by_source_created{engine="0",source="local_compute"} 1.7e+09\n'
         'vllm:prompt_tokens_by_source_total{source="external_kv_transfer",engine="0"} 12.0\n'
     )
-    sources = {"local_compute": 90212.0, "external_kv_transfer": 12.0}
-    assert parse_counts(page) == OwnCounts(sources, served_s=0.0)
+    with pytest.raises(ServerError, match=r"no vllm:request_inference_time_seconds_count, "):
+        parse_counts(page)
     page += (
         "# TYPE vllm:request_inference_time_seconds histogram\n"
         'vllm:request_inference_time_seconds_bucket{engine="0",le="0.3"} 4.0\n'
         'vllm:request_inference_time_seconds_count{engine="0"} 4.0\n'
         'vllm:request_inference_time_seconds_sum{engine="0"} 0.5\n'
     )
-    assert parse_counts(page) == OwnCounts(sources, served_s=0.125)
+    sources = {"local_compute": 90212.0, "external_kv_transfer": 12.0}
+    assert parse_counts(page) == OwnCounts(sources, mean_served_s=0.125)
 
 
 def test_the_sidecar_of_the_last_start_counts() -> None:

@@ -68,10 +68,15 @@ def test_what_there_was_no_time_for_is_not_ok() -> None:
 
 
 @no_gpu
-def test_without_a_gpu_it_says_so_and_fails() -> None:
+@pytest.mark.parametrize(("cuda", "why"), [("13.0", "no driver"), (None, "not built for CUDA")])
+def test_without_a_gpu_it_says_so_and_fails(
+    cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", cuda)
     result = CliRunner().invoke(selftest_cli.app, ["gpu"])
     assert result.exit_code == selftest_cli.NO_GPU
     assert "no GPU that torch can use (" in result.output
+    assert why in result.output
     assert "kvgraph bench kernels" in result.output
     assert "{" not in result.output
 

@@ -24,9 +24,9 @@ class Load:
     """Time passes while requests run.
 
     Attributes:
-        service: How long they take.
+        service: How long they take, where the trace is not asked or does not say.
         max_running: How many run at once in one instance.
-        as_recorded: They take as long as the trace says that they took, where it says that.
+        as_recorded: Whether the trace is asked how long they took.
     """
 
     service: ServiceModel = field(default_factory=ServiceModel)
@@ -92,7 +92,7 @@ class _Run:
         self._limits = trace.matchable.tolist()
         self._at = trace.at.tolist()
         self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
-        self._recorded_s: list[float] = []  # a request, NaN where nobody knows
+        self._recorded_s: list[float] = []  # by request; NaN: not known
         if load is not None and load.as_recorded and trace.said is not None:
             self._recorded_s = trace.said.seconds.tolist()
         self._ends: list[tuple[float, int, int]] = []  # (time, request, instance)

@@ -48,6 +48,7 @@ class ProtectedKeys:
         self._clock = clock
         self._most_stated = int(_MOST_STATED * blocks)
         self._stated: dict[int, _Said] = {}  # by key, the latest last
+        self._over: set[int] = set()  # the part of these whose last word was that it is over
         self._looked_through = 0.0  # ts of the ranking by which these were looked through
         self._linked_since = -math.inf  # when the last ranking was made
         self._keys = _NO_KEYS
@@ -87,6 +88,7 @@ class ProtectedKeys:
         for key in keys:
             stated.pop(key, None)
             stated[key] = said
+        self._over.difference_update(keys)
         self._forget_beyond_share()
 
     def over(self, keys: Sequence[int]) -> None:
@@ -95,6 +97,7 @@ class ProtectedKeys:
         for key in keys:
             said, _ = stated.pop(key, (now, now))
             stated[key] = said, now
+        self._over.update(keys)
         self._forget_beyond_share()
 
     def stated_among(self, blocks: Sequence[KVCacheBlock]) -> Sequence[KVCacheBlock]:
@@ -110,23 +113,27 @@ class ProtectedKeys:
         """Leave to ``ranking`` the statements that it knows, and forget those of long ago; returns
         whether there were any.
 
-        Their age alone tells nothing: on busy cores a sidecar may be as far behind.
+        Their age alone tells nothing: on busy cores a sidecar may be as far behind. Keys that were
+        last stated, and not said to be over, count and are not looked at: those may be many.
 
         Args:
             linked_since: The sidecar may have missed what was stated before this time.
         """
         as_of = self._clock() if ranking is None else ranking.ts
-        if not self._stated or as_of - self._looked_through < _LOOK_THROUGH_S:
+        if not self._over or as_of - self._looked_through < _LOOK_THROUGH_S:
             return False
         self._looked_through = as_of
         known_of = -math.inf if ranking is None else ranking.known_of
-        oldest, before = self._clock() - self._stale_s, len(self._stated)
-        self._stated = {
-            key: (said, over)
-            for key, (said, over) in self._stated.items()
-            if over > oldest and not (linked_since < said and over < known_of)
-        }
-        return len(self._stated) < before
+        oldest, stated = self._clock() - self._stale_s, self._stated
+        settled = []
+        for key in self._over:
+            said, over = stated[key]
+            if over <= oldest or (linked_since < said and over < known_of):
+                settled.append(key)
+        for key in settled:
+            del stated[key]
+        self._over.difference_update(settled)
+        return bool(settled)
 
     def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         """The protected ones of ``blocks``, and the others, each in their order.
@@ -170,15 +177,21 @@ class ProtectedKeys:
 
     def reset(self) -> None:
         """Forget what is protected: the prefix cache was reset."""
-        self._keys, self._place, self._stated = _NO_KEYS, {}, {}
+        self._keys, self._place = _NO_KEYS, {}
+        self._stated.clear()
+        self._over.clear()
 
     def _keep_unheard(self, keys: Iterable[int]) -> None:
         """Keep what an earlier sidecar protected, of which the one that ranks now may not know."""
-        self._stated.update(dict.fromkeys(keys, (-math.inf, self._clock())))
+        unheard = dict.fromkeys(keys, (-math.inf, self._clock()))
+        self._stated.update(unheard)
+        self._over.update(unheard)
         self._forget_beyond_share()
 
     def _forget_beyond_share(self) -> None:
         """Forget what was stated first, where callers state more than their share of the pool."""
         stated = self._stated
         while len(stated) > self._most_stated:
-            del stated[next(iter(stated))]
+            first = next(iter(stated))
+            del stated[first]
+            self._over.discard(first)

@@ -124,10 +124,10 @@ class AgentRun:
     own: OwnCounts
 
     def took_s(self) -> list[float]:
-        """Seconds that the engine took for each request: what its client saw, less what vLLM's API
-        process and HTTP took of that on the mean, by the engine's own clock."""
+        """Seconds that the engine took for each request: what its client saw, less what HTTP, API
+        process and queue took of that on the mean, by the engine's own clock."""
         seen = [answer.latency_s for answer in self.passed.result.answers]
-        aside = fmean(seen) - self.own.served_s
+        aside = fmean(seen) - self.own.mean_served_s
         return [max(0.0, seconds - aside) for seconds in seen]
 
 

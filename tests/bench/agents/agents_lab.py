@@ -24,7 +24,7 @@ NULL_BLOCK: Final = 1
 """Of a pool, vLLM's own; it holds nothing."""
 
 KEPT_BACK: Final = NULL_BLOCK + 1
-"""Blocks that hold nothing cached where requests take no time: a running prompt's last one, too."""
+"""Blocks of a pool that hold nothing cached: a running prompt's last one, too."""
 
 LRU: Final = "lru"
 BELADY: Final = "belady"
@@ -53,10 +53,11 @@ def default_policy(hinted: bool) -> str:
 def lab_run(trace: Trace, policy: str, pool: int) -> LabRun:
     """Replay ``trace`` with what a pool of ``pool`` blocks can hold.
 
-    A policy's requests take as long as the engine took: what it learns of one as that ends is too
-    late for the next one, where that follows at once.
+    Requests take as long as the engine took: what a policy learns of one as that ends is too late
+    for the next one, where that follows at once. A running prompt's last block is held then.
+    Belady's bound is played in no time, and such a block is kept back for it.
     """
-    if policy in (LRU, BELADY):
+    if policy == BELADY:
         hits = replay(policy, trace, pool - KEPT_BACK, Settings())
     else:
         hits = replay(policy, trace, pool - NULL_BLOCK, Settings(load=Load(as_recorded=True)))

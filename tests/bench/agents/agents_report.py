@@ -72,7 +72,7 @@ def _run_details(run: AgentRun, requests: Sequence[AgentRequest]) -> dict[str, A
         "late_s": {p: round(quantile(late, p), 2) for p in (50, 95)} if late else None,
         "ttft_ms": {p: round(quantile(done.ttft_ms, p), 1) for p in (50, 95)},
         "prompt_tokens_by_source": run.own.sources,
-        "served_s": round(run.own.served_s, 4),
+        "mean_served_s": round(run.own.mean_served_s, 4),
         "took_s": [round(took, 4) for took in run.took_s()],
         "sent_s": [round(at, 3) for at in run.passed.sent_s],
         "cached_blocks": [answer.cached_tokens // BLOCK for answer in done.answers],

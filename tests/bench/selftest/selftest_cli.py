@@ -35,7 +35,7 @@ def gpu() -> None:
     except ImportError:
         _refuse("torch is not installed: pip install 'kvgraph[vllm]'")
     if not torch.cuda.is_available():
-        why = "no driver or no device" if torch.version.cuda else "this torch is built for CPUs"
+        why = "no driver or device" if torch.version.cuda else "this torch is not built for CUDA"
         _refuse(
             f"no GPU that torch can use ({why}): no kernel was run, and there is nothing to "
             "report; `kvgraph bench kernels` runs without one"

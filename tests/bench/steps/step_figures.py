@@ -21,6 +21,7 @@ STEPS: Final = 400
 PREFILL_STEPS: Final = 60
 POOL: Final = 200_000
 SMALL_POOL: Final = 8_000
+MOST_RUNNING: Final = 500
 LONG_BLOCKS: Final = 8_000  # of one request: 128k tokens
 BATCHED_TOKENS: Final = 16_384
 REQUESTS: Final = 512
@@ -140,7 +141,8 @@ def add_steps(figures: Figures, say: Callable[[str], None]) -> None:
         say(f"{load.running} running, pool of {load.pool:,}{', 16k-token prompts' * load.prefill}")
         paid = measure_steps(load, steps, tiers)
         figures.add(name, paid.added_us, "us", target)
-        figures.add(f"{name}_p99", float(np.quantile(paid.added_us, 0.99)), "us")
+        p99 = float(np.quantile(paid.added_us, 0.99))
+        figures.add(f"{name}_p99", p99, "us", "≤ 1,000" if load.running == MOST_RUNNING else "")
     say("16k-token prompts, every block worth a copy")
     paid = measure_steps(Load(32, POOL, True, 0.5), PREFILL_STEPS, tiers=True, spill_all=True)
     figures.add("copied_share", paid.copied_share, "share", "≥ .9")
@@ -155,8 +157,8 @@ _SETTINGS: Final = (
     ("step_us_32_tiers", Load(32, SMALL_POOL), STEPS, True, ""),
     ("step_us_256", Load(256, POOL), STEPS, False, ""),
     ("step_us_256_tiers", Load(256, POOL), STEPS, True, ""),
-    ("step_us_500", Load(500, POOL), STEPS, False, "≤ 200"),
-    ("step_us_500_tiers", Load(500, POOL), STEPS, True, "≤ 250"),
+    ("step_us_500", Load(MOST_RUNNING, POOL), STEPS, False, "≤ 200"),
+    ("step_us_500_tiers", Load(MOST_RUNNING, POOL), STEPS, True, "≤ 250"),
     ("step_us_prefill", Load(32, POOL, True, 0.5), PREFILL_STEPS, False, ""),
     ("step_us_prefill_tiers", Load(32, POOL, True, 0.5), PREFILL_STEPS, True, "≤ 300"),
 )
