@@ -118,7 +118,7 @@ def test_hints_are_said_by_those_who_hint_and_stretched_with_time(
 
 
 def test_the_sample_of_sessions_ships_with_its_source_and_licence() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     assert "sessions/*" in project["tool"]["setuptools"]["package-data"]["kvgraph.bench"]
     files = list(SESSIONS.glob("*.json.gz"))
     assert len(files) >= 20
