@@ -26,6 +26,11 @@ class Pacing:
         self._blocks = 0  # of new context, that began then
         self._block_s: float | None = None
 
+    @property
+    def measures(self) -> bool:
+        """Whether what started last is computed still."""
+        return self._began is not None
+
     def begin(self, now: float, blocks: int) -> None:
         """Note that requests with so many blocks of new context start."""
         self._began, self._blocks = now, blocks

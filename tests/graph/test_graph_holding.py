@@ -252,6 +252,18 @@ def test_all_start_when_the_sidecar_is_silent_or_sees_room_for_all(rule: Holding
         ]  # fmt: skip
 
 
+def test_a_step_passes_where_nobody_waits_and_there_is_room_for_all(rule: HoldingRule) -> None:
+    assert rule.passes(word(None, 1.0), 1.0)
+    assert rule.passes(None, 1.0)
+    assert not rule.passes(word(5, 1.0), 1.0), "there may be one that lost its context"
+    assert rule.arrives(asks("a", 1.4), word(0), idle=True, queued=True), "it ran a moment ago"
+    assert not rule.passes(None, 1.5), "one waits"
+    assert step(rule, 90.0, 0, free=True) == ["a patience"]
+    assert not rule.passes(None, 91.0), "how long its prompt takes is measured"
+    assert step(rule, 92.0, None, free=True) == []
+    assert rule.passes(None, 93.0)
+
+
 def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(
     rule: HoldingRule,
 ) -> None:

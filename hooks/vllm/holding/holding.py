@@ -95,6 +95,9 @@ class Holding:
     def step(self) -> None:
         """Release what may start in the next step; called once a step, after its allocations."""
         now, advice = self._clock(), self._advice()
+        if self._rule.passes(advice, now):
+            self._log.quiet(now)
+            return
         self._release(advice, now)
         if advice is not None:
             self._ask_again(advice, now)
