@@ -27,7 +27,7 @@ def replay(
     traces: Traces,
     capacity: Capacity = DEFAULT_CAPACITIES,
     policy: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
-    analyze: Annotated[bool, typer.Option(help="Say where LRU loses, and to what.")] = False,
+    analyze: Annotated[bool, typer.Option(help="Instead of policies: where LRU loses.")] = False,
     approaches: Annotated[
         bool, typer.Option(help="Compare routers, a host tier, policies.")
     ] = False,
@@ -69,7 +69,8 @@ def parse_capacities(text: str) -> list[int]:
     except ValueError:
         capacities = [0]
     if capacities[0] < 1:
-        raise ReplayError(f"--capacity {text!r}: allowed: blocks, e.g. {DEFAULT_CAPACITIES}")
+        allowed = f"whole numbers of blocks from 1, e.g. {DEFAULT_CAPACITIES}"
+        raise ReplayError(f"--capacity {text!r}: allowed: {allowed}")
     return capacities
 
 
