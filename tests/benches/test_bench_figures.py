@@ -25,6 +25,8 @@ from typer.testing import CliRunner
         (-0.3, "≥ -0.2", True),
         (1, "0", True),
         (0, "0", False),
+        (-0.052, "within ± 0.05", True),
+        (-0.048, "within ± 0.05", False),
         (1.0, "< 1", True),
         (0.1, "> 0", False),
         (False, "true", True),
