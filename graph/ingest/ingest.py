@@ -208,8 +208,9 @@ class Ingest:
         rows = blocks.find(as_keys(event.hashes), self._tables.salt(engine))
         rows = rows[rows != NO_ROW]
         confidence = blocks.for_writing("confidence")
-        change = np.float32(event.confidence) - confidence[rows]
-        confidence[rows] += np.float32(_EMA_SHARE) * change
+        before, newest = confidence[rows], np.float32(event.confidence)
+        share = np.where(before < 1, np.float32(_EMA_SHARE), np.float32(1))  # the first is the mean
+        confidence[rows] = before + share * (newest - before)
         session = self._turns.answered(engine, event)
         if session != NO_ROW:
             self._tables.sessions.sure(session, event.confidence)

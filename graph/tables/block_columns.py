@@ -46,7 +46,7 @@ class BlockColumns(Columns):
     pinned_until: Times = column(np.float64, NEVER, time=True, rare=True)
     # Somebody said that it will be asked for until then: its copy is brought back.
     wanted_until: Times = column(np.float64, NEVER, time=True, rare=True)
-    confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)
+    confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)  # 1: never sampled
     attention: npt.NDArray[np.float32] = column(np.float32, 0.0, rare=True)
     identity: Rows = column(np.int32, NO_ROW)  # interned segment name
     chunk: npt.NDArray[np.uint16] = column(np.uint16, 0)  # which block of that segment

@@ -41,6 +41,13 @@ def test_a_session_has_the_mean_of_what_was_sampled_of_it(graph: KVCacheGraph) -
     assert graph.explain_session("r", None)["confidence"] == pytest.approx(0.8)
 
 
+def test_the_mean_of_a_block_begins_with_its_first_sample(graph: KVCacheGraph) -> None:
+    graph.apply("e", [ConfidenceSampled(pack(3), 0.25, "r", "r", None)])
+    assert graph.explain(3)["confidence"] == pytest.approx(0.25)
+    graph.apply("e", [ConfidenceSampled(pack(3), 0.75, "r", "r", None)])
+    assert graph.explain(3)["confidence"] == pytest.approx(0.35)
+
+
 def test_a_session_that_nobody_named_is_found_by_its_request(graph: KVCacheGraph) -> None:
     graph.apply("e", [RequestStarted("u", pack(7, 8), 33, 0, 16, None, None, ())])
     graph.apply("e", [ConfidenceSampled(pack(8), 0.25, "u")])
