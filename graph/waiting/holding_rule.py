@@ -144,8 +144,10 @@ class HoldingRule:
     # Steps --------------------------------------------------------------------------------------
 
     def passes(self, advice: AdmissionAdvice | None, now: float) -> bool:
-        """Note a step in which nobody waits and there is room for all, as in nearly all of them.
-        False: it is none of these, and ``released`` must be asked."""
+        """Note a step in which nobody waits and there is room for all, as in nearly all steps.
+
+        False: this is another step, nothing was noted, and ``released`` must be asked.
+        """
         if len(self._order) or self._pacing.measures:
             return False
         if advice is not None and advice.room_blocks is not None:

@@ -107,8 +107,8 @@ def _check(name: str, ask: Callable[[], Check]) -> Check:
     try:
         return ask()
     except Exception as error:
-        broken = any(name in str(error) for name in _FOR_CUDA)
-        remedy = _NO_CUDA_BUILDS if broken else "see the error"
+        misfit = any(package in str(error) for package in _FOR_CUDA)
+        remedy = _NO_CUDA_BUILDS if misfit else "see the error"
         return Check(name, False, f"{type(error).__name__}: {error}", remedy)
 
 
