@@ -18,16 +18,18 @@ _SETTLED: Final = 5  # turns from which a session has a history to compact
 _SUMMARY: Final = 0.05  # of the history that it stands for, at least; others start with less
 
 
-def continued(owners: Rows, reach: Rows, turns: Rows) -> int:
+def continued(owners: Rows, first: Rows, reach: Rows, turns: Rows) -> int:
     """The session that a prompt continues; ``NO_ROW``: it begins one.
 
     It continues a session if the deepest block that was seen before was walked by that session
     alone (a system prompt that many share is nobody's), and if it keeps more than half of that
-    session's last prompt, or is the summary of it: see ``_compacts``.
+    session's last prompt, or is the summary of it: see ``_compacts``. It does not continue a
+    session that it leaves within its first prompt: two chats that begin alike do that, too.
 
     Args:
         owners: int32 ``[n]``: who walked each block, from the start of its chain; ``NO_ROW``
             where nobody did, ``SHARED`` where several did.
+        first: int32 ``[sessions]``: full blocks of each session's first prompt.
         reach: int32 ``[sessions]``: full blocks of each session's last prompt.
         turns: int32 ``[sessions]``: how many each had.
     """
@@ -35,7 +37,7 @@ def continued(owners: Rows, reach: Rows, turns: Rows) -> int:
     if session < 0:
         return NO_ROW
     before = int(reach[session])
-    if 2 * known > before:
+    if 2 * known > before and (known >= before or known > first[session]):
         return session
     settled = turns[session] >= _SETTLED
     compacts = settled and _compacts(known, len(owners), before, int(reach.max()))

@@ -71,7 +71,8 @@ class RequestSessions:
         or a branch that its session left behind.
         """
         sessions = self._tables.sessions
-        session = continued(owners(self._tables.blocks, rows), sessions.reach, sessions.turns)
+        walked = owners(self._tables.blocks, rows)
+        session = continued(walked, sessions.first, sessions.reach, sessions.turns)
         if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
             return NO_ROW
         return NO_ROW if len(self._left_behind(rows)) else session

@@ -95,6 +95,7 @@ class TurnRecorder:
         if not event.warms:
             self._count_hits(event, rows, now)
         self._walked(engine, event, rows)
+        sessions = self._tables.sessions
         session = self._sessions.of_request(engine, event, rows, now)
         hold = self._held.begun(engine, event.request_id)
         if not event.warms:
@@ -103,9 +104,11 @@ class TurnRecorder:
         self._segments.tag(engine, event, rows, session, now)
         if not _is_tip(event, rows):
             self._sessions.supersede(session, rows)
-            self._tables.sessions.reach[session] = len(rows)
+            sessions.reach[session] = len(rows)
+            if not sessions.turns[session]:
+                sessions.first[session] = len(rows)
         self._sessions.own(session, rows, event.tenant)
-        self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
+        sessions.begin_turn(session, engine, now, event.prompt_tokens)
         self._mark_tip(session, rows)
         self._sessions.forks.works(session, now)
 

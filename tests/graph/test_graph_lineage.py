@@ -102,9 +102,36 @@ def test_a_system_prompt_that_sessions_share_is_nobodys(traffic: Traffic) -> Non
 
 def test_a_compacted_history_leaves_its_old_branch_behind(traffic: Traffic) -> None:
     """Also where nobody names the session."""
-    first = traffic.turn(1, 2, 3, 4, 5)
+    first = traffic.turn(1, 2)
+    assert traffic.turn(1, 2, 3, 4, 5) == first
     assert traffic.turn(1, 2, 3, 6) == first
     assert traffic.superseded(1, 2, 3, 4, 5, 6) == [False, False, False, True, True, False]
+
+
+def test_short_chats_under_one_long_system_prompt_are_told_apart(traffic: Traffic) -> None:
+    """Also where each adds less to it than it is long: what one says leaves no other behind."""
+    system = range(1, 11)
+    chats = [[*system, *range(100 * chat, 100 * chat + 2)] for chat in range(1, 4)]
+    begun = [traffic.turn(*chat) for chat in chats]
+    assert len(set(begun)) == 3
+    for turn in range(10, 15):
+        for chat, name in zip(chats, begun, strict=True):
+            chat.append(100 * (chat[10] // 100) + turn)
+            assert traffic.turn(*chat) == name
+    assert traffic.superseded(*range(1, 11), 100, 114, 200, 314) == [False] * 14
+
+
+def test_chats_whose_first_words_fill_no_block_are_told_apart_once_they_do(
+    traffic: Traffic,
+) -> None:
+    first = traffic.turn(1, 2, 3)
+    assert traffic.turn(1, 2, 3) == first, "nothing tells them apart yet"
+    assert traffic.turn(1, 2, 3, 10) == first
+    other = traffic.turn(1, 2, 3, 20)
+    assert other != first
+    assert traffic.turn(1, 2, 3, 10, 11) == first
+    assert traffic.turn(1, 2, 3, 20, 21) == other
+    assert traffic.superseded(1, 2, 3, 10, 11, 20, 21) == [False] * 7
 
 
 HISTORY = range(1, 41)
@@ -170,7 +197,7 @@ def test_a_request_beside_a_running_one_is_a_session_of_its_own(traffic: Traffic
 
 def test_two_branches_that_both_go_on_are_two_sessions(traffic: Traffic) -> None:
     """The first look at a second branch is that of an edited history; then both are alive."""
-    traffic.turn(1, 2, 3, 4)
+    traffic.turn(1, 2, 3)
     left = traffic.turn(1, 2, 3, 4, 10)
     traffic.turn(1, 2, 3, 4, 20)
     back = traffic.turn(1, 2, 3, 4, 10, 11)

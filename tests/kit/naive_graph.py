@@ -47,6 +47,7 @@ class NaiveSession:
     running: int = 0
     engine: str = ""
     tip: int | None = None
+    first: int = 0
     reach: int = 0
 
 
@@ -152,6 +153,8 @@ class NaiveTurns(NaiveBlocks):
             self.block(key).superseded = False
         if session.running == 0:
             self.supersede(name, session.tip, keys)
+            if not session.turns:
+                session.first = len(keys)
             session.turns += 1
         self.own(name, keys)
         session.running += 1
@@ -210,7 +213,8 @@ class NaiveTurns(NaiveBlocks):
         name = self.block(seen[-1]).session
         session = self.sessions[name or ""]
         left_behind = any(self.block(key).superseded for key in keys)
-        kept = 2 * len(seen) > session.reach or (
+        left_early = len(seen) < session.reach and len(seen) <= session.first
+        kept = (2 * len(seen) > session.reach and not left_early) or (
             session.turns >= 5 and self.compacts(len(seen), len(keys), session.reach)
         )
         return name if kept and not session.running and not left_behind else None

@@ -26,16 +26,17 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
     """
     owner = np.full(num_blocks, NO_ROW, dtype=np.int32)
     left = np.zeros(num_blocks, dtype=np.bool_)  # behind by its session
-    reach, turns = np.zeros((2, len(chains)), dtype=np.int32)
+    first, reach, turns = np.zeros((3, len(chains)), dtype=np.int32)
     sessions = np.empty(len(chains), dtype=np.int32)
     last: list[npt.NDArray[np.int64]] = []  # blocks of each session's last request
     for request, blocks in enumerate(chains):
         chain = np.asarray(blocks, dtype=np.int64)
         walked, behind = owner[chain], left[chain]
-        session = continued(walked, reach, turns)
+        session = continued(walked, first, reach, turns)
         if session == NO_ROW or behind.any():
             session = len(last)
             last.append(chain[:0])
+            first[session] = full[request]
         left[last[session][owner[last[session]] == session]] = True
         left[chain] = False
         last[session], reach[session] = chain, full[request]
