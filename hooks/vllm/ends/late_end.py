@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,6 +20,21 @@ logger = logging.getLogger(__name__)
 _STOPPED: Final = "finished_stopped"
 """vLLM's status of an answer that the model, or a stop token, ended. One that was cut at a length,
 aborted or preempted shows nothing by its last tokens."""
+
+ANY_GRAMMAR: Final = ""
+"""A grammar that is no structural tag: it binds all of an answer."""
+_TRIGGERED: Final = ("triggered_tags", "token_triggered_tags")
+
+
+def binds_all(grammar: str) -> bool:
+    """Whether a grammar leaves an answer no prose; a structural tag that calls need not follow
+    does, and one that requires a call does not."""
+    if grammar == ANY_GRAMMAR:
+        return True
+    form = msgspec.json.decode(grammar, type=dict[str, Any]).get("format")
+    if not isinstance(form, dict):
+        return False  # the older kind: tags for calls, among prose
+    return form.get("type") not in _TRIGGERED or form.get("at_least_one") is True
 
 
 class AnswerEnds:
@@ -43,19 +58,20 @@ class AnswerEnds:
         if told or known or self._given_up or event.reason != _STOPPED:
             return event
         form = request.structured_output_request
-        bound = form is not None and form.params.structural_tag is None  # a tag leaves prose free
-        return LateEnd(event, request.output_token_ids, self, bound)
+        grammar = None if form is None else form.params.structural_tag or ANY_GRAMMAR
+        return LateEnd(event, request.output_token_ids, self, grammar)
 
-    def read(self, event: RequestFinished, answer: Tokens, bound: bool) -> RequestFinished:
+    def read(self, event: RequestFinished, answer: Tokens, grammar: str | None) -> RequestFinished:
         """``event`` with why ``answer`` ended; what a caller said of it stands.
 
         Args:
-            bound: Whether the answer had to follow a grammar.
+            grammar: That the answer had to follow: a structural tag's JSON, or any other.
         """
         if self._given_up:
             return event
         try:
             reader = self._reader = self._reader or self._make_reader()
+            bound = grammar is not None and binds_all(grammar)
             ending = reader.read_bound(answer) if bound else reader.read(answer)
         except Exception as error:  # of a tokenizer: the request's end must be told all the same
             self._give_up(error)
@@ -74,19 +90,19 @@ class AnswerEnds:
 class LateEnd:
     """The end of a request whose answer is still to be read; see ``hooks.link.outbox.Later``."""
 
-    __slots__ = ("_answer", "_bound", "_ends", "_event")
+    __slots__ = ("_answer", "_ends", "_event", "_grammar")
 
     def __init__(
-        self, event: RequestFinished, answer: Tokens, ends: AnswerEnds, bound: bool
+        self, event: RequestFinished, answer: Tokens, ends: AnswerEnds, grammar: str | None
     ) -> None:
         self._event = event
         self._answer = answer
         self._ends = ends
-        self._bound = bound
+        self._grammar = grammar
 
     def event(self) -> RequestFinished:
         """The whole event; never raises."""
-        return self._ends.read(self._event, self._answer, self._bound)
+        return self._ends.read(self._event, self._answer, self._grammar)
 
     def events(self) -> tuple[RequestFinished]:
         """The same, as the queue asks for it."""

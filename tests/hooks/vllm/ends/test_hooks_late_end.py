@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from kvgraph.hooks.link.outbox import Outbox
 from kvgraph.hooks.vllm.ends.answer_reader import AnswerReader
 from kvgraph.hooks.vllm.ends.end_marks import EndMarks
 from kvgraph.hooks.vllm.ends.late_end import AnswerEnds, LateEnd
+from xgrammar import get_model_structural_tag
 
 END, CALL_END, NAME = 1, 2, 3
 MARKS = EndMarks(turn_ends=(END,), call_ends=(CALL_END,), opener=9, before="to", after="!")
@@ -25,7 +27,8 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def asked(answer: Sequence[int], form: str | None = None) -> Any:
-    params = SimpleNamespace(**{"structural_tag": None, "json": None, form or "json": "a form"})
+    tag = form if form and form.startswith("{") else None
+    params = SimpleNamespace(structural_tag=tag, json=None if tag else "a form")
     request = SimpleNamespace(params=params) if form else None
     return SimpleNamespace(output_token_ids=answer, structured_output_request=request)
 
@@ -77,7 +80,22 @@ def test_a_callers_word_stands(
 def test_an_answer_in_a_form_ends_for_nobody_knows_whom() -> None:
     assert told(STOPPED, ENDING, form="json").waiting_for_tool is None
     assert told(STOPPED, CALLING, form="json").tool == "bash"
-    assert told(STOPPED, ENDING, form="structural_tag").waiting_for_tool is False
+
+
+@pytest.mark.parametrize(
+    ("choice", "waiting"),
+    [("auto", False), ("required", None), ({"type": "function", "function": {"name": "f"}}, None)],
+)
+@pytest.mark.parametrize("model", ["qwen_3", "llama", "deepseek_v3_1"])
+def test_an_answer_that_had_to_be_a_call_is_no_end_of_a_turn(
+    choice: Any, waiting: bool | None, model: str
+) -> None:
+    """The forms are those of the library from which vLLM has them."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    tag = get_model_structural_tag(model, tools=[tool], tool_choice=choice, reasoning=False)
+    form = json.dumps(tag.model_dump())
+    assert told(STOPPED, ENDING, form=form).waiting_for_tool is waiting
+    assert told(STOPPED, CALLING, form=form).tool == "bash"
 
 
 def test_an_error_costs_the_reading_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
