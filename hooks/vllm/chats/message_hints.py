@@ -11,12 +11,13 @@ warning for each field: a request never fails for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ....graph.messages.fields import MAX_NAME
 from ....graph.types import LAYER_BY_NAME
 from ...once import Once
+from ..observe.hint_values import importance_of, lease_of, name_of
 from ..observe.tags import KEY, MAX_SEGMENTS
 
 EVOKE: Final = "evoke"
@@ -30,6 +31,12 @@ _EVOKE_KEYS: Final = {"source_type", "priority", "evoke_session"}
 _FIELDS: Final = frozenset(
     {"index", "role", "layer", "importance", "priority", "pinned", "identity", "memory_id"}
 )
+
+
+_VALUES: Final[dict[str, Callable[[object], Any]]] = {
+    "importance": importance_of, "pinned": lease_of, "identity": name_of, "memory_id": name_of,
+}  # fmt: skip
+_SEGMENTS_NAME: Final = {"identity": "name"}
 
 
 class MessageHint(NamedTuple):
@@ -111,13 +118,11 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
     if unknown := item.keys() - _FIELDS:
         _warn(once, "an unknown field of a message", f"is left out ({len(unknown)} of them)")
     role, index = item.get("role"), item.get("index")
-    segment = {name: item[name] for name in ("importance", "memory_id", "pinned") if name in item}
+    segment = {_SEGMENTS_NAME.get(name, name): item[name] for name in _read(item, once)}
     if isinstance(layer := item.get("layer"), str) and layer in LAYER_BY_NAME:
         segment["layer"] = layer
     elif "layer" in item:
         _warn(once, "messages.layer", f"must be one of {', '.join(LAYER_BY_NAME)}")
-    if "identity" in item:
-        segment["name"] = item["identity"]
     if "importance" not in item and (worth := _priority(item.get("priority"), once)) is not None:
         segment["importance"] = worth
     if isinstance(index, int) and not isinstance(index, bool):
@@ -126,6 +131,19 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
         yield MessageHint(None, role, segment)
     else:
         _warn(once, "messages", "must name an index, an integer, or a role")
+
+
+def _read(item: dict[str, Any], once: Once) -> Iterator[str]:
+    """The fields of a hint that a segment has, too, and whose values are allowed."""
+    for name, read in _VALUES.items():
+        if item.get(name) is None:
+            continue
+        try:
+            read(item[name])
+        except (ValueError, TypeError) as error:
+            _warn(once, f"messages.{name}", str(error))
+        else:
+            yield name
 
 
 def _priority(value: object, once: Once) -> float | None:

@@ -19,9 +19,17 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ....graph.messages.events import Segment
-from ....graph.messages.fields import MAX_NAME
-from ....graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
+from ....graph.types import Authority
 from ...once import Once
+from .hint_values import (
+    flag_of,
+    layer_of,
+    lease_of,
+    name_of,
+    seconds_of,
+    importance_of,
+    token_of,
+)
 from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 
 logger = logging.getLogger(__name__)
@@ -29,7 +37,6 @@ logger = logging.getLogger(__name__)
 KEY: Final = "kvgraph"
 SHARE: Final = "share"
 MAX_SEGMENTS: Final = 1024  # per request; chosen
-MAX_SECONDS: Final = 1e9  # of a stated return; chosen
 T = TypeVar("T")
 
 
@@ -102,7 +109,7 @@ class TagReader:
             elif (read := self._field(name, value, _READERS[name])) is not None:
                 fields[name] = read
         if session_id and trust is not Trust.OFF:
-            fields["session"] = _name(session_id)
+            fields["session"] = name_of(session_id)
         known = {name: value for name, value in fields.items() if value is not None}
         return Meaning(**known) if known else NO_MEANING
 
@@ -141,9 +148,9 @@ class TagReader:
             self._warn(
                 "an unknown segment key", f"is not one of {', '.join(sorted(_SEGMENT_KEYS))}"
             )
-        layer = self._field("segments.layer", item.get("layer"), _layer)
-        start = self._field("segments.start", item.get("start"), _token)
-        end = self._field("segments.end", item.get("end"), _token)
+        layer = self._field("segments.layer", item.get("layer"), layer_of)
+        start = self._field("segments.start", item.get("start"), token_of)
+        end = self._field("segments.end", item.get("end"), token_of)
         if layer is None or start is None or end is None:
             return None
         end = min(end, prompt_tokens)
@@ -153,11 +160,11 @@ class TagReader:
             layer,
             start,
             end,
-            self._optional("segments.importance", item.get("importance"), _unit),
-            self._optional("segments.name", item.get("name"), _name),
-            self._optional("segments.memory_id", item.get("memory_id"), _name),
+            self._optional("segments.importance", item.get("importance"), importance_of),
+            self._optional("segments.name", item.get("name"), name_of),
+            self._optional("segments.memory_id", item.get("memory_id"), name_of),
             int(authority),
-            self._optional("segments.pinned", item.get("pinned"), _lease),
+            self._optional("segments.pinned", item.get("pinned"), lease_of),
         )
 
     def _optional(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
@@ -175,52 +182,6 @@ class TagReader:
         self._once.warn(field, message, KEY, field, problem)
 
 
-def _name(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("must be a string")
-    # Lone surrogates cannot be encoded on the wire; they come in through JSON escapes.
-    return value[:MAX_NAME].encode("utf-8", "replace").decode()
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("must be true or false")
-    return value
-
-
-def _seconds(value: object) -> float:
-    return _number(value, MAX_SECONDS)
-
-
-def _lease(value: object) -> float | None:
-    if isinstance(value, bool):
-        return MAX_SECONDS if value else None
-    return _seconds(value)
-
-
-def _unit(value: object) -> float:
-    return _number(value, 1.0)
-
-
-def _number(value: object, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise ValueError(f"must be a number from 0 to {most:g}")
-    return float(value)
-
-
-def _token(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError("must be a token position, an integer from 0")
-    return value
-
-
-def _layer(value: object) -> int:
-    layer = LAYER_BY_NAME.get(value) if isinstance(value, str) else None
-    if layer is None:
-        raise ValueError(f"must be one of {', '.join(LAYER_NAMES)}")
-    return int(layer)
-
-
 _OF_A_SESSION: Final = frozenset(
     {
         "session",
@@ -233,12 +194,12 @@ _OF_A_SESSION: Final = frozenset(
     }
 )
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
-    "tenant": _name,
-    "session": _name,
-    "waiting_for_tool": _flag,
-    "expected_return_s": _seconds,
-    "tool": _name,
-    "session_ended": _flag,
-    "recall": _flag,
-    "warming": _flag,
+    "tenant": name_of,
+    "session": name_of,
+    "waiting_for_tool": flag_of,
+    "expected_return_s": seconds_of,
+    "tool": name_of,
+    "session_ended": flag_of,
+    "recall": flag_of,
+    "warming": flag_of,
 }

@@ -12,7 +12,7 @@ import pytest
 from kvgraph.hooks.once import Once
 from kvgraph.hooks.vllm.chats.client_surfaces import _breakpoints
 from kvgraph.hooks.vllm.chats.marked_chats import hand_over
-from kvgraph.hooks.vllm.chats.message_hints import LONGEST, take_hints
+from kvgraph.hooks.vllm.chats.message_hints import LONGEST, message_hints, take_hints
 from kvgraph.hooks.vllm.chats.message_places import ClientMessage, MessagePlaces, client_messages
 from kvgraph.hooks.vllm.chats.rendered_chat import CHAT_KEY, RenderedChat
 from kvgraph.hooks.vllm.layers.marks import MARKS_KEY
@@ -208,6 +208,26 @@ def test_no_breakpoint_asks_for_nothing(body: dict[str, Any]) -> None:
     assert list(_breakpoints(body, 1)) == []
 
 
+def test_a_value_that_is_not_allowed_is_told_by_its_own_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = {"index": 0, "importance": 7, "identity": 3, "pinned": float("nan"), "memory_id": "m"}
+    said = {"messages": [wrong]}
+    (hint,) = message_hints(said, Once(logging.getLogger("kvgraph.test")))
+    assert hint.segment == {"memory_id": "m"}
+    for name in ("messages.importance", "messages.identity", "messages.pinned"):
+        assert name in caplog.text
+    assert "segments" not in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [1e12, 10**400, float("inf"), True])
+def test_a_lease_of_any_length_counts_as_the_longest(seconds: float) -> None:
+    part = {"layer": "rules", "start": 0, "end": 4, "pinned": seconds}
+    said = {"kvgraph": {"segments": [part]}}
+    (segment,) = TagReader(HintPolicy(Trust.ALL)).read(said, 4).segments
+    assert segment.pinned_s == 1e9
+
+
 # The client's helper ----------------------------------------------------------------------------
 
 
@@ -224,3 +244,25 @@ def test_hints_for_an_sdk() -> None:
 def test_a_mistake_is_told_to_the_programmer(hint: Any) -> None:
     with pytest.raises(ValueError, match=r"hint|layer"):
         kvgraph.hints(messages=[hint])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("index", 10**30), ("index", 1.5), ("index", True), ("importance", 1.1),
+        ("importance", float("nan")), ("priority", -1), ("priority", True), ("pinned", -1),
+        ("pinned", "60"), ("identity", ""), ("memory_id", "x" * 257), ("role", 3),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_engine_takes_is_told_to_the_programmer(name: str, value: Any) -> None:
+    named = {} if name in ("index", "role") else {"index": 0}
+    with pytest.raises(ValueError, match=name):
+        kvgraph.hints(messages=[{**named, name: value}])
+    assert kvgraph.hints(messages=[{"index": -1, "pinned": True, "layer": None}])  # type: ignore[typeddict-item]
+
+
+def test_what_is_said_of_a_session_is_looked_at_too() -> None:
+    with pytest.raises(ValueError, match="session"):
+        kvgraph.hints(session="x" * 10_000_000)
+    with pytest.raises(ValueError, match="expected_return_s"):
+        kvgraph.hints(session="a", expected_return_s=float("inf"))
