@@ -10,6 +10,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any, Final
 
+from ..dashboards.gate import MOST_BYTES
 from ..dashboards.page_tokens import EDIT_HEADER, edit_token
 from ..graph.errors import KvGraphError
 from ..graph.ipc.runtime import running_sidecars, token_of
@@ -34,7 +35,13 @@ class BusySidecarError(RemoteError):
     """Too many ask the sidecar; the same question may be asked again in a second."""
 
 
-_REFUSALS: Final = {404: UnknownError, 503: BusySidecarError}
+class RefusedError(RemoteError):
+    """The sidecar does not take what it was told: it is malformed, or too much."""
+
+
+_REFUSALS: Final = {
+    404: UnknownError, 413: RefusedError, 422: RefusedError, 503: BusySidecarError,
+}  # fmt: skip
 
 
 def sidecar_urls(url: str | None) -> list[str]:
@@ -94,6 +101,8 @@ class EditEndpoint:
     def send(self, body: Any, timeout_s: float = TIMEOUT_S) -> Any:
         """The JSON answer to a POST; raises as ``answer_to``."""
         data = json.dumps(body).encode()
+        if len(data) > MOST_BYTES:
+            raise RefusedError(f"{len(data):,} bytes; allowed: {MOST_BYTES:,} at most")
         request = urllib.request.Request(self._url, data, self._headers, method="POST")
         return answer_to(request, timeout_s, self.MOST_ANSWERED)
 
@@ -115,6 +124,7 @@ def answer_to(
 
     Raises:
         UnknownError: It answered 404.
+        RefusedError: It answered 413 or 422.
         BusySidecarError: It answered 503.
         RemoteError: It answered something else than 200, or not at all.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack
 
-from ..remote import EditEndpoint
+from ..remote import EditEndpoint, RefusedError
 
 Reply = dict[str, Any]
 """``answer``, ``reason``, ``blocks``, ``asked`` and ``seconds``; see ``/v1/openapi.json``."""
@@ -22,7 +22,7 @@ class Of(TypedDict, total=False):
     block: int
     session: str
     identity: str
-    memory: str
+    memory_id: str
     tenant: str
 
 
@@ -35,7 +35,7 @@ class IntentClient:
 
     Raises:
         RemoteError: None is running, or several are. Every method raises it, too: where the
-            sidecar refuses, or does not answer.
+            sidecar does not answer, or knows no such token.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -45,9 +45,9 @@ class IntentClient:
         """Keep blocks for some seconds, as far as leases may."""
         return self._wish("pin", of, seconds=seconds)
 
-    def retain(self, priority: float, **of: Unpack[Of]) -> Reply:
+    def retain(self, importance: float, **of: Unpack[Of]) -> Reply:
         """Value blocks so much, from 0 to 1."""
-        return self._wish("retain", of, priority=priority)
+        return self._wish("retain", of, importance=importance)
 
     def demote(self, **of: Unpack[Of]) -> Reply:
         """Let blocks go first."""
@@ -86,7 +86,11 @@ class IntentClient:
         wish = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
         if "block" in wish:
             wish["block"] = str(wish["block"])
-        (reply,) = self._endpoint.send({"intents": [wish]})["answers"]
+        try:
+            (reply,) = self._endpoint.send({"intents": [wish]})["answers"]
+        except RefusedError as error:
+            return {"answer": "rejected", "reason": str(error), "blocks": 0, "asked": 0,
+                    "seconds": None}  # fmt: skip
         answered: Reply = reply
         return answered
 

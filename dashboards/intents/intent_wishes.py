@@ -21,17 +21,18 @@ class _Closed(BaseModel):
 
 
 class IntentWish(_Closed):
-    """One wish. Of ``block``, ``session``, ``identity`` and ``memory`` it names exactly one.
+    """One wish. Of ``block``, ``session``, ``identity`` and ``memory_id`` it names exactly one.
 
     Attributes:
         kind: What is wanted; ``signal`` says what a session is doing, as a request may.
         block: A key, in decimal digits or ``0x`` and hexadecimal ones: with all before it.
         session: All that its last turn walked.
-        identity: The segments of this name.
-        memory: All that refers to this memory.
+        identity: The segments of this name; one block of them if it ends in that one's number, as
+            in ``name#0``.
+        memory_id: All that refers to this memory.
         tenant: Whose; blocks and sessions of others are not touched.
         seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
-        priority: How much ``retain`` values blocks.
+        importance: How much ``retain`` values blocks.
         waiting_for_tool, expected_return_s, tool, session_ended: Of ``signal``.
     """
 
@@ -39,10 +40,10 @@ class IntentWish(_Closed):
     block: Annotated[str, Field(pattern=_KEY)] | None = None
     session: _Name | None = None
     identity: _Name | None = None
-    memory: _Name | None = None
+    memory_id: _Name | None = None
     tenant: _Name | None = None
     seconds: _Seconds | None = None
-    priority: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    importance: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     waiting_for_tool: bool | None = None
     expected_return_s: _Seconds | None = None
     tool: _Name | None = None

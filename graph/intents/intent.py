@@ -41,21 +41,22 @@ class Target:
     Attributes:
         block: A key: the block and all that stand before it in its chain.
         session: All that the session's last turn walked.
-        identity: Those of the segments of this name, as in ``file:config.py#0``.
-        memory: Those that refer to this memory.
+        identity: Those of the segments of this name, as in ``file:config.py``; or the one of its
+            blocks that this ends in, as in ``file:config.py#0``.
+        memory_id: Those that refer to this memory.
         tenant: Whose; blocks of others are not touched. None: those of no tenant.
     """
 
     block: BlockKey | None = None
     session: str | None = None
     identity: str | None = None
-    memory: str | None = None
+    memory_id: str | None = None
     tenant: str | None = None
 
     @property
     def named(self) -> int:
         """How many of the four are given; it has to be one."""
-        given = (self.block, self.session, self.identity, self.memory)
+        given = (self.block, self.session, self.identity, self.memory_id)
         return sum(each is not None for each in given)
 
 
@@ -65,13 +66,13 @@ class Intent:
 
     Attributes:
         seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
-        priority: Of ``RETAIN``.
+        importance: Of ``RETAIN``.
     """
 
     kind: IntentKind
     target: Target
     seconds: float | None = None
-    priority: float = 1.0
+    importance: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,9 @@ class IntentBook:
                      seconds, clipped=bool(cut))  # fmt: skip
 
     def _retain(self, rows: Rows, intent: Intent) -> IntentAnswer:
-        priority = float(np.clip(intent.priority, 0.0, 1.0))
-        self._tables.blocks.importance[rows] = priority
-        return _done(rows, rows, f"their importance is {priority:g} until a request states one")
+        worth = float(np.clip(intent.importance, 0.0, 1.0))
+        self._tables.blocks.importance[rows] = worth
+        return _done(rows, rows, f"their importance is {worth:g} until a request states one")
 
     def _demote(self, rows: Rows) -> IntentAnswer:
         """Only blocks that one session alone walked, and that nothing protects, go for a word."""

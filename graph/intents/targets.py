@@ -22,7 +22,7 @@ def target_rows(tables: Tables, target: Target) -> Rows:
     """
     if target.named != 1:
         raise GraphError(
-            "a target names one of block, session, identity and memory; "
+            "a target names one of block, session, identity and memory_id; "
             f"{target.named} of them were named"
         )
     rows = _named(tables, target)
@@ -40,8 +40,8 @@ def _named(tables: Tables, target: Target) -> Rows:
         return _of_session(tables, target.session, target.tenant)
     if target.identity is not None:
         return _of_identity(tables, target.identity)
-    assert target.memory is not None
-    return _of_memory(tables, target.memory)
+    assert target.memory_id is not None
+    return _of_memory(tables, target.memory_id)
 
 
 def chain_of(tables: Tables, row: int) -> Rows:
@@ -60,10 +60,16 @@ def _of_session(tables: Tables, name: str, tenant: str | None) -> Rows:
 
 
 def _of_identity(tables: Tables, name: str) -> Rows:
-    number, blocks = tables.segment_names.find(name), tables.blocks
+    """The blocks of a segment; or the one that ``explain`` shows as ``name#0``."""
+    number, chunk, blocks = tables.segment_names.find(name), "", tables.blocks
     if number == NO_ROW:
+        name, _, chunk = name.rpartition("#")
+        number = tables.segment_names.find(name)
+    if number == NO_ROW or (chunk and not chunk.isdecimal()):
         return np.empty(0, dtype=np.int32)
     of_name = (blocks.identity[: blocks.size] == number) & blocks.alive[: blocks.size]
+    if chunk:
+        of_name &= blocks.chunk[: blocks.size] == int(chunk)
     return np.flatnonzero(of_name).astype(np.int32)
 
 

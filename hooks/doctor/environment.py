@@ -27,7 +27,7 @@ from ..tiers.budget import (
     read_settings,
 )
 from ..tiers.host_memory import share_of
-from ..vllm.observe.hints import HINTS_VARIABLE, exposed_secret, read_hint_policy
+from ..vllm.hints.hint_policy import HINTS_VARIABLE, exposed_secret, read_hint_policy
 from ..vllm.settings import (
     ADMISSION_VARIABLE,
     HOLD_MAX_VARIABLE,

@@ -19,7 +19,7 @@ from kvgraph.hooks.doctor.environment import (
     check_store,
     check_tiers,
 )
-from kvgraph.hooks.vllm.observe.hints import hint_policy
+from kvgraph.hooks.vllm.hints.hint_policy import hint_policy
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

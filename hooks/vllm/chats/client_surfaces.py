@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...once import Once
-from ..observe.tags import KEY
+from ..hints.tags import KEY
 from .message_places import ClientMessage, client_messages
 from .rendered_chat import CLIENTS
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ...once import Once
+from ..hints.tags import KEY
 from ..layers.marks import MARKS_KEY
-from ..observe.tags import KEY
 from .client_surfaces import note_clients
 from .message_hints import take_hints
 from .rendered_chat import CHAT_KEY, resolved

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from ....graph.messages.fields import MAX_NAME
 from ....graph.types import LAYER_BY_NAME
 from ...once import Once
-from ..observe.hint_values import importance_of, lease_of, name_of
-from ..observe.tags import KEY, MAX_SEGMENTS
+from ..hints.hint_values import importance_of, lease_of, name_of
+from ..hints.tags import KEY, MAX_SEGMENTS
 
 EVOKE: Final = "evoke"
 LONGEST: Final = 1 << 20  # characters of hints in a string; chosen

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
 from ...once import Once
-from ..observe.tags import MAX_SEGMENTS
+from ..hints.tags import MAX_SEGMENTS
 from .message_hints import layer_of, message_hints
 from .message_places import ClientMessage, MessagePlaces
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ....graph.waiting.holding_rule import new_context_blocks
+from ..hints.tags import Meaning
 from ..observe.group import ObservedGroup
-from ..observe.tags import Meaning
 from .session_names import Middle, SessionName, SessionNames, middle_of
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from ....graph.types import PROTECTED_LAYERS
 from ...keys import key_of, pack_run, unpack
 from ...link.late_events import LateHashes
 from ...link.recent_prompts import LatePrompt, RecentPrompts
+from ..hints.hint_policy import hint_policy
+from ..hints.tags import Meaning, TagReader
 from ..pool.index import BlockIndex
 from ..pool.tap import CachedRun, Changes
 from .group import ObservedGroup
-from .hints import hint_policy
 from .late_changes import ChangeReporter, LateChanges
 from .resident import resident_keys
 from .running import Scheduled, waited_s
-from .tags import Meaning, TagReader
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

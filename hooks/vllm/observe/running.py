@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from .tags import Meaning
+    from ..hints.tags import Meaning
 
 _LONGEST_WAIT_S: Final = 86_400.0  # beyond, an arrival is by another clock; chosen
 

@@ -15,7 +15,7 @@ from .own_branch import Owner
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ..observe.tags import Meaning
+    from ..hints.tags import Meaning
 
 logger = logging.getLogger(__name__)
 

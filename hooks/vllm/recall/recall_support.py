@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
+    from ..hints.tags import Meaning
     from ..observe.group import ObservedGroup
-    from ..observe.tags import Meaning
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from ...tiers.budget import TierSettings
 from ...tiers.directory import Copy, CopyDirectory
 from ...tiers.jobs import TierAnswer, TierWork
 from ...tiers.ledger import TierLedger, copied_events
-from ..observe.tags import may_be_shared
+from ..hints.tags import may_be_shared
 from ..transfers.bridge import TierCacheBridge
 from ..transfers.spiller import StepTaken
 from .sharer import Sharer

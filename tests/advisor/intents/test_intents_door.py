@@ -81,6 +81,19 @@ def test_the_client_is_answered_for_every_kind(source: Source, url: str) -> None
     assert client.pin()["answer"] == "rejected"
 
 
+@pytest.mark.parametrize(
+    ("importance", "session", "named"),
+    [(7, "a", "importance"), (float("nan"), "a", "importance"), (1, "a" * 300, "session"),
+     (1, "a" * 10_000_000, "bytes")],
+)  # fmt: skip
+def test_a_wish_that_is_malformed_is_answered_too(
+    importance: float, session: str, named: str, source: Source, url: str
+) -> None:
+    answer = IntentClient(url, SECRET).retain(importance, session=session)
+    assert answer["answer"] == "rejected"
+    assert named in answer["reason"]
+
+
 def test_signals_say_what_a_session_does(source: Source, url: str) -> None:
     client = IntentClient(url, SECRET)
     assert client.waiting("a", tool="bash", expected_return_s=5)["answer"] == "accepted"
@@ -111,7 +124,7 @@ def test_whoever_may_only_read_changes_nothing(source: Source, url: str) -> None
         {"kind": "pin", "session": "a", "seconds": -1},
         {"kind": "pin", "block": "-5"},
         {"kind": "pin", "block": "1e3"},
-        {"kind": "retain", "session": "a", "priority": 2},
+        {"kind": "retain", "session": "a", "importance": 2},
         {"kind": "pin", "session": "a", "unknown": 1},
         {},
     ],

@@ -15,10 +15,10 @@ from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.events import RequestFinished, RequestStarted
 from ...graph.types import NO_ROW, SessionState, SourceLayer, as_keys
 from ...hooks.vllm.chats.marked_chats import hand_over, mark_chats
+from ...hooks.vllm.hints.hint_policy import HintPolicy, Trust
+from ...hooks.vllm.hints.tags import TagReader
 from ...hooks.vllm.layers.engine_layers import PromptLayers
 from ...hooks.vllm.layers.marks import MARKS_KEY
-from ...hooks.vllm.observe.hints import HintPolicy, Trust
-from ...hooks.vllm.observe.tags import TagReader
 from ...hooks.vllm.settings import LAYERS_VARIABLE
 from .chat_layers import FamilyChats
 from .families import Family

@@ -108,9 +108,12 @@ def test_a_block_means_its_chain_and_names_mean_their_segments(world: World) -> 
     tables = world.graph.tables
     keys = tables.blocks.keys[target_rows(tables, Target(block=3))]
     assert keys.tolist() == [1, 2, 3]
-    for target in (Target(identity="tool:search#3"), Target(memory="m-17")):
+    for target in (Target(identity="tool:search#3"), Target(memory_id="m-17")):
         assert tables.blocks.keys[target_rows(tables, target)].tolist() == [2, 3]
-    assert not len(target_rows(tables, Target(identity="tool:search#4")))
+    one = target_rows(tables, Target(identity="tool:search#3#1"))  # as `explain` writes it
+    assert tables.blocks.keys[one].tolist() == [3]
+    for unknown in ("tool:search#4", "tool:search#3#9", "tool:search#3#x", "#0"):
+        assert not len(target_rows(tables, Target(identity=unknown)))
     for wrong in (Target(), Target(block=1, session="a")):
         with pytest.raises(GraphError, match="one of"):
             target_rows(tables, wrong)
@@ -149,7 +152,7 @@ def test_shared_blocks_outlive_their_session(world: World) -> None:
 
 def test_value_is_what_was_said(world: World) -> None:
     world.turn("a", 1, 2)
-    answer = world.want(IntentKind.RETAIN, Target(session="a"), priority=0.9)
+    answer = world.want(IntentKind.RETAIN, Target(session="a"), importance=0.9)
     assert answer.verdict is Verdict.ACCEPTED
     rows = target_rows(world.graph.tables, Target(session="a"))
     assert world.graph.tables.blocks.importance[rows] == pytest.approx(0.9)

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvgraph.graph.messages.events import Segment
 from kvgraph.graph.types import LAYER_NAMES, Authority
-from kvgraph.hooks.vllm.observe.hints import HintPolicy, Trust, hint_policy
-from kvgraph.hooks.vllm.observe.tags import MAX_SEGMENTS, NO_MEANING, Meaning, TagReader
+from kvgraph.hooks.vllm.hints.hint_policy import HintPolicy, Trust, hint_policy
+from kvgraph.hooks.vllm.hints.tags import MAX_SEGMENTS, NO_MEANING, Meaning, TagReader
 
 EVERYBODY = HintPolicy(Trust.ALL)
 

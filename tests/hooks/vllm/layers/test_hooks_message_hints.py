@@ -15,9 +15,9 @@ from kvgraph.hooks.vllm.chats.marked_chats import hand_over
 from kvgraph.hooks.vllm.chats.message_hints import LONGEST, message_hints, take_hints
 from kvgraph.hooks.vllm.chats.message_places import ClientMessage, MessagePlaces, client_messages
 from kvgraph.hooks.vllm.chats.rendered_chat import CHAT_KEY, RenderedChat
+from kvgraph.hooks.vllm.hints.hint_policy import HintPolicy, Trust
+from kvgraph.hooks.vllm.hints.tags import TagReader
 from kvgraph.hooks.vllm.layers.marks import MARKS_KEY
-from kvgraph.hooks.vllm.observe.hints import HintPolicy, Trust
-from kvgraph.hooks.vllm.observe.tags import TagReader
 
 MESSAGES = [
     {"role": "system", "content": "Be kind."},

@@ -7,7 +7,7 @@
      "session_ended": false, "recall": true, "share": true, "warming": false}
 
 Every key is optional; ranges are prompt tokens; the signals describe the session once this request
-has finished. What is malformed, unknown or not allowed (``hints.py``; ``"secret"`` may allow it) is
+has finished. What is malformed, unknown or not allowed (``hint_policy.py``; ``"secret"`` may allow it) is
 left out, with one warning for each field name: a request never fails for it.
 """
 
@@ -21,16 +21,16 @@ from typing import Any, Final, TypeVar
 from ....graph.messages.events import Segment
 from ....graph.types import Authority
 from ...once import Once
+from .hint_policy import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 from .hint_values import (
     flag_of,
+    importance_of,
     layer_of,
     lease_of,
     name_of,
     seconds_of,
-    importance_of,
     token_of,
 )
-from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 
 logger = logging.getLogger(__name__)
 
