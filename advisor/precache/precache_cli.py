@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 if TYPE_CHECKING:
     from .warmer import Warmed
+
+_UNTOLD: Final = (
+    "the server does not say how much was cached (vLLM does with --enable-prompt-tokens-details)"
+)
 
 
 def precache(
@@ -31,4 +35,7 @@ def _line(done: Warmed) -> str:
         return f"{done.key}: failed: {done.reason}"
     if done.how == "leased":
         return f"{done.key}: leased"
-    return f"{done.key}: {done.how}, {done.cached:,} of {done.tokens:,} tokens were cached"
+    if done.how == "asked":
+        return f"{done.key}: computed, or there already: {_UNTOLD}"
+    again = f"; {done.reason}" if done.reason else ""
+    return f"{done.key}: {done.how}, {done.cached:,} of {done.tokens:,} tokens were cached{again}"

@@ -57,9 +57,11 @@ class Warmed(NamedTuple):
     """What came of one prefix.
 
     Attributes:
-        how: ``cold``: it was computed, ``warm``: it was there, ``leased``, or ``failed``.
+        how: ``cold``: it was computed, ``warm``: it was there, ``asked``: one of them, the server
+            does not say which, ``leased``, or ``failed``.
         tokens: Of the prompt; 0 where the server does not say.
         cached: Of them.
+        reason: Why it failed, or is cold again; in words.
     """
 
     key: str
@@ -116,16 +118,16 @@ class Warmer:
         try:
             answer = self._ask("/chat/completions", self._body(prefix))
             usage = answer.get("usage") or {}
-            details = usage.get("prompt_tokens_details") or {}
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
             tokens = int(usage.get("prompt_tokens") or 0)
-            cached = int(details.get("cached_tokens") or 0)
+            warmed = _warmed(prefix, tokens, None if cached is None else int(cached))
         except ServerRefusalError as error:
             prefix.broken = str(error) if error.is_final else ""
             return Warmed(prefix.key, "failed", reason=str(error))
         except (AttributeError, LookupError, ValueError, TypeError):
             return Warmed(prefix.key, "failed", reason=f"{self._server.url} gave no such answer")
         prefix.touch(self._clock(), self._leased(prefix, _TRIES))
-        return Warmed(prefix.key, "warm" if 2 * cached > tokens else "cold", tokens, cached)
+        return warmed
 
     def _leased(self, prefix: Prefix, tries: int = 1) -> float:
         """For how many seconds a sidecar leases all of it."""
@@ -150,6 +152,16 @@ class Warmer:
             listed = self._ask("/models", None)
             self._model = str(listed["data"][0]["id"])
         return self._model
+
+
+def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
+    """What came of a prefix of which a server says that so many tokens were cached."""
+    if cached is None:
+        return Warmed(prefix.key, "asked", tokens)
+    if 2 * cached > tokens:
+        return Warmed(prefix.key, "warm", tokens, cached)
+    again = "lost since it was warmed, or shorter than a block of the server's"
+    return Warmed(prefix.key, "cold", tokens, cached, "" if prefix.touched is None else again)
 
 
 class ServerRefusalError(KvGraphError):

@@ -41,8 +41,8 @@ class Target:
     Attributes:
         block: A key: the block and all that stand before it in its chain.
         session: All that the session's last turn walked.
-        identity: Those of the segments of this name, as in ``file:config.py``; or the one of its
-            blocks that this ends in, as in ``file:config.py#0``.
+        identity: Those of the segments of this name, as in ``tool:search#3``; or one of its blocks,
+            as in ``tool:search#3#0``.
         memory_id: Those that refer to this memory.
         tenant: Whose; blocks of others are not touched. None: those of no tenant.
     """

@@ -7,8 +7,8 @@
      "session_ended": false, "recall": true, "share": true, "warming": false}
 
 Every key is optional; ranges are prompt tokens; the signals describe the session once this request
-has finished. What is malformed, unknown or not allowed (``hint_policy.py``; ``"secret"`` may allow it) is
-left out, with one warning for each field name: a request never fails for it.
+has finished. What is malformed, unknown or not allowed (``hint_policy.py``; ``"secret"`` may allow
+it) is left out, with one warning for each field name: a request never fails for it.
 """
 
 from __future__ import annotations

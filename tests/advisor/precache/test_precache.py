@@ -99,6 +99,27 @@ def test_a_prefix_is_warmed_again_at_four_fifths_of_its_time() -> None:
     assert "kv_transfer_params" not in body, "not every server knows it"
 
 
+def test_a_server_that_does_not_say_what_was_cached_is_not_called_cold() -> None:
+    """As vLLM is, where nobody asks it to by an option."""
+    now = [0.0]
+    answers = Answers({"usage": {"prompt_tokens": 100, "prompt_tokens_details": None}})
+    warmer = Warmer(ServerConfig(model="m"), answers, clock=lambda: now[0])
+    prefix = Prefix("conv:a", STABLE, (), 300.0)
+    (asked,) = warmer.sweep([prefix])
+    assert (asked.how, asked.tokens) == ("asked", 100)
+    now[0] = 240.0
+    assert warmer.sweep([prefix]) == [asked], "it is kept all the same"
+
+
+def test_what_is_cold_again_is_told_why() -> None:
+    now = [0.0]
+    warmer = Warmer(ServerConfig(model="m"), Answers(usage(30, 0)), clock=lambda: now[0])
+    prefix = Prefix("conv:a", STABLE, (), 300.0)
+    assert warmer.sweep([prefix])[0].reason == ""
+    now[0] = 240.0
+    assert "shorter than a block" in warmer.sweep([prefix])[0].reason
+
+
 def test_what_a_sidecar_leases_is_not_computed() -> None:
     now, leased = [0.0], list[tuple[str, float]]()
 

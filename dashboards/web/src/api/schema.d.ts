@@ -728,17 +728,18 @@ export interface components {
         };
         /**
          * IntentWish
-         * @description One wish. Of ``block``, ``session``, ``identity`` and ``memory`` it names exactly one.
+         * @description One wish. Of ``block``, ``session``, ``identity`` and ``memory_id`` it names exactly one.
          *
          *     Attributes:
          *         kind: What is wanted; ``signal`` says what a session is doing, as a request may.
          *         block: A key, in decimal digits or ``0x`` and hexadecimal ones: with all before it.
          *         session: All that its last turn walked.
-         *         identity: The segments of this name.
-         *         memory: All that refers to this memory.
+         *         identity: The segments of this name; one block of them if it ends in that one's number, as
+         *             in ``name#0``.
+         *         memory_id: All that refers to this memory.
          *         tenant: Whose; blocks and sessions of others are not touched.
          *         seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
-         *         priority: How much ``retain`` values blocks.
+         *         importance: How much ``retain`` values blocks.
          *         waiting_for_tool, expected_return_s, tool, session_ended: Of ``signal``.
          */
         IntentWish: {
@@ -753,17 +754,17 @@ export interface components {
             session?: string | null;
             /** Identity */
             identity?: string | null;
-            /** Memory */
-            memory?: string | null;
+            /** Memory Id */
+            memory_id?: string | null;
             /** Tenant */
             tenant?: string | null;
             /** Seconds */
             seconds?: number | null;
             /**
-             * Priority
+             * Importance
              * @default 1
              */
-            priority: number;
+            importance: number;
             /** Waiting For Tool */
             waiting_for_tool?: boolean | null;
             /** Expected Return S */
