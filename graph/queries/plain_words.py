@@ -1,15 +1,34 @@
-"""What the graph believes of a block, and how it came to: in sentences."""
+"""What the graph believes of a block or a session, and how it came to: in sentences."""
 
 from __future__ import annotations
 
+import math
+
+from ..tables.block_columns import DEFAULT_LAYER
 from ..tables.edge_list import Edge
 from ..tables.tables import Tables
-from ..types import LAYER_NAMES, NO_ROW, Authority, EdgeType
+from ..types import (
+    LAYER_NAMES,
+    NEVER,
+    NO_ROW,
+    Authority,
+    BlockFlag,
+    EdgeType,
+    SessionState,
+    SourceLayer,
+    StopReason,
+)
 
-_WHO = {
-    Authority.INFERRED: "as the engine read it off the tokens, or as nobody said otherwise",
-    Authority.CALLER: "as a caller stated",
-    Authority.OPERATOR: "as the operator stated",
+_WHO = {Authority.CALLER: "as a caller stated", Authority.OPERATOR: "as the operator stated"}
+_READ_OFF = {
+    int(DEFAULT_LAYER): "as all that nobody took for anything else",
+    int(SourceLayer.GENERATION): "as the model wrote it",
+}
+_STOPS = {
+    StopReason.UNKNOWN: "Why its last answer ended is not known.",
+    StopReason.TOOL_CALL: "Its last answer ended in a tool call.",
+    StopReason.END_OF_TURN: "Its last answer ended a turn: somebody reads it.",
+    StopReason.TRUNCATED: "Its last answer was cut at a length.",
 }
 
 
@@ -34,12 +53,11 @@ def why_linked(tables: Tables, edge: Edge) -> str:
             return "a request said that this block holds the memory"
 
 
-def beliefs(tables: Tables, row: int) -> list[str]:
-    """Sentences on a block: its layer and importance, attention, confidence, and use."""
+def beliefs(tables: Tables, row: int, now: float) -> list[str]:
+    """Sentences on a block: its layer and importance, attention, confidence, use and leases."""
     blocks = tables.blocks
-    who = _WHO[Authority(int(blocks.stated[row]))]
     said = [
-        f"It is of the layer {LAYER_NAMES[blocks.layer[row]]}, {who}.",
+        f"It is of the layer {LAYER_NAMES[blocks.layer[row]]}, {_who_said(tables, row)}.",
         f"{int(blocks.walkers[row])} requests walked it, and {int(blocks.hit_count[row])} found it "
         "in a pool.",
     ]
@@ -56,7 +74,56 @@ def beliefs(tables: Tables, row: int) -> list[str]:
     memories = _memories(tables, row)
     if memories:
         said.append(f"It holds what is remembered as {', '.join(memories)}.")
+    if blocks.flags[row] & BlockFlag.SUPERSEDED:
+        said.append(
+            "Its session left it behind, or an intent demoted it: it goes first until a request "
+            "walks it again."
+        )
+    if (left := float(blocks.pinned_until[row]) - now) > 0:
+        said.append(f"A lease keeps it for {left:.0f} s more.")
+    if (left := float(blocks.wanted_until[row]) - now) > 0:
+        said.append(f"For {left:.0f} s more, somebody waits for its copy to be brought back.")
     return said
+
+
+def session_beliefs(tables: Tables, row: int, now: float) -> list[str]:
+    """Sentences on a session: who named it, what it does and since when, and when it is due."""
+    sessions, state = tables.sessions, int(tables.sessions.state[row])
+    idle = now - float(sessions.last_seen[row])
+    said = [
+        "No caller named it: each of its requests goes on with the blocks of the one before."
+        if sessions.inferred[row]
+        else "A caller named it."
+    ]
+    if state == SessionState.RUNNING:
+        return [*said, f"{int(sessions.running[row])} of its requests are in the engine."]
+    if state == SessionState.ENDED:
+        return [*said, f"Somebody said {idle:.0f} s ago that it is over: its blocks go early."]
+    said.append(_STOPS[StopReason(int(sessions.stop[row]))])
+    if state == SessionState.WAITING_FOR_TOOL:
+        tool = sessions.tools.name(int(sessions.tool[row]))
+        said.append(f"It waits for {'the tool ' + tool if tool else 'a tool'} since {idle:.0f} s.")
+        due, stated = float(sessions.due()[row]) - now, sessions.expected_return[row] > NEVER
+        if math.isfinite(due):
+            whence = "as was stated, or as the tool mostly takes" if stated else "by earlier pauses"
+            when = f"in {due:.0f} s" if due >= 0 else f"{-due:.0f} s ago"
+            said.append(f"It was expected {when}, {whence}.")
+        return said
+    share = float(sessions.return_probability()[row])
+    return [
+        *said,
+        f"It rests since {idle:.0f} s. Of sessions with as many turns, {share:.0%} went on.",
+    ]
+
+
+def _who_said(tables: Tables, row: int) -> str:
+    """Who said of which layer a block is."""
+    blocks = tables.blocks
+    authority = Authority(int(blocks.stated[row]))
+    if authority is not Authority.INFERRED:
+        return _WHO[authority]
+    read_off = "as the engine read it off the borders of messages"
+    return _READ_OFF.get(int(blocks.layer[row]), read_off)
 
 
 def _memories(tables: Tables, row: int) -> list[str]:

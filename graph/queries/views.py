@@ -33,7 +33,7 @@ from ..types import (
     StopReason,
     Tier,
 )
-from .plain_words import beliefs, why_linked
+from .plain_words import beliefs, session_beliefs, why_linked
 
 ROOT = "root"
 """The node before every first block: the empty prefix."""
@@ -132,7 +132,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
         "attention": round(float(blocks.attention[row]), 6),
         "policy": policy.name,
         "who_ranks": who_ranks(order, ranks),
-        "believes": beliefs(tables, row),
+        "believes": beliefs(tables, row, now),
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
         "standing": standings(view, only)[0],
@@ -156,6 +156,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
     return {
         "session": name,
         "tenant": tables.tenants.name(int(sessions.tenant[row])),
+        "believes": session_beliefs(tables, row, now),
         "state": STATE_NAMES[sessions.state[row]],
         "turns": int(sessions.turns[row]),
         "last_stop": StopReason(int(sessions.stop[row])).name.lower(),
