@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ....graph.types import SourceLayer
 from ..layers.border_table import LONGEST_BORDER, Border, BorderTable
-from ..layers.system_sections import token_at
+from ..layers.token_places import TokenPlaces
 from .layer_probes import QUESTION, Conversation, Part, conversations
 from .probes import CALL_IDS, KEY, TOOL, Probes
 
@@ -119,7 +119,7 @@ def _cuts(probes: Probes, part: Part) -> list[int]:
     text = probes.text(tokens)
     for name in _PROBED:
         for found in re.finditer(re.escape(name), text):
-            cut = token_at(probes.text, tokens, found.start())
+            cut = TokenPlaces(probes.text, tokens).of(found.start())
             # The last letters before a name may be one token with another name's first.
             cuts.append(cut - (cut > 1 and tokens[cut - 1] not in probes.special))
     end = len(tokens)

@@ -15,12 +15,13 @@ from ....graph.types import SourceLayer
 from ..ends.engine_reader import decoder
 from ..layers.border_table import BorderTable
 from ..layers.layer_runs import LayerReader, Run
-from ..layers.system_sections import SectionSplitter, token_at
+from ..layers.system_sections import SectionSplitter
+from ..layers.token_places import TokenPlaces
 
 _REMEMBERED: Final = 256  # system texts whose places are known; chosen
 _TELLING: Final = 8  # characters of a text whose place is looked for; chosen
 _MOST_TYPED: Final = 64  # strings that name special tokens; more are not looked for. Chosen
-_DEEPEST: Final = 8  # of lists in lists in a message; chosen
+_DEEPEST: Final = 32  # of lists in lists in a message; chosen
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -68,9 +69,12 @@ class LayerMarker:
         """Where the first token of a border was typed; None where that cannot be told."""
         if self._table.sealed:
             return frozenset()
-        if any(self._special.search(each) for each in strings_in(extras)):
+        try:
+            if any(self._special.search(each) for each in strings_in(extras)):
+                return None
+            typed = [each for each in strings_in(list(messages)) if self._special.search(each)]
+        except TooDeepError:
             return None
-        typed = [each for each in strings_in(list(messages)) if self._special.search(each)]
         if not typed:
             return frozenset()
         if text is None:
@@ -132,8 +136,10 @@ class LayerMarker:
             at = text.find(content)
             if at < 0:
                 return 0, 0
-            start = token_at(self._decode, tokens, at)
-            end = token_at(self._decode, tokens, at + len(content) - 1) + 1
+            places = TokenPlaces(self._decode, tokens)
+            if places.length != len(text):
+                return 0, 0
+            start, end = places.of(at), places.of(at + len(content) - 1) + 1
             known = self._systems[key] = _Place(start, end, _digest(tokens[start:end]))
             if len(self._systems) > _REMEMBERED:
                 self._systems.popitem(last=False)
@@ -167,16 +173,24 @@ def _system_first(runs: list[Run]) -> list[Run]:
     return kept
 
 
+class TooDeepError(ValueError):
+    """A message is nested too deeply to be looked through."""
+
+
 def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
-    """All strings in a message, names of fields of nested objects too, in their order."""
+    """All strings in a message, names of fields of nested objects too, in their order.
+
+    Raises:
+        TooDeepError: There are more of them, further down.
+    """
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping) and depth < _DEEPEST:
-        for key, each in value.items():
+    elif isinstance(value, Mapping | list | tuple):
+        if depth >= _DEEPEST:
+            raise TooDeepError
+        fields = value.items() if isinstance(value, Mapping) else ((None, each) for each in value)
+        for key, each in fields:
             yield from strings_in(key, depth)
-            yield from strings_in(each, depth + 1)
-    elif isinstance(value, list | tuple) and depth < _DEEPEST:
-        for each in value:
             yield from strings_in(each, depth + 1)
 
 

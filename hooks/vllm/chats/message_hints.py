@@ -52,12 +52,6 @@ class MessageHint(NamedTuple):
     role: str | None
     segment: dict[str, Any]
 
-    def means(self, number: int | None, role: str, count: int) -> bool:
-        """Whether it speaks of the message ``number`` of ``count``; None: one without a number."""
-        if self.number is None:
-            return self.role == role
-        return number == (self.number if self.number >= 0 else count + self.number)
-
 
 def layer_of(role: str) -> str:
     """The layer of a message whose hint names none."""
@@ -76,17 +70,21 @@ def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
     said |= _of_evoke(transfer.get(EVOKE), said)
     if transfer or "kv_transfer_params" in extra:
         extra["kv_transfer_params"] = transfer
-    return {name[:MAX_NAME]: _cut(name, value) for name, value in list(said.items())[:_FEW]}
+    return {_plain(name, MAX_NAME): _cut(name, value) for name, value in list(said.items())[:_FEW]}
 
 
 _FEW: Final = 32  # fields of hints, or of one of its parts; more than there are
 _LONG: Final = 4096  # characters of one; chosen, so that any secret fits
+_INTEGERS: Final = 1 << 63  # the least that MessagePack has no place for
 
 
 def _cut(name: str, value: Any) -> Any:
-    """What of a field travels to the engine: nothing that is longer than anything it may mean."""
+    """What of a field travels to the engine: nothing that is longer than anything it may mean, and
+    nothing that cannot be encoded on the way."""
     if isinstance(value, str):
-        return value[:_LONG]
+        return _plain(value, _LONG)
+    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+        return None
     if name in ("segments", "messages") and isinstance(value, list):
         return [_cut_part(part) for part in value[: MAX_SEGMENTS + 1]]  # so that more is noticed
     return None if isinstance(value, list | dict) else value
@@ -95,7 +93,12 @@ def _cut(name: str, value: Any) -> Any:
 def _cut_part(part: Any) -> Any:
     if not isinstance(part, dict):
         return None if isinstance(part, list | str) else part
-    return {name[:MAX_NAME]: _cut("", value) for name, value in list(part.items())[:_FEW]}
+    return {_plain(name, MAX_NAME): _cut("", value) for name, value in list(part.items())[:_FEW]}
+
+
+def _plain(text: str, most: int) -> str:
+    """The start of a text, without lone surrogates: they come in through JSON's escapes."""
+    return text[:most].encode("utf-8", "replace").decode()
 
 
 def message_hints(said: dict[str, Any], once: Once) -> list[MessageHint]:

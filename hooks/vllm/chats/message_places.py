@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from ..ends.engine_reader import decoder
-from ..layers.system_sections import token_at
+from ..layers.token_places import TokenPlaces
 from .layer_marker import find_string
 
 _DEEPEST: Final = 4  # of parts in parts; chosen
@@ -65,15 +66,19 @@ class MessagePlaces:
         self._text = self._decode(tokens) if text is None else text
         self._offsets = None if text is None else _offsets(tokens, text, tokenizer)
 
-    def of(self, messages: Sequence[ClientMessage]) -> list[tuple[int, int] | None]:
-        """The tokens ``[start, end)`` of each message; None for those that cannot be found."""
+    def of(
+        self, messages: Sequence[ClientMessage], wanted: Collection[int]
+    ) -> list[tuple[int, int] | None]:
+        """The tokens ``[start, end)`` of each message whose place among ``messages`` is wanted;
+        None for those that cannot be found."""
         places: list[tuple[int, int] | None] = []
         cursor = 0
-        for message in messages:
+        for at, message in enumerate(messages):
             span = self._span(message, cursor)
             if span is not None:
                 cursor = span[1]
-            places.append(None if span is None else self._tokens_of(*span))
+            if at in wanted:
+                places.append(None if span is None else self._tokens_of(*span))
         return places
 
     def _span(self, message: ClientMessage, first: int) -> tuple[int, int] | None:
@@ -89,10 +94,17 @@ class MessagePlaces:
         if self._offsets is not None:
             begins, ends = self._offsets
             return bisect_right(ends, start), bisect_left(begins, end)
+        if self._decoded is None:
+            return None
+        return self._decoded.of(start), self._decoded.of(end - 1) + 1
+
+    @cached_property
+    def _decoded(self) -> TokenPlaces | None:
+        """Where tokens stand in the text, by decoding them; None where they give another one."""
         if self._decode(self._tokens) != self._text:
             return None
-        first = token_at(self._decode, self._tokens, start)
-        return first, token_at(self._decode, self._tokens, end - 1) + 1
+        places = TokenPlaces(self._decode, self._tokens)
+        return places if places.length == len(self._text) else None
 
 
 def _offsets(

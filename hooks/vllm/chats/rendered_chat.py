@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ...once import Once
 from ..hints.tags import MAX_SEGMENTS
-from .message_hints import layer_of, message_hints
+from .message_hints import MessageHint, layer_of, message_hints
 from .message_places import ClientMessage, MessagePlaces
 
 CHAT_KEY: Final = "kvgraph_chat"
@@ -48,22 +48,44 @@ def resolved(said: dict[str, Any], chat: RenderedChat | None, once: Once) -> dic
         once.warn("no messages", "kvgraph: a request without messages names some; ignored "
                                  "(said once)")  # fmt: skip
         return said
-    places = MessagePlaces(chat.tokens, chat.text, chat.tokenizer).of(chat.messages)
-    count = sum(message.numbered for message in chat.messages)
-    segments = list(said.get("segments") or ()) if isinstance(said.get("segments"), list) else []
-    found = 0
-    index = -1
-    for message, place in zip(chat.messages, places, strict=True):
-        index += message.numbered
-        number = index if message.numbered else None
-        for hint in hints:
-            if place is not None and hint.means(number, message.role, count):
-                found += 1
-                layer = {"layer": layer_of(message.role)}
-                segments.append({**layer, **hint.segment, "start": place[0], "end": place[1]})
-    if not found:
+    segments = said["segments"][:MAX_SEGMENTS] if isinstance(said.get("segments"), list) else []
+    about = meant(hints, chat.messages)
+    if not about:
         once.warn("no such message", "kvgraph: a request's hints name messages that it has not; "
                                      "ignored (said once)")  # fmt: skip
+    places = MessagePlaces(chat.tokens, chat.text, chat.tokenizer)
+    for place, (at, said_of_it) in zip(places.of(chat.messages, about), about.items(), strict=True):
+        if place is not None:
+            layer = {"layer": layer_of(chat.messages[at].role)}
+            where = {"start": place[0], "end": place[1]}
+            room = MAX_SEGMENTS - len(segments)
+            segments += [{**layer, **hint.segment, **where} for hint in said_of_it[:room]]
     if segments:
-        said["segments"] = segments[:MAX_SEGMENTS]
+        said["segments"] = segments
     return said
+
+
+def meant(
+    hints: Sequence[MessageHint], messages: Sequence[ClientMessage]
+) -> dict[int, list[MessageHint]]:
+    """What is said of messages, by their places among all, in that order; ``MAX_SEGMENTS`` at most,
+    however many hints name however many messages."""
+    numbered = [at for at, message in enumerate(messages) if message.numbered]
+    of_role: dict[str | None, list[int]] = {}
+    for at, message in enumerate(messages):
+        of_role.setdefault(message.role, []).append(at)
+    found: dict[int, list[MessageHint]] = {}
+    room = MAX_SEGMENTS
+    for hint in hints:
+        places = of_role.get(hint.role, [])
+        if hint.number is not None:
+            places = _one(numbered, hint.number)
+        for at in places[:room]:
+            found.setdefault(at, []).append(hint)
+        room -= min(room, len(places))
+    return dict(sorted(found.items()))
+
+
+def _one(places: list[int], number: int) -> list[int]:
+    """The place of this number, from the end on if it is below 0; none where there is none."""
+    return [places[number]] if -len(places) <= number < len(places) else []

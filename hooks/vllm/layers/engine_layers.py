@@ -17,7 +17,8 @@ from ..settings import reads_layers
 from .border_table import BorderTable, handed_over
 from .layer_runs import LayerReader, Run
 from .marks import proven, runs_of
-from .system_sections import Decode, SectionSplitter
+from .system_sections import SectionSplitter
+from .token_places import Decode
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -14,11 +14,11 @@ import numpy as np
 from ....graph.types import SourceLayer
 from .border_table import BorderTable
 from .layer_runs import Run
-
-Decode = Callable[[Sequence[int]], str]
+from .token_places import Decode, TokenPlaces
 
 _REMEMBERED: Final = 256  # system texts whose sections are known; chosen
 _LONGEST: Final = 65_536  # tokens of a system text that is looked at; chosen
+_MOST: Final = 64  # sections of one; the last of them goes on to its end. Chosen
 
 Sections = tuple[tuple[int, int], ...]
 """Layers, and the tokens from the start of a text on at which they begin."""
@@ -67,13 +67,9 @@ class SectionSplitter:
 
     def _read(self, tokens: Sequence[int]) -> Sections:
         assert self._pattern is not None
-        found = self._pattern.finditer(self._decode(tokens))
-        return tuple(
-            (self._layers[each[1]], token_at(self._decode, tokens, each.start(1))) for each in found
-        )
-
-
-def token_at(decode: Decode, tokens: Sequence[int], place: int) -> int:
-    """The token in which the text's character at ``place`` is."""
-    ends = range(1, len(tokens) + 1)
-    return bisect_left(ends, place + 1, key=lambda count: len(decode(tokens[:count])))
+        text = self._decode(tokens)
+        found = [*islice(self._pattern.finditer(text), _MOST)]
+        places = TokenPlaces(self._decode, tokens) if found else None
+        if places is None or places.length != len(text):
+            return ()
+        return tuple((self._layers[each[1]], places.of(each.start(1))) for each in found)

@@ -68,18 +68,18 @@ def _typed(family: Family, rng: random.Random, prose: Any) -> str:
 
     role, order = rng.choice(_ROLES), rng.choice(_ORDERS)
     kinds = (
-        lambda: f"{family.turn_end}\n{_opening(family, role)}{order}",
-        lambda: f"{_opening(family, 'system')}{order}{family.turn_end}\n{_opening(family, 'user')}",
+        lambda: f"{family.turn_end}\n{opening(family, role)}{order}",
+        lambda: f"{opening(family, 'system')}{order}{family.turn_end}\n{opening(family, 'user')}",
         lambda: "".join(token() for _ in range(rng.randint(1, 12))) + order,
         lambda: f"\n{order}\n",
         lambda: f"{token()}{role}{token()}\n\n{order}{token()}",
-        lambda: "\n".join(_opening(family, each) + prose() for each in _ROLES),
+        lambda: "\n".join(opening(family, each) + prose() for each in _ROLES),
         lambda: "".join(f" {name}\n{order}" for name in family.special),
     )
     return str(rng.choice(kinds)())
 
 
-def _opening(family: Family, role: str) -> str:
+def opening(family: Family, role: str) -> str:
     """What opens a message in the families that write roles out, or one of the family's tokens."""
     forms = {
         "<|im_start|>": f"<|im_start|>{role}\n",

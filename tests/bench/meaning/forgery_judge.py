@@ -96,14 +96,14 @@ def _raised(
 ) -> list[str]:
     """Layers that blocks inside the forged text were raised to."""
     from ...hooks.vllm.ends.engine_reader import decoder
-    from ...hooks.vllm.layers.system_sections import token_at
+    from ...hooks.vllm.layers.token_places import TokenPlaces
 
     tokens, decode = prompt["prompt_token_ids"], decoder(chats.tokenizer)
     text = decode(tokens)
     if BEGIN not in text or END not in text:
         return []
-    first = token_at(decode, tokens, text.index(BEGIN))
-    last = token_at(decode, tokens, text.index(END))
+    first = TokenPlaces(decode, tokens).of(text.index(BEGIN))
+    last = TokenPlaces(decode, tokens).of(text.index(END))
     role = forgery.messages[forgery.forged]["role"]
     most = _OWN[role] if marked else SourceLayer.TOOL_RESULT
     found = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from kvgraph.graph.messages.events import RequestStarted
 from kvgraph.graph.types import SourceLayer as Layer
@@ -15,7 +17,7 @@ from kvgraph.hooks.vllm.layers.border_table import (
 from kvgraph.hooks.vllm.layers.engine_layers import PromptLayers, segments
 from kvgraph.hooks.vllm.layers.layer_runs import LayerReader, Run
 from kvgraph.hooks.vllm.layers.marks import MARKS_KEY, marks_of, proven
-from kvgraph.hooks.vllm.layers.system_sections import SectionSplitter, token_at
+from kvgraph.hooks.vllm.layers.system_sections import SectionSplitter
 from kvgraph.hooks.vllm.settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABLE
 
 START, SYS, USR, BOT, TOOL, DESCRIBED = 100, 1, 2, 3, 101, 9
@@ -170,10 +172,23 @@ def test_operators_name_their_own_sections(caplog: pytest.LogCaptureFixture) -> 
     assert SECTIONS_VARIABLE in caplog.text
 
 
-def test_a_character_is_found_in_its_token() -> None:
-    words = ["ab", "cd", "", "ef"]
-    found = [token_at(lambda t: "".join(words[i] for i in t), range(4), c) for c in range(6)]
-    assert found == [0, 0, 1, 1, 3, 3]
+def test_sections_without_number_cost_no_more_than_a_few() -> None:
+    """Who hangs up, and asks again, must not keep other chats waiting."""
+    texts = ["<s>", *(["[RULES]\n"] * 5000)]
+    decoded = 0
+
+    def decode(tokens: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(tokens)
+        return "".join(texts[token] for token in tokens)
+
+    tokens = range(len(texts))
+    run = Run(int(Layer.RULES), 1, len(texts))
+    table = BorderTable((), sections=tuple(stated_sections({}).items()))
+    parts = SectionSplitter(table, decode).split(tokens, [run])
+    assert decoded < 20 * len(texts)
+    assert len(parts) == 64
+    assert (parts[0].start, parts[-1].end) == (1, len(texts))
 
 
 # Handing over -----------------------------------------------------------------------------------

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import kvgraph
+import msgspec
 import pytest
 from kvgraph.hooks.once import Once
 from kvgraph.hooks.vllm.chats.client_surfaces import _breakpoints
 from kvgraph.hooks.vllm.chats.marked_chats import hand_over
 from kvgraph.hooks.vllm.chats.message_hints import LONGEST, message_hints, take_hints
 from kvgraph.hooks.vllm.chats.message_places import ClientMessage, MessagePlaces, client_messages
-from kvgraph.hooks.vllm.chats.rendered_chat import CHAT_KEY, RenderedChat
+from kvgraph.hooks.vllm.chats.rendered_chat import CHAT_KEY, RenderedChat, resolved
 from kvgraph.hooks.vllm.hints.hint_policy import HintPolicy, Trust
 from kvgraph.hooks.vllm.hints.tags import TagReader
 from kvgraph.hooks.vllm.layers.marks import MARKS_KEY
@@ -85,6 +87,32 @@ def test_everything_that_is_said_of_a_message_arrives() -> None:
     )
 
 
+def test_many_hints_about_many_messages_are_not_multiplied_out() -> None:
+    messages = [{"role": "user", "content": "a"}] * 4000
+    chat = RenderedChat(None, client_messages(messages), [*map(ord, "a" * 4000)], None, Letters())
+    hints = [{"role": "user", "priority": n % 100} for n in range(1024)]
+    before = time.monotonic()
+    said = resolved({"messages": hints}, chat, Once(logging.getLogger("kvgraph.test")))
+    assert len(said["segments"]) == 1024
+    assert time.monotonic() - before < 2.0, "it took seconds, and hundreds of megabytes"
+
+
+def test_one_hint_about_one_of_many_messages_does_not_place_the_others() -> None:
+    """Where the prompt was cut, so that its text says nothing of its tokens."""
+    decoded = []
+
+    class Counting(Letters):
+        def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+            decoded.append(len(tokens))
+            return super().decode(tokens)
+
+    messages = [{"role": "user", "content": "a"}] * 2000
+    text = "b" + "a" * 2000
+    chat = RenderedChat(None, client_messages(messages), [*map(ord, text[1:])], text, Counting())
+    resolved({"messages": [{"index": 0}]}, chat, Once(logging.getLogger("kvgraph.test")))
+    assert sum(decoded) < 20_000
+
+
 def test_ranges_of_tokens_stand_beside_messages() -> None:
     stated = {"layer": "rules", "start": 0, "end": 3}
     found = segments({"segments": [stated], "messages": [{"index": 0}]})
@@ -138,6 +166,9 @@ ABSURD = [
     {"segments": [{"layer": "axioms", "start": -5, "end": 10**12}] * 5000},
     {"messages": [{"index": 0, "pinned": -1, "importance": 7, "identity": 3, "memory_id": []}]},
     {f"key {number}": "x" * 1000 for number in range(1000)}, {"session": "x" * 10_000_000},
+    {"expected_return_s": 10**30}, {"segments": [{"layer": "rules", "start": 10**30, "end": 4}]},
+    {"messages": [{"role": "user", "importance": 10**30}]}, {"session": "\ud800"}, {"\ud800": 1},
+    {"messages": [{"role": "user", "identity": "\udfff"}]}, {"segments": [{"\ud800": "\ud800"}]},
     {"secret": {"a": "x" * 10_000_000}}, {"segments": [{"name": "x" * 10_000_000}] * 100},
 ]  # fmt: skip
 
@@ -147,7 +178,7 @@ def test_absurd_hints_are_cut_and_never_fail(hints: Any) -> None:
     for extra in ({"kv_transfer_params": {"kvgraph": hints}}, {"kvgraph": hints}):
         arrived = handed(extra)
         transfer = (arrived or {}).get("kv_transfer_params") or {}
-        assert len(json.dumps(transfer)) < 600_000
+        assert len(msgspec.msgpack.encode(transfer)) < 600_000, "as vLLM sends it to its engine"
         TagReader(HintPolicy(Trust.ALL)).read(transfer, len(TOKENS))
 
 
@@ -177,8 +208,8 @@ def test_a_message_is_found_behind_those_before_it() -> None:
     text = "<u>yes<a>yes<u>yes"
     places = MessagePlaces([*map(ord, text)], text, Letters())
     yes = ClientMessage("user", ("yes",))
-    assert places.of([yes, yes, yes]) == [(3, 6), (9, 12), (15, 18)]
-    assert places.of([ClientMessage("user", ("no",)), yes]) == [None, (3, 6)]
+    assert places.of([yes, yes, yes], range(3)) == [(3, 6), (9, 12), (15, 18)]
+    assert places.of([ClientMessage("user", ("no",)), yes], range(2)) == [None, (3, 6)]
 
 
 # Anthropic's ------------------------------------------------------------------------------------
