@@ -17,8 +17,7 @@ def intent_replies(graph: KVCacheGraph, wishes: IntentWishes) -> list[IntentRepl
 def _done(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:
     if wish.kind == "signal":
         return _signalled(graph, wish)
-    key = None if wish.block is None else int(wish.block, 16 if "x" in wish.block.lower() else 10)
-    target = Target(key, wish.session, wish.identity, wish.memory_id, wish.tenant)
+    target = Target(wish.key, wish.session, wish.identity, wish.memory_id, wish.tenant)
     return graph.intents.apply(Intent(IntentKind(wish.kind), target, wish.seconds, wish.importance))
 
 

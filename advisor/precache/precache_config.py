@@ -14,7 +14,7 @@ from ...graph.errors import ConfigError
 from ..config.whole_file import read_whole
 from .prefix_keys import SYSTEM_PREFIX, prefix_key
 from .renderers import renderer
-from .stable_prefix import Message, stable_messages
+from .stable_prefix import Message, as_messages, stable_messages
 
 TTL_S: Final = {"5m": 300.0, "60m": 3600.0, "24h": 86_400.0}
 SWEEP_S: Final = 240.0
@@ -76,6 +76,11 @@ class PrefixConfig(_Section):
             raise ValueError("has neither system nor messages; allowed: one of them, or both")
         if self.render and (self.system or self.messages or not self.drop_from):
             raise ValueError("render stands for system and messages, and wants drop_from")
+        try:
+            as_messages(self.messages)
+            as_messages(self.tools, "tools")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return self
 
     @property
@@ -140,6 +145,8 @@ def read_precache(path: Path) -> PrecacheConfig:
         return PrecacheConfig.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first(error)}") from None
 
@@ -165,7 +172,7 @@ def _text(text: str, directory: Path) -> str:
     if not text.startswith("file:"):
         return text
     path = directory / text.removeprefix("file:")
-    found = read_whole(path)
+    found = read_whole(path) if "\0" not in text else ""
     if not found:
         raise ConfigError(f"system = {text!r}: {path} cannot be read, or is empty")
     return found

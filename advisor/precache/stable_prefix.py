@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,16 +25,32 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
         drop_from: The mark: it stands where a turn's own text begins.
 
     Raises:
-        ConfigError: No message holds the mark: the whole turn would count as stable.
+        ConfigError: No message holds the mark: the whole turn would count as stable. Or these are
+            no messages.
     """
     kept: list[Message] = []
-    for message in render({**variables, "drop_from": drop_from}):
+    for message in as_messages(render({**variables, "drop_from": drop_from})):
         content = message.get("content")
         if isinstance(content, str) and drop_from in content:
             before = content[: content.index(drop_from)]
             return [*kept, {**message, "content": before}] if before else kept
         kept.append(dict(message))
     raise ConfigError(f"drop_from = {drop_from!r}: no message holds it")
+
+
+def as_messages(made: object, what: str = "messages") -> list[Message]:
+    """Messages, or ``what`` else is such a list, checked: objects that JSON can hold.
+
+    Raises:
+        ConfigError: They are something else; says what.
+    """
+    if not isinstance(made, list | tuple) or not all(isinstance(each, Mapping) for each in made):
+        raise ConfigError(f"{what} are {type(made).__name__!r}; allowed: a list of objects")
+    try:
+        json.dumps(made).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # a date, a surrogate, a circle
+        raise ConfigError(f"{what} hold what JSON cannot: {error}") from None
+    return [dict(each) for each in made]
 
 
 def warming_messages(stable: Sequence[Message]) -> list[Message]:

@@ -17,6 +17,7 @@ from .precache_config import ServerConfig
 from .stable_prefix import Message, warming_messages
 
 _MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
+_MOST_ANSWERED: Final = 1 << 20  # bytes of an answer; chosen: it says one token, and counts
 _FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
 _HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
 _TRIES: Final = 4  # of a lease, while the sidecar has not heard of the blocks; chosen
@@ -124,7 +125,7 @@ class Warmer:
         except ServerRefusalError as error:
             prefix.broken = str(error) if error.is_final else ""
             return Warmed(prefix.key, "failed", reason=str(error))
-        except (AttributeError, LookupError, ValueError, TypeError):
+        except (AttributeError, LookupError, ValueError, TypeError, OverflowError):
             return Warmed(prefix.key, "failed", reason=f"{self._server.url} gave no such answer")
         prefix.touch(self._clock(), self._leased(prefix, _TRIES))
         return warmed
@@ -182,17 +183,20 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
     Raises:
         ServerRefusalError: It is not there, or refuses; says with which status.
     """
+    if not (server.key.isascii() and server.key.isprintable()):
+        words = f"{server.key_variable} holds characters that no header may have"
+        raise ServerRefusalError(words, is_final=True)
     headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(server.url.rstrip("/") + path, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=server.timeout_s) as answer:
-            return json.loads(answer.read())
+            return json.loads(answer.read(_MOST_ANSWERED))
     except urllib.error.HTTPError as error:
         with error:
             said = error.read(_MOST_SAID).decode(errors="replace").strip()
         words = f"{server.url} answered {error.code}: {said}"
         raise ServerRefusalError(words, is_final=error.code in _FINAL) from None
-    except (OSError, HTTPException, ValueError) as error:
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", type(error).__name__)
         raise ServerRefusalError(f"{server.url} cannot be asked: {reason}") from None

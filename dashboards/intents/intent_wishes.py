@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    field_validator,
+    model_validator,
+)
 
 from ...graph.intents.intent import Verdict
 
 MOST_WISHES: Final = 256  # in one question; chosen
 _KEY: Final = r"^(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})$"
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
-_Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False, strict=True)]
+_OF_ALL: Final = {"kind", "block", "session", "identity", "memory_id", "tenant"}
+_OF_KIND: Final = {
+    "pin": {"seconds"}, "retain": {"importance"}, "demote": set[str](), "prefetch": {"seconds"},
+    "share": set[str](),
+    "signal": {"waiting_for_tool", "expected_return_s", "tool", "session_ended"},
+}  # fmt: skip
 
 
 class _Closed(BaseModel):
@@ -43,11 +56,33 @@ class IntentWish(_Closed):
     memory_id: _Name | None = None
     tenant: _Name | None = None
     seconds: _Seconds | None = None
-    importance: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-    waiting_for_tool: bool | None = None
+    importance: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 1.0
+    waiting_for_tool: StrictBool | None = None
     expected_return_s: _Seconds | None = None
     tool: _Name | None = None
-    session_ended: bool = False
+    session_ended: StrictBool = False
+
+    @model_validator(mode="after")
+    def _says_what_its_kind_does(self) -> IntentWish:
+        allowed = _OF_ALL | _OF_KIND[self.kind]
+        if unused := self.model_fields_set - allowed:
+            names = ", ".join(sorted(unused))
+            raise ValueError(f"{names}: not of {self.kind}; allowed: {', '.join(sorted(allowed))}")
+        return self
+
+    @property
+    def key(self) -> int | None:
+        """The block's key."""
+        if self.block is None:
+            return None
+        return int(self.block, 16 if "x" in self.block.lower() else 10)
+
+    @field_validator("block")
+    @classmethod
+    def _has_64_bits(cls, block: str | None) -> str | None:
+        if block is not None and int(block, 0 if "x" in block.lower() else 10) >> 64:
+            raise ValueError("a block's key has 64 bits at most")
+        return block
 
 
 class IntentWishes(_Closed):

@@ -28,7 +28,7 @@ class SessionOutlook(SessionColumns):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tools = ToolBook()
+        self.tools = ToolBook(self._forget_tool)
         self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
         self._ended = np.zeros(len(RETURN_PRIOR) + 1)  # … and were said to be over after it
         self._mean_tool_pause = np.inf  # seconds, exponential mean over all; inf: none seen
@@ -108,6 +108,10 @@ class SessionOutlook(SessionColumns):
         overdue = np.maximum(0.0, now - (expected + (expected - paused)))
         credit[waiting] = np.exp(-overdue / memory_s)
         return credit
+
+    def _forget_tool(self, tool: int) -> None:
+        """No session waits any longer for the tool of a number that another one gets."""
+        self.tool[: self.size][self.tool[: self.size] == tool] = NO_ROW
 
     def _place(self, row: int) -> int:
         """Where sessions with as many turns as this row's are counted."""

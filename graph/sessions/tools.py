@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,11 +25,17 @@ _OTHERS: Final = ""
 class ToolBook:
     """Tools by tenant and name, with the logarithms of their durations; bounded.
 
-    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one; beyond ``MOST_TOOLS``,
-    nothing further is remembered.
+    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one; beyond ``MOST_TOOLS``, the
+    one of which the fewest pauses are known makes room, so that no tenant's many take the place of
+    what is known of another's.
+
+    Args:
+        forget: Is told of a number that is about to mean another tool.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[int], None] = lambda tool: None) -> None:
+        self._forget = forget
+        self._names: list[tuple[int, str]] = []  # tenant and name, by number
         self._numbers: dict[tuple[int, str], int] = {}
         self._of_tenant: Counter[int] = Counter()
         self._stats: list[list[float]] = []  # by number: pauses seen, mean, variance
@@ -40,7 +46,7 @@ class ToolBook:
     @property
     def names(self) -> list[tuple[int, str]]:
         """Tenant and name of each tool, by number."""
-        return list(self._numbers)
+        return list(self._names)
 
     def stats(self) -> npt.NDArray[np.float64]:
         """float64 ``[tools, 3]``: pauses seen, the mean of ln(pause / s), its variance."""
@@ -53,18 +59,19 @@ class ToolBook:
         self._stats = stats.tolist()
 
     def number(self, name: str, tenant: int) -> int:
-        """The number of the tool of this name, given if it is new; ``NO_ROW`` if there is no room
-        for it."""
+        """The number of the tool of this name, given if it is new."""
         found = self._numbers.get((tenant, name))
         if found is not None:
             return found
         if self._of_tenant[tenant] >= A_TENANTS_TOOLS and name != _OTHERS:
             return self.number(_OTHERS, tenant)
-        return NO_ROW if len(self) >= MOST_TOOLS else self._create(tenant, name)
+        if len(self) >= MOST_TOOLS:
+            return self._replace(self._least_known(), tenant, name)
+        return self._create(tenant, name)
 
     def name(self, tool: int) -> str | None:
         """The tool's name; None for ``NO_ROW``, and for a tenant's further tools."""
-        return None if tool == NO_ROW else list(self._numbers)[tool][1] or None
+        return None if tool == NO_ROW else self._names[tool][1] or None
 
     def note(self, tool: int, seconds: float) -> None:
         """Note that a session came back from this tool after ``seconds``."""
@@ -85,8 +92,26 @@ class ToolBook:
         return math.exp(mean)
 
     def _create(self, tenant: int, name: str) -> int:
-        number = len(self._numbers)
+        number = len(self._names)
+        self._names.append((tenant, name))
         self._numbers[tenant, name] = number
         self._of_tenant[tenant] += 1
         self._stats.append([0.0, 0.0, 0.0])
         return number
+
+    def _least_known(self) -> int:
+        """The tool with the fewest pauses; among such, of a tenant that has many, the oldest."""
+        return min(
+            range(len(self)),
+            key=lambda tool: (self._stats[tool][0], -self._of_tenant[self._names[tool][0]]),
+        )
+
+    def _replace(self, tool: int, tenant: int, name: str) -> int:
+        self._forget(tool)
+        self._of_tenant[self._names[tool][0]] -= 1
+        del self._numbers[self._names[tool]]
+        self._names[tool] = tenant, name
+        self._numbers[tenant, name] = tool
+        self._of_tenant[tenant] += 1
+        self._stats[tool] = [0.0, 0.0, 0.0]
+        return tool

@@ -119,11 +119,36 @@ def test_tools_beyond_a_tenants_share_are_one_and_all_are_bounded() -> None:
     assert len(set(numbers)) == A_TENANTS_TOOLS + 1
     assert len(set(numbers[A_TENANTS_TOOLS:])) == 1
     assert book.name(numbers[-1]) is None
-    for tenant in range(2, MOST_TOOLS):
-        last = [book.number(f"tool {n}", tenant) for n in range(10)][-1]
-    assert len(book) == MOST_TOOLS
-    assert last == NO_ROW
+    for tenant in range(2, MOST_TOOLS // 8):
+        for n in range(10):
+            assert 0 <= book.number(f"tool {n}", tenant) < MOST_TOOLS
+    assert len(book) == len(book.names) == MOST_TOOLS
     assert book.expected_s(NO_ROW) is None
+
+
+def test_no_tenants_many_tools_take_the_place_of_what_is_known(world: World) -> None:
+    world.takes("bash", 2.0, 2.0, 2.0, tenant="honest")
+    world.turn("waits", "bash", tenant="honest")
+    world.turn("asks", "new tool", tenant="honest")
+    tools = world.graph.tables.sessions.tools
+    for tenant in range(1000, 1000 + 2 * MOST_TOOLS // A_TENANTS_TOOLS):
+        for n in range(A_TENANTS_TOOLS):
+            tools.number(f"tool {n}", tenant)
+    assert len(tools) == MOST_TOOLS
+    assert world.expected("waits", "honest") == pytest.approx(2.0, rel=0.01)
+    assert world.graph.explain_session("asks", "honest")["waits_for"] == "new tool"
+
+
+def test_nobody_waits_for_a_tool_whose_place_another_took() -> None:
+    world = World()
+    tools = world.graph.tables.sessions.tools
+    for tenant in range(1000, 1000 + MOST_TOOLS):
+        tools.number("only", tenant)
+    world.turn("a", "mine")
+    assert world.graph.explain_session("a")["waits_for"] == "mine"
+    for tenant in range(9000, 9000 + MOST_TOOLS):
+        tools.number("only", tenant)
+    assert world.graph.explain_session("a")["waits_for"] is None
 
 
 def test_a_snapshot_knows_what_tools_take(world: World, tmp_path: Path) -> None:

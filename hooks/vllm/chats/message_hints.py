@@ -110,7 +110,7 @@ def message_hints(said: dict[str, Any], once: Once) -> list[MessageHint]:
         _warn(once, "messages", "must be a list")
         return []
     if len(listed) > MAX_SEGMENTS:
-        _warn(once, "messages", f"holds more than {MAX_SEGMENTS} entries; the rest is ignored")
+        _warn(once, "messages", f"holds entries beyond the first {MAX_SEGMENTS}")
     return [hint for item in listed[:MAX_SEGMENTS] for hint in _hints(item, once)]
 
 

@@ -136,7 +136,7 @@ class TagReader:
             self._warn("segments", "must be a list")
             return ()
         if len(value) > MAX_SEGMENTS:
-            self._warn("segments", f"holds more than {MAX_SEGMENTS} entries; the rest is ignored")
+            self._warn("segments", f"holds entries beyond the first {MAX_SEGMENTS}")
         read = (self._segment(item, prompt_tokens, authority) for item in value[:MAX_SEGMENTS])
         return tuple(segment for segment in read if segment is not None)
 

@@ -126,6 +126,12 @@ def test_whoever_may_only_read_changes_nothing(source: Source, url: str) -> None
         {"kind": "pin", "block": "1e3"},
         {"kind": "retain", "session": "a", "importance": 2},
         {"kind": "pin", "session": "a", "unknown": 1},
+        {"kind": "pin", "session": "a", "seconds": True},
+        {"kind": "pin", "session": "a", "seconds": "60"},
+        {"kind": "pin", "session": "a", "waiting_for_tool": True},
+        {"kind": "signal", "session": "a", "session_ended": True, "seconds": 4},
+        {"kind": "signal", "session": "a", "waiting_for_tool": 1},
+        {"kind": "pin", "block": "99999999999999999999"},
         {},
     ],
 )
@@ -139,7 +145,7 @@ def test_what_is_malformed_is_refused_as_a_whole(
     assert source.graph.changes.total == before
 
 
-@pytest.mark.parametrize("block", ["0xffffffffffffffff", "99999999999999999999", "7"])
+@pytest.mark.parametrize("block", ["0xffffffffffffffff", "18446744073709551615", "7"])
 def test_a_block_that_nobody_knows_is_missing(block: str, url: str) -> None:
     answer = post(url, {"intents": [{"kind": "pin", "block": block}]}).json()
     assert answer["answers"][0]["answer"] == "missing"
