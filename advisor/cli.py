@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import re
 import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -19,28 +17,23 @@ from .. import __version__
 from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError, KvGraphError
 from .compared.diff_cli import diff
+from .explained.explain_cli import explain
 from .export.export_cli import export
 from .fleet.proxy.route_cli import route
 from .memory.memory_cli import memory
 from .page_cli import open_page, why
 from .precache.precache_cli import precache
 from .process.keys_cli import keys
-from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
+from .remote import ask, secret_of, sidecar_urls
 from .replay.cli import record, replay, tune
 from .replay.closed.cli import closed
 from .replay.fleets.plan_cli import plan
 from .replay.lab.prior_cli import prior
 from .replay.recordings.cli import traffic
-from .terminal import facts_report, hashing_warnings, status_report
+from .terminal import hashing_warnings, status_report
 from .top.top_cli import top
 
 COMMAND_GROUP: Final = "kvgraph.commands"
-
-# A block's key, or the beginning of one.
-_HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)
-_WHOLE_KEY: Final = (
-    "a block is named by its whole key: a decimal number, or 0x and up to 16 hexadecimal digits"
-)
 
 _LAB: Final = (replay, closed, plan, tune, traffic, prior, record)
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
@@ -130,30 +123,6 @@ def status(url: UrlOption = None, as_json: JsonOption = False) -> None:
         typer.echo(said)
 
 
-def explain(
-    target: Annotated[
-        str, typer.Argument(help="A block (decimal or 0x…), a session, or memory:ID.")
-    ],
-    url: UrlOption = None,
-    tenant: Annotated[str | None, typer.Option(help="Whose session it is.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Say why a block ranks where it does, what a session holds, or who recalls a memory."""
-    try:
-        answer = _first_answer(sidecar_urls(url), _explain_paths(target, tenant))
-    except UnknownError as error:
-        if not _HEXADECIMAL.fullmatch(target):
-            raise
-        raise UnknownError(f"{error}; {_WHOLE_KEY}") from None
-    if as_json:
-        typer.echo(json.dumps(answer))
-    else:
-        Console().print(facts_report(target, answer))
-
-
-_MEMORY: Final = "memory:"
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"kvgraph {__version__}")
@@ -173,35 +142,6 @@ def _assignment(text: str) -> tuple[str, str]:
     if not equals:
         raise ConfigError(f"--set {text!r}: allowed: section.key=value")
     return key.strip(), value.strip()
-
-
-def _explain_paths(target: str, tenant: str | None) -> list[str]:
-    """Where to ask about ``target``: as a memory if it is called one, as a block if it is a
-    block's key, then as a session."""
-    if target.startswith(_MEMORY):
-        return [f"/memories/{quote(target.removeprefix(_MEMORY), safe='')}/explain"]
-    name = quote(target, safe="")
-    query = f"?tenant={quote(tenant, safe='')}" if tenant is not None else ""
-    session = f"/sessions/{name}/explain{query}"
-    return [f"/blocks/{name}/explain", session] if _is_block_key(target) else [session]
-
-
-def _is_block_key(text: str) -> bool:
-    try:
-        return 0 <= int(text, 16 if text[:2].lower() == "0x" else 10) < 1 << 64
-    except ValueError:
-        return False
-
-
-def _first_answer(urls: list[str], paths: list[str]) -> Any:
-    unknown: UnknownError | None = None
-    for url in urls:
-        for path in paths:
-            try:
-                return ask(url, path)
-            except UnknownError as error:
-                unknown = unknown or error
-    raise unknown or RemoteError("nobody to ask")
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:

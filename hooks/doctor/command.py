@@ -31,7 +31,9 @@ from ..vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE, sampling_share
 from .environment import (
     Check,
     check_admission,
+    check_ends,
     check_hints,
+    check_layers,
     check_protection,
     check_recall,
     check_sampling,
@@ -91,6 +93,8 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
     yield _check("hints", check_hints)
+    yield _check("layers", check_layers)
+    yield _check("ends", check_ends)
     yield _check("admission", check_admission)
     yield _check("protection", check_protection)
     yield _check("tiers", check_tiers)

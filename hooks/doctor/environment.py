@@ -27,10 +27,13 @@ from ..tiers.budget import (
     read_settings,
 )
 from ..tiers.host_memory import share_of
-from ..vllm.hints.hint_policy import HINTS_VARIABLE, exposed_secret, read_hint_policy
+from ..vllm.ends.end_marks import read_marks
+from ..vllm.hints.hint_policy import HINTS_VARIABLE, Trust, exposed_secret, read_hint_policy
 from ..vllm.settings import (
     ADMISSION_VARIABLE,
+    ENDS_VARIABLE,
     HOLD_MAX_VARIABLE,
+    LAYERS_VARIABLE,
     LONGEST_HOLD_S,
     LONGEST_PROTECT_STALE_S,
     OFF,
@@ -43,6 +46,8 @@ from ..vllm.settings import (
     admission_switched_on,
     read_sampling_share,
     read_seconds,
+    reads_ends,
+    reads_layers,
     switched_on,
 )
 
@@ -85,6 +90,39 @@ def check_hints() -> Check:
     if exposed := exposed_secret(os.environ):
         return Check("hints", True, exposed.problem, exposed.remedy)
     return Check("hints", True, f"{HINTS_VARIABLE} is {policy.name}")
+
+
+def check_layers() -> Check:
+    """Are the parts of prompts told apart, and do hints about messages count."""
+    value = os.environ.get(LAYERS_VARIABLE, "").strip()
+    if value and value.lower() not in (*ON, *OFF) and not value.startswith("{"):
+        detail = f"{LAYERS_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
+        return Check("layers", False, detail, _CORRECT)
+    if not reads_layers():
+        return Check("layers", None, f"off; {LAYERS_VARIABLE}=1 tells parts of prompts apart")
+    try:
+        policy = read_hint_policy(os.environ)
+        trusts = policy.trust is Trust.ALL or policy.secret is not None
+    except ConfigError:
+        trusts = False
+    hints = "what callers say of messages counts" if trusts else (
+        f"what callers say of messages does not count: {HINTS_VARIABLE}=all believes it"
+    )  # fmt: skip
+    return Check("layers", True, f"on: parts of prompts are told apart; {hints}")
+
+
+def check_ends() -> Check:
+    """Is it read why answers end, and by which marks."""
+    value = os.environ.get(ENDS_VARIABLE, "").strip()
+    if not reads_ends():
+        return Check("ends", None, f"off by {ENDS_VARIABLE}: nobody reads why answers end")
+    if value.lower() in ("", *ON):
+        return Check("ends", True, "why answers end is read, by the marks of the chat template")
+    try:
+        read_marks(value)
+    except ValueError as error:
+        return Check("ends", False, f"{ENDS_VARIABLE} is not understood: {error}", _CORRECT)
+    return Check("ends", True, f"why answers end is read, by the marks in {ENDS_VARIABLE}")
 
 
 def check_admission() -> Check:

@@ -179,6 +179,10 @@ def test_status_and_explain_find_a_running_sidecar(serve: Callable[..., Sidecar]
         assert "LRU on" in block.stdout
         assert "ranked_by lru, rank 0, of 1, policy_rank 0" in " ".join(block.stdout.split())
         assert json.loads(run("explain", "chat", "--json").stdout)["blocks"] == 1
+        (listed,) = json.loads(run("explain", "--json").stdout)
+        assert [each["session"] for each in listed["sessions"]] == ["chat"]
+        assert "1 of 1 sessions" in run("explain").stdout
+        assert "A caller named it" in " ".join(run("explain", "chatcmpl-r").stdout.split())
         unknown = run("explain", "nobody")
         assert unknown.returncode == 1
         assert "no session of that name" in unknown.stderr
@@ -222,7 +226,9 @@ socket = zmq.Context().socket(zmq.DEALER)
 socket.setsockopt(zmq.IDENTITY, os.urandom(16))
 socket.connect({endpoint!r})
 hello = EngineHello("node:1 [red]", "model", 16, 100, "test 1")
-chain = BlocksStored((5).to_bytes(8, "little"), None, 16, "chat")
+keys = (5).to_bytes(8, "little")
+asked = RequestStarted("chatcmpl-r-0-1f3a5b7c", keys, 17, 0, 16, "chat")
+chain = BlocksStored(keys, None, 16, "chat")
 tiers = TierReport(
     bytes_per_block=1_000_000, warm_blocks=300, warm_capacity=400, cold_blocks=5, cold_capacity=60,
     spilled=70, spill_lost=1, spill_failed=2, passed_over=80, demoted=6, dropped=3, loaded=20,
@@ -230,7 +236,7 @@ tiers = TierReport(
     prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
     prefill_tokens_per_s=5e3,
 )
-socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b""), chain, tiers]))
+socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b""), asked, chain, tiers]))
 for seq in range(1, 10_000):
     time.sleep(0.3)
     socket.send_multipart(wire.encode_events(seq, [Pressure(1, 1, 1, 1, 1)]))

@@ -14,7 +14,9 @@ from kvgraph.graph.messages.advice import ResyncRequest
 from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.doctor.environment import (
     check_admission,
+    check_ends,
     check_hints,
+    check_layers,
     check_sampling,
     check_store,
     check_tiers,
@@ -216,6 +218,44 @@ def test_sampling_as_it_is_asked_for(
     check = check_sampling()
     assert check.ok is ok
     assert check.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hints", "ok", "words"),
+    [
+        ("", "", None, "off; AITHER_KVCACHE_LAYERS=1"),
+        ("0", "all", None, "off; "),
+        ("1", "", True, "does not count: AITHER_KVCACHE_HINTS=all believes it"),
+        ("1", "all", True, "what callers say of messages counts"),
+        ("maybe", "", False, "'maybe' counts as 1; allowed: 1 or 0"),
+    ],
+)
+def test_layers_as_they_are_asked_for(
+    layers: str, hints: str, ok: bool | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_LAYERS", layers)
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints or "session")
+    check = check_layers()
+    assert check.ok is ok
+    assert words in check.detail
+
+
+@pytest.mark.parametrize(
+    ("value", "ok", "words"),
+    [
+        ("", True, "by the marks of the chat template"),
+        ("0", None, "nobody reads"),
+        ('{"turn_ends": [2], "call_ends": [7]}', True, "by the marks in"),
+        ('{"turn_ends": "x"}', False, "turn_ends"),
+    ],
+)
+def test_ends_as_they_are_asked_for(
+    value: str, ok: bool | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_ENDS", value)
+    check = check_ends()
+    assert check.ok is ok
+    assert words in check.detail
 
 
 def test_a_bound_without_admission_draws_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

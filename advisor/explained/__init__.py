@@ -1,0 +1,1 @@
+"""``kvgraph explain``: asks what the graph believes, and prints it."""
