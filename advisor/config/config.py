@@ -11,6 +11,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from pydantic_settings import (
 
 from ...graph.errors import ConfigError
 from ...graph.ipc.addresses import is_loopback
-from ...graph.ranking.profile import Rules
+from ...graph.ranking.profile import Rules, ScoreProfile
 from .config_errors import explain_errors, unknown_key
 from .sections import (
     GraphConfig,
@@ -63,6 +64,12 @@ class Config(BaseSettings):
     def rules(self) -> Rules:
         """The rules that bind every policy, for the graph."""
         return self.score.rules(self.prefetch.horizon_s)
+
+    def profile(self) -> ScoreProfile:
+        """Weights and rules in one, as the lab takes them."""
+        both = (self.score.weights(), self.rules())
+        named = {f.name: getattr(each, f.name) for each in both for f in fields(each)}
+        return ScoreProfile(**named)
 
     @classmethod
     def settings_customise_sources(

@@ -20,7 +20,7 @@ DEFAULT_CAPACITIES: Final = "1000,2000,5000,10000,20000"
 Traces = Annotated[list[Path], typer.Argument(help="Trace files, gzipped or not.")]
 Capacity = Annotated[str, typer.Option(help="Blocks of the pool, separated by commas.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON per trace.")]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens per hash id.")]
+BlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens per hash id.")]
 
 
 def replay(
@@ -35,19 +35,24 @@ def replay(
     service: Annotated[bool, typer.Option(help="Simulate how long requests take.")] = False,
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between rankings.")] = 0.5,
     block_size: BlockSize = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A sidecar's TOML: its [score] and [policy] guard count.")
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
     report: Annotated[Path | None, typer.Option(help="Save an HTML report here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay traces: what would each eviction policy have found in the cache?"""
-    from .engine.simulator import Load
-    from .lab.arms import Settings, chosen_arms
-    from .orders.graph_order import Planning
+    from .lab.arms import chosen_arms
 
     capacities = parse_capacities(capacity)
-    settings = Settings(Planning(interval), load=Load() if service else None)
+    settings = _settings(interval, service, config)
     arms = chosen_arms([name.strip() for name in policy.split(",")])
+    if analyze and policy != "all":
+        raise ReplayError("--analyze is about LRU alone: leave --policy out")
+    if missing := [path for path in traces if not path.is_file()]:
+        raise ReplayError(f"{', '.join(map(str, missing))}: there is no such file")
     for path in traces:
         trace = _load(path, block_size, as_json)
         if analyze:
@@ -56,6 +61,21 @@ def replay(
             _approaches(trace, capacities, instances, settings, processes, as_json)
         else:
             _table(trace, arms, capacities, settings, processes, picture, report, as_json)
+
+
+def _settings(interval: float, service: bool, config: Path | None) -> Any:
+    """What all arms share; raises ConfigError for a wrong ``config``."""
+    from .engine.simulator import Load
+    from .lab.arms import Settings
+    from .orders.graph_order import Planning
+
+    planning, load = Planning(interval), Load() if service else None
+    if config is None:
+        return Settings(planning, load=load)
+    from ..config.config import load as load_config
+
+    read = load_config(config)
+    return Settings(planning, read.profile(), read.policy.guard, load)
 
 
 def parse_capacities(text: str) -> list[int]:

@@ -17,7 +17,7 @@ from kvgraph.advisor.replay.errors import TraceError
 from kvgraph.advisor.replay.lab.analysis import analyze
 from kvgraph.advisor.replay.lab.arms import Settings, run_arm
 from kvgraph.advisor.replay.lab.cells import run_cells
-from kvgraph.advisor.replay.lab.hit_table import HitTable
+from kvgraph.advisor.replay.lab.hit_table import HitTable, hit_table
 from kvgraph.advisor.replay.traces.reader import load_trace
 from kvgraph.advisor.replay.traces.recorder import Recorder
 from kvgraph.graph.messages.events import RequestFinished, RequestStarted
@@ -150,6 +150,49 @@ def test_analysis_splits_the_loss(trace_file: Path) -> None:
 def test_analysis_command(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "replay", trace_file, "--analyze", "--capacity", "40", "--json")
     assert found["losses"]["40"]["infinite_hit_rate"] > found["losses"]["40"]["lru_hit_rate"]
+
+
+def refused(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", *map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+def test_what_a_replay_would_leave_out_without_a_word_is_refused(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(trace_file, "--analyze", "--policy", "lru") == 1
+    assert "leave --policy out" in capsys.readouterr().err
+    assert refused(trace_file, "--block-size", 0) == 2
+    capsys.readouterr()
+    assert refused(trace_file, tmp_path / "second.jsonl", "--policy", "lru") == 1
+    assert "second.jsonl: there is no such file" in capsys.readouterr().err
+
+
+def test_a_sidecars_configuration_ranks_in_the_lab_too(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["replay", trace_file, "--policy", "classic", "--capacity", 60, "--json"]
+    free, other = tmp_path / "free.toml", tmp_path / "other.toml"
+    free.write_text("[policy]\nguard = false\n")
+    other.write_text("[policy]\nguard = false\n[score]\nage = -1.0\nhit_count = 40.0\n")
+    rates = [
+        run_json(capsys, *asked, "--config", each)["policies"]["classic"]["60"]
+        for each in (free, other)
+    ]
+    assert rates[0] > rates[1], "what was used last goes first"
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[score]\nages = 1\n")
+    assert refused(trace_file, "--config", wrong) == 1
+
+
+def test_a_table_says_what_its_reader_would_not_guess(trace_file: Path) -> None:
+    trace = load_trace(trace_file)
+    arms = ["lru", "classic", "default+hints", "default+stops"]
+    notes = " ".join(hit_table(trace, arms, [5, 6, 7], Settings(), processes=1).notes)
+    assert "takes from the future which request is its session's last" in notes
+    assert "does not say why answers ended" in notes
+    assert "of the prompts have more than 5 blocks" in notes
 
 
 def test_approaches_are_compared(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

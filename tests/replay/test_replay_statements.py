@@ -153,6 +153,16 @@ def test_with_layers_an_engine_reads_the_parts_of_a_prompt_and_nothing_else(tmp_
     )  # fmt: skip
 
 
+def test_with_stops_an_engine_reads_why_answers_ended_and_nothing_else(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, line(1.0, [1, 2], **TOLD), line(5.0, [1, 2, 3], ended=True))
+    events = TraceEvents(trace, hints=False, stops=True)
+    started, finished = events.started(0, 0), events.finished(0, 0.0)
+    assert (started.tenant, started.session, started.segments) == (None, None, ())
+    assert (finished.waiting_for_tool, finished.expected_return_s) == (True, None)
+    assert not events.finished(1, 9.0).session_ended
+    assert events.finished(1, 9.0).waiting_for_tool is None
+
+
 def test_a_system_text_that_is_read_outlives_others_prompts(tmp_path: Path) -> None:
     head = {"layers": [["rules", 0, 32]]}
     chats = [line(10.0 + i, [1, 2, 10 + i], **head) for i in range(3)]

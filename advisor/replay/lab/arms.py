@@ -33,6 +33,12 @@ LAYERS: Final = "+layers"
 """Suffix of a graph policy's name: nobody says anything, and the engine reads off each prompt where
 its parts are, as far as the trace knows."""
 
+STOPS: Final = "+stops"
+"""Suffix of a graph policy's name: nobody says anything, and the engine reads off each answer why
+it ended, as it does by default where its chat template has a form for tool calls."""
+
+SUFFIXES: Final = (HINTS, LAYERS, STOPS)
+
 BY_DEFAULT: Final = "default"
 """The graph policy that a sidecar runs with no configuration."""
 
@@ -44,12 +50,14 @@ class Settings:
     Attributes:
         planning: How graph policies plan.
         profile: Weights and rules; None takes the defaults.
+        guard: Whether LRU rules until a graph policy has shown that it finds more.
         load: With it time passes while requests run, for the arms that know of it.
         session_ttl_s: Of the session TTL baseline.
     """
 
     planning: Planning = field(default_factory=Planning)
     profile: ScoreProfile | None = None
+    guard: bool = True
     load: Load | None = None
     session_ttl_s: float = 300.0
 
@@ -119,10 +127,16 @@ def chosen_arms(names: Sequence[str]) -> list[str]:
     return known if "all" in names else list(dict.fromkeys(names))
 
 
+def without_suffix(name: str) -> str:
+    """An arm's policy, whoever tells it anything."""
+    told = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    return name.removesuffix(told)
+
+
 def order_names() -> list[str]:
     """Every eviction order that an instance can have: what ``new_order`` makes."""
     policies = graph_policies()
-    told = [name + suffix for suffix in (HINTS, LAYERS) for name in policies]
+    told = [name + suffix for suffix in SUFFIXES for name in policies]
     return list(dict.fromkeys([*ORDERS, *policies, *told]))
 
 
@@ -139,8 +153,7 @@ def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> lis
     """
     if name in ORDERS:
         return [ORDERS[name](trace, settings) for _ in range(engines)]
-    policies = graph_policies()
-    policy = policies.get(name.removesuffix(HINTS).removesuffix(LAYERS))
+    policy = graph_policies().get(without_suffix(name))
     if policy is None:
         allowed = ", ".join(order_names())
         raise ReplayError(f"policy {name!r} cannot run here: allowed: {allowed}")
@@ -150,6 +163,8 @@ def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> lis
         rules=settings.profile,
         hints=name.endswith(HINTS),
         layers=name.endswith(LAYERS),
+        stops=name.endswith(STOPS),
+        guard=settings.guard,
     )
     return [GraphOrder(sidecar, settings.planning) for _ in range(engines)]
 

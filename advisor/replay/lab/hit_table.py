@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..traces.trace import Trace
-from .arms import HINTS, Settings, graph_policies, run_arm
+from .arms import BOUNDS, HINTS, STOPS, Settings, graph_policies, run_arm, without_suffix
 from .cells import run_cells
 
 
@@ -76,7 +76,8 @@ def hit_table(
         progress(done, len(cells))
     rates = {arm: {c: found[arm, c] for c in capacities} for arm in arms}
     seconds = time.perf_counter() - began
-    return HitTable(trace, tuple(capacities), rates, seconds, _equal_columns(rates))
+    notes = [*_notes(trace, capacities, arms), *_equal_columns(rates, settings.guard)]
+    return HitTable(trace, tuple(capacities), rates, seconds, notes)
 
 
 def _hit_rate(shared: tuple[Trace, Settings], cell: tuple[str, int]) -> float:
@@ -86,13 +87,33 @@ def _hit_rate(shared: tuple[Trace, Settings], cell: tuple[str, int]) -> float:
 
 
 def _is_slow(arm: str) -> bool:
-    return arm.removesuffix(HINTS) in graph_policies()
+    return without_suffix(arm) in graph_policies()
 
 
-def _equal_columns(rates: dict[str, dict[int, float]]) -> list[str]:
+def _notes(trace: Trace, capacities: Sequence[int], arms: Sequence[str]) -> Iterator[str]:
+    """What a reader of the table would not guess."""
+    said = trace.said
+    if not (said and said.anything) and any(arm.endswith(HINTS) for arm in arms):
+        yield (
+            f"in {trace.name} nobody says anything: {HINTS} takes from the future which request is "
+            "its session's last, and that is all that is said"
+        )
+    if not (said and said.tells_stops) and any(arm.endswith(STOPS) for arm in arms):
+        yield (
+            f"{trace.name} does not say why answers ended, so nothing is read with {STOPS}: make "
+            "the fleet with `kvgraph traffic --signals stops` or `all`, or record one"
+        )
+    for capacity in capacities:
+        longer = float((trace.prompts > capacity).mean()) if len(trace) else 0.0
+        if longer:
+            too_small = "a pool so small runs none of them"
+            yield f"{longer:.0%} of the prompts have more than {capacity:,} blocks: {too_small}"
+
+
+def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[str]:
     """Warn of two different algorithms with the same figures everywhere."""
-    return [
-        f"{one} and {other} are equal at every capacity"
-        for one, other in itertools.combinations(rates, 2)
-        if len(rates[one]) > 2 and rates[one] == rates[other]
-    ]
+    for one, other in itertools.combinations(rates, 2):
+        if len(rates[one]) > 2 and rates[one] == rates[other]:
+            equal = f"{one} and {other} are equal at every capacity"
+            kept = guard and one == "lru" and _is_slow(other) and other not in BOUNDS
+            yield f"{equal}: the guard never let {other} rank" if kept else equal

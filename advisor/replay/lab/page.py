@@ -15,6 +15,7 @@ from .hit_table import HitTable
 from .pictures import pyplot
 
 _GREY: Final = "#9aa0a6"
+_WAY: Final = "of LRU → Belady, mean"
 
 
 def rates_table(table: HitTable) -> Table:
@@ -28,7 +29,7 @@ def rates_table(table: HitTable) -> Table:
     shown.add_column("capacity in blocks")
     for capacity in table.capacities:
         shown.add_column(f"{capacity:,}", justify="right")
-    shown.add_column("LRU → Belady", justify="right")
+    shown.add_column(_WAY, justify="right")
     for arm, row in table.rates.items():
         style = "dim" if arm in BOUNDS else None
         shown.add_row(
@@ -75,7 +76,7 @@ def write_page(table: HitTable, path: Path, sections: dict[str, dict[str, Any]])
     parts = [
         f"<h1>Replay of {html.escape(table.trace.name)}</h1>",
         f'<img alt="hit rate over capacity" src="data:image/png;base64,{image}">',
-        _html_table(["capacity in blocks", *head, "LRU → Belady"], rows),
+        _html_table(["capacity in blocks", *head, _WAY], rows),
         *(f"<p>{html.escape(note)}</p>" for note in table.notes),
     ]
     for title, facts in sections.items():

@@ -48,6 +48,8 @@ class SimulatedSidecar:
         hints: Whether callers name their sessions and say what the trace knows; if the trace has
             nothing that they said, they say which turns are their sessions' last.
         layers: Whether the engines read off each prompt where its parts are.
+        stops: Whether they read off each answer why it ended.
+        guard: Whether LRU rules until the policy has shown that it finds more.
 
     Attributes:
         now: The graph's clock, in seconds of the trace.
@@ -61,13 +63,15 @@ class SimulatedSidecar:
         rules: Rules | None = None,
         hints: bool = False,
         layers: bool = False,
+        stops: bool = False,
+        guard: bool = True,
     ) -> None:
         self.now = 0.0
-        self.events = TraceEvents(trace, hints, layers)
+        self.events = TraceEvents(trace, hints, layers, stops)
         self.graph = KVCacheGraph(
             policy=policy,
             rules=rules,
-            referee=Guard(policy.name),
+            referee=Guard(policy.name) if guard else None,
             limits=GraphLimits(logs=False),
             clock=lambda: self.now,
         )

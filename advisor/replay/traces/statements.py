@@ -42,8 +42,13 @@ class Said:
     @property
     def anything(self) -> bool:
         """Whether any caller said what a session is doing, or what its prompt consists of."""
-        told = (self.ended, self.waiting != _NOBODY, ~np.isnan(self.expected_return_s))
-        return any(bool(column.any()) for column in told) or any(self.layers)
+        told = (self.ended, ~np.isnan(self.expected_return_s))
+        return self.tells_stops or any(bool(c.any()) for c in told) or any(self.layers)
+
+    @property
+    def tells_stops(self) -> bool:
+        """Whether it is known of any answer why it ended."""
+        return bool((self.waiting != _NOBODY).any())
 
     def rows(self, part: slice) -> Said:
         """The statements of some of the requests."""

@@ -28,15 +28,20 @@ class TraceEvents:
             holds nothing that they said, they say which request is their session's last.
         layers: Whether the engine reads off each prompt where its parts are. What callers say
             of them is said in its place.
+        stops: Whether the engine reads off each answer why it ended. What callers say of that is
+            said in its place.
     """
 
-    def __init__(self, trace: Trace, hints: bool, layers: bool = False) -> None:
+    def __init__(
+        self, trace: Trace, hints: bool, layers: bool = False, stops: bool = False
+    ) -> None:
         self.keys = trace.keys()
         self._trace = trace
         self._named = hints and trace.has_sessions
         self._said = trace.said if hints and trace.said and trace.said.anything else None
         self._knows_last = hints and self._said is None
         self._read = trace.said if layers and self._said is None else None
+        self._ends = self._said or (trace.said if stops else None)
 
     def started(self, request: int, hit: int) -> RequestStarted:
         """The event that a request was scheduled, and ``hit`` blocks of it were found."""
@@ -116,9 +121,9 @@ class TraceEvents:
         return self._knows_last and bool(self._trace.last[request])
 
     def _waiting(self, request: int) -> bool | None:
-        if self._said is None or self._said.waiting[request] < 0:
+        if self._ends is None or self._ends.waiting[request] < 0:
             return None
-        return bool(self._said.waiting[request])
+        return bool(self._ends.waiting[request])
 
     def _expected_return_s(self, request: int, now: float) -> float | None:
         """Seconds from ``now``; from when the request really ended, where it ends at once here."""
