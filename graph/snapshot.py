@@ -29,7 +29,7 @@ from .tables.edges import EdgeStore
 from .tables.integrity import check_integrity
 from .tables.tables import Tables
 
-_MAGIC: Final = b"KVGSNAP\x0b"
+_MAGIC: Final = b"KVGSNAP\x0c"
 _DIGEST_BYTES: Final = 32
 _INTERNERS: Final = ("segment_names", "tenants", "memories")
 

@@ -15,21 +15,23 @@ SHARED: Final = -2
 # All chosen, with recorded agents' sessions in sight.
 _NEAR_FULL: Final = 0.75  # of the longest prompt: from here on histories are compacted
 _SETTLED: Final = 5  # turns from which a session has a history to compact
+_TAIL: Final = 1  # blocks at a prompt's end that may differ in the next turn's; Mooncake's do
 _SUMMARY: Final = 0.05  # of the history that it stands for, at least; others start with less
 
 
-def continued(owners: Rows, first: Rows, reach: Rows, turns: Rows) -> int:
+def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
     """The session that a prompt continues; ``NO_ROW``: it begins one.
 
     It continues a session if the deepest block that was seen before was walked by that session
     alone (a system prompt that many share is nobody's), and if it keeps more than half of that
-    session's last prompt, or is the summary of it: see ``_compacts``. It does not continue a
-    session that it leaves within its first prompt: two chats that begin alike do that, too.
+    session's last prompt, or is the summary of it: see ``_compacts``. If it shares a part of that
+    session's first prompt alone, it begins a session of its own: two chats with one system prompt
+    look like that. A last block that differs shows nothing.
 
     Args:
         owners: int32 ``[n]``: who walked each block, from the start of its chain; ``NO_ROW``
             where nobody did, ``SHARED`` where several did.
-        first: int32 ``[sessions]``: full blocks of each session's first prompt.
+        first_reach: int32 ``[sessions]``: full blocks of each session's first prompt.
         reach: int32 ``[sessions]``: full blocks of each session's last prompt.
         turns: int32 ``[sessions]``: how many each had.
     """
@@ -37,7 +39,8 @@ def continued(owners: Rows, first: Rows, reach: Rows, turns: Rows) -> int:
     if session < 0:
         return NO_ROW
     before = int(reach[session])
-    if 2 * known > before and (known >= before or known > first[session]):
+    goes_on = known >= before - _TAIL or known > first_reach[session]
+    if 2 * known > before and goes_on:
         return session
     settled = turns[session] >= _SETTLED
     compacts = settled and _compacts(known, len(owners), before, int(reach.max()))

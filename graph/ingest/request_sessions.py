@@ -72,7 +72,7 @@ class RequestSessions:
         """
         sessions = self._tables.sessions
         walked = owners(self._tables.blocks, rows)
-        session = continued(walked, sessions.first, sessions.reach, sessions.turns)
+        session = continued(walked, sessions.first_reach, sessions.reach, sessions.turns)
         if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
             return NO_ROW
         return NO_ROW if len(self._left_behind(rows)) else session

@@ -106,7 +106,7 @@ class TurnRecorder:
             self._sessions.supersede(session, rows)
             sessions.reach[session] = len(rows)
             if not sessions.turns[session]:
-                sessions.first[session] = len(rows)
+                sessions.first_reach[session] = len(rows)
         self._sessions.own(session, rows, event.tenant)
         sessions.begin_turn(session, engine, now, event.prompt_tokens)
         self._mark_tip(session, rows)

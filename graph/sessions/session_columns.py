@@ -40,7 +40,7 @@ class SessionColumns(PauseColumns):
     # NEVER if it was not stated.
     expected_return: npt.NDArray[np.float64] = column(np.float64, NEVER, time=True)
     tip: Rows = column(np.int32, NO_ROW)  # block row where its last turn ended
-    first: Rows = column(np.int32, 0)  # full blocks of its first prompt
+    first_reach: Rows = column(np.int32, 0)  # full blocks of its first prompt
     reach: Rows = column(np.int32, 0)  # full blocks of its last prompt
     # Whether it was inferred: it began with a request that extended no earlier one.
     inferred: npt.NDArray[np.bool_] = column(np.bool_, False)

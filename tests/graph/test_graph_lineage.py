@@ -121,16 +121,16 @@ def test_short_chats_under_one_long_system_prompt_are_told_apart(traffic: Traffi
     assert traffic.superseded(*range(1, 11), 100, 114, 200, 314) == [False] * 14
 
 
-def test_chats_whose_first_words_fill_no_block_are_told_apart_once_they_do(
+def test_chats_that_differ_in_one_block_are_told_apart_once_one_comes_back(
     traffic: Traffic,
 ) -> None:
     first = traffic.turn(1, 2, 3)
-    assert traffic.turn(1, 2, 3) == first, "nothing tells them apart yet"
     assert traffic.turn(1, 2, 3, 10) == first
-    other = traffic.turn(1, 2, 3, 20)
+    assert traffic.turn(1, 2, 3, 20) == first, "it may be the same prompt, with another end"
+    other = traffic.turn(1, 2, 3, 10, 11)
     assert other != first
-    assert traffic.turn(1, 2, 3, 10, 11) == first
-    assert traffic.turn(1, 2, 3, 20, 21) == other
+    assert traffic.turn(1, 2, 3, 20, 21) == first
+    assert traffic.turn(1, 2, 3, 10, 11, 12) == other
     assert traffic.superseded(1, 2, 3, 10, 11, 20, 21) == [False] * 7
 
 

@@ -213,7 +213,7 @@ class NaiveTurns(NaiveBlocks):
         name = self.block(seen[-1]).session
         session = self.sessions[name or ""]
         left_behind = any(self.block(key).superseded for key in keys)
-        left_early = len(seen) < session.reach and len(seen) <= session.first
+        left_early = len(seen) < session.reach - 1 and len(seen) <= session.first
         kept = (2 * len(seen) > session.reach and not left_early) or (
             session.turns >= 5 and self.compacts(len(seen), len(keys), session.reach)
         )
