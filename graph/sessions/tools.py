@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,6 +16,7 @@ from ..types import NO_ROW
 A_TENANTS_TOOLS: Final = 64
 MOST_TOOLS: Final = 4096
 _FEW: Final = 3  # with fewer pauses nothing is known
+_TRIALS: Final = 64  # tools at least that have the time to become known
 _MEMORY: Final = 50.0  # pauses over which a mean forgets
 _KNOWN_WITHIN: Final = math.log(4.0)  # the error that a caller's own statement may have
 _LEAST_S: Final = 0.01
@@ -25,9 +26,9 @@ _OTHERS: Final = ""
 class ToolBook:
     """Tools by tenant and name, with the logarithms of their durations; bounded.
 
-    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one; beyond ``MOST_TOOLS``, the
-    one of which the fewest pauses are known makes room, so that no tenant's many take the place of
-    what is known of another's.
+    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one; beyond ``MOST_TOOLS``, one
+    of which fewer than ``_FEW`` pauses are known makes room, the oldest first, so that no tenant's
+    many take the place of what is known of another's.
 
     Args:
         forget: Is told of a number that is about to mean another tool.
@@ -39,6 +40,7 @@ class ToolBook:
         self._numbers: dict[tuple[int, str], int] = {}
         self._of_tenant: Counter[int] = Counter()
         self._stats: list[list[float]] = []  # by number: pauses seen, mean, variance
+        self._untried: deque[int] = deque()  # the oldest first; some have become known since
 
     def __len__(self) -> int:
         return len(self._stats)
@@ -97,14 +99,19 @@ class ToolBook:
         self._numbers[tenant, name] = number
         self._of_tenant[tenant] += 1
         self._stats.append([0.0, 0.0, 0.0])
+        self._untried.append(number)
         return number
 
     def _least_known(self) -> int:
-        """The tool with the fewest pauses; among such, of a tenant that has many, the oldest."""
-        return min(
-            range(len(self)),
-            key=lambda tool: (self._stats[tool][0], -self._of_tenant[self._names[tool][0]]),
-        )
+        """The oldest of the tools of which next to nothing is known, where there are many such;
+        else the one of the others of which least is."""
+        while len(self._untried) > _TRIALS:
+            tool = self._untried.popleft()
+            if self._stats[tool][0] < _FEW:
+                return tool
+        untried = set(self._untried)
+        known = (tool for tool in range(len(self)) if tool not in untried)
+        return min(known, key=lambda tool: self._stats[tool][0])
 
     def _replace(self, tool: int, tenant: int, name: str) -> int:
         self._forget(tool)
@@ -114,4 +121,5 @@ class ToolBook:
         self._numbers[tenant, name] = tool
         self._of_tenant[tenant] += 1
         self._stats[tool] = [0.0, 0.0, 0.0]
+        self._untried.append(tool)
         return tool

@@ -129,14 +129,24 @@ def test_tools_beyond_a_tenants_share_are_one_and_all_are_bounded() -> None:
 def test_no_tenants_many_tools_take_the_place_of_what_is_known(world: World) -> None:
     world.takes("bash", 2.0, 2.0, 2.0, tenant="honest")
     world.turn("waits", "bash", tenant="honest")
-    world.turn("asks", "new tool", tenant="honest")
     tools = world.graph.tables.sessions.tools
     for tenant in range(1000, 1000 + 2 * MOST_TOOLS // A_TENANTS_TOOLS):
         for n in range(A_TENANTS_TOOLS):
             tools.number(f"tool {n}", tenant)
     assert len(tools) == MOST_TOOLS
     assert world.expected("waits", "honest") == pytest.approx(2.0, rel=0.01)
-    assert world.graph.explain_session("asks", "honest")["waits_for"] == "new tool"
+
+
+def test_a_new_tool_has_the_time_to_become_known_among_others() -> None:
+    book = ToolBook()
+    for tenant in range(MOST_TOOLS):
+        for _ in range(4):
+            book.note(book.number("known", tenant), 2.0)
+    for other in range(40):
+        mine = book.number("mine", 9000)
+        book.note(mine, 5.0)
+        book.number("once", 10_000 + other)
+    assert book.expected_s(book.number("mine", 9000)) == pytest.approx(5.0)
 
 
 def test_nobody_waits_for_a_tool_whose_place_another_took() -> None:

@@ -45,4 +45,4 @@ def test_a_history_that_lost_half_or_more_is_a_new_session() -> None:
 
 def test_strangers_behind_one_system_prompt_stay_strangers() -> None:
     assert sessions([1, 2, 3], [1, 4, 5], [1, 6, 7], [1, 4, 5, 8], [1]) == [0, 1, 2, 1, 3]
-    assert sessions([1, 2, 3, 4], [1, 2, 3, 9, 10], [1, 2, 3, 9, 10, 11]) == [0, 1, 1]
+    assert sessions([1, 2, 3, 4, 5], [1, 2, 3, 9, 10], [1, 2, 3, 9, 10, 11]) == [0, 1, 1]
