@@ -17,7 +17,7 @@ from .. import __version__
 from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError, KvGraphError
 from .compared.diff_cli import diff
-from .explained.explain_cli import explain
+from .explained.explain_cli import JsonOption, explain
 from .export.export_cli import export
 from .fleet.proxy.route_cli import route
 from .memory.memory_cli import memory
@@ -37,7 +37,6 @@ COMMAND_GROUP: Final = "kvgraph.commands"
 
 _LAB: Final = (replay, closed, plan, tune, traffic, prior, record)
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

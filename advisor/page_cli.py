@@ -103,8 +103,7 @@ def why(
     found: list[Mapping[str, Any]] = []
     held: list[Mapping[str, Any]] = []
     for sidecar in sidecar_urls(url):
-        asked = f"/v1/requests?limit={_MOST}&search={quote(target[:_LONGEST], safe='')}"
-        found += matching(ask(sidecar, asked)["requests"], target)
+        found += [request for _, request in requests_of([sidecar], target)]
         waiting = ask(sidecar, "/waiting").items()
         held += [{"request": name, "held_s": s} for name, s in waiting if _is_of(name, target)]
         if not held:
@@ -122,6 +121,14 @@ def why(
         typer.echo(plain(held_sentence(each)).plain)
     for request in newest:
         typer.echo(plain(why_sentence(request)).plain)
+
+
+def requests_of(urls: Sequence[str], target: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Requests of this id, or else of this session, each with the sidecar that knows it."""
+    asked = f"/v1/requests?limit={_MOST}&search={quote(target[:_LONGEST], safe='')}"
+    for url in urls:
+        for request in matching(ask(url, asked)["requests"], target):
+            yield url, request
 
 
 def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping[str, Any]]:

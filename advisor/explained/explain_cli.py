@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from ..page_cli import JsonOption, UrlOption, matching
+from ..page_cli import UrlOption, requests_of
 from ..remote import RemoteError, UnknownError, ask, sidecar_urls
 from ..terminal import facts_report
 from ..terminal_tables import plain
@@ -25,7 +25,9 @@ _WHOLE_KEY: Final = (
 )
 _MEMORY: Final = "memory:"
 _LISTED: Final = 20  # sessions; chosen, to fit a screen
-_LONGEST: Final = 256  # characters that can be searched for, by the API
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def explain(
@@ -43,8 +45,11 @@ def explain(
     """Say why a block ranks where it does, what a session does, or who recalls a memory."""
     urls = sidecar_urls(url)
     if target is None:
-        listed = [ask(each, f"/v1/sessions?limit={_LISTED}") for each in urls]
-        _print(listed, Group(*map(_sessions_report, listed)), as_json)
+        if tenant is not None:
+            raise RemoteError("--tenant says whose session is meant: name the session, too")
+        listed = {each: ask(each, f"/v1/sessions?limit={_LISTED}") for each in urls}
+        tables = Group(*(_sessions_report(*each) for each in listed.items()))
+        _print(list(listed.values()), tables, as_json)
         return
     answer = _explained(urls, target, tenant)
     _print(answer, facts_report(target, answer), as_json)
@@ -61,8 +66,9 @@ def _explained(urls: list[str], target: str, tenant: str | None) -> Any:
     try:
         return _first_answer(urls, _paths(target, tenant))
     except UnknownError as error:
-        if (session := _session_of_request(urls, target)) is not None:
-            return _first_answer(urls, [_session_path(*session)])
+        for url, request in requests_of(urls, target):
+            if request["session"] and tenant in (None, request["tenant"]):
+                return ask(url, _session_path(request["session"], request["tenant"]))
         if not _HEXADECIMAL.fullmatch(target):
             raise
         raise UnknownError(f"{error}; {_WHOLE_KEY}") from None
@@ -101,20 +107,11 @@ def _first_answer(urls: list[str], paths: list[str]) -> Any:
     raise unknown or RemoteError("nobody to ask")
 
 
-def _session_of_request(urls: Sequence[str], target: str) -> tuple[str, str | None] | None:
-    """The session, and its tenant, whose request has this id; None where no request is known."""
-    asked = f"/v1/requests?limit=1000&search={quote(target[:_LONGEST], safe='')}"
-    for url in urls:
-        for request in matching(ask(url, asked)["requests"], target):
-            if request["session"]:
-                return request["session"], request["tenant"]
-    return None
-
-
-def _sessions_report(answer: Mapping[str, Any]) -> RenderableType:
-    """The sessions that were heard of last."""
+def _sessions_report(url: str, answer: Mapping[str, Any]) -> RenderableType:
+    """The sessions that a sidecar heard of last."""
     shown = answer["sessions"]
-    table = Table(title=f"{len(shown)} of {answer['known']:,} sessions", title_justify="left")
+    title = f"{len(shown)} of {answer['known']:,} sessions at {url}"
+    table = Table(title=plain(title), title_justify="left")
     for name in ("session", "tenant", "does", "since", "turns", "waits for", "blocks in pool"):
         table.add_column(name, overflow="fold")
     for each in shown:

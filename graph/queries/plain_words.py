@@ -21,8 +21,8 @@ from ..types import (
 
 _WHO = {Authority.CALLER: "as a caller stated", Authority.OPERATOR: "as the operator stated"}
 _READ_OFF = {
-    int(DEFAULT_LAYER): "as all that nobody took for anything else",
-    int(SourceLayer.GENERATION): "as the model wrote it",
+    int(DEFAULT_LAYER): "as the engine read it, or by default",
+    int(SourceLayer.GENERATION): "as an answer of the model",
 }
 _STOPS = {
     StopReason.UNKNOWN: "Why its last answer ended is not known.",
@@ -98,21 +98,23 @@ def session_beliefs(tables: Tables, row: int, now: float) -> list[str]:
     if state == SessionState.RUNNING:
         return [*said, f"{int(sessions.running[row])} of its requests are in the engine."]
     if state == SessionState.ENDED:
-        return [*said, f"Somebody said {idle:.0f} s ago that it is over: its blocks go early."]
+        last = f"It was last heard of {idle:.0f} s ago."
+        return [*said, "Somebody said that it is over, and its blocks go early.", last]
     said.append(_STOPS[StopReason(int(sessions.stop[row]))])
     if state == SessionState.WAITING_FOR_TOOL:
         tool = sessions.tools.name(int(sessions.tool[row]))
-        said.append(f"It waits for {'the tool ' + tool if tool else 'a tool'} since {idle:.0f} s.")
+        waited = f"the tool {tool}" if tool else "a tool"
+        said.append(f"It has waited for {waited} for {idle:.0f} s.")
         due, stated = float(sessions.due()[row]) - now, sessions.expected_return[row] > NEVER
         if math.isfinite(due):
             whence = "as was stated, or as the tool mostly takes" if stated else "by earlier pauses"
-            when = f"in {due:.0f} s" if due >= 0 else f"{-due:.0f} s ago"
-            said.append(f"It was expected {when}, {whence}.")
+            when = f"is expected in {due:.0f} s" if due >= 0 else f"was expected {-due:.0f} s ago"
+            said.append(f"It {when}, {whence}.")
         return said
     share = float(sessions.return_probability()[row])
     return [
         *said,
-        f"It rests since {idle:.0f} s. Of sessions with as many turns, {share:.0%} went on.",
+        f"It has rested for {idle:.0f} s. Of sessions with as many turns, {share:.0%} went on.",
     ]
 
 

@@ -192,7 +192,7 @@ def test_a_table_says_what_its_reader_would_not_guess(trace_file: Path) -> None:
     notes = " ".join(hit_table(trace, arms, [5, 6, 7], Settings(), processes=1).notes)
     assert "takes from the future which request is its session's last" in notes
     assert "does not say why answers ended" in notes
-    assert "of the prompts have more than 5 blocks" in notes
+    assert "prompts have more than 5 blocks" in notes
 
 
 def test_approaches_are_compared(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..traces.trace import Trace
-from .arms import BOUNDS, HINTS, STOPS, Settings, graph_policies, run_arm, without_suffix
+from .arms import HINTS, STOPS, Settings, graph_policies, run_arm, without_suffix
 from .cells import run_cells
 
 
@@ -104,10 +104,11 @@ def _notes(trace: Trace, capacities: Sequence[int], arms: Sequence[str]) -> Iter
             "the fleet with `kvgraph traffic --signals stops` or `all`, or record one"
         )
     for capacity in capacities:
-        longer = float((trace.prompts > capacity).mean()) if len(trace) else 0.0
-        if longer:
-            too_small = "a pool so small runs none of them"
-            yield f"{longer:.0%} of the prompts have more than {capacity:,} blocks: {too_small}"
+        if longer := int((trace.prompts > capacity).sum()):
+            yield (
+                f"{longer:,} of {len(trace):,} prompts have more than {capacity:,} blocks: an "
+                "engine with such a pool refuses them"
+            )
 
 
 def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[str]:
@@ -115,5 +116,6 @@ def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[
     for one, other in itertools.combinations(rates, 2):
         if len(rates[one]) > 2 and rates[one] == rates[other]:
             equal = f"{one} and {other} are equal at every capacity"
-            kept = guard and one == "lru" and _is_slow(other) and other not in BOUNDS
-            yield f"{equal}: the guard never let {other} rank" if kept else equal
+            ranked = next((arm for arm in (one, other) if arm != "lru"), "")
+            kept = guard and "lru" in (one, other) and _is_slow(ranked)
+            yield f"{equal}: the guard let {ranked} rank never, or in vain" if kept else equal

@@ -75,7 +75,8 @@ def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
 
 _FEW: Final = 32  # fields of hints, or of one of its parts; more than there are
 _LONG: Final = 4096  # characters of one; chosen, so that any secret fits
-_INTEGERS: Final = 1 << 63  # the least that MessagePack has no place for
+_INTEGERS: Final = 1 << 63  # larger integers are sent as floats; chosen, MessagePack ends near
+_FLOATS: Final = 1 << 1023  # and from here on not at all: no float is as large
 
 
 def _cut(name: str, value: Any) -> Any:
@@ -84,7 +85,7 @@ def _cut(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return _plain(value, _LONG)
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
-        return None
+        return float(value) if abs(value) < _FLOATS else None
     if name in ("segments", "messages") and isinstance(value, list):
         return [_cut_part(part) for part in value[: MAX_SEGMENTS + 1]]  # so that more is noticed
     return None if isinstance(value, list | dict) else value
@@ -126,7 +127,10 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
         segment["layer"] = layer
     elif "layer" in item:
         _warn(once, "messages.layer", f"must be one of {', '.join(LAYER_BY_NAME)}")
-    if "importance" not in item and (worth := _priority(item.get("priority"), once)) is not None:
+    if (
+        item.get("importance") is None
+        and (worth := _priority(item.get("priority"), once)) is not None
+    ):
         segment["importance"] = worth
     if isinstance(index, int) and not isinstance(index, bool):
         yield MessageHint(index, None, segment)

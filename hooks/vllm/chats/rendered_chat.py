@@ -48,17 +48,20 @@ def resolved(said: dict[str, Any], chat: RenderedChat | None, once: Once) -> dic
         once.warn("no messages", "kvgraph: a request without messages names some; ignored "
                                  "(said once)")  # fmt: skip
         return said
-    segments = said["segments"][:MAX_SEGMENTS] if isinstance(said.get("segments"), list) else []
+    segments = said["segments"] if isinstance(said.get("segments"), list) else []
     about = meant(hints, chat.messages)
     if not about:
         once.warn("no such message", "kvgraph: a request's hints name messages that it has not; "
                                      "ignored (said once)")  # fmt: skip
     places = MessagePlaces(chat.tokens, chat.text, chat.tokenizer)
     for place, (at, said_of_it) in zip(places.of(chat.messages, about), about.items(), strict=True):
-        if place is not None:
+        if place is None:
+            once.warn("not found", "kvgraph: a request's hints name messages that are not found in "
+                                   "its prompt; ignored (said once)")  # fmt: skip
+        else:
             layer = {"layer": layer_of(chat.messages[at].role)}
             where = {"start": place[0], "end": place[1]}
-            room = MAX_SEGMENTS - len(segments)
+            room = max(0, MAX_SEGMENTS - len(segments))
             segments += [{**layer, **hint.segment, **where} for hint in said_of_it[:room]]
     if segments:
         said["segments"] = segments

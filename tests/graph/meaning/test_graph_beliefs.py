@@ -70,8 +70,8 @@ def test_a_block_tells_who_said_what_it_is(world: World) -> None:
     assert "rules, as the engine read it off the borders of messages" in world.block(1)
     assert "context, as a caller stated" in world.block(2)
     assert "axioms, as the operator stated" in world.block(3)
-    assert "as all that nobody took for anything else" in world.block(4)
-    assert "generation, as the model wrote it" in world.block(5)
+    assert "user_turn, as the engine read it, or by default" in world.block(4)
+    assert "generation, as an answer of the model" in world.block(5)
 
 
 def test_a_block_tells_until_when_it_is_kept_and_why_it_goes(world: World) -> None:
@@ -94,7 +94,7 @@ def test_a_session_tells_who_named_it_and_what_it_does(world: World) -> None:
     world.now += 10
     told = world.session()
     assert "ended in a tool call" in told
-    assert "It waits for the tool bash since 10 s. It was expected in 20 s" in told
+    assert "It has waited for the tool bash for 10 s. It is expected in 20 s" in told
     world.now += 25
     assert "It was expected 5 s ago" in world.session()
     world.graph.intents.signal(SessionSignal("s", waiting_for_tool=False))
@@ -102,6 +102,7 @@ def test_a_session_tells_who_named_it_and_what_it_does(world: World) -> None:
     assert "of sessions with as many turns" in world.session().lower()
     world.graph.intents.signal(SessionSignal("s", ended=True))
     assert "that it is over" in world.session()
+    assert "last heard of 35 s ago" in world.session()
 
 
 def test_a_session_that_nobody_named_says_so(world: World) -> None:
