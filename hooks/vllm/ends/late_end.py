@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ....graph.messages.events import RequestFinished
 from ..logs import warn_read_no_more
 from .answer_reader import AnswerReader, Tokens
+from .bound_answers import is_bound
 
 if TYPE_CHECKING:
+    from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
@@ -20,21 +22,6 @@ logger = logging.getLogger(__name__)
 _STOPPED: Final = "finished_stopped"
 """vLLM's status of an answer that the model, or a stop token, ended. One that was cut at a length,
 aborted or preempted shows nothing by its last tokens."""
-
-ANY_GRAMMAR: Final = ""
-"""A grammar that is no structural tag: it binds all of an answer."""
-_TRIGGERED: Final = ("triggered_tags", "token_triggered_tags")
-
-
-def binds_all(grammar: str) -> bool:
-    """Whether a grammar leaves an answer no prose; a structural tag that calls need not follow
-    does, and one that requires a call does not."""
-    if grammar == ANY_GRAMMAR:
-        return True
-    form = msgspec.json.decode(grammar, type=dict[str, Any]).get("format")
-    if not isinstance(form, dict):
-        return False  # the older kind: tags for calls, among prose
-    return form.get("type") not in _TRIGGERED or form.get("at_least_one") is True
 
 
 class AnswerEnds:
@@ -58,20 +45,22 @@ class AnswerEnds:
         if told or known or self._given_up or event.reason != _STOPPED:
             return event
         form = request.structured_output_request
-        grammar = None if form is None else form.params.structural_tag or ANY_GRAMMAR
-        return LateEnd(event, request.output_token_ids, self, grammar)
+        bound_by = None if form is None else form.params
+        return LateEnd(event, request.output_token_ids, self, bound_by)
 
-    def read(self, event: RequestFinished, answer: Tokens, grammar: str | None) -> RequestFinished:
+    def read(
+        self, event: RequestFinished, answer: Tokens, bound_by: StructuredOutputsParams | None
+    ) -> RequestFinished:
         """``event`` with why ``answer`` ended; what a caller said of it stands.
 
         Args:
-            grammar: That the answer had to follow: a structural tag's JSON, or any other.
+            bound_by: The form that the answer had to follow; None for none.
         """
         if self._given_up:
             return event
         try:
             reader = self._reader = self._reader or self._make_reader()
-            bound = grammar is not None and binds_all(grammar)
+            bound = bound_by is not None and is_bound(bound_by.structural_tag)
             ending = reader.read_bound(answer) if bound else reader.read(answer)
         except Exception as error:  # of a tokenizer: the request's end must be told all the same
             self._give_up(error)
@@ -90,19 +79,23 @@ class AnswerEnds:
 class LateEnd:
     """The end of a request whose answer is still to be read; see ``hooks.link.outbox.Later``."""
 
-    __slots__ = ("_answer", "_ends", "_event", "_grammar")
+    __slots__ = ("_answer", "_bound_by", "_ends", "_event")
 
     def __init__(
-        self, event: RequestFinished, answer: Tokens, ends: AnswerEnds, grammar: str | None
+        self,
+        event: RequestFinished,
+        answer: Tokens,
+        ends: AnswerEnds,
+        bound_by: StructuredOutputsParams | None,
     ) -> None:
         self._event = event
         self._answer = answer
         self._ends = ends
-        self._grammar = grammar
+        self._bound_by = bound_by
 
     def event(self) -> RequestFinished:
         """The whole event; never raises."""
-        return self._ends.read(self._event, self._answer, self._grammar)
+        return self._ends.read(self._event, self._answer, self._bound_by)
 
     def events(self) -> tuple[RequestFinished]:
         """The same, as the queue asks for it."""

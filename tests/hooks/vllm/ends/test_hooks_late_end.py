@@ -13,9 +13,17 @@ import pytest
 from kvgraph.graph.messages.events import BlocksCleared, RequestFinished
 from kvgraph.hooks.link.outbox import Outbox
 from kvgraph.hooks.vllm.ends.answer_reader import AnswerReader
+from kvgraph.hooks.vllm.ends.bound_answers import is_bound
 from kvgraph.hooks.vllm.ends.end_marks import EndMarks
 from kvgraph.hooks.vllm.ends.late_end import AnswerEnds, LateEnd
-from xgrammar import get_model_structural_tag
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionToolsParam,
+)
+from vllm.tool_parsers.structural_tag_registry import (
+    SUPPORTED_STRUCTURAL_TAG_MODELS,
+    get_model_structural_tag,
+)
 
 END, CALL_END, NAME = 1, 2, 3
 MARKS = EndMarks(turn_ends=(END,), call_ends=(CALL_END,), opener=9, before="to", after="!")
@@ -82,20 +90,30 @@ def test_an_answer_in_a_form_ends_for_nobody_knows_whom() -> None:
     assert told(STOPPED, CALLING, form="json").tool == "bash"
 
 
-@pytest.mark.parametrize(
-    ("choice", "waiting"),
-    [("auto", False), ("required", None), ({"type": "function", "function": {"name": "f"}}, None)],
-)
-@pytest.mark.parametrize("model", ["qwen_3", "llama", "deepseek_v3_1"])
-def test_an_answer_that_had_to_be_a_call_is_no_end_of_a_turn(
-    choice: Any, waiting: bool | None, model: str
-) -> None:
-    """The forms are those of the library from which vLLM has them."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    tag = get_model_structural_tag(model, tools=[tool], tool_choice=choice, reasoning=False)
-    form = json.dumps(tag.model_dump())
-    assert told(STOPPED, ENDING, form=form).waiting_for_tool is waiting
-    assert told(STOPPED, CALLING, form=form).tool == "bash"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("model", sorted(SUPPORTED_STRUCTURAL_TAG_MODELS))
+def test_an_answer_that_had_to_be_a_call_is_no_end_of_a_turn(model: str) -> None:
+    """By the grammars that vLLM makes for the models that it knows."""
+    named = {"type": "function", "function": {"name": "f"}}
+    for tool, choice, waiting in (
+        (STRICT, "auto", False),
+        (TOOL, "required", None),
+        (TOOL, ChatCompletionNamedToolChoiceParam(**named), None),
+    ):
+        tools = [ChatCompletionToolsParam(**tool)]  # type: ignore[arg-type]
+        tag = get_model_structural_tag(model, tools, choice, reasoning=False)
+        assert tag is not None
+        form = json.dumps(tag.model_dump())
+        assert told(STOPPED, ENDING, form=form).waiting_for_tool is waiting, form
+        assert told(STOPPED, CALLING, form=form).tool == "bash"
+
+
+@pytest.mark.parametrize("tag", ["[" * 100_000, "3", "{", '{"format": NaN}'])
+def test_a_form_that_cannot_be_read_counts_as_one(tag: str) -> None:
+    assert is_bound(tag)
 
 
 def test_an_error_costs_the_reading_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
