@@ -102,7 +102,7 @@ class EditEndpoint:
         """The JSON answer to a POST; raises as ``answer_to``."""
         data = json.dumps(body).encode()
         if len(data) > MOST_BYTES:
-            raise RefusedError(f"{len(data):,} bytes; allowed: {MOST_BYTES:,} at most")
+            raise RefusedError(f"the body has {len(data):,} bytes; allowed: {MOST_BYTES:,} at most")
         request = urllib.request.Request(self._url, data, self._headers, method="POST")
         return answer_to(request, timeout_s, self.MOST_ANSWERED)
 

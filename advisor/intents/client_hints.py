@@ -12,7 +12,7 @@ client.chat.completions.create(
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 from ...graph.messages.fields import MAX_NAME
@@ -51,8 +51,8 @@ def hints(
     """The fields that a request's body needs beside its own; see ``Use it`` in the README.
 
     Raises:
-        ValueError: A message hint names neither an index nor a role, or an unknown layer or field,
-            or a value is not allowed: says which, and what is.
+        ValueError: A field is unknown, or its value is not what the docs allow: says which, and
+            what is allowed. What gets to an engine otherwise is left out there, with a warning.
     """
     said: dict[str, Any] = {
         "session": session, "tenant": tenant, "waiting_for_tool": waiting_for_tool,
@@ -67,36 +67,50 @@ def hints(
 
 
 def _checked(hint: MessageHint) -> dict[str, Any]:
-    plain = {name: value for name, value in hint.items() if value is not None}
-    if unknown := plain.keys() - MessageHint.__annotations__.keys():
+    if not isinstance(hint, Mapping):
+        raise ValueError(f"{hint!r} is no message hint; allowed: an object")
+    if unknown := hint.keys() - MessageHint.__annotations__.keys():
         allowed = ", ".join(MessageHint.__annotations__)
         raise ValueError(f"{', '.join(sorted(unknown))}: a message hint has {allowed}")
+    plain = {name: value for name, value in hint.items() if value is not None}
     if ("index" in plain) == ("role" in plain):
-        raise ValueError(f"{plain}: a message hint names an index or a role")
-    if "layer" in plain and plain["layer"] not in LAYER_BY_NAME:
-        raise ValueError(f"layer {plain['layer']!r} is none of {', '.join(LAYER_NAMES)}")
+        raise ValueError(f"{dict(hint)}: a message hint names an index or a role")
     _check("a message hint", plain)
     return plain
 
 
-_LONGEST_S: Final = 1e9  # that an engine takes; bounds of leases are shorter
+_LONGEST_S: Final = 1e9  # of a lease or a pause; chosen, engines keep leases for less
 _MOST: Final = {
     "importance": 1.0, "priority": 100.0, "pinned": _LONGEST_S, "expected_return_s": _LONGEST_S,
 }  # fmt: skip
 _NAMES: Final = ("session", "tenant", "tool", "identity", "memory_id", "role")
-_FARTHEST: Final = 1 << 31  # that an index may be; an engine takes 64 bits
+_FLAGS: Final = ("waiting_for_tool", "session_ended", "warming")
+_MAX_INDEX: Final = (1 << 31) - 1
 
 
-def _check(where: str, said: dict[str, Any]) -> None:
-    """Whether an engine would take these values; raises ValueError if not."""
+def _check(where: str, said: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first value that is not allowed."""
     for name, value in said.items():
-        if name in _MOST and not (isinstance(value, bool) and name == "pinned"):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value <= _MOST[name]:
-                raise ValueError(
-                    f"{where}: {name} is {value!r}; allowed: a number from 0 to {_MOST[name]:g}"
-                )
-        if name in _NAMES and not (isinstance(value, str) and 0 < len(value) <= MAX_NAME):
-            raise ValueError(f"{where}: {name} must be text of 1 to {MAX_NAME} characters")
-        if name == "index" and not (type(value) is int and abs(value) <= _FARTHEST):
-            raise ValueError(f"{where}: index is {value!r}; allowed: a message's number")
+        if (allowed := _allowed(name, value)) is not None:
+            raise ValueError(f"{where}: {name} is {str(value)[:40]!r}; allowed: {allowed}")
+
+
+def _allowed(name: str, value: Any) -> str | None:
+    """What a field may be, if it is something else."""
+    if name in _MOST and not (isinstance(value, bool) and name == "pinned"):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return (
+            None if number and 0 <= value <= _MOST[name] else f"a number from 0 to {_MOST[name]:g}"
+        )
+    if name in _NAMES:
+        named = isinstance(value, str) and 0 < len(value) <= MAX_NAME
+        return None if named else f"text of 1 to {MAX_NAME} characters"
+    if name in _FLAGS:
+        return None if isinstance(value, bool) else "true or false"
+    if name == "index":
+        whole = type(value) is int and abs(value) <= _MAX_INDEX
+        return None if whole else f"an integer, at most {_MAX_INDEX} from 0"
+    if name == "layer":
+        known = isinstance(value, str) and value in LAYER_BY_NAME
+        return None if known else f"one of {', '.join(LAYER_NAMES)}"
+    return None

@@ -44,12 +44,16 @@ def as_messages(made: object, what: str = "messages") -> list[Message]:
     Raises:
         ConfigError: They are something else; says what.
     """
-    if not isinstance(made, list | tuple) or not all(isinstance(each, Mapping) for each in made):
-        raise ConfigError(f"{what} are {type(made).__name__!r}; allowed: a list of objects")
-    try:
-        json.dumps(made).encode()
-    except (TypeError, ValueError, RecursionError) as error:  # a date, a surrogate, a circle
-        raise ConfigError(f"{what} hold what JSON cannot: {error}") from None
+    if not isinstance(made, list | tuple):
+        raise ConfigError(f"{what}: {type(made).__name__!r}; allowed: a list of objects")
+    for number, each in enumerate(made):
+        if not isinstance(each, Mapping):
+            kind = type(each).__name__
+            raise ConfigError(f"{what}[{number}]: {kind!r}; allowed: an object")
+        try:
+            json.dumps(each)
+        except (TypeError, ValueError, RecursionError) as error:  # a date, a circle
+            raise ConfigError(f"{what}[{number}] holds what JSON cannot: {error}") from None
     return [dict(each) for each in made]
 
 

@@ -17,7 +17,7 @@ from .precache_config import ServerConfig
 from .stable_prefix import Message, warming_messages
 
 _MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
-_MOST_ANSWERED: Final = 1 << 20  # bytes of an answer; chosen: it says one token, and counts
+_MOST_ANSWERED: Final = 1 << 20  # bytes of an answer, one token or a list of models; chosen
 _FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
 _HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
 _TRIES: Final = 4  # of a lease, while the sidecar has not heard of the blocks; chosen

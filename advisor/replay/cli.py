@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -26,7 +26,9 @@ BlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens per hash id."
 def replay(
     traces: Traces,
     capacity: Capacity = DEFAULT_CAPACITIES,
-    policy: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
+    policy: Annotated[
+        str | None, typer.Option(help="Names separated by commas, or all, as without it.")
+    ] = None,
     analyze: Annotated[bool, typer.Option(help="Instead of policies: where LRU loses.")] = False,
     approaches: Annotated[
         bool, typer.Option(help="Compare routers, a host tier, policies.")
@@ -48,10 +50,13 @@ def replay(
 
     capacities = parse_capacities(capacity)
     settings = _settings(interval, service, config)
-    arms = chosen_arms([name.strip() for name in policy.split(",")])
-    if analyze and policy != "all":
-        raise ReplayError("--analyze is about LRU alone: leave --policy out")
-    if missing := [path for path in traces if not path.is_file()]:
+    arms = chosen_arms([name.strip() for name in (policy or "all").split(",")])
+    unused = {"--policy": policy, "--picture": picture, "--report": report}
+    if analyze:
+        _refuse("--analyze", {**unused, "--approaches": approaches, "--config": config})
+    elif approaches:
+        _refuse("--approaches", unused)
+    if missing := [path for path in traces if not path.exists()]:
         raise ReplayError(f"{', '.join(map(str, missing))}: there is no such file")
     for path in traces:
         trace = _load(path, block_size, as_json)
@@ -61,6 +66,12 @@ def replay(
             _approaches(trace, capacities, instances, settings, processes, as_json)
         else:
             _table(trace, arms, capacities, settings, processes, picture, report, as_json)
+
+
+def _refuse(mode: str, unused: Mapping[str, object]) -> None:
+    """Raise ReplayError where an option is given that this mode does not heed."""
+    if given := [name for name, value in unused.items() if value]:
+        raise ReplayError(f"{mode} goes without {', '.join(given)}: leave it out")
 
 
 def _settings(interval: float, service: bool, config: Path | None) -> Any:

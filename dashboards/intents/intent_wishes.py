@@ -65,24 +65,27 @@ class IntentWish(_Closed):
     @model_validator(mode="after")
     def _says_what_its_kind_does(self) -> IntentWish:
         allowed = _OF_ALL | _OF_KIND[self.kind]
-        if unused := self.model_fields_set - allowed:
-            names = ", ".join(sorted(unused))
-            raise ValueError(f"{names}: not of {self.kind}; allowed: {', '.join(sorted(allowed))}")
+        said = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        if unused := sorted(said - allowed):
+            fields = ", ".join(sorted(allowed))
+            raise ValueError(f"{self.kind!r} has no {', '.join(unused)}; allowed: {fields}")
         return self
 
     @property
     def key(self) -> int | None:
         """The block's key."""
-        if self.block is None:
-            return None
-        return int(self.block, 16 if "x" in self.block.lower() else 10)
+        return None if self.block is None else _key_of(self.block)
 
     @field_validator("block")
     @classmethod
     def _has_64_bits(cls, block: str | None) -> str | None:
-        if block is not None and int(block, 0 if "x" in block.lower() else 10) >> 64:
+        if block is not None and _key_of(block) >> 64:
             raise ValueError("a block's key has 64 bits at most")
         return block
+
+
+def _key_of(block: str) -> int:
+    return int(block, 16 if "x" in block.lower() else 10)
 
 
 class IntentWishes(_Closed):

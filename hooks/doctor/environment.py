@@ -28,7 +28,14 @@ from ..tiers.budget import (
 )
 from ..tiers.host_memory import share_of
 from ..vllm.ends.end_marks import read_marks
-from ..vllm.hints.hint_policy import HINTS_VARIABLE, Trust, exposed_secret, read_hint_policy
+from ..vllm.hints.hint_policy import (
+    HINTS_VARIABLE,
+    HintPolicy,
+    Trust,
+    exposed_secret,
+    read_hint_policy,
+)
+from ..vllm.layers.border_table import read_table
 from ..vllm.settings import (
     ADMISSION_VARIABLE,
     ENDS_VARIABLE,
@@ -101,14 +108,18 @@ def check_layers() -> Check:
     if not reads_layers():
         return Check("layers", None, f"off; {LAYERS_VARIABLE}=1 tells parts of prompts apart")
     try:
+        if value.startswith("{"):
+            read_table(value)
         policy = read_hint_policy(os.environ)
-        trusts = policy.trust is Trust.ALL or policy.secret is not None
     except ConfigError:
-        trusts = False
-    hints = "what callers say of messages counts" if trusts else (
-        f"what callers say of messages does not count: {HINTS_VARIABLE}=all believes it"
-    )  # fmt: skip
-    return Check("layers", True, f"on: parts of prompts are told apart; {hints}")
+        policy = HintPolicy(Trust.OFF)
+    except ValueError as error:
+        return Check("layers", False, f"{LAYERS_VARIABLE} is not understood: {error}", _CORRECT)
+    hints = "counts" if policy.trust is Trust.ALL else "counts if it comes with the secret"
+    if policy.trust is not Trust.ALL and policy.secret is None:
+        hints = f"does not count: {HINTS_VARIABLE}=all, or secret:FILE, believes it"
+    said = f"what callers say of messages {hints}"
+    return Check("layers", True, f"on: parts of prompts are told apart; {said}")
 
 
 def check_ends() -> Check:

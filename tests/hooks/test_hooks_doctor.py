@@ -225,16 +225,25 @@ def test_sampling_as_it_is_asked_for(
     [
         ("", "", None, "off; AITHER_KVCACHE_LAYERS=1"),
         ("0", "all", None, "off; "),
-        ("1", "", True, "does not count: AITHER_KVCACHE_HINTS=all believes it"),
+        ("1", "", True, "does not count: AITHER_KVCACHE_HINTS=all, or secret:FILE, believes it"),
+        ("1", "secret:FILE", True, "counts if it comes with the secret"),
+        ("{bad", "", False, "is not understood"),
         ("1", "all", True, "what callers say of messages counts"),
         ("maybe", "", False, "'maybe' counts as 1; allowed: 1 or 0"),
     ],
 )
 def test_layers_as_they_are_asked_for(
-    layers: str, hints: str, ok: bool | None, words: str, monkeypatch: pytest.MonkeyPatch
+    layers: str,
+    hints: str,
+    ok: bool | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
     monkeypatch.setenv("AITHER_KVCACHE_LAYERS", layers)
-    monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints or "session")
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints.replace("FILE", str(secret)) or "session")
     check = check_layers()
     assert check.ok is ok
     assert words in check.detail

@@ -161,8 +161,10 @@ def refused(*arguments: object) -> int:
 def test_what_a_replay_would_leave_out_without_a_word_is_refused(
     trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refused(trace_file, "--analyze", "--policy", "lru") == 1
-    assert "leave --policy out" in capsys.readouterr().err
+    assert refused(trace_file, "--analyze", "--policy", "all") == 1
+    assert "--analyze goes without --policy" in capsys.readouterr().err
+    assert refused(trace_file, "--approaches", "--report", tmp_path / "a.html") == 1
+    assert "--approaches goes without --report" in capsys.readouterr().err
     assert refused(trace_file, "--block-size", 0) == 2
     capsys.readouterr()
     assert refused(trace_file, tmp_path / "second.jsonl", "--policy", "lru") == 1

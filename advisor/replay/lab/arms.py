@@ -128,7 +128,7 @@ def chosen_arms(names: Sequence[str]) -> list[str]:
 
 
 def without_suffix(name: str) -> str:
-    """An arm's policy, whoever tells it anything."""
+    """An arm's name without ``+hints``, ``+layers`` or ``+stops``."""
     told = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
     return name.removesuffix(told)
 

@@ -15,7 +15,7 @@ from .hit_table import HitTable
 from .pictures import pyplot
 
 _GREY: Final = "#9aa0a6"
-_WAY: Final = "of LRU → Belady, mean"
+_WAY: Final = "mean share of LRU → Belady"
 
 
 def rates_table(table: HitTable) -> Table:

@@ -116,10 +116,10 @@ def _cuts(probes: Probes, part: Part) -> list[int]:
     """Where what follows is not the same before every text: names that only probes have, and white
     space at the end."""
     tokens, cuts = part.before, []
-    text = probes.text(tokens)
+    text, places = probes.text(tokens), TokenPlaces(probes.text, tokens)
     for name in _PROBED:
         for found in re.finditer(re.escape(name), text):
-            cut = TokenPlaces(probes.text, tokens).of(found.start())
+            cut = places.of(found.start())
             # The last letters before a name may be one token with another name's first.
             cuts.append(cut - (cut > 1 and tokens[cut - 1] not in probes.special))
     end = len(tokens)

@@ -54,14 +54,22 @@ class LayerMarker:
             messages: What was rendered, in their order.
             extras: What else the template was given: tools, and the like.
         """
+        try:
+            runs = self._marked(tokens, text, messages, extras)
+        except TooDeepError:
+            runs = None
+        return self._sections.split(tokens, self._reader.stream(tokens) if runs is None else runs)
+
+    def _marked(
+        self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any
+    ) -> list[Run] | None:
+        """The same, by the messages; None where only the tokens tell."""
         forged = self._forged(tokens, text, messages, extras)
         if forged is None:
-            return self._sections.split(tokens, self._reader.stream(tokens))
+            return None
         has_tools = bool(isinstance(extras, Mapping) and extras.get("tools"))
         runs = _system_first(self._reader.marked(tokens, forged, has_tools))
-        if not self._table.has_system:
-            runs = self._with_system(tokens, messages, runs)
-        return self._sections.split(tokens, runs)
+        return runs if self._table.has_system else self._with_system(tokens, messages, runs)
 
     def _forged(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any
@@ -69,12 +77,9 @@ class LayerMarker:
         """Where the first token of a border was typed; None where that cannot be told."""
         if self._table.sealed:
             return frozenset()
-        try:
-            if any(self._special.search(each) for each in strings_in(extras)):
-                return None
-            typed = [each for each in strings_in(list(messages)) if self._special.search(each)]
-        except TooDeepError:
+        if any(self._special.search(each) for each in strings_in(extras)):
             return None
+        typed = [each for each in strings_in(list(messages)) if self._special.search(each)]
         if not typed:
             return frozenset()
         if text is None:
@@ -181,13 +186,13 @@ def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
     """All strings in a message, names of fields of nested objects too, in their order.
 
     Raises:
-        TooDeepError: There are more of them, further down.
+        TooDeepError: It is nested more than ``_DEEPEST`` deep.
     """
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         if depth >= _DEEPEST:
-            raise TooDeepError
+            raise TooDeepError(f"nested more than {_DEEPEST} deep")
         fields = value.items() if isinstance(value, Mapping) else ((None, each) for each in value)
         for key, each in fields:
             yield from strings_in(key, depth)

@@ -35,7 +35,7 @@ class TokenPlaces:
         self.length = self._begins[-1]
 
     def of(self, place: int) -> int:
-        """The token in which the text's character at ``place`` is."""
+        """The token in which the text's character at ``place`` is: from 0, below ``length``."""
         part = min(bisect_right(self._begins, place), len(self._begins) - 1) - 1
         start = part * _PART
         counts = range(1, min(_PART, len(self._tokens) - start) + 1)
