@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -51,13 +51,10 @@ def replay(
     capacities = parse_capacities(capacity)
     settings = _settings(interval, service, config)
     arms = chosen_arms([name.strip() for name in (policy or "all").split(",")])
-    unused = {"--policy": policy, "--picture": picture, "--report": report}
-    if analyze:
-        _refuse("--analyze", {**unused, "--approaches": approaches, "--config": config})
-    elif approaches:
-        _refuse("--approaches", unused)
-    if missing := [path for path in traces if not path.exists()]:
-        raise ReplayError(f"{', '.join(map(str, missing))}: there is no such file")
+    of_tables = {"--policy": policy, "--picture": picture, "--report": report}
+    _refuse("--approaches", approaches, of_tables)
+    _refuse("--analyze", analyze, {**of_tables, "--approaches": approaches, "--config": config})
+    _check_files(traces)
     for path in traces:
         trace = _load(path, block_size, as_json)
         if analyze:
@@ -68,10 +65,17 @@ def replay(
             _table(trace, arms, capacities, settings, processes, picture, report, as_json)
 
 
-def _refuse(mode: str, unused: Mapping[str, object]) -> None:
-    """Raise ReplayError where an option is given that this mode does not heed."""
-    if given := [name for name, value in unused.items() if value]:
+def _refuse(mode: str, chosen: bool, unused: Mapping[str, object]) -> None:
+    """Raise ReplayError where an option is given that the chosen mode does not heed."""
+    given = [name for name, value in unused.items() if value]
+    if chosen and given:
         raise ReplayError(f"{mode} goes without {', '.join(given)}: leave it out")
+
+
+def _check_files(paths: Sequence[Path]) -> None:
+    """Raise ReplayError for a missing file, before the ones before it have taken their time."""
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise ReplayError(f"{', '.join(missing)}: there is no such file")
 
 
 def _settings(interval: float, service: bool, config: Path | None) -> Any:
