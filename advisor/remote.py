@@ -10,7 +10,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any, Final
 
-from ..dashboards.gate import MOST_BYTES
+from ..dashboards.gate import MOST_BODY_BYTES
 from ..dashboards.page_tokens import EDIT_HEADER, edit_token
 from ..graph.errors import KvGraphError
 from ..graph.ipc.runtime import running_sidecars, token_of
@@ -101,8 +101,10 @@ class EditEndpoint:
     def send(self, body: Any, timeout_s: float = TIMEOUT_S) -> Any:
         """The JSON answer to a POST; raises as ``answer_to``."""
         data = json.dumps(body).encode()
-        if len(data) > MOST_BYTES:
-            raise RefusedError(f"the body has {len(data):,} bytes; allowed: {MOST_BYTES:,} at most")
+        if len(data) > MOST_BODY_BYTES:
+            raise RefusedError(
+                f"the body has {len(data):,} bytes; allowed: {MOST_BODY_BYTES:,} at most"
+            )
         request = urllib.request.Request(self._url, data, self._headers, method="POST")
         return answer_to(request, timeout_s, self.MOST_ANSWERED)
 

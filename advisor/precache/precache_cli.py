@@ -35,7 +35,7 @@ def _line(done: Warmed) -> str:
         return f"{done.key}: failed: {done.reason}"
     if done.how == "leased":
         return f"{done.key}: leased"
-    if done.how == "asked":
+    if done.how == "unknown":
         return f"{done.key}: computed, or there already: {_UNTOLD}"
     again = f"; {done.reason}" if done.reason else ""
     return f"{done.key}: {done.how}, {done.cached:,} of {done.tokens:,} tokens were cached{again}"

@@ -58,7 +58,7 @@ class Warmed(NamedTuple):
     """What came of one prefix.
 
     Attributes:
-        how: ``cold``: it was computed, ``warm``: it was there, ``asked``: one of them, the server
+        how: ``cold``: it was computed, ``warm``: it was there, ``unknown``: one of them, the server
             does not say which, ``leased``, or ``failed``.
         tokens: Of the prompt; 0 where the server does not say.
         cached: Of them.
@@ -158,7 +158,7 @@ class Warmer:
 def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
     """What came of a prefix of which a server says that so many tokens were cached."""
     if cached is None:
-        return Warmed(prefix.key, "asked", tokens)
+        return Warmed(prefix.key, "unknown", tokens)
     if 2 * cached > tokens:
         return Warmed(prefix.key, "warm", tokens, cached)
     again = "lost since it was warmed, or shorter than a block of the server's"

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-MOST_BYTES: Final = 2 << 20
+MOST_BODY_BYTES: Final = 2 << 20
 """Of a request's body; chosen: the longest question (256 wishes whose names are all escaped) has
 1.2 MB."""

@@ -8,9 +8,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import MOST_BYTES
+from . import MOST_BODY_BYTES
 
-_REFUSED: Final = f"the body is too long; allowed: {MOST_BYTES} bytes"
+_REFUSED: Final = f"the body is too long; allowed: {MOST_BODY_BYTES} bytes"
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD"})  # nobody reads theirs, if they have one
 
@@ -26,7 +26,7 @@ class BodyLimit:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         lengths = [int(value) for key, value in scope["headers"] if key == b"content-length"]
-        if any(length > MOST_BYTES for length in lengths):
+        if any(length > MOST_BODY_BYTES for length in lengths):
             refusal = JSONResponse({"detail": _REFUSED}, 413, _HEADERS)
             return await refusal(scope, receive, send)
         if scope["method"] not in _WITHOUT_BODY:
@@ -45,6 +45,6 @@ class _Counted:
         """The next message; raises what is answered by 413."""
         message = await self._receive()
         self._bytes += len(message.get("body", b""))
-        if self._bytes > MOST_BYTES:
+        if self._bytes > MOST_BODY_BYTES:
             raise HTTPException(413, _REFUSED, _HEADERS)
         return message

@@ -33,7 +33,7 @@ _FIELDS: Final = frozenset(
 )
 
 
-_VALUES: Final[dict[str, Callable[[object], Any]]] = {
+_READERS: Final[dict[str, Callable[[object], Any]]] = {
     "importance": importance_of, "pinned": lease_of, "identity": name_of, "memory_id": name_of,
 }  # fmt: skip
 _SEGMENTS_NAME: Final = {"identity": "name"}
@@ -122,7 +122,7 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
     if unknown := item.keys() - _FIELDS:
         _warn(once, "an unknown field of a message", f"is left out ({len(unknown)} of them)")
     role, index = item.get("role"), item.get("index")
-    segment = {_SEGMENTS_NAME.get(name, name): item[name] for name in _read(item, once)}
+    segment = {_SEGMENTS_NAME.get(name, name): item[name] for name in _allowed(item, once)}
     if isinstance(layer := item.get("layer"), str) and layer in LAYER_BY_NAME:
         segment["layer"] = layer
     elif "layer" in item:
@@ -140,9 +140,9 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
         _warn(once, "messages", "must name an index, an integer, or a role")
 
 
-def _read(item: dict[str, Any], once: Once) -> Iterator[str]:
+def _allowed(item: dict[str, Any], once: Once) -> Iterator[str]:
     """The fields of a hint that a segment has, too, and whose values are allowed."""
-    for name, read in _VALUES.items():
+    for name, read in _READERS.items():
         if item.get(name) is None:
             continue
         try:

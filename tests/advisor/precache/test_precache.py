@@ -106,7 +106,7 @@ def test_a_server_that_does_not_say_what_was_cached_is_not_called_cold() -> None
     warmer = Warmer(ServerConfig(model="m"), answers, clock=lambda: now[0])
     prefix = Prefix("conv:a", STABLE, (), 300.0)
     (asked,) = warmer.sweep([prefix])
-    assert (asked.how, asked.tokens) == ("asked", 100)
+    assert (asked.how, asked.tokens) == ("unknown", 100)
     now[0] = 240.0
     assert warmer.sweep([prefix]) == [asked], "it is kept all the same"
 
