@@ -125,7 +125,7 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
     segment = {_SEGMENTS_NAME.get(name, name): item[name] for name in _allowed(item, once)}
     if isinstance(layer := item.get("layer"), str) and layer in LAYER_BY_NAME:
         segment["layer"] = layer
-    elif "layer" in item:
+    elif item.get("layer") is not None:
         _warn(once, "messages.layer", f"must be one of {', '.join(LAYER_BY_NAME)}")
     if (
         item.get("importance") is None
