@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...graph.errors import KvGraphError
 from .intent_client import IntentClient
@@ -25,12 +25,28 @@ _NAME: Final = 256  # characters of a name, as requests' hints are cut
 _REST_S: Final = 10.0  # without a question to a sidecar that did not answer; chosen
 
 
+class _Due(NamedTuple):
+    """A word that waits to be told.
+
+    Attributes:
+        at: When it is due, in monotonic seconds.
+        waits: Whether it is that the session waits for a tool.
+        again: Whether it was told before, to a sidecar that knew no such session yet.
+    """
+
+    at: float
+    word: Word
+    waits: bool
+    again: bool = False
+
+
 class SessionWords:
     """Tells a sidecar the latest word on each session, half a second after it was said.
 
     Whoever speaks waits for nothing and gets no error: a word goes into a bounded table, in which a
-    newer word on its session replaces it. Where no sidecar answers, words are dropped for ten
-    seconds, with one line in the log until one answers again.
+    newer word on its session replaces it. A busy sidecar may not have heard of a session yet: then
+    its word is told a second time, as late again. Where no sidecar answers, words are dropped for
+    ten seconds, with one line in the log until one answers again.
 
     Args:
         connect: Makes the client; asked again after each silence.
@@ -45,8 +61,7 @@ class SessionWords:
         settle_s: float = SETTLE_S,
     ) -> None:
         self._connect, self._tenant, self._settle_s = connect, tenant, settle_s
-        self._words: OrderedDict[str, tuple[float, Word]] = OrderedDict()  # the first due first
-        self._waiting: set[str] = set()  # whose word is of a tool
+        self._words: OrderedDict[str, _Due] = OrderedDict()  # the first due first
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -62,8 +77,8 @@ class SessionWords:
     def goes_on(self, session: str) -> None:
         """Do not say any more that a session waits for a tool, if that was not told yet."""
         with self._changed:
-            if session in self._waiting:
-                self._take(session)
+            if session in self._words and self._words[session].waits:
+                del self._words[session]
 
     def turn_ended(self, session: str) -> None:
         """Say that a session waits for a person."""
@@ -85,54 +100,56 @@ class SessionWords:
     def _say(self, session: str, word: Word, waits: bool = False) -> None:
         with self._changed:
             if session in self._words:
-                self._take(session)
+                del self._words[session]
             elif len(self._words) >= _MOST:
-                self._take(next(iter(self._words)))
-            self._words[session] = (time.monotonic() + self._settle_s, word)
-            if waits:
-                self._waiting.add(session)
+                self._words.popitem(last=False)
+            self._words[session] = _Due(time.monotonic() + self._settle_s, word, waits)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="kvgraph-words", daemon=True)
                 with contextlib.suppress(RuntimeError):  # the interpreter is about to end
                     self._thread.start()
             self._changed.notify()
 
-    def _take(self, session: str) -> Word:
-        self._waiting.discard(session)
-        return self._words.pop(session)[1]
-
     # On the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (word := self._next()) is not None:
+        while (following := self._next()) is not None:
             if time.monotonic() >= self._silent_until:
-                self._tell(word)
+                self._tell(*following)
 
-    def _next(self) -> Word | None:
-        """Wait for the next word that is due; None once all is told after ``close``."""
+    def _next(self) -> tuple[str, _Due] | None:
+        """Wait for the next session whose word is due; None once all is told after ``close``."""
         with self._changed:
             while True:
-                first = next(iter(self._words), None)
-                due_s = self._words[first][0] - time.monotonic() if first is not None else None
+                first = next(iter(self._words.values()), None)
+                due_s = first.at - time.monotonic() if first is not None else None
                 if first is not None and (self._closing or (due_s or 0.0) <= 0):
-                    return self._take(first)
+                    return self._words.popitem(last=False)
                 if self._closing:
                     return None
                 self._changed.wait(due_s)
 
-    def _tell(self, word: Word) -> None:
+    def _tell(self, session: str, due: _Due) -> None:
         try:
             self._client = self._client or self._connect()
-            answer = word(self._client)["answer"]
+            answer = due.word(self._client)["answer"]
         except Exception as error:  # whatever it is, the agent goes on
             self._client, self._silent_until = None, time.monotonic() + _REST_S
             reason = error if isinstance(error, KvGraphError) else type(error).__name__
             self._log("silent", "kvgraph: signals are dropped: %s", reason)
             return
         self._said.discard("silent")
-        if answer == "missing":
+        if answer == "missing" and not self._said_again(session, due):
             self._log("missing", "kvgraph: the sidecar knows no session of an agent's name; do "
                       "its requests carry kvgraph.hints(session=…)?")  # fmt: skip
+
+    def _said_again(self, session: str, due: _Due) -> bool:
+        """Whether a session has another word to come, this one once more if it was told once."""
+        with self._changed:
+            if session not in self._words and not due.again and not self._closing:
+                at = time.monotonic() + self._settle_s
+                self._words[session] = due._replace(at=at, again=True)
+            return session in self._words
 
     def _log(self, what: str, message: str, *values: object) -> None:
         if what not in self._said:

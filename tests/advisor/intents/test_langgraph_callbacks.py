@@ -245,13 +245,29 @@ def test_a_session_that_no_sidecar_knows_is_told_once(caplog: pytest.LogCaptureF
     heard = Heard()
     heard.answer = "missing"
     heard.leave.set()
-    words = new_words(heard)
+    words = new_words(heard, settle_s=PATIENCE_S)
     for name in "abc":
         words.turn_ended(name)
     words.close(PATIENCE_S)
     assert len(heard.words) == 3
     assert len(caplog.records) == 1
     assert "kvgraph.hints(session=" in caplog.text
+
+
+def test_a_session_that_a_sidecar_has_not_heard_of_yet_is_told_once_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard = Heard()
+    heard.answer = "missing"
+    words = new_words(heard)
+    heard.leave.set()
+    words.turn_ended("a")
+    deadline = time.monotonic() + PATIENCE_S
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.01)
+    words.close(PATIENCE_S)
+    assert heard.words == [("turn_ended", "a")] * 2
+    assert len(caplog.records) == 1
 
 
 def test_after_a_silence_a_sidecar_is_asked_again(
