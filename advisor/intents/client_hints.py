@@ -99,9 +99,8 @@ def _allowed(name: str, value: Any) -> str | None:
     """What a field may be, if it is something else."""
     if name in _MOST and not (isinstance(value, bool) and name == "pinned"):
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return (
-            None if number and 0 <= value <= _MOST[name] else f"a number from 0 to {_MOST[name]:g}"
-        )
+        fits = number and 0 <= value <= _MOST[name]
+        return None if fits else f"a number from 0 to {_MOST[name]:g}"
     if name in _NAMES:
         named = isinstance(value, str) and 0 < len(value) <= MAX_NAME
         return None if named else f"text of 1 to {MAX_NAME} characters"

@@ -34,7 +34,7 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
         if isinstance(content, str) and drop_from in content:
             before = content[: content.index(drop_from)]
             return [*kept, {**message, "content": before}] if before else kept
-        kept.append(dict(message))
+        kept.append(message)
     raise ConfigError(f"drop_from = {drop_from!r}: no message holds it")
 
 

@@ -73,7 +73,7 @@ class MessagePlaces:
         None for those that cannot be found."""
         places: list[tuple[int, int] | None] = []
         cursor = 0
-        for at, message in enumerate(messages):
+        for at, message in enumerate(messages[: max(wanted, default=-1) + 1]):
             span = self._span(message, cursor)
             if span is not None:
                 cursor = span[1]
