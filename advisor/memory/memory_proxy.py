@@ -18,7 +18,7 @@ import orjson
 
 from ..fleet.proxy.upstream import Reply, Upstream
 from ..fleet.turns.callers import Asked, Body, Callers, Headers
-from .chats.aboutness import Shares, Similarity
+from .chats.aboutness import Shares, Similarity, tells_of
 from .chats.block_scores import stays
 from .chats.chat_blocks import Block, Message, as_kept, text_of
 from .chats.chat_session import ChatSession
@@ -259,7 +259,7 @@ class MemoryProxy:
         """How much each block is about what the user said last; 0 where nobody can tell."""
         said = [text_of(block.messages) for block in chat.blocks if block.source == "user"][-1:]
         try:
-            return await self._similarity.of("".join(said), chat.blocks)
+            return await tells_of(self._similarity, "".join(said), chat.blocks)
         except httpx.HTTPError as error:
             self.counts.unscored += 1
             _log.warning("similarity could not be asked for: %s", type(error).__name__)

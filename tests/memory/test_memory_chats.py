@@ -19,7 +19,7 @@ from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, S
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
 from kvgraph.graph.errors import ConfigError
 
-SMALL = MemorySettings(budget=100, settled=0)
+SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 FACT = "the vault opens with nine seven four"
 ASKED = "what opens the vault ?"
 
@@ -51,6 +51,16 @@ def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_
     play(scene, SMALL)
 
 
+def test_a_question_asked_before_does_not_take_the_place_of_what_answers_it() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 3)
+        chat = await talk(memory, 30, [*chat[:-1], user(ASKED)])
+        answer = await memory.chat([*chat[:-1], user(ASKED)])
+        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+
+    play(scene, replace(SMALL, top=1))
+
+
 @pytest.mark.parametrize(("settled", "behind"), [(1, 1), (14, 2), (30, 4)])
 def test_it_stands_before_the_newest_text_which_engines_do_not_hold_yet(
     settled: int, behind: int
@@ -64,6 +74,15 @@ def test_it_stands_before_the_newest_text_which_engines_do_not_hold_yet(
         assert memory.prompt()[-2 - behind :] == [FACT, *newest, ASKED]
 
     play(scene, replace(SMALL, settled=settled))
+
+
+def test_what_is_too_short_to_be_spliced_stands_behind_what_is_not() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 30)
+        await memory.chat([*chat[:-1], user(ASKED)])
+        assert memory.prompt()[-2:] == [FACT, ASKED]
+
+    play(scene, replace(SMALL, settled=30, shortest=9))  # the fact takes eight
 
 
 def test_long_text_does_not_move_for_what_comes_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
@@ -15,6 +16,10 @@ import numpy.typing as npt
 from .chat_blocks import Block
 
 _WORDS: Final = r"(?u)\w+"
+_WORD: Final = re.compile(_WORDS)
+_LENGTH_COUNTS: Final = 0.3
+"""BM25's ``b``, commonly .75; chosen: blocks are from two to thousands of words long, and a file is
+not spoken of less for being long."""
 _TIMEOUT_S: Final = 30.0  # for an embedding endpoint; chosen
 _MOST_VECTORS: Final = 20_000  # that are kept; chosen: 80 MB of 1,024 dimensions
 _LONGEST: Final = 8192  # characters of a text that are embedded; chosen: most windows are shorter
@@ -33,6 +38,18 @@ class Similarity(Protocol):
     async def close(self) -> None:
         """Give up connections."""
         ...
+
+
+async def tells_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -> Shares:
+    """How much each block tells of what somebody speaks of: float64 ``[blocks]``, from 0 to 1.
+
+    A block whose words are all in ``said``, such as the same question asked before, tells nothing.
+
+    Raises:
+        httpx.HTTPError: Similarity could not be asked for.
+    """
+    shares = await similarity.of(said, blocks)
+    return shares * await asyncio.to_thread(_tells_more, said, [block.text for block in blocks])
 
 
 class WordSimilarity:
@@ -100,13 +117,22 @@ class EmbeddedSimilarity:
         return [vector / max(float(np.linalg.norm(vector)), 1e-9) for vector in vectors]
 
 
+def _tells_more(said: str, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+    words = _words_of(said)
+    return np.array([not _words_of(text) <= words for text in texts], dtype=bool)
+
+
+def _words_of(text: str) -> set[str]:
+    return set(_WORD.findall(text.lower()))
+
+
 def _by_words(said: str, texts: Sequence[str]) -> Shares:
     words: Any = bm25s.tokenize(
         [*texts, said], token_pattern=_WORDS, stopwords=None, return_ids=False, show_progress=False
     )
     if not words[-1] or not any(words[:-1]):
         return np.zeros(len(texts))
-    index = bm25s.BM25(method="lucene")
+    index = bm25s.BM25(method="lucene", b=_LENGTH_COUNTS)
     index.index(words, show_progress=False)
     scores = np.asarray(index.get_scores(words[-1]), dtype=np.float64)
     shares: Shares = np.clip(scores[:-1] / max(scores[-1], 1e-9), 0.0, 1.0)

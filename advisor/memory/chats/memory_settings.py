@@ -42,6 +42,8 @@ class MemorySettings:
             Chosen: two of the largest that are common.
         most_moved: If those newest blocks take more tokens than this, what comes back stands behind
             them after all; chosen, for engines that compute what moves.
+        shortest: Blocks of fewer tokens are spliced by no engine; chosen: what engines splice at
+            least unless their model's calibration says more.
         strip_think: Whether thoughts leave the prompt with the turn that they belong to.
     """
 
@@ -59,6 +61,7 @@ class MemorySettings:
     tail: int = 2
     settled: int = 64
     most_moved: int = 1024
+    shortest: int = 32
     strip_think: bool = True
     floors: dict[str, float] = field(default_factory=lambda: dict(FLOORS))
 

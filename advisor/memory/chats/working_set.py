@@ -34,7 +34,8 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
     """Let the blocks come back that a message is about, as long as there is room for them.
 
     They stand before the newest of the others: an engine splices what adjoins text that it holds,
-    and does not hold the end of what it answered last.
+    and does not hold the end of what it answered last. Those that are too short to be spliced stand
+    behind, where they keep nothing else from being spliced.
 
     Args:
         about: float64 ``[chat.blocks]``: how much each is about the user's message.
@@ -57,10 +58,13 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
             taken += 1
             room -= block.tokens
     found = [chat.blocks[number] for number in sorted(back)]
-    newest = _newest(chat, by) if found else []
-    for block in found:
+    long = [block for block in found if block.tokens >= by.shortest]
+    newest = _newest(chat, by) if long else []
+    for block in long:
         chat.enter(block)
     chat.move_behind(newest)
+    for block in found:
+        chat.enter(block)
     chat.recalls += len(found)
     return found
 

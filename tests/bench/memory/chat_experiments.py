@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ...advisor.memory.chats.memory_settings import MemorySettings, Mode
 from .memory_stage import LONGEST, Answered, memory_before
-from .told_chats import Told, said, tell
+from .told_chats import Told, noise_of, said, tell
 
 TURNS: Final = 14  # of a chat with several facts: all of it fits into what the model was taught
 FACTS: Final = 5
@@ -19,10 +19,13 @@ PLANTED_BUDGET: Final = 256
 SECTIONS: Final = 150
 WALL_BUDGET: Final = 384  # the sections have ten times as many tokens
 _REFERENCES: Final = 20  # sections of the wall that are spoken of again
+CODING_BUDGET: Final = 256  # its files alone have 2.3 times as many tokens
 _FILES: Final = 12  # of the coding session
+_FILE_NOISE: Final = 43  # words of a file around its fact; chosen: files are what a session holds
+_RULES: Final = 40  # words of the coding session's system message
 _STEPS: Final = 40
 _ASKED_AGAIN: Final = 8  # blocks that may come back in it
-_OWN: Final = MemorySettings(LONGEST, sinks=0, top=1)
+_OWN: Final = MemorySettings(LONGEST, sinks=0, top=1, shortest=16)  # as the engine's limits
 
 
 @dataclass
@@ -109,9 +112,10 @@ async def coding(url: str, by: MemorySettings, seed: int) -> Outcome:
     asked again, and are then most like themselves: several blocks may come back.
     """
     rng, found = random.Random(seed), Outcome()
-    told, read = tell(_FILES, rng), dict[str, str]()
+    told, read = tell(_FILES, rng, _FILE_NOISE), dict[str, str]()
     async with memory_before(url, replace(by, top=_ASKED_AGAIN)) as memory:
         chat = memory.chat(f"coding-{by.mode}")
+        chat.messages = [{"role": "system", "content": said(noise_of(_RULES, rng))}]
         for step in range(_STEPS):
             file = step if step < _FILES else rng.randrange(_FILES)
             if step < _FILES:

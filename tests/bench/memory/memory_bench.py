@@ -12,6 +12,7 @@ from ..confkv.resampled import wilson
 from ..figures import Figures
 from .chat_experiments import (
     BUDGETS,
+    CODING_BUDGET,
     FULL,
     PLANTED_BUDGET,
     WALL_BUDGET,
@@ -94,7 +95,7 @@ async def _add_wall(figures: Figures, url: str, seed: int) -> None:
 
 async def _add_coding(figures: Figures, url: str, seed: int) -> None:
     for mode in Mode:
-        done = await coding(url, arm(mode, BUDGETS[0]), seed)
+        done = await coding(url, arm(mode, CODING_BUDGET), seed)
         _rights(figures, f"coding_{mode}_right", done)
         figures.add(f"coding_{mode}_seen", done.seen.prompt, "prompt tokens")
         figures.add(f"coding_{mode}_decoded", done.seen.decoded, "tokens")

@@ -35,12 +35,17 @@ class Told:
         return said(self.values[at]).split()
 
 
-def tell(turns: int, rng: random.Random) -> Told:
-    """A chat of ``turns`` messages, of as many keys while there are some; later ones replace."""
+def tell(turns: int, rng: random.Random, noise: int = _NOISE) -> Told:
+    """A chat of ``turns`` messages, of as many keys while there are some; later ones replace.
+
+    Args:
+        noise: Words around each fact.
+    """
     keys = rng.sample(range(*KEYS), min(turns, KEYS[1] - KEYS[0]))
     keys += rng.choices(keys[len(keys) // 2 :], k=turns - len(keys))
     values = [[rng.randrange(*VALUES) for _ in range(SAID)] for _ in keys]
-    return Told([_message(*each, rng) for each in zip(keys, values, strict=True)], keys, values)
+    texts = [_message(*each, noise, rng) for each in zip(keys, values, strict=True)]
+    return Told(texts, keys, values)
 
 
 def said(tokens: list[int]) -> str:
@@ -48,7 +53,12 @@ def said(tokens: list[int]) -> str:
     return " ".join(f"t{token}" for token in tokens)
 
 
-def _message(key: int, values: list[int], rng: random.Random) -> str:
-    words = [rng.randrange(*NOISE) for _ in range(_NOISE)]
-    half = _NOISE // 2
+def noise_of(words: int, rng: random.Random) -> list[int]:
+    """Words that tell nothing."""
+    return [rng.randrange(*NOISE) for _ in range(words)]
+
+
+def _message(key: int, values: list[int], noise: int, rng: random.Random) -> str:
+    words = noise_of(noise, rng)
+    half = noise // 2
     return said([*words[:half], FACT, key, *values, *words[half:]])
