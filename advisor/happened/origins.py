@@ -100,7 +100,7 @@ def _kind_of(path: Path) -> Kind:
             return Kind.SNAPSHOT
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         return Kind.RAW_LOG if isinstance(fields, dict) and "event" in fields else Kind.TRACE
     raise ConfigError(f"{path} is empty")

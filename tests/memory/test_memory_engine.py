@@ -43,7 +43,7 @@ class Memory:
         ]  # fmt: skip
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180  # of a start beside whatever else runs
         while time.monotonic() < deadline:
             try:
                 httpx.get(f"{self.url}/healthz", trust_env=False)

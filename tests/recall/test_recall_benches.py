@@ -24,3 +24,8 @@ def test_spans_recover_a_part_of_what_compactions_lose() -> None:
     assert 0 < done.recovered < done.lost
     assert done.lost + done.exact <= done.prompt
     assert done.compactions > 0
+
+
+def test_what_a_session_said_behind_spliced_text_is_recovered_too() -> None:
+    first = play_compactions(SESSIONS, 1000, 1, sessions=6, generations=1)
+    assert first.recovered < play_compactions(SESSIONS, 1000, 1, sessions=6).recovered

@@ -20,6 +20,7 @@ _WRONG: Final = (
     ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
     msgspec.MsgspecError,
 )  # fmt: skip
+_LONGEST_S: Final = 1e9  # of a log; chosen: thirty years
 _KINDS: Final = {kind.__name__: kind for kind in KINDS.values()}
 
 
@@ -54,6 +55,8 @@ def _checked(path: Path, number: int, line: bytes) -> tuple[float, str, AnyEvent
 
 def _event(fields: dict[str, Any]) -> tuple[float, str, AnyEvent | None]:
     at, engine, name = float(fields.pop("at")), str(fields.pop("engine")), fields.pop("event")
+    if not 0 <= at <= _LONGEST_S:  # which no NaN is
+        raise ValueError(f"at {at:g} s")
     kind = _KINDS.get(name)
     return at, engine, None if kind is None else _typed(kind, fields)
 

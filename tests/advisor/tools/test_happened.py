@@ -167,3 +167,21 @@ def test_nobody_and_nothing_are_told(tmp_path: Path) -> None:
         origin_of(str(tmp_path / "nowhere"))
     with pytest.raises(RemoteError, match="no sidecar answers"):
         origin_of("http://127.0.0.1:1").happened()
+
+
+@pytest.mark.parametrize("at", ["Infinity", "NaN", "-1", "1e308"])
+def test_a_line_at_no_time_is_named(path: Path, at: str) -> None:
+    world = LoggedWorld(path)
+    world.serve(1, 2)
+    world.close()
+    with path.open("a") as file:
+        file.write(f'{{"at": {at}, "engine": "a", "event": "BlocksCleared"}}\n')
+    lines = len(path.read_text().splitlines())
+    with pytest.raises(TraceError, match=f"raw.jsonl:{lines}: not a line of a raw log"):
+        PlayedLog(path, 100)
+
+
+def test_a_file_that_is_nested_too_deep_is_no_recording(path: Path) -> None:
+    path.write_text("[" * 100_000)
+    with pytest.raises(TraceError):
+        origin_of(str(path)).happened()

@@ -20,7 +20,7 @@ import numpy as np
 from ...advisor.replay.recordings.weka import Session, Turn, read_sessions
 from ...hooks.recall.cover import SpliceLimits, cover
 from ...hooks.recall.fingerprints import Tokens
-from ...hooks.recall.span_index import SpanIndex
+from ...hooks.recall.span_index import NOBODYS, Domain, Piece, SpanIndex
 
 SCALE: Final = 16  # recorded tokens to one here
 BLOCK: Final = 16  # tokens here: 256 recorded ones
@@ -28,6 +28,7 @@ FULL: Final = 100_000 // SCALE  # tokens of a context that is compacted; chosen:
 SURVIVE: Final = 0.5  # of the messages between the head and the newest; chosen
 CAPACITIES: Final = (1000, 2000, 4000)  # blocks of the pool, and as many copies
 SESSIONS: Final = 24
+GENERATIONS: Final = 4  # as many as are calibrated
 _NEWEST: Final = 4  # messages that survive; chosen
 _DOMAIN: Final = ("", "")
 
@@ -53,24 +54,42 @@ class Compacted:
 
 @dataclass
 class _Context:
-    """A session's messages; from ``approximate`` on, what its blocks hold was not computed."""
+    """A session.
 
+    Attributes:
+        name: Its own.
+        messages: What its prompt says.
+        approximate: From this token on, what its blocks hold was computed behind spliced text.
+        generation: Of that; see ``SpliceLimits``.
+        names: Hashes of its blocks, as the index knows them.
+    """
+
+    name: str
     messages: list[Tokens] = field(default_factory=list)
     approximate: int | None = None
+    generation: int = 0
+    names: list[bytes] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         return sum(map(len, self.messages))
 
 
-def play_compactions(folder: Path, blocks: int, seed: int, sessions: int = SESSIONS) -> Compacted:
-    """Play recorded sessions, by time and all at once, through a pool of ``blocks`` blocks."""
+def play_compactions(
+    folder: Path, blocks: int, seed: int, sessions: int = SESSIONS, generations: int = GENERATIONS
+) -> Compacted:
+    """Play recorded sessions, by time and all at once, through a pool of ``blocks`` blocks.
+
+    Args:
+        generations: See ``SpliceLimits``; 1: text that was computed behind spliced text is not
+            spliced itself.
+    """
     rng, done = np.random.default_rng(seed), Compacted()
     pool: OrderedDict[bytes, None] = OrderedDict()
     index = SpanIndex(BLOCK, blocks, rng)
     contexts: dict[str, _Context] = {}
     for session, turn in _by_time(read_sessions(folder)[:sessions]):
-        context = contexts.setdefault(session.name, _Context())
+        context = contexts.setdefault(session.name, _Context(session.name))
         before = context.tokens
         done.compactions += _compact(context, turn, rng)
         kept = context.tokens
@@ -79,15 +98,16 @@ def play_compactions(folder: Path, blocks: int, seed: int, sessions: int = SESSI
         hashes = _hashes(tokens)
         exact = _found(pool, hashes) * BLOCK
         before_it = hashes[exact // BLOCK - 1] if exact else b""
-        limits = SpliceLimits()
-        pieces = cover(index, [_DOMAIN], tokens[:-1], exact, lambda _: True, limits, before_it)
+        limits, domains = SpliceLimits(), [_DOMAIN, *_own(context, generations)]
+        pieces = cover(index, domains, tokens[:-1], exact, lambda _: True, limits, before_it)
         spliced = sum(piece.tokens for piece in pieces)
         said = min(kept, before)
         done.prompt += len(tokens)
         done.exact += exact
         done.lost += max(0, said - exact)
         done.recovered += min(spliced, max(0, said - exact))
-        _keep(context, index, hashes, tokens, exact, spliced)
+        _keep(context, index, hashes, tokens, exact, pieces)
+        _keep_own(context, index, tokens, (exact, exact + spliced), generations)
         _hold(pool, hashes, blocks)
     return done
 
@@ -145,14 +165,42 @@ def _hold(pool: OrderedDict[bytes, None], hashes: Sequence[bytes], blocks: int) 
         pool.popitem(last=False)
 
 
+def _own(context: _Context, generations: int) -> list[Domain]:
+    return [(context.name, str(generation)) for generation in range(1, generations)]
+
+
 def _keep(
     context: _Context, index: SpanIndex, hashes: list[bytes], tokens: Tokens, exact: int,
-    spliced: int,
+    pieces: Sequence[Piece],
 ) -> None:  # fmt: skip
-    """Enter the blocks that were computed: as the engine, nothing from a splice on."""
+    """Enter the blocks that were computed exactly; name the others after their session and turn."""
     if context.approximate is not None and exact <= context.approximate:
         context.approximate = None  # all behind it was computed, or is spliced anew
-    if spliced and context.approximate is None:
+        context.generation = 0
+    read = [segment.block_hash for piece in pieces for segment in piece.segments]
+    if read:
+        context.generation = max(context.generation, *(1 + _generation(index, at) for at in read))
+    if pieces and context.approximate is None:
         context.approximate = exact
     known = len(hashes) if context.approximate is None else context.approximate // BLOCK
+    kept = context.names[: exact // BLOCK]
+    nonce = len(tokens).to_bytes(8, "big") + context.name.encode()
+    new = [hashlib.blake2b(each + nonce, digest_size=16).digest() for each in hashes[len(kept) :]]
+    context.names = [*hashes[:known], *[*kept, *new][known:]]
     index.add(_DOMAIN, hashes[:known], tokens)
+
+
+def _keep_own(
+    context: _Context, index: SpanIndex, tokens: Tokens, spliced: tuple[int, int], generations: int
+) -> None:
+    """Enter what was computed behind spliced text, for its session alone."""
+    if context.approximate is None or context.generation >= generations:
+        return
+    mine, domain = tokens.copy(), (context.name, str(context.generation))
+    mine[slice(*spliced)] = NOBODYS
+    index.add(domain, context.names, mine, first=spliced[0] // BLOCK)
+
+
+def _generation(index: SpanIndex, block_hash: bytes) -> int:
+    domain = index.domain(block_hash)
+    return int(domain[1]) if domain is not None and domain != _DOMAIN else 0

@@ -101,6 +101,9 @@ def _add_compacted(figures: Figures, sessions: int, seed: int) -> None:
         figures.add(f"synthetic_lost_share_{blocks}", done.lost / done.prompt, "of the prompt")
         share = done.recovered / max(1, done.lost)
         figures.add(f"synthetic_recovered_share_{blocks}", share, "of what is lost")
+        first = play_compactions(RECORDED, blocks, seed, sessions, generations=1)
+        share = first.recovered / max(1, first.lost)
+        figures.add(f"synthetic_first_generation_{blocks}", share, "of what is lost")
     figures.add("synthetic_compactions", done.compactions, "prompts")
 
 
