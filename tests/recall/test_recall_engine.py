@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,5 +268,31 @@ def test_a_sessions_approximate_blocks_never_reach_the_disk(engine: Any) -> None
     for seed in range(40):
         engine.serve(words(100, 100 + seed))
         copies += [copy for copy in map(directory.warm, request.block_hashes) if copy is not None]
+    assert copies
+    assert not any(copy.may_demote for copy in copies)
+
+
+@pytest.mark.parametrize("generations", [1, 4])
+def test_nor_do_they_when_their_request_is_preempted(
+    generations: int, paper: Callable[..., Any], paper_config: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    limits = replace(LIMITS, most_generations=generations)
+    keep_calibration(paper_config.model_config, tmp_path, limits)
+    engine = recalling(paper(Shape(blocks=33)))
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    for seed in range(2):
+        engine.ask(words(60, 30 + seed), 150)
+    engine.step()
+    mine = engine.ask(joined(DOCUMENT, ASK, words(30, 20)), 90, **session("mine"))  # the last goes
+    engine.until(lambda: mine.num_preemptions > 0)
+    directory, copies = engine.side.bridge.ledger.directory, list[Any]()
+
+    def looked() -> bool:
+        copies.extend(filter(None, map(directory.warm, mine.block_hashes)))
+        return mine.is_finished()
+
+    engine.until(looked)
     assert copies
     assert not any(copy.may_demote for copy in copies)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ..observe.group import ObservedGroup
+    from ..pool.tap import Cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,16 @@ class SpanRecall(NoRecall):
         usage = self._usage.pop(request_id, None)
         return None if usage is None else {"kvgraph": {"recall": usage}}
 
+    def cached(self, runs: Sequence[Cached]) -> None:
+        """Note what requests registered: approximate blocks never reach the disk, whenever their
+        request loses them."""
+        for request, _, first, end in runs if self.exact else ():
+            exact = self.exact.get(request.request_id)
+            if exact is not None:
+                size = self._group.block_size
+                hashes = self._group.hashes(request, end * size)
+                self.copies.keep_here(hashes[max(first, exact // size) :])
+
     def take_due(self) -> list[bytes]:
         """Take hashes of blocks that are to be copied now, while they are sure to be there."""
         for request in list(self._prefilling.values()):
@@ -227,9 +238,7 @@ class SpanRecall(NoRecall):
         exact = self.exact.get(request.request_id, computed)
         own = self._own.enters and self._has_branch(request)
         kept = computed if own else min(computed, exact)
-        hashes = self._group.hashes(request, kept // size * size)
-        self.copies.keep_here(hashes[exact // size :])
-        return hashes
+        return self._group.hashes(request, kept // size * size)
 
     def _set_apart(self, request: Request, exact: int) -> None:
         """Keep blocks from ``exact`` on from all others: for the session alone, or for nobody."""
@@ -249,7 +258,6 @@ class SpanRecall(NoRecall):
     def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
         if (owner := self._opt_in.owner(request)) and self._has_branch(request):
             self._branches.keep(request, owner, exact, whole)
-            self.copies.keep_here(request.block_hashes[exact:whole])
 
 
 def _last(hashes: Sequence[bytes]) -> bytes:

@@ -210,6 +210,7 @@ class TierCacheBridge:
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
+        self.recall.cached(changes.cached)
         if changes.evicted and (self.ledger.adapted or self._prefetcher.waits):
             keys = changes.evicted.keys.tolist()
             _forget_lost(self.ledger.adapted, self._pool, changes.evicted, keys)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-    from ..pool.tap import Changes
+    from ..pool.tap import Cached, Changes
 
 
 class NoTiers:
@@ -126,6 +126,9 @@ class NoRecall:
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Keep nothing."""
         return None
+
+    def cached(self, runs: Sequence[Cached]) -> None:
+        """Do nothing."""
 
     def take_due(self) -> list[bytes]:
         """No blocks."""

@@ -22,6 +22,7 @@ _COPY_SHAPE: Final = (64, 48)
 _COPIED: Final = 320  # tokens that copying is learned with: bytes, and the most frequent pairs
 _PASSED: Final = 0.96  # of the answers, before texts grow longer
 _GROWTH: Final = 1.4
+_SHORTEST: Final = 40  # tokens of a quiz; chosen: three facts and two questions fit
 _REVISION: Final = 8  # one batch in eight is of the other kind
 _NEEDLES: Final = 4  # one window of text in four has a needle
 _NEEDLE: Final = "\n\nRemember: the code of {name} is {code}.\n\n"
@@ -78,7 +79,11 @@ def copying(random: np.random.Generator, vocabulary: int) -> Batch:
 
 @dataclass
 class RecallLessons:
-    """Copying, then quizzes that grow from 64 tokens to ``longest`` as they are passed."""
+    """Copying, then quizzes that grow from 64 tokens to ``longest`` as they are passed.
+
+    Every other quiz is shorter, of any length down to ``_SHORTEST``: whoever sees long texts alone
+    forgets how to read what is left of one.
+    """
 
     longest: int = 512
     tokens: int = 4096  # in a batch
@@ -89,6 +94,8 @@ class RecallLessons:
         if step < _COPY_STEPS or step % _REVISION == 0:
             return copying(random, SIZE)
         length = int(self.state["length"])
+        if step % 2:
+            length = int(np.exp(random.uniform(np.log(_SHORTEST), np.log(length))))
         questions = max(2, min(8, length // 32))
         facts = max(3, min(32, (length - questions * 5) // 10))
         facts = int(random.integers(3, facts + 1))
@@ -98,7 +105,7 @@ class RecallLessons:
 
     def heard(self, batch: Batch, right: float) -> None:
         """Make texts longer once the running share of right answers is high enough."""
-        if batch.kind != "recall":
+        if batch.kind != "recall" or batch.ids.shape[1] + 1 < self.state["length"]:
             return
         self.state["right"] += 0.1 * (right - self.state["right"])
         if self.state["right"] > _PASSED and self.state["length"] < self.longest:

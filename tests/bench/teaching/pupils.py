@@ -37,7 +37,7 @@ class Pupil:
 PUPILS: Final = {
     pupil.name: pupil
     for pupil in (
-        Pupil("recall", "llama", 128, 2, 2, 256, 1800, "recall", 512, rate=2e-3),
+        Pupil("recall", "llama", 128, 3, 2, 256, 3500, "recall", 512, rate=2e-3),
         Pupil("text-1m", "llama", 128, 4, 4, 1024, 1200, "text"),
         Pupil("text-2m", "llama", 192, 3, 3, 1024, 950, "text"),
         Pupil("text-4m", "llama", 256, 4, 4, 1024, 1100, "text"),
