@@ -16,7 +16,8 @@ from rich.table import Table
 from ...graph.errors import ConfigError
 from ...kernels.errors import KernelError
 from ..recall.gate import Calibration, calibration_file, save
-from .verdict import DEFAULT_BAR, Bar
+from .trials import FURTHEST, MARGINS, grid, measure
+from .verdict import DEFAULT_BAR, Bar, judge_margins
 
 app = typer.Typer(add_completion=False)
 
@@ -36,6 +37,9 @@ def calibrate(
     least_agreement: Annotated[
         float, typer.Option(min=0, max=1, help="Share of tokens that must stay the same.")
     ] = DEFAULT_BAR.least_agreement,
+    furthest: Annotated[
+        int, typer.Option(min=64, help="Largest distance that is measured, tokens.")
+    ] = FURTHEST,
     max_model_len: Annotated[int | None, typer.Option(help="As the engine is given it.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer lengths and distances.")] = False,
@@ -49,7 +53,7 @@ def calibrate(
     try:
         bar = Bar(most_kl, least_agreement)
         calibration, kind = run(
-            model, text, samples, bar, max_model_len, device, quick, random.Random(seed)
+            model, text, samples, bar, max_model_len, device, quick, furthest, random.Random(seed)
         )
     except ImportError as error:
         raise _given_up(f"{error.name} is not installed: pip install 'kvgraph[cpu]'") from None
@@ -67,7 +71,7 @@ def calibrate(
 
 def run(
     name: str, text: Path | None, samples: int, bar: Bar, max_model_len: int | None, device: str,
-    quick: bool, rng: random.Random,
+    quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
     """Measure a model; returns the calibration, and what text it was measured with.
 
@@ -79,15 +83,13 @@ def run(
 
     from ..vllm.recall.model_identity import model_identity
     from .texts import texts_for
-    from .trials import MARGINS, grid, measure
-    from .verdict import judge_margins
 
     loaded, tokenizer = _load(name, device, max_model_len)
     config = loaded.model.config
     longest = min(max_model_len or 1 << 20, int(config.max_position_embeddings))
     described: Any = SimpleNamespace(model=name, hf_config=config)
     identity = model_identity(described, max_model_len or int(config.max_position_embeddings))
-    grids = [grid(longest, quick, margin) for margin in MARGINS]
+    grids = [grid(longest, quick, margin, furthest) for margin in MARGINS]
     most = max((cell.longest for cells in grids for cell in cells), default=longest)
     texts = texts_for(tokenizer, int(config.vocab_size), most, text, rng, torch.device(device))
     loaded.check_rotation(texts.draw(64))
@@ -153,8 +155,10 @@ def _table(cells: Sequence[Any]) -> Table:
     for head in heads:
         table.add_column(head, justify="right")
     for cell in cells:
+        moved = cell["distance"] if cell["later"] else -cell["distance"]
         table.add_row(
-            str(cell["tokens"]), str(cell["distance"]), str(cell["joints"]),
+            str(cell["tokens"]), f"{moved:+d}{' ⇤' if cell['opening'] else ''}",
+            str(cell["joints"]),
             str(cell["generations"]), str(cell["margin"]), "yes" if cell["int8"] else "",
             f"{cell['kl']:.4f}", f"{cell['kl_p95']:.4f}", f"{100 * cell['agreement']:.1f} %",
             f"{cell['wrong_kl']:.3f}", f"{cell['without_kl']:.3f}",

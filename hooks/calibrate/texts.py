@@ -35,7 +35,9 @@ class Texts:
     def draw(self, tokens: int) -> Tensor:
         """Adjoining tokens from somewhere in the text, int64 [tokens]."""
         start = self._rng.randrange(max(1, len(self._ids) - tokens))
-        return torch.tensor(self._ids[start : start + tokens], device=self._device)
+        return torch.tensor(
+            self._ids[start : start + tokens], dtype=torch.int64, device=self._device
+        )
 
 
 def texts_for(

@@ -14,6 +14,9 @@ from .spliced_model import Layers, SplicedModel, Tensor, joined, part
 TAIL: Final = 24  # tokens whose distributions are compared; chosen
 HEAD: Final = 48  # tokens of the prompt that are exact, before what is spliced; chosen
 MARGINS: Final = (SpliceLimits().margin, 32, 128)  # tried until one passes; the longer are chosen
+_NEAREST: Final = 64  # tokens of distance; chosen
+FURTHEST: Final = 1024  # the same, unless a caller says more; chosen: a CPU computes that
+_FURTHER: Final = 4  # times the last one; chosen
 _WRONG: Final = 37  # positions by which Δ is wrong in the control; chosen
 
 
@@ -23,13 +26,15 @@ class Cell:
 
     Attributes:
         tokens: Of each span, that are spliced.
-        distance: |Δ|, in tokens; spans come from further behind.
+        distance: |Δ|, in tokens; spans come from further behind, unless they move ``later``.
         joints: How many spans follow each other, each from a text of its own.
         int8: Whether copies are kept in int8.
         margin: Tokens of the last span behind those that are spliced; they are computed, as an
             engine does.
-        generations: What stands before a span, when it is computed, is itself spliced, so many
-            times less one; see ``SpliceLimits``.
+        generations: 1: all that stood before a span was computed; 2: it was spliced once, and so
+            on; see ``SpliceLimits``.
+        later: Whether spans come from nearer to the beginning (Δ > 0).
+        opening: Whether the span stood at the very beginning of its prompt.
     """
 
     tokens: int
@@ -38,12 +43,26 @@ class Cell:
     int8: bool = False
     margin: int = MARGINS[0]
     generations: int = 1
+    later: bool = False
+    opening: bool = False
+
+    @property
+    def delta(self) -> int:
+        """By how much positions change."""
+        return self.distance if self.later else -self.distance
+
+    @property
+    def head(self) -> int:
+        """Tokens of the prompt that are exact, before what is spliced."""
+        if self.opening:
+            return self.distance
+        return HEAD + self.distance * self.later
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence that it needs."""
         spans = self.joints * self.tokens + self.margin
-        return HEAD + spans + max(TAIL, self.distance * min(2, self.generations))
+        return self.head + spans + max(TAIL, -self.delta * min(2, self.generations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +105,27 @@ class _Trial:
     rest: Tensor
 
 
-def grid(longest: int, quick: bool = False, margin: int = MARGINS[0]) -> list[Cell]:
-    """The cells to measure on a model that takes sequences of ``longest`` tokens."""
-    lengths, distances = [32, 128, 512], [64, 256, 1024]
+def grid(
+    longest: int, quick: bool = False, margin: int = MARGINS[0], furthest: int = FURTHEST
+) -> list[Cell]:
+    """The cells to measure on a model that takes sequences of ``longest`` tokens.
+
+    Args:
+        furthest: The largest distance, unless it is ``quick``.
+    """
+    lengths, distances = [32, 128, 512], [_NEAREST]
+    while distances[-1] * _FURTHER <= furthest:
+        distances.append(distances[-1] * _FURTHER)
     if quick:
         lengths, distances = lengths[:2], distances[:2]
     cells = [Cell(tokens, distance) for tokens in lengths for distance in distances]
-    cells += [Cell(64, 256, joints) for joints in (2, 4, 8)]
+    cells += [Cell(128, distance, later=True) for distance in distances]
+    cells += [Cell(128, 256, later=True, opening=True)]
+    # As far as the furthest: what is allowed is allowed together.
+    far = distances[1:]
+    cells += [Cell(64, distance, joints) for joints in (2, 4, 8) for distance in far]
     cells += [Cell(128, 256, int8=True)]
-    cells += [Cell(64, 128, generations=generations) for generations in (2, 4)]
+    cells += [Cell(64, distance, generations=times) for times in (2, 4) for distance in far]
     cells = [replace(cell, margin=margin) for cell in cells]
     return [cell for cell in cells if cell.longest <= longest]
 
@@ -116,11 +147,11 @@ def _trials(cell: Cell, samples: int, text: Callable[[int], Tensor]) -> Iterator
     for _ in range(samples):
         spans = [text(cell.tokens) for _ in range(cell.joints - 1)]
         last = text(cell.tokens + cell.margin)
-        # Each stood further behind by the distance, in a prompt of other text.
-        places = [HEAD + number * cell.tokens for number in range(cell.joints)]
-        befores = [[text(place + cell.distance), *_further(cell, text)] for place in places]
+        # Each stood elsewhere, in a prompt of other text.
+        places = [cell.head + number * cell.tokens for number in range(cell.joints)]
+        befores = [[text(place - cell.delta), *_further(cell, text)] for place in places]
         rest = torch.cat([last[cell.tokens :], text(TAIL)])
-        yield _Trial(text(HEAD), [*spans, last[: cell.tokens]], befores, rest)
+        yield _Trial(text(cell.head), [*spans, last[: cell.tokens]], befores, rest)
 
 
 def _further(cell: Cell, text: Callable[[int], Tensor]) -> list[Tensor]:
@@ -132,8 +163,8 @@ def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
     truth = model.logits(whole)[-TAIL:]
     head = model.states(trial.head)
     read = [_read(model, cell, *each) for each in zip(trial.befores, trial.spans, strict=True)]
-    spliced = _behind(model, cell, head, read, trial.rest, -cell.distance)
-    wrong = _behind(model, cell, head, read, trial.rest, -cell.distance + _WRONG)
+    spliced = _behind(model, cell, head, read, trial.rest, cell.delta)
+    wrong = _behind(model, cell, head, read, trial.rest, cell.delta + _WRONG)
     without = model.logits(torch.cat([trial.head, trial.rest]))[-TAIL:]
     agree = (truth.argmax(-1) == spliced.argmax(-1)).float()
     return _kl(truth, spliced), _kl(truth, wrong), _kl(truth, without), agree
@@ -143,7 +174,7 @@ def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tens
     """Keys and values of a span behind the text before it, which is spliced if it has one too."""
     before, *further = befores
     if further:
-        behind = model.moved(_read(model, cell, further, before), -cell.distance, cell.int8)
+        behind = model.moved(_read(model, cell, further, before), cell.delta, cell.int8)
         states: Layers = model.states(span, len(before), behind)
         return states
     return part(model.states(torch.cat([before, span])), len(before), len(before) + len(span))

@@ -62,11 +62,15 @@ def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
     All of ``measured`` has one margin, which the limits keep.
 
     The limits are found one after the other: the shortest span from which on all lengths pass at
-    the nearest distance, then the largest distance up to which all of these pass, then joints, then
-    how often text that was computed behind spliced text may be spliced again.
+    the nearest distance, then the largest distance up to which all of these pass, then, up to that
+    distance, joints, and how often text that was computed behind spliced text may be spliced again.
+    How far text may move towards the end, and whether it may have opened its prompt, is judged
+    beside that.
     """
     exact = [each for each in measured if not each.cell.int8]
     single = [each for each in exact if each.cell.joints == each.cell.generations == 1]
+    later = [each for each in single if each.cell.later]
+    single = [each for each in single if not each.cell.later]
     if not single:
         return Verdict(False, "the model takes no sequence that is long enough", SpliceLimits())
     nearest = min(each.cell.distance for each in single)
@@ -76,11 +80,17 @@ def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
         return Verdict(False, _why_not(near, bar), SpliceLimits())
     fit = [each for each in single if each.cell.tokens >= least]
     furthest = _most((each.cell.distance, bar.passes(each)) for each in fit) or nearest
-    joints = _most((each.cell.joints, bar.passes(each)) for each in exact if each.cell.joints > 1)
-    again = [(each.cell.generations, bar.passes(each)) for each in exact]
+    near = [each for each in exact if each.cell.distance <= furthest and not each.cell.later]
+    joints = _most((each.cell.joints, bar.passes(each)) for each in near if each.cell.joints > 1)
+    again = [(each.cell.generations, bar.passes(each)) for each in near]
     generations = _most(each for each in again if each[0] > 1)
-    margin = single[0].cell.margin
-    limits = SpliceLimits(least, furthest, joints or 1, margin, generations or 1)
+    inside = [each for each in later if not each.cell.opening]
+    most_later = _most((each.cell.distance, bar.passes(each)) for each in inside)
+    openings = {bar.passes(each) for each in later if each.cell.opening}
+    limits = SpliceLimits(
+        least, furthest, joints or 1, single[0].cell.margin, generations or 1, most_later or 0,
+        openings == {True},
+    )  # fmt: skip
     return Verdict(True, _words(limits, bar), limits)
 
 
@@ -119,8 +129,11 @@ def _why_not(near: Sequence[Measured], bar: Bar) -> str:
 def _words(limits: SpliceLimits, bar: Bar) -> str:
     pieces = "one piece" if limits.most_joints == 1 else f"{limits.most_joints} pieces in a row"
     again = f", of {limits.most_generations} generations" if limits.most_generations > 1 else ""
+    opened = "those that" if limits.openings else "none that"
     return (
-        f"pieces of {limits.least_tokens} tokens or more, moved by {limits.most_distance} at most, "
-        f"{pieces}{again}, the last {limits.margin} tokens computed: no more than {bar.most_kl} "
-        f"nats and {100 - 100 * bar.least_agreement:.0f} % of the tokens differ"
+        f"pieces of {limits.least_tokens} tokens or more, moved by {limits.most_distance} at most "
+        f"towards the beginning and {limits.most_later} towards the end, "
+        f"{opened} opened a prompt among them, {pieces}{again}, the last {limits.margin} tokens "
+        f"computed: no more than {bar.most_kl} nats and {100 - 100 * bar.least_agreement:.0f} % of "
+        "the tokens differ"
     )

@@ -15,13 +15,16 @@ class SpliceLimits:
 
     Attributes:
         least_tokens: A shorter piece is not worth its joint.
-        most_distance: The largest |Δ|, in tokens.
+        most_distance: Tokens by which a piece may move towards the beginning (Δ < 0).
         most_joints: Pieces in a row.
         margin: Tokens at the end of what is covered that are computed all the same, so that what is
             computed next stands behind text that has read all before it.
         most_generations: Text that was computed exactly is of the first generation; what was
-            computed behind spliced text is of the next one after the latest of that. Of so many
-            generations text may be spliced.
+            computed behind spliced text is of the next one after the latest of that. Text of
+            generations up to this one may be spliced.
+        most_later: Tokens by which a piece may move towards the end (Δ > 0).
+        openings: Whether a piece that stood at a prompt's very beginning may move: models read
+            their first tokens in a way of their own.
     """
 
     least_tokens: int = 32
@@ -29,6 +32,13 @@ class SpliceLimits:
     most_joints: int = 8
     margin: int = 8
     most_generations: int = 1
+    most_later: int = 1 << 20
+    openings: bool = True
+
+    def allow(self, source: int, delta: int) -> bool:
+        """Whether a piece that stood at position ``source`` may move by ``delta``."""
+        near = -self.most_distance <= delta <= self.most_later
+        return near and (self.openings or source > 0 or delta == 0)
 
 
 def cover(
@@ -60,7 +70,7 @@ def cover(
     pieces: list[Piece] = []
     at = start + (rest.tokens if rest is not None else 0)
     while len(pieces) < limits.most_joints and len(tokens) - at >= limits.least_tokens:
-        piece = index.longest(domains, tokens, at, usable, limits.most_distance)
+        piece = index.longest(domains, tokens, at, usable, limits.allow)
         if piece is None or piece.tokens < limits.least_tokens:
             break
         pieces.append(piece)

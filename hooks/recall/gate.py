@@ -18,7 +18,7 @@ from ...graph.errors import ConfigError
 from .cover import SpliceLimits
 
 DIRECTORY_VARIABLE: Final = "AITHER_KVCACHE_CALIBRATIONS"
-_VERSION: Final = 1  # of the file's form
+_VERSION: Final = 2  # of the file's form
 _DIGITS: Final = 24  # 96 bits in a file name; chosen
 
 
@@ -84,6 +84,8 @@ def load(identity: str, path: Path) -> Calibration:
         raise ConfigError(
             f"the calibration in {path} cannot be read ({error}): calibrate again"
         ) from None
-    if version != _VERSION or calibration.identity != identity:
+    if version != _VERSION:
+        raise ConfigError(f"the calibration in {path} is of another release: calibrate again")
+    if calibration.identity != identity:
         raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")
     return calibration

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .fingerprints import Fingerprints, Tokens
+from .fingerprints import Fingerprints, Tokens, common_start
 
 Domain: TypeAlias = tuple[str, ...]
 """Whose text it is: nobody finds another's."""
@@ -22,7 +22,7 @@ NOBODYS: Final = -1
 
 WINDOW: Final = 16  # tokens; chosen: a common block size, and more than a phrase
 _MOST_PLACES: Final = 4  # of a domain's window: text may stand in many of its prompts; chosen
-_MOST_CHILDREN: Final = 8  # of one block that are tried; chosen
+_MOST_CHILDREN: Final = 8  # of one block that are remembered in a domain; chosen
 
 
 class Segment(NamedTuple):
@@ -106,7 +106,8 @@ class SpanIndex:
         self._blocks: OrderedDict[bytes, _Said] = OrderedDict()
         # By window, the blocks that say it and where, oldest first.
         self._places: dict[tuple[Domain, int], list[tuple[_Said, int]]] = {}
-        self._after: dict[bytes, list[_Said]] = {}
+        # By a block and whose text follows it, the blocks that do, oldest first.
+        self._after: dict[tuple[bytes, Domain], list[_Said]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -152,25 +153,27 @@ class SpanIndex:
         tokens: Tokens,
         at: int,
         usable: Callable[[bytes], bool],
-        most_distance: int,
+        allow: Callable[[int, int], bool],
     ) -> Piece | None:
         """The longest piece that covers ``tokens`` from ``at`` on; None if there is none.
 
-        What it finds is as long as a window at least, and all that is as long as two is found.
+        What it finds is as long as a window at least. All that is as long as two is found, but
+        where a window stands at more places than are remembered.
 
         Args:
             domains: Whose text may be used.
             tokens: A prompt, up to where it may be covered.
             at: Where the piece begins.
             usable: Whether a block can be read now.
-            most_distance: The largest |Δ| that is allowed.
+            allow: Whether a piece that stood at a position, the first argument, may move by Δ, the
+                second.
         """
         best: Piece | None = None
         window = self._prints.window
         for ahead, fingerprint in enumerate(self._prints.of(tokens[at : at + 2 * window - 1])):
             for said, offset in self._saying(domains, fingerprint):
                 delta = at + ahead - said.start - offset
-                if abs(delta) > most_distance:
+                if not allow(at - delta, delta):
                     continue
                 along = self._along(domains, said, offset - ahead, tokens, at, usable)
                 segments = tuple(along)
@@ -194,10 +197,9 @@ class SpanIndex:
         Args:
             block_hash: Of the prompt's last block that was found exactly.
         """
-        after = [each for each in self._after.get(block_hash, ()) if each.domain in domains]
-        there = [each for each in after[-_MOST_CHILDREN:] if usable(each.block_hash)]
-        said = max(there, key=lambda each: _common(each.tokens, tokens[at:]), default=None)
-        same = _common(said.tokens, tokens[at:]) if said is not None else 0
+        there = [each for each in self._following(block_hash, domains) if usable(each.block_hash)]
+        said = max(there, key=lambda each: common_start(each.tokens, tokens[at:]), default=None)
+        same = common_start(said.tokens, tokens[at:]) if said is not None else 0
         if said is None or not 0 < same < self._size:
             return None
         return Piece(at, 0, (Segment(said.block_hash, 0, same),))
@@ -220,28 +222,34 @@ class SpanIndex:
         while first < 0:
             block = self._blocks.get(block.before) if block is not None else None
             first += self._size
-        # The next block may be another domain's, whose prompt began alike.
+        # Going back from ``said``, the block may be another domain's, whose prompt began alike.
         while block is not None and block.domain in domains and usable(block.block_hash):
-            same = _common(block.tokens[first:], tokens[at:])
+            same = common_start(block.tokens[first:], tokens[at:])
             if same:
                 self._blocks.move_to_end(block.block_hash)
                 yield Segment(block.block_hash, first, same)
             if first + same < self._size:
                 return
             at, first = at + same, 0
-            block = self._next(block, tokens[at : at + self._size])
+            block = self._next(block, domains, tokens[at : at + self._size])
 
-    def _next(self, block: _Said, wanted: Tokens) -> _Said | None:
-        after = self._after.get(block.block_hash, ())[-_MOST_CHILDREN:]
+    def _next(self, block: _Said, domains: Collection[Domain], wanted: Tokens) -> _Said | None:
+        after = list(self._following(block.block_hash, domains))
         if len(after) < 2:
             return after[0] if after else None
-        return max(after, key=lambda said: _common(said.tokens, wanted))
+        return max(after, key=lambda said: common_start(said.tokens, wanted))
+
+    def _following(self, block_hash: bytes, domains: Collection[Domain]) -> Iterator[_Said]:
+        for domain in domains:
+            yield from self._after.get((block_hash, domain), ())
 
     def _enter(self, said: _Said) -> None:
         self.version += 1
         self._blocks[said.block_hash] = said
         if said.before:
-            self._after.setdefault(said.before, []).append(said)
+            after = self._after.setdefault((said.before, said.domain), [])
+            after.append(said)
+            del after[:-_MOST_CHILDREN]
         for number, fingerprint in enumerate(said.prints):
             places = self._places.setdefault((said.domain, fingerprint), [])
             places.append((said, number * self._prints.window))
@@ -250,10 +258,10 @@ class SpanIndex:
     def _forget(self, said: _Said) -> None:
         self.version += 1
         del self._blocks[said.block_hash]
-        if siblings := self._after.get(said.before):
+        if siblings := self._after.get((said.before, said.domain)):
             siblings[:] = [each for each in siblings if each is not said]
             if not siblings:
-                del self._after[said.before]
+                del self._after[said.before, said.domain]
         for window in ((said.domain, fingerprint) for fingerprint in said.prints):
             places = [each for each in self._places.get(window, ()) if each[0] is not said]
             if places:
@@ -269,14 +277,7 @@ class SpanIndex:
             assert all(said.domain == domain for said, _ in places)
             assert all(fingerprint in said.prints for said, _ in places)
             assert all(self._blocks.get(said.block_hash) is said for said, _ in places)
-        for before, after in self._after.items():
-            assert after
-            assert all(said.before == before for said in after)
+        for (before, domain), after in self._after.items():
+            assert 0 < len(after) <= _MOST_CHILDREN
+            assert all((said.before, said.domain) == (before, domain) for said in after)
             assert all(self._blocks.get(said.block_hash) is said for said in after)
-
-
-def _common(one: Tokens, other: Tokens) -> int:
-    """How many tokens both begin with."""
-    count = min(len(one), len(other))
-    differ = np.flatnonzero(one[:count] != other[:count])
-    return int(differ[0]) if len(differ) else count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from kvgraph.hooks.calibrate import app
 from kvgraph.hooks.calibrate.spliced_model import SplicedModel, joined, part
 from kvgraph.hooks.calibrate.trials import MARGINS, TAIL, Cell, Measured, grid, measure
 from kvgraph.hooks.calibrate.verdict import Bar, judge, judge_margins
+from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import calibration_file, load, save
 from kvgraph.kernels.maths.rope import rope_from_config
 from typer.testing import CliRunner
@@ -54,6 +56,44 @@ def test_what_fails_is_not_allowed() -> None:
     assert not nothing.passed
     assert "0.500 nats (allowed: 0.1), 60 % of the tokens" in nothing.reason
     assert not judge([]).passed
+
+
+def all_but(bad: Callable[[Cell], bool], furthest: int = 1024) -> SpliceLimits:
+    """What is allowed where all that is measured passes but ``bad`` cells."""
+    results = {cell: BAD if bad(cell) else GOOD for cell in grid(1 << 16, furthest=furthest)}
+    verdict = judge([
+        Measured(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
+        for cell, (kl, agreement) in results.items()
+    ])  # fmt: skip
+    assert verdict.passed
+    return verdict.limits
+
+
+def test_what_is_allowed_is_allowed_together() -> None:
+    """Many joints, and much that was spliced before, as far as text may come from."""
+    assert all_but(lambda cell: False) == SpliceLimits(32, 1024, 8, 8, 4, 1024, True)
+    assert all_but(lambda cell: cell.joints == 8 and cell.distance == 1024).most_joints == 4
+    assert all_but(lambda cell: cell.generations == 4 and cell.distance > 256).most_generations == 2
+    near = all_but(lambda cell: cell.distance == 1024)
+    assert (near.most_distance, near.most_joints, near.most_generations) == (256, 8, 4)
+    assert all_but(lambda cell: False, furthest=16_384).most_distance == 16_384
+
+
+def test_text_moves_towards_the_end_as_far_as_that_was_measured() -> None:
+    limits = all_but(lambda cell: cell.later and cell.distance > 64 and not cell.opening)
+    assert (limits.most_distance, limits.most_later) == (1024, 64)
+    assert limits.allow(500, -1024)
+    assert limits.allow(500, 64)
+    assert not limits.allow(500, 65)
+    assert all_but(lambda cell: cell.later).most_later == 0
+
+
+def test_text_that_opened_its_prompt_moves_only_where_that_passed() -> None:
+    limits = all_but(lambda cell: cell.opening)
+    assert (limits.openings, limits.most_later) == (False, 1024)
+    assert not limits.allow(0, 64)
+    assert limits.allow(1, 64)
+    assert limits.allow(0, 0)
 
 
 def test_a_longer_margin_is_tried_and_kept_where_a_short_one_fails() -> None:
@@ -97,7 +137,7 @@ def test_the_margin_is_computed_behind_what_is_spliced(small: SplicedModel) -> N
 
 
 def test_a_model_that_takes_only_short_sequences_is_measured_on_short_ones() -> None:
-    assert {cell.tokens for cell in grid(300)} == {32, 64, 128} - {64}
+    assert {cell.tokens for cell in grid(300)} == {32, 128}
     assert all(cell.longest <= 512 for cell in grid(512))
     assert grid(100) == []
 
@@ -190,7 +230,6 @@ def test_a_model_that_is_not_there_is_told_in_one_line() -> None:
 
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
-    from kvgraph.hooks.recall.cover import SpliceLimits
     from kvgraph.hooks.recall.gate import Calibration
 
     calibration = Calibration("m", "id", True, "why", SpliceLimits(64, 128, 2, 9), ({"kl": 1.0},))

@@ -13,6 +13,12 @@ from kvgraph.hooks.recall.span_index import SpanIndex
 
 SIZE = 16
 ANY = 1 << 30
+
+
+def anywhere(source: int, delta: int) -> bool:
+    return True
+
+
 OURS, THEIRS = ("ours",), ("theirs",)
 
 
@@ -58,7 +64,7 @@ def test_text_is_found_at_every_alignment(shift: int) -> None:
     index, source = new_index(), text(160, 1)
     chain = added(index, source)
     prompt = np.concatenate([text(shift, 2), source[37:121], text(20, 3)])
-    piece = index.longest([OURS], prompt, shift, everything, ANY)
+    piece = index.longest([OURS], prompt, shift, everything, anywhere)
     assert piece is not None
     assert (piece.tokens, piece.delta) == (84, shift - 37)
     assert (reads([piece], chain, source) == source[37:121]).all()
@@ -67,10 +73,10 @@ def test_text_is_found_at_every_alignment(shift: int) -> None:
 def test_a_block_that_cannot_be_read_ends_a_span() -> None:
     index, source = new_index(), text(160, 1)
     chain = added(index, source)
-    piece = index.longest([OURS], source[16:], 0, lambda each: each != chain[5], ANY)
+    piece = index.longest([OURS], source[16:], 0, lambda each: each != chain[5], anywhere)
     assert piece is not None
     assert piece.tokens == 4 * SIZE
-    assert index.longest([OURS], source[16:], 0, lambda each: each != chain[1], ANY) is None
+    assert index.longest([OURS], source[16:], 0, lambda each: each != chain[1], anywhere) is None
 
 
 def test_another_domains_text_is_not_found_behind_a_common_beginning() -> None:
@@ -79,11 +85,11 @@ def test_another_domains_text_is_not_found_behind_a_common_beginning() -> None:
         tokens = np.concatenate([head, tail])
         index.add(domain, hashes(tokens), tokens)  # no salt: one head, under one hash
     prompt = np.concatenate([text(5, 9), head, theirs])
-    piece = index.longest([OURS], prompt, 5, everything, ANY)
+    piece = index.longest([OURS], prompt, 5, everything, anywhere)
     assert piece is not None
     assert piece.tokens == 32
-    assert index.longest([OURS], theirs, 0, everything, ANY) is None
-    assert index.longest([("nobody",)], prompt, 5, everything, ANY) is None
+    assert index.longest([OURS], theirs, 0, everything, anywhere) is None
+    assert index.longest([("nobody",)], prompt, 5, everything, anywhere) is None
 
 
 def test_of_branches_the_one_that_goes_on_is_followed() -> None:
@@ -91,9 +97,22 @@ def test_of_branches_the_one_that_goes_on_is_followed() -> None:
     added(index, np.concatenate([head, one]))
     added(index, np.concatenate([head, other]))
     for tail in (one, other):
-        piece = index.longest([OURS], np.concatenate([head, tail]), 0, everything, ANY)
+        piece = index.longest([OURS], np.concatenate([head, tail]), 0, everything, anywhere)
         assert piece is not None
         assert piece.tokens == 96
+
+
+def test_what_others_say_behind_a_common_beginning_hides_nothing() -> None:
+    index, head, mine = new_index(), text(32, 1), text(120, 2)
+    added(index, np.concatenate([head, mine]))
+    for number in range(20):
+        tokens = np.concatenate([head, text(64, 10 + number)])
+        index.add(("other", str(number)), hashes(tokens), tokens)
+    index.check_integrity()
+    prompt = np.concatenate([head, mine])
+    piece = index.longest([OURS], prompt, 0, everything, anywhere)
+    assert piece is not None
+    assert piece.tokens == len(prompt) // SIZE * SIZE
 
 
 def test_what_was_added_longest_ago_is_forgotten_first() -> None:
@@ -101,15 +120,21 @@ def test_what_was_added_longest_ago_is_forgotten_first() -> None:
     added(index, first)
     added(index, second)
     assert len(index) == 8
-    assert index.longest([OURS], second, 0, everything, ANY) is not None
-    assert index.longest([OURS], first[:48], 0, everything, ANY) is None
+    assert index.longest([OURS], second, 0, everything, anywhere) is not None
+    assert index.longest([OURS], first[:48], 0, everything, anywhere) is None
 
 
 def test_tokens_that_lie_too_far_apart_are_not_moved() -> None:
     index, source = new_index(), text(160, 1)
     added(index, source)
-    assert index.longest([OURS], source[100:], 0, everything, 99) is None
-    assert index.longest([OURS], source[100:], 0, everything, 100) is not None
+    assert (
+        index.longest([OURS], source[100:], 0, everything, SpliceLimits(most_distance=99).allow)
+        is None
+    )
+    assert (
+        index.longest([OURS], source[100:], 0, everything, SpliceLimits(most_distance=100).allow)
+        is not None
+    )
 
 
 def test_a_prompt_is_covered_piece_by_piece_up_to_its_first_gap() -> None:
@@ -190,7 +215,7 @@ def test_whatever_is_as_long_as_two_windows_is_found() -> None:
         prompt = np.concatenate([make(rng.randrange(20)), chosen[start:], make(5)])
         at = len(prompt) - 5 - len(chosen[start:])
         longest = brute_force(sources, prompt, at)
-        piece = index.longest([OURS], prompt, at, everything, ANY)
+        piece = index.longest([OURS], prompt, at, everything, anywhere)
         if longest >= 31:
             assert piece is not None
             assert piece.tokens == longest

@@ -7,16 +7,22 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from ...recall.fingerprints import common_start
 from ...recall.span_index import Domain
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 MOST_SESSIONS: Final = 4096  # whose last branch is kept; chosen
+MOST_TOKENS: Final = 1 << 25  # of all branches: some 300 MiB with their hashes; chosen
 _NONCE_BYTES: Final = 16
 
+_Tokens: TypeAlias = npt.NDArray[np.int32]
 Owner = tuple[Domain, str]
 """A session: whose text it is, and its name."""
 
@@ -31,7 +37,7 @@ class _Branch:
         exact: Blocks before that one.
     """
 
-    tokens: Sequence[int]
+    tokens: _Tokens
     hashes: Sequence[bytes]
     exact: int
 
@@ -50,6 +56,7 @@ class OwnBranches:
     def __init__(self, block_size: int) -> None:
         self._size = block_size
         self._branches: OrderedDict[Owner, _Branch] = OrderedDict()
+        self._tokens = 0  # of all of them
 
     def begin(self, request: Request, exact: int) -> bool:
         """Rewrite hashes from block ``exact`` on; False where there is no such block yet."""
@@ -69,7 +76,8 @@ class OwnBranches:
         branch = self._branches.get(owner)
         if branch is None or request.resumable:
             return None
-        same = _same(branch.tokens, request.all_token_ids[: len(branch.tokens)]) // self._size
+        tokens = _array(request.all_token_ids[: len(branch.tokens)])
+        same = common_start(branch.tokens, tokens) // self._size
         if min(same, len(request.block_hashes)) <= branch.exact:
             return None
         request.block_hashes[:] = branch.hashes[:same]
@@ -77,19 +85,31 @@ class OwnBranches:
         return branch.exact
 
     def keep(self, request: Request, owner: Owner, exact: int, whole: int) -> None:
-        """Keep what an approximate request left: ``whole`` blocks, the first ``exact`` exact."""
-        tokens = list(request.all_token_ids[: whole * self._size])
+        """Keep what an approximate request left: ``whole`` blocks, the first ``exact`` exact.
+
+        A request that ended before it had computed what its session had before leaves nothing new.
+        """
+        tokens = _array(request.all_token_ids[: whole * self._size])
+        known = self._branches.get(owner)
+        if known is not None and len(tokens) == common_start(known.tokens, tokens) < len(
+            known.tokens
+        ):
+            return
+        self._forget(owner)
         self._branches[owner] = _Branch(tokens, list(request.block_hashes[:whole]), exact)
-        self._branches.move_to_end(owner)
-        if len(self._branches) > MOST_SESSIONS:
-            self._branches.popitem(last=False)
+        self._tokens += len(tokens)
+        while len(self._branches) > MOST_SESSIONS or self._tokens > MOST_TOKENS:
+            self._forget(next(iter(self._branches)))
 
     def clear(self) -> None:
         """Forget all branches."""
         self._branches.clear()
+        self._tokens = 0
+
+    def _forget(self, owner: Owner) -> None:
+        if (branch := self._branches.pop(owner, None)) is not None:
+            self._tokens -= len(branch.tokens)
 
 
-def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _array(tokens: Sequence[int]) -> _Tokens:
+    return np.array(tokens, dtype=np.int32)
