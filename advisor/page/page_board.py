@@ -212,13 +212,16 @@ class PageBoard:
         """Take the last change back."""
         return self._desk.undo_weights()
 
-    def sampled(self, limit: int) -> Sampled:
-        """Where the model looks, and how sure it is."""
-        return self._recent.of(("sampled", limit), lambda: self._sampled(limit))
+    def sampled(self, limit: int, session: str | None = None) -> Sampled:
+        """Where the model looks, and how sure it is; of one session, if it is named."""
+        question = ("sampled", limit, session)
+        return self._recent.of(question, lambda: self._sampled(limit, session))
 
-    def _sampled(self, limit: int) -> Sampled:
+    def _sampled(self, limit: int, session: str | None) -> Sampled:
         with self._questions.turn():
-            return sampled_view(self._graph.tables, limit, self._graph.clock(), self._unix)
+            tables, now = self._graph.tables, self._graph.clock()
+            row = None if session is None else session_row(tables, session, None)
+            return sampled_view(tables, limit, now, self._unix, row)
 
     def caches(self, steps: int) -> Caches:
         """The last ``steps`` of each cache that follows confidence."""

@@ -15,13 +15,18 @@ from ..times.unix_time import Unix
 _MADE: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
 
 
-def sampled_view(tables: Tables, limit: int, now: float, unix: Unix) -> Sampled:
-    """Up to ``limit`` blocks and as many sessions."""
+def sampled_view(
+    tables: Tables, limit: int, now: float, unix: Unix, session: int | None = None
+) -> Sampled:
+    """Up to ``limit`` blocks and as many sessions; of the row ``session`` alone, if it is given."""
     blocks, sessions = tables.blocks, tables.sessions
     live = blocks.live_rows()
     looked_at = live[blocks.attention[live] > 0]
     confidence = sessions.confidence[: sessions.size]
     asked = np.flatnonzero(confidence >= 0)
+    if session is not None:
+        looked_at = looked_at[blocks.session[looked_at] == session]
+        asked = asked[asked == session]
     counts = tables.all_edges.counts()
     least_sure = asked[np.argsort(confidence[asked], kind="stable")]
     return Sampled(

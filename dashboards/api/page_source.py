@@ -59,8 +59,11 @@ class PageSource(Protocol):
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
 
-    def sampled(self, limit: int) -> Sampled:
-        """Where the model looks, and how sure it is; up to ``limit`` blocks and sessions."""
+    def sampled(self, limit: int, session: str | None = None) -> Sampled:
+        """Where the model looks, and how sure it is; up to ``limit`` blocks and sessions.
+
+        Only what ``session`` holds, if one is named.
+        """
 
     def caches(self, steps: int) -> Caches:
         """The last ``steps`` of each cache that follows confidence."""

@@ -138,8 +138,8 @@ def _add_sidecar(router: APIRouter, page: Callable[[], PageSource]) -> None:
         return answered(page().shadows(engine))
 
     @router.get("/sampled", response_model=Sampled)
-    def sampled(limit: RecordsQuery = 50) -> Response:
-        return answered(page().sampled(limit))
+    def sampled(limit: RecordsQuery = 50, session: NameQuery = None) -> Response:
+        return answered(page().sampled(limit, session))
 
     @router.get("/caches", response_model=Caches)
     def caches(steps: StepsQuery = 600) -> Response:

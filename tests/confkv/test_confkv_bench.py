@@ -234,9 +234,9 @@ def test_turning_a_block_there_and_back_is_turning_nothing() -> None:
 
 def test_the_shipped_model_remembers_and_a_wrong_place_misleads_it() -> None:
     marks = examine(load(shipped("recall")[0]).model, 512, 32, 48)
-    assert marks.plain >= 0.85 * marks.n
+    assert marks.plain >= 0.95 * marks.n
     assert marks.replaced == marks.repeated
-    assert marks.misplaced <= 0.4 * marks.repeated
+    assert marks.misplaced <= 0.2 * marks.repeated
 
 
 def test_a_gguf_file_needs_packages_that_the_error_names(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.graph.errors import GraphError
 from kvgraph.graph.messages.events import BlocksAttended, ConfidenceSampled, Segment
 from kvgraph.graph.types import SourceLayer
 from small_world import SIZE, World, board_of, pack
@@ -59,3 +60,15 @@ def test_the_least_sure_session_is_first(world: World, board: PageBoard) -> None
         ("calm", 0.9),
     ]
     assert view.confidence == pytest.approx(0.6)
+
+
+def test_of_one_session_only_what_it_holds_is_told(world: World, board: PageBoard) -> None:
+    for session, keys in (("one", (1, 2)), ("other", (3, 4))):
+        world.serve(*keys, session=session)
+        look(world, keys, (0.6, 0.4))
+        world.tell(ConfidenceSampled(b"", 0.5, session=session))
+    view = board.sampled(10, "other")
+    assert [int(each.key, 16) for each in view.blocks] == [3, 4]
+    assert [each.session for each in view.sessions] == ["other"]
+    with pytest.raises(GraphError, match="no session of that name"):
+        board.sampled(10, "nobody")

@@ -2248,6 +2248,7 @@ export interface operations {
         parameters: {
             query?: {
                 limit?: number;
+                session?: string | null;
             };
             header?: never;
             path?: never;
