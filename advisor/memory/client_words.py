@@ -96,16 +96,28 @@ def _is_message(message: object) -> bool:
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
-    """What hints say of messages, by number or by role; what is malformed says nothing."""
-    found: dict[int, dict[str, Any]] = {}
+    """What hints say of messages, by number or by role, the last word of each kind; what is
+    malformed says nothing."""
+    said: dict[int | str, dict[str, tuple[int, Any]]] = {}  # with the numbers of hints
     listed = ours.get("messages")
-    for hint in listed if isinstance(listed, list) else ():
+    for order, hint in enumerate(listed if isinstance(listed, list) else ()):
         if not isinstance(hint, dict):
             continue
-        tags = {name: hint[name] for name in _TAGS & hint.keys()}
         index, role = hint.get("index"), hint.get("role")
-        for number, message in enumerate(messages):
-            named = index in (number, number - len(messages)) if isinstance(index, int) else None
-            if named or (named is None and role is not None and message.get("role") == role):
-                found.setdefault(number, {}).update(tags)
+        if isinstance(index, int):
+            of: int | str = index if index >= 0 else index + len(messages)
+        elif isinstance(role, str):
+            of = role
+        else:
+            continue
+        tags = {name: (order, hint[name]) for name in _TAGS & hint.keys()}
+        said.setdefault(of, {}).update(tags)
+    found: dict[int, dict[str, Any]] = {}
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        of_role = said.get(role, {}) if isinstance(role, str) else {}
+        words = [*said.get(number, {}).items(), *of_role.items()]
+        if words:
+            words.sort(key=lambda word: word[1][0])
+            found[number] = {name: tag for name, (_, tag) in words}
     return found

@@ -32,7 +32,7 @@ class CompletionReader:
         self._size = 0
         self._message: dict[str, Any] = {}
         self._calls: dict[int, dict[str, Any]] = {}
-        self._ended = False
+        self._ended = self._is_odd = False
         self.prompt_tokens = 0
 
     def feed(self, chunk: bytes) -> None:
@@ -53,11 +53,15 @@ class CompletionReader:
             return None
         if not self.streams:
             self._whole(_object(bytes(self._rest)))
-        if not self._ended or not (self._message or self._calls):
+        if not self._ended or self._is_odd or not (self._message or self._calls):
             return None
         said = {"role": "assistant", "content": "", **self._message}
         if self._calls:
             said["tool_calls"] = [call for _, call in sorted(self._calls.items())]
+        try:
+            orjson.dumps({"messages": [said]})
+        except orjson.JSONEncodeError:  # it is nested deeper than JSON is written here
+            return None
         return said
 
     def _line(self, line: bytes) -> None:
@@ -76,9 +80,8 @@ class CompletionReader:
         for field in _TEXTS:
             if isinstance(text := delta.get(field), str):
                 self._message[field] = self._message.get(field, "") + text
-        for part in delta.get("tool_calls") or ():
-            if isinstance(part, dict):
-                self._call(part)
+        for part in self._listed(delta.get("tool_calls")):
+            self._call(part)
 
     def _call(self, part: dict[str, Any]) -> None:
         number = part.get("index")
@@ -87,9 +90,13 @@ class CompletionReader:
         call = self._calls.setdefault(number, empty)
         call["id"] = part.get("id") or call["id"]
         function = part.get("function")
-        if isinstance(function, dict):
-            for field in ("name", "arguments"):
-                call["function"][field] += function.get(field) or ""
+        said = function if isinstance(function, dict) else {}
+        for field in ("name", "arguments"):
+            text = said.get(field) or ""
+            if isinstance(text, str):
+                call["function"][field] += text
+            else:
+                self._is_odd = True
 
     def _whole(self, answer: dict[str, Any]) -> None:
         self._usage(answer)
@@ -97,8 +104,15 @@ class CompletionReader:
             said = choice.get("message")
             said = said if isinstance(said, dict) else {}
             self._message = {field: said[field] for field in _TEXTS if said.get(field)}
-            self._calls = dict(enumerate(said.get("tool_calls") or ()))
+            self._calls = dict(enumerate(self._listed(said.get("tool_calls"))))
             self._ended = True
+
+    def _listed(self, calls: object) -> list[dict[str, Any]]:
+        """Called tools, or parts of them; what is none makes an answer odd."""
+        listed = calls if isinstance(calls, list) else []
+        found = [each for each in listed if isinstance(each, dict)]
+        self._is_odd |= bool(calls) and (calls != found)
+        return found
 
     def _usage(self, answer: dict[str, Any]) -> None:
         usage = answer.get("usage")
@@ -109,7 +123,8 @@ class CompletionReader:
 def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:
     """The first choice, if it is among those of an answer or of a part of it."""
     listed = answer.get("choices")
-    found = [each for each in listed or () if isinstance(each, dict)]
+    listed = listed if isinstance(listed, list) else ()
+    found = [each for each in listed if isinstance(each, dict)]
     return [each for each in found if each.get("index", 0) == 0][:1]
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
 from ..fleet.proxy.proxy_app import Relay, refuse, say
 from ..fleet.turns.callers import is_served
+from .chat_turn import caller_of, salt_of
 from .chats.chat_session import ChatSession
-from .memory_proxy import MemoryProxy, caller_of
+from .memory_proxy import MemoryProxy
 
 _CHATS: Final = "/memory/"
+_SALT: Final = "cache_salt"  # of the query, as it is a field of requests for chats
 
 
 class MemoryApp:
@@ -39,9 +42,9 @@ class MemoryApp:
         elif path == "/memory":
             await say(send, 200, self._proxy.status())
         elif path.startswith(_CHATS) and method in ("GET", "DELETE"):
-            found = self._named(path.removeprefix(_CHATS), caller_of(scope["headers"]))
+            found = self._named(path.removeprefix(_CHATS), scope)
             if not found:
-                return await refuse(send, 404, "no chat of this caller goes by that name")
+                return await refuse(send, 404, "no chat of this caller and salt goes by that name")
             if method == "DELETE":
                 for chat in found:
                     self._proxy.store.forget(chat.key)
@@ -51,14 +54,16 @@ class MemoryApp:
         else:
             await refuse(send, 404, "not served here; requests go to /v1/…")
 
-    def _named(self, name: str, caller: str) -> list[ChatSession]:
+    def _named(self, name: str, scope: Scope) -> list[ChatSession]:
         """Chats that go by a name, which came in the path. In a request's header it may have come
         as UTF-8, which servers read as Latin-1: a chat may be known by that, too."""
+        said = parse_qs(scope["query_string"].decode("latin-1")).get(_SALT, [""])
+        caller, salt = caller_of(scope["headers"]), salt_of(said[0])
         in_header = name.encode().decode("latin-1")
         found = {
             c.key: c
             for each in {name, in_header}
-            for c in self._proxy.store.of_caller(caller, each)
+            for c in self._proxy.store.of_caller(caller, salt, each)
         }
         return list(found.values())
 

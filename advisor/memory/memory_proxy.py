@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import httpx
 import msgspec
@@ -17,10 +15,11 @@ import numpy as np
 import orjson
 
 from ..fleet.proxy.upstream import Reply, Upstream
-from ..fleet.turns.callers import Asked, Body, Callers, Headers
+from ..fleet.turns.callers import Asked, BadRequestError, Body, Callers, Headers, Turn
+from .chat_turn import ChatTurn, caller_of, prompt_of, salt_of
 from .chats.aboutness import Shares, Similarity, tells_of
 from .chats.block_scores import stays
-from .chats.chat_blocks import Block, Message, as_kept, text_of
+from .chats.chat_blocks import Block
 from .chats.chat_session import ChatSession
 from .chats.chat_store import ChatStore
 from .chats.memory_settings import MemorySettings, Mode
@@ -32,6 +31,11 @@ from .token_counter import TokenCounter
 _CHATS: Final = "/v1/chat/completions"
 _HEADER: Final = b"x-kvgraph-memory"
 _ANSWER: Final = 8  # the part of the budget that is kept for an answer of unknown length; chosen
+_MOST_ANSWER: Final = 2  # the part that is kept for one at most: the rest is the prompt's; chosen
+_NAMELESS: Final = (
+    'messages that continue a chat ("memory": "append") want its name: name the session in the '
+    "header X-Session-ID"
+)
 _OK: Final = 200
 _REFUSED: Final = 400
 
@@ -46,7 +50,7 @@ class MemoryCounts:
         turns: Requests of chats.
         evicted, recalled: Blocks.
         beyond: Prompts that were longer than the budget, for want of blocks that may leave.
-        as_sent: Requests that the engine refused as we put them, and got as their client did.
+        as_sent: Requests that the engine refused as we put them: it got what their client meant.
         unscored: Times that similarity could not be asked for.
         refused, unserved, left: As a proxy counts them.
     """
@@ -60,27 +64,6 @@ class MemoryCounts:
     beyond: int = 0
     as_sent: int = 0
     unscored: int = 0
-
-
-class Turn(NamedTuple):
-    """A chat's request under way.
-
-    Attributes:
-        before: The chat as it was, to go back to where the engine does not answer.
-        number: Of the chat's turns.
-        model: As the client calls it.
-        sent: How many messages the engine gets.
-        counted: Tokens of their blocks.
-        back: Names of blocks that came back.
-    """
-
-    chat: ChatSession
-    before: bytes
-    number: int
-    model: object
-    sent: int = 0
-    counted: int = 0
-    back: tuple[str, ...] = ()
 
 
 class MemoryProxy:
@@ -101,9 +84,10 @@ class MemoryProxy:
         self._similarity = similarity
         self.callers = Callers()
         self._counter = TokenCounter(self.upstream)
+        self._warned = False
         self._remembering: set[asyncio.Task[None]] = set()
 
-    async def begin(self, asked: Asked) -> tuple[Reply, Turn | None]:
+    async def begin(self, asked: Asked) -> tuple[Reply, ChatTurn | None]:
         """The beginning of an answer.
 
         Raises:
@@ -123,9 +107,12 @@ class MemoryProxy:
             return await self.upstream.begin(call), None
         try:
             reply = await self.upstream.begin(call._replace(body=Body(body)))
-            if reply.status == _REFUSED and turn.sent != len(words.messages):
+            if reply.status == _REFUSED and turn.sent != turn.meant:
                 await reply.response.aclose()
                 self.counts.as_sent += 1
+                turn = turn._replace(counted=None)
+                if words.appends:
+                    call = call._replace(body=Body(words.body(turn.meant, (), False)))
                 reply = await self.upstream.begin(call)
         except BaseException:
             self._undo(turn)
@@ -133,9 +120,9 @@ class MemoryProxy:
         if reply.status != _OK:
             self._undo(turn)
             return reply, None
-        return reply._replace(headers=[*reply.headers, (_HEADER, _said_of(turn))]), turn
+        return reply._replace(headers=[*reply.headers, (_HEADER, turn.said())]), turn
 
-    async def rest(self, reply: Reply, turn: Turn | None) -> AsyncGenerator[bytes, None]:
+    async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
         """All bytes of an answer that has begun; a chat's memory is ready when it ends.
 
         Raises:
@@ -175,30 +162,48 @@ class MemoryProxy:
         await self._similarity.close()
         await self.upstream.close()
 
-    async def _prepared(self, asked: Asked, words: ClientWords) -> tuple[Turn, bytes]:
+    async def _prepared(self, asked: Asked, words: ClientWords) -> tuple[ChatTurn, bytes]:
         """Take a request over into its chat; what the engine gets."""
         assert asked.turn is not None, "a chat has a prompt"
-        key, by = asked.turn.session, self.settings
+        if words.appends and not asked.turn.is_named:
+            raise BadRequestError(_NAMELESS)
+        by = self.settings
         self.callers.sent(asked.turn)
         self.counts.turns += 1
-        async with self.store.lock(key):
-            chat = self.store.get(key, asked.turn.name, caller_of(asked.call.headers))
-            before = msgspec.msgpack.encode(chat)
-            turn = Turn(chat, before, chat.turn + 1, words.model)
+        async with self.store.lock(asked.turn.session):
+            chat = self.store.get(_new_chat(asked.turn, asked.call.headers, words))
+            turn = ChatTurn(chat, msgspec.msgpack.encode(chat), chat.requests + 1, words.model)
             try:
-                new = chat.follow(words.messages, words.appends, by.strip_think)
-                chat.tag(words.tags, len(words.messages))
+                new = chat.follow(words.messages, words.appends, words.tags)
+                if by.strip_think:
+                    chat.drop_thoughts(ended=False)
                 chat.fixed = chat.fixed or words.fixed
                 await self._counter.count(words.model, chat.blocks)
-                room = by.budget - (words.answer or by.budget // _ANSWER)
-                back = await self._choose(chat, new, room)
-                messages, tags = self._prompt(chat)
-                body = words.body(messages, tags, by.mode is Mode.KV_RESTORE)
+                back = await self._choose(chat, new, self._room(words))
+                crumb = breadcrumb(chat) if by.mode is Mode.BREADCRUMB else ""
+                sent, tags = prompt_of(chat.resident, crumb)
+                body = words.body(sent, tags, by.mode is Mode.KV_RESTORE)
             except BaseException:  # its client is gone, perhaps
                 self._undo(turn)
                 raise
-            counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
-        return turn._replace(sent=len(messages), counted=counted, back=names), body
+            turn = turn._replace(
+                sent=sent,
+                meant=prompt_of(chat.blocks)[0] if words.appends else words.messages,
+                counted=chat.tokens - chat.fixed,
+                back=tuple(block.name for block in back),
+            )
+        return turn, body
+
+    def _room(self, words: ClientWords) -> int:
+        """Tokens of a prompt, beside those that are kept for its answer."""
+        budget = self.settings.budget
+        answer, most = words.answer or budget // _ANSWER, budget // _MOST_ANSWER
+        if answer > most and not self._warned:
+            self._warned = True
+            _log.warning("an answer of %d tokens is asked for, and %d of the budget's %d are kept "
+                         "for it: prompt and answer may be longer together",
+                         answer, most, budget)  # fmt: skip
+        return budget - min(answer, most)
 
     async def _choose(self, chat: ChatSession, new: Sequence[Block], room: int) -> list[Block]:
         """Let blocks come back that the user speaks of, and others leave until all fits."""
@@ -217,73 +222,55 @@ class MemoryProxy:
         self.counts.beyond += chat.tokens > room
         return back
 
-    async def _remember(self, turn: Turn, reader: CompletionReader) -> None:
+    async def _remember(self, turn: ChatTurn, reader: CompletionReader) -> None:
         """Keep an answer that has ended, also where its client has all of it and is gone."""
         remembering = asyncio.ensure_future(self._answered(turn, reader))
         self._remembering.add(remembering)
         remembering.add_done_callback(self._remembering.discard)
         await asyncio.shield(remembering)
 
-    async def _answered(self, turn: Turn, reader: CompletionReader) -> None:
+    async def _answered(self, turn: ChatTurn, reader: CompletionReader) -> None:
         """Keep an answer that has ended, and let blocks leave if there are too many."""
         said, chat, by = reader.message(), turn.chat, self.settings
         if said is None:
             return self._undo(turn)
         async with self.store.lock(chat.key):
-            if chat.turn == turn.number:  # else another request of the chat came in between
-                if reader.prompt_tokens:
+            if turn.is_last:
+                if reader.prompt_tokens and turn.counted is not None:
                     chat.fixed = max(0, reader.prompt_tokens - turn.counted)
-                new = chat.add([as_kept(said, by.strip_think)])
-                await self._counter.count(turn.model, new)
+                chat.add([said])
+                if by.strip_think:  # a tool's result goes on with the turn
+                    chat.drop_thoughts(ended=not said.get("tool_calls"))
+                await self._counter.count(turn.model, chat.blocks)
                 if chat.tokens > by.high * by.budget:
                     self._evict(chat, await self._about(chat), int(by.low * by.budget))
             await self.store.keep(chat)
-
-    def _prompt(self, chat: ChatSession) -> tuple[list[Message], list[object]]:
-        """The messages of a prompt, and what is said of them."""
-        messages, tags = list[Message](), list[object]()
-        for block in chat.resident:
-            for message in block.messages:
-                if block.tags:
-                    tags.append({"index": len(messages), **block.tags})
-                messages.append(message)
-        crumb = breadcrumb(chat) if self.settings.mode is Mode.BREADCRUMB else ""
-        if crumb and isinstance(said := messages[-1].get("content"), str):
-            messages[-1] = messages[-1] | {"content": f"{crumb}\n\n{said}"}
-        return messages, tags
 
     def _evict(self, chat: ChatSession, about: Shares, until: int) -> None:
         self.counts.evicted += len(evict(chat, about, self.settings, until))
 
     async def _about(self, chat: ChatSession) -> Shares:
         """How much each block is about what the user said last; 0 where nobody can tell."""
-        said = [text_of(block.messages) for block in chat.blocks if block.source == "user"][-1:]
+        said = next((each.text for each in reversed(chat.blocks) if each.source == "user"), "")
         try:
-            return await tells_of(self._similarity, "".join(said), chat.blocks)
+            return await tells_of(self._similarity, said, chat.blocks)
         except httpx.HTTPError as error:
             self.counts.unscored += 1
             _log.warning("similarity could not be asked for: %s", type(error).__name__)
             return np.zeros(len(chat.blocks))
 
-    def _undo(self, turn: Turn) -> None:
+    def _undo(self, turn: ChatTurn) -> None:
         """Let a chat be as it was before a request that has no answer."""
-        if turn.chat.turn == turn.number:
-            was = msgspec.msgpack.decode(turn.before, type=ChatSession)
-            for field in was.__struct_fields__:
-                setattr(turn.chat, field, getattr(was, field))
-            if not was.turn:
-                self.store.forget(was.key)
+        if turn.undo() and self.store.holds(turn.chat):
+            self.store.forget(turn.chat.key)
 
 
-def caller_of(headers: Headers) -> str:
-    """Digest of the key that a request came with."""
-    said = [value for key, value in headers if key.lower() == b"authorization"]
-    return hashlib.blake2b(b"\0".join(said), digest_size=8).hexdigest()
-
-
-def _said_of(turn: Turn) -> bytes:
-    """What a client reads of its chat's memory, as it was when the answer began."""
-    chat = turn.chat
-    said = {"resident": len(chat.resident), "away": len(chat.away), "tokens": chat.tokens,
-            "recalled": turn.back}  # fmt: skip
-    return json.dumps(said).encode()
+def _new_chat(turn: Turn, headers: Headers, words: ClientWords) -> ChatSession:
+    """The chat of a request, as it is before its first one."""
+    return ChatSession(
+        turn.session,
+        turn.name,
+        caller_of(headers),
+        salt_of(words.fields.get("cache_salt")),
+        turn.is_named,
+    )

@@ -290,11 +290,49 @@ def test_one_choice_is_one_choice_however_it_is_said() -> None:
     play(scene, SETTINGS)
 
 
-def test_answers_that_are_none_are_no_messages() -> None:
-    for streams, data in ((True, b"data: {}\n\ndata: x\n"), (False, b"[]"), (False, b"{")):
+@pytest.mark.parametrize(
+    "said",
+    [
+        "x", "[]", "{", "{}", '{"choices": 5}', '{"choices": [5]}', '{"choices": {"index": 0}}',
+        *('{"choices": [{"finish_reason": "stop", "KIND": ' + each + "}]}" for each in (
+            "5", '{"tool_calls": true}', '{"tool_calls": [5]}', '{"tool_calls": {"id": "a"}}',
+            '{"content": "a", "tool_calls": true}', '{"content": ' + DEEP + "}",
+        )),
+    ],
+)  # fmt: skip
+def test_answers_that_are_none_are_no_messages(said: str) -> None:
+    for streams, kind in ((True, "delta"), (False, "message")):
+        data = said.replace("KIND", kind)
         reader = CompletionReader(streams)
-        reader.feed(data)
+        reader.feed(f"data: {data}\n\n".encode() if streams else data.encode())
         assert reader.message() is None
+
+
+@pytest.mark.parametrize("odd", [{"name": ["x"]}, {"name": "x", "arguments": {"a": 1}}])
+def test_a_part_of_a_call_that_is_no_text_makes_an_answer_none(odd: Any) -> None:
+    delta = {"content": "a", "tool_calls": [{"index": 0, "function": odd}]}
+    reader = CompletionReader(True)
+    event = json.dumps({"choices": [{"finish_reason": "stop", "delta": delta}]})
+    reader.feed(f"data: {event}\n\n".encode())
+    assert reader.message() is None
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_odd_answer_is_passed_on_as_it_is_and_not_remembered(streams: bool) -> None:
+    odd = {"name": "read", "arguments": {"path": "a.py"}} if streams else True
+    calls = [{"id": "c", "type": "function", "function": odd}] if streams else odd
+
+    async def scene(memory: Remembering) -> None:
+        await append(memory, "one")
+        says, memory.engine.says = memory.engine.says, lambda _: {"tool_calls": calls}
+        answer = await append(memory, "two", stream=streams)
+        assert answer.status_code == 200
+        assert "tool_calls" in answer.text
+        memory.engine.says = says
+        await append(memory, "three")
+        assert memory.prompt() == ["one", "well then", "three"]
+
+    play(scene, SETTINGS)
 
 
 def test_an_answer_is_read_however_its_bytes_are_cut() -> None:

@@ -26,6 +26,8 @@ _TOLD: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _GENERATES: Final = (*_TOLD, "/v1/messages")
 # What changes nothing in an engine but its cache.
 _REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
+_KEYS: Final = (b"authorization", b"x-api-key")  # headers: OpenAI's clients', and Anthropic's
+_UNNAMED: Final = "~"  # where a named session has its scope, in hexadecimal digits
 # Of one connection, not of a request; lengths change with the body, and the host is the engine.
 _HOP_BY_HOP: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -96,12 +98,22 @@ class Turn(NamedTuple):
     prompt: Prompt
     ends: bool
 
+    @property
+    def is_named(self) -> bool:
+        """Whether somebody gave the session its name."""
+        return not self.session.startswith(_UNNAMED)
+
 
 class Asked(NamedTuple):
     """A request, and its turn of a session; None: it generates nothing."""
 
     call: Call
     turn: Turn | None
+
+
+def keys_of(headers: Headers) -> list[bytes]:
+    """The API keys that a request came with: they say who its caller is."""
+    return [value for key, value in headers if key.lower() in _KEYS]
 
 
 def is_served(path: str) -> bool:
@@ -176,7 +188,7 @@ class Callers:
         )
         session = f"{scope.hex()} {name}" if name else self._last.session(prompt, scope)
         if session is None:
-            session = f"~ {self._names}-{next(self._inferred)}"
+            session = f"{_UNNAMED} {self._names}-{next(self._inferred)}"
         prompt = prompt._replace(pieces=())  # only digests are kept
         return Turn(session, session.partition(" ")[2], prompt, hints.get("session_ended") is True)
 
@@ -242,6 +254,6 @@ def _checked(name: Any, field: str) -> str | None:
 
 def _scope(headers: Headers, fields: Mapping[str, Any]) -> bytes:
     """Whose sessions and prompts these are: the caller's key, the cache's salt, and the model."""
-    said = [value for key, value in headers if key.lower() in (b"authorization", b"x-api-key")]
-    parts = [*said, *(orjson.dumps(fields.get(name)) for name in ("cache_salt", "model"))]
+    said = (orjson.dumps(fields.get(name)) for name in ("cache_salt", "model"))
+    parts = [*keys_of(headers), *said]
     return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

@@ -22,6 +22,7 @@ _LENGTH_COUNTS: Final = 0.3
 not spoken of less for being long."""
 _TIMEOUT_S: Final = 30.0  # for an embedding endpoint; chosen
 _MOST_VECTORS: Final = 20_000  # that are kept; chosen: 80 MB of 1,024 dimensions
+_AT_ONCE: Final = 64  # texts of one request; chosen: servers that bound their number allow as many
 _LONGEST: Final = 8192  # characters of a text that are embedded; chosen: most windows are shorter
 
 Shares = npt.NDArray[np.float64]
@@ -75,14 +76,17 @@ class EmbeddedSimilarity:
         url: Of the API, with its ``/v1``.
         model: As that server calls it.
         key: Of its API, if it wants one.
+        most: Vectors that are kept, the ones that were used last.
     """
 
-    def __init__(self, url: str, model: str, key: str | None = None) -> None:
+    def __init__(
+        self, url: str, model: str, key: str | None = None, most: int = _MOST_VECTORS
+    ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.AsyncClient(
             base_url=url, timeout=_TIMEOUT_S, trust_env=False, headers=headers
         )
-        self._model = model
+        self._model, self._most = model, most
         self._vectors: OrderedDict[bytes, _Vector] = OrderedDict()  # by the digests of blocks
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
@@ -90,31 +94,49 @@ class EmbeddedSimilarity:
         if not blocks:
             return np.zeros(0)
         keys = [b"".join(block.digests) for block in blocks]
+        found = {key: self._vectors[key] for key in keys if key in self._vectors}
         new = {key: block.text for key, block in zip(keys, blocks, strict=True)
-               if key not in self._vectors}  # fmt: skip
+               if key not in found}  # fmt: skip
         asked, *vectors = await self._embed([said, *new.values()])
-        self._vectors.update(zip(new, vectors, strict=True))
-        found = np.array([float(self._vectors[key] @ asked) for key in keys])
-        while len(self._vectors) > _MOST_VECTORS:
+        found.update(zip(new, vectors, strict=True))  # others may have been given up meanwhile
+        if {vector.shape for vector in found.values()} != {asked.shape}:
+            self._vectors.clear()  # they are another model's
+            raise httpx.DecodingError("vectors of several lengths")
+        for key, vector in found.items():
+            self._vectors[key] = vector
+            self._vectors.move_to_end(key)
+        while len(self._vectors) > self._most:
             self._vectors.popitem(last=False)
-        return np.clip(found, 0.0, 1.0)
+        return np.clip([float(found[key] @ asked) for key in keys], 0.0, 1.0)
 
     async def close(self) -> None:
         """Close connections."""
         await self._client.aclose()
 
     async def _embed(self, texts: Sequence[str]) -> list[_Vector]:
-        body = {"model": self._model, "input": [text[:_LONGEST] or " " for text in texts]}
-        answer = await self._client.post("embeddings", json=body)
-        answer.raise_for_status()
-        try:
-            rows = sorted(answer.json()["data"], key=lambda row: row["index"])
-            vectors = [np.asarray(row["embedding"], dtype=np.float32) for row in rows]
-        except (ValueError, TypeError, KeyError) as error:
-            raise httpx.DecodingError(f"no embeddings: {type(error).__name__}") from None
-        if len(vectors) != len(texts):
-            raise httpx.DecodingError(f"{len(vectors)} embeddings of {len(texts)} texts")
-        return [vector / max(float(np.linalg.norm(vector)), 1e-9) for vector in vectors]
+        """Vectors of length 1, a few at once."""
+        found: list[_Vector] = []
+        for at in range(0, len(texts), _AT_ONCE):
+            some = [text[:_LONGEST] or " " for text in texts[at : at + _AT_ONCE]]
+            body = {"model": self._model, "input": some}
+            answer = await self._client.post("embeddings", json=body)
+            answer.raise_for_status()
+            found += _vectors(answer, len(some))
+        return found
+
+
+def _vectors(answer: httpx.Response, wanted: int) -> list[_Vector]:
+    """What an endpoint answered; raises ``httpx.DecodingError`` where that is something else."""
+    try:
+        rows = sorted(answer.json()["data"], key=lambda row: row["index"])
+        vectors = [np.asarray(row["embedding"], dtype=np.float32) for row in rows]
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise httpx.DecodingError(f"no embeddings: {type(error).__name__}") from None
+    if len(vectors) != wanted:
+        raise httpx.DecodingError(f"{len(vectors)} embeddings of {wanted} texts")
+    if any(vector.ndim != 1 or not np.isfinite(vector).all() for vector in vectors):
+        raise httpx.DecodingError("embeddings that are no vectors of numbers")
+    return [vector / max(float(np.linalg.norm(vector)), 1e-9) for vector in vectors]
 
 
 def _tells_more(said: str, texts: Sequence[str]) -> npt.NDArray[np.bool_]:

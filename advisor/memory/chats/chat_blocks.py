@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,10 +16,10 @@ import orjson
 Message = dict[str, Any]
 
 _SOURCES: Final = {"system": "system", "developer": "system", "tool": "tool", "function": "tool"}
-_FILES: Final = ("path", "file_path", "filename", "file")  # of a tool's arguments: what it is about
 _THOUGHT: Final = re.compile(r"\A(?:\s*<think>)?(?:(?!<think>).)*?</think>\s*", re.DOTALL)
-_THOUGHTS: Final = ("reasoning_content", "reasoning")
-LONGEST_NAME: Final = 128  # characters
+_THOUGHTS_END: Final = "</think>"
+THOUGHTS: Final = ("reasoning_content", "reasoning")
+"""Fields of a message that have an assistant's thoughts."""
 
 
 class Block(msgspec.Struct):
@@ -76,20 +75,10 @@ def source_of(message: Message) -> str:
     return _SOURCES.get(role, "user")
 
 
-def name_of(message: Message, named: Counter[str]) -> str:
-    """A name for the block that a message begins; counts it in ``named``."""
-    stem = source_of(message)
-    if stem == "tool":
-        stem = _about(message)
-    number = named[stem]
-    named[stem] += 1
-    return f"{stem[:LONGEST_NAME]}#{number}"
-
-
 def digest_of(message: Message) -> bytes:
     """Digest of what clients repeat of a message: no thoughts, no space at its ends."""
     calls = [
-        [call.get("id"), *_called(call)]
+        [call.get("id"), *called(call)]
         for call in message.get("tool_calls") or ()
         if isinstance(call, dict)
     ]
@@ -98,30 +87,33 @@ def digest_of(message: Message) -> bytes:
         content = "".join(part["text"] for part in content)
     if isinstance(content, str):
         is_answer = message.get("role") == "assistant"
-        content = (without_thought(content) if is_answer else content).strip()
+        content = (_said_of(content) if is_answer else content).strip()
     said = [message.get("role"), content or "", calls, message.get("tool_call_id")]
     return hashlib.blake2b(orjson.dumps(said), digest_size=16).digest()
 
 
-def as_kept(message: Mapping[str, Any], strip_think: bool) -> Message:
-    """A message as later prompts have it."""
-    kept = dict(message)
-    if strip_think and kept.get("role") == "assistant":
-        for field in _THOUGHTS:
-            kept.pop(field, None)
-        if isinstance(content := kept.get("content"), str):
-            kept["content"] = without_thought(content)
-    return kept
+def without_thoughts(message: Message) -> Message:
+    """A message as later turns have it; the very same, if it has none of the assistant's."""
+    if message.get("role") != "assistant":
+        return message
+    content = message.get("content")
+    thinks = isinstance(content, str) and _THOUGHTS_END in content
+    if not thinks and not any(field in message for field in THOUGHTS):
+        return message
+    kept = {field: value for field, value in message.items() if field not in THOUGHTS}
+    return kept | {"content": _said_of(content)} if isinstance(content, str) else kept
 
 
-def without_thought(text: str) -> str:
+def called(call: Mapping[str, Any]) -> Sequence[str]:
+    """The name of a called tool, and its arguments."""
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {}
+    return str(function.get("name") or ""), str(function.get("arguments") or "")
+
+
+def _said_of(text: str) -> str:
     """An answer without the thoughts before it; templates may have opened them."""
-    return _THOUGHT.sub("", text, count=1)
-
-
-def text_of(messages: Iterable[Message]) -> str:
-    """All text of some messages."""
-    return "\n".join(part for each in messages for part in _texts(each))
+    return _THOUGHT.sub("", text, count=1) if _THOUGHTS_END in text else text
 
 
 def _texts(message: Message) -> Iterable[str]:
@@ -132,28 +124,8 @@ def _texts(message: Message) -> Iterable[str]:
         yield from (part["text"] for part in content if _is_text(part))
     for call in message.get("tool_calls") or ():
         if isinstance(call, dict):
-            yield " ".join(_called(call))
+            yield " ".join(called(call))
 
 
 def _is_text(part: object) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str)
-
-
-def _called(call: Mapping[str, Any]) -> Sequence[str]:
-    function = call.get("function")
-    function = function if isinstance(function, dict) else {}
-    return str(function.get("name") or ""), str(function.get("arguments") or "")
-
-
-def _about(message: Message) -> str:
-    """``file:PATH`` where the first called tool is given a file, and else ``tool:NAME``."""
-    calls = message.get("tool_calls") or [{}]
-    name, arguments = _called(calls[0] if isinstance(calls[0], dict) else {})
-    try:
-        given = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        given = None
-    for field in _FILES if isinstance(given, dict) else ():
-        if isinstance(path := given.get(field), str) and path:
-            return f"file:{path}"
-    return f"tool:{name or message.get('name') or 'unnamed'}"

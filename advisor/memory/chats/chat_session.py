@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from .chat_blocks import LONGEST_NAME, Block, Message, as_kept, digest_of, name_of, source_of
+from .block_names import BlockNames
+from .chat_blocks import Block, Message, digest_of, source_of, without_thoughts
 
 
 class ChatSession(msgspec.Struct, weakref=True):
@@ -17,9 +17,12 @@ class ChatSession(msgspec.Struct, weakref=True):
     Attributes:
         key: By which requests find it: whose it is, and its name.
         name: As its client knows it.
-        caller: Digest of who may read it.
+        caller, salt: Digests of the keys and the salt that it came with: who else names both may
+            read it. Empty: it has no salt.
+        named: Whether somebody gave it its name.
         blocks: As its client knows them, the oldest first.
-        turn: How many requests it had.
+        turn: In how many requests its user spoke.
+        requests: How many it had.
         places: How many places in the prompt were given so far.
         fixed: Tokens of a prompt that belong to no block: the tools' descriptions.
         evictions, recalls: Blocks that left the prompt, and that came back, so far.
@@ -28,8 +31,11 @@ class ChatSession(msgspec.Struct, weakref=True):
     key: str
     name: str
     caller: str
+    salt: str = ""
+    named: bool = True
     blocks: list[Block] = []
     turn: int = 0
+    requests: int = 0
     places: int = 0
     fixed: int = 0
     evictions: int = 0
@@ -49,30 +55,36 @@ class ChatSession(msgspec.Struct, weakref=True):
     @property
     def tokens(self) -> int:
         """What the prompt takes, as far as its blocks are counted."""
-        return self.fixed + sum(block.tokens for block in self.resident)
+        return self.fixed + sum(block.tokens for block in self.blocks if block.place is not None)
 
-    def follow(self, messages: Sequence[Message], appends: bool, strip_think: bool) -> list[Block]:
+    def follow(
+        self, messages: Sequence[Message], appends: bool, tags: Mapping[int, dict[str, Any]]
+    ) -> list[Block]:
         """Take over what a client sent; returns the blocks that are new, or grew.
 
-        A client that repeats its chat may have changed it: what it no longer says is forgotten.
+        The system messages that it begins with replace those that the chat begins with. A client
+        that repeats its chat may have changed it: what it no longer says is forgotten.
 
         Args:
             appends: Whether ``messages`` continue the chat instead of repeating it.
+            tags: What the client says of messages, by their numbers.
         """
-        self.turn += 1
+        self.requests += 1
         digests = [digest_of(each) for each in messages]
-        known = [digest for block in self.blocks for digest in block.digests]
-        same = _common(digests, known)
-        if appends:
-            while same and source_of(messages[same - 1]) != "system":
-                same -= 1  # its rules may be repeated; whatever else is said again is said twice
-        else:
+        same = self._leading(messages, digests)
+        if not appends:
+            known = [digest for block in self.blocks for digest in block.digests]
+            same += _common(digests[same:], known[same:])
             self._cut(same)
-        return self.add([as_kept(each, strip_think) for each in messages[same:]])
+        new = messages[same:]
+        self.turn += any(source_of(each) == "user" for each in new)
+        changed = self.add(new)
+        self._tag(tags, same, len(messages))
+        return changed
 
     def add(self, messages: Sequence[Message]) -> list[Block]:
         """Append messages; returns the blocks that are new, or grew."""
-        named = Counter(block.name.rpartition("#")[0] for block in self.blocks)
+        names = BlockNames(block.name for block in self.blocks)
         changed: list[Block] = []
         for message in messages:
             last = self.blocks[-1] if self.blocks else None
@@ -80,15 +92,26 @@ class ChatSession(msgspec.Struct, weakref=True):
                 last.messages.append(message)
                 last.digests.append(digest_of(message))
                 last.tokens = 0
-                self.enter(last)
             else:
-                last = Block(name_of(message, named), source_of(message), [message],
+                last = Block(names.of(message), source_of(message), [message],
                              [digest_of(message)], self.turn, None)  # fmt: skip
                 self.blocks.append(last)
-                self.enter(last)
-            if all(each is not last for each in changed):
+            self.enter(last)
+            if not changed or changed[-1] is not last:
                 changed.append(last)
         return changed
+
+    def drop_thoughts(self, ended: bool) -> None:
+        """Forget what the assistant thought in earlier turns.
+
+        Args:
+            ended: Whether the turn under way is over too.
+        """
+        spoke = [number for number, block in enumerate(self.blocks) if block.source == "user"]
+        for block in self.blocks if ended else self.blocks[: spoke[-1] if spoke else 0]:
+            kept = [without_thoughts(each) for each in block.messages]
+            if kept != block.messages:
+                block.messages, block.tokens = kept, 0
 
     def enter(self, block: Block) -> None:
         """Let a block stand behind all others in the prompt, unless it is there already."""
@@ -106,24 +129,30 @@ class ChatSession(msgspec.Struct, weakref=True):
         block.place = None
         self.evictions += 1
 
-    def prompt(self) -> list[Message]:
-        """The messages that are in the prompt."""
-        return [message for block in self.resident for message in block.messages]
+    def _leading(self, messages: Sequence[Message], digests: Sequence[bytes]) -> int:
+        """Replace the system messages that the chat begins with by those that ``messages`` begin
+        with; how many those are."""
+        number = 0
+        for block, message, digest in zip(self.blocks, messages, digests, strict=False):
+            if {block.source, source_of(message)} != {"system"}:
+                break
+            if block.digests != [digest]:
+                block.messages, block.digests, block.tokens = [message], [digest], 0
+            number += 1
+        return number
 
-    def tag(self, tags: Mapping[int, dict[str, Any]], sent: int) -> None:
-        """Take over what a client says of the messages that it sent.
-
-        Args:
-            tags: By their numbers among those.
-            sent: How many those were: the chat's last.
-        """
-        number = sent - sum(len(block.digests) for block in self.blocks)
-        for block in self.blocks:
-            for _ in block.digests:
-                block.tags |= tags.get(number, {})
-                number += 1
-            if isinstance(name := block.tags.get("identity"), str) and name:
-                block.name = name[:LONGEST_NAME]
+    def _tag(self, tags: Mapping[int, dict[str, Any]], same: int, sent: int) -> None:
+        """Take over what a client says of the ``sent`` messages that it sent: the first ``same`` of
+        them are the chat's first, the others its last."""
+        of = [block for block in self.blocks for _ in block.digests]
+        names = BlockNames(block.name for block in self.blocks) if tags else BlockNames(())
+        for number, said in tags.items():
+            block = of[number if number < same else number - sent]
+            before = block.tags.get("identity")
+            block.tags |= said
+            name = block.tags.get("identity")
+            if isinstance(name, str) and name not in ("", before, block.name):
+                block.name = names.given(name)
 
     def _cut(self, messages: int) -> None:
         """Forget all but the first ``messages`` messages."""

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import logging
-import os
-import tempfile
 from collections import OrderedDict
-from pathlib import Path
-from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from .chat_files import ChatFiles
 from .chat_session import ChatSession
 from .memory_settings import StoreSettings
-
-_SUFFIX: Final = ".chat"
-_VERSION: Final = 2  # of a file's form
-
-_log = logging.getLogger(__name__)
-
-
-class _File(msgspec.Struct):
-    version: int
-    chat: ChatSession
 
 
 class ChatStore:
@@ -37,15 +21,17 @@ class ChatStore:
     """
 
     def __init__(self, settings: StoreSettings) -> None:
-        self._settings = settings
+        self._most = settings.ram_bytes
         self._chats: OrderedDict[str, ChatSession] = OrderedDict()
         self._sizes: dict[str, int] = {}
+        self._bytes = 0
         # A turn that is under way goes on with its chat, also where that left memory meanwhile.
         self._in_use: WeakValueDictionary[str, ChatSession] = WeakValueDictionary()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.forgotten = 0
+        self._files: ChatFiles | None = None
         if settings.directory is not None:
-            settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._files = ChatFiles(settings.directory, settings.disk_bytes)
+        self.forgotten = 0
 
     def __len__(self) -> int:
         return len(self._chats)
@@ -54,120 +40,93 @@ class ChatStore:
         """Whoever changes a chat holds it."""
         return self._locks.setdefault(key, asyncio.Lock())
 
-    def get(self, key: str, name: str, caller: str) -> ChatSession:
-        """The chat that goes by ``key``: remembered, read from its file, or new."""
+    def get(self, new: ChatSession) -> ChatSession:
+        """The chat that goes by the key of ``new``: remembered, read from its file, or ``new``."""
+        key = new.key
         chat = self._chats.pop(key, None) or self._in_use.get(key)
-        if chat is None and (path := self._path(key, name, caller)) is not None:
-            chat = self._read(path)
-        if chat is None or chat.key != key:
-            chat = ChatSession(key, name, caller)
+        if chat is None:
+            chat = self._files.read(key) if self._files is not None else None
+        chat = new if chat is None else chat
+        # An earlier version may have kept it under less than what says whose it is.
+        chat.name, chat.caller, chat.salt, chat.named = new.name, new.caller, new.salt, new.named
+        self._load(chat)
         self._chats[key] = self._in_use[key] = chat
-        self._sizes.setdefault(key, len(msgspec.msgpack.encode(chat)))
+        if key not in self._sizes:
+            self._measure(chat, _size_of(chat))
         return chat
 
     def chats(self) -> list[ChatSession]:
         """All that are in memory, the one used last at the end."""
         return list(self._chats.values())
 
-    def of_caller(self, caller: str, name: str) -> list[ChatSession]:
-        """Chats that a caller may read under a name; one for each model and salt."""
-        found = {c.key: c for c in self._in_use.values() if (c.caller, c.name) == (caller, name)}
-        for path in self._files(f"{_owner(name, caller)}-*"):
-            chat = self._read(path)
-            if chat is not None and (chat.caller, chat.name) == (caller, name):
-                found.setdefault(chat.key, chat)
-        return list(found.values())
+    def of_caller(self, caller: str, salt: str, name: str) -> list[ChatSession]:
+        """Chats that a caller may read under a name; one for each model."""
+        kept = self._files.of_owner(name, caller) if self._files is not None else []
+        found = {chat.key: chat for chat in (*kept, *self._in_use.values())}  # the latter are newer
+        asked = (caller, salt, name)
+        return [chat for chat in found.values() if (chat.caller, chat.salt, chat.name) == asked]
+
+    def holds(self, chat: ChatSession) -> bool:
+        """Whether a chat was not forgotten, nor begun anew since."""
+        return self._in_use.get(chat.key) is chat
 
     async def keep(self, chat: ChatSession) -> None:
         """Note that a chat changed, unless it was forgotten; forgets what is beyond the budgets."""
-        if self._in_use.get(chat.key) is not chat:
+        if not self.holds(chat):
             return
+        self._load(chat)
         self._chats[chat.key] = chat
-        data = msgspec.msgpack.encode(_File(_VERSION, chat))
-        self._sizes[chat.key] = len(data)
-        self._within_memory(chat.key)
-        path = self._path(chat.key, chat.name, chat.caller)
-        if path is None:
-            return
-        try:
-            await asyncio.to_thread(self._write, path, data)
-        except OSError as error:
-            _log.warning("a chat was not written: %s", error.strerror)
-        if self._in_use.get(chat.key) is not chat:  # forgotten while it was written
-            path.unlink(missing_ok=True)
+        if self._files is not None and chat.named:
+            size = await self._files.write(chat)
+            if not self.holds(chat):  # forgotten while it was written
+                return self._files.forget(chat.key)
+        else:
+            size = _size_of(chat)
+        self._measure(chat, size)
+        self._within_memory(chat)
 
     def forget(self, key: str) -> None:
         """Forget a chat, its file too."""
         self._in_use.pop(key, None)
         self._drop(key)
-        for path in self._files(f"*-{_digest(key)}"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        if self._files is not None:
+            self._files.forget(key)
 
-    def _within_memory(self, kept: str) -> None:
+    def _load(self, chat: ChatSession) -> None:
+        """Read the text that was given up, for want of room, from the chat's file."""
+        without = [block for block in chat.blocks if not block.messages]
+        kept = self._files.read(chat.key) if without and self._files is not None else None
+        if kept is not None:
+            texts = {tuple(block.digests): block.messages for block in kept.blocks}
+            for block in without:
+                block.messages = texts.get(tuple(block.digests), [])
+
+    def _within_memory(self, used: ChatSession) -> None:
         """Give up the chats used longest ago, whole; those with files are read again from there."""
-        for key in list(self._chats):
-            if sum(self._sizes.values()) <= self._settings.ram_bytes:
+        for key, chat in list(self._chats.items()):
+            if self._bytes <= self._most:
                 return
-            if key != kept and not self.lock(key).locked():
+            if chat is not used and not self.lock(key).locked():
                 self._drop(key)
-                self.forgotten += self._settings.directory is None
-        chat = self._chats[kept]
-        for block in chat.away if self._sizes[kept] > self._settings.ram_bytes else ():
-            self._sizes[kept] -= len(msgspec.msgpack.encode(block.messages))
+                self.forgotten += self._files is None or not chat.named
+        beyond = self._sizes[used.key] - self._most
+        for block in used.away if beyond > 0 else ():
+            size = _size_of(block.messages)
             block.messages = []  # its digests stay: its client may repeat it
-            if self._sizes[kept] <= self._settings.ram_bytes:
+            self._sizes[used.key] -= size
+            self._bytes -= size
+            beyond -= size
+            if beyond <= 0:
                 return
+
+    def _measure(self, chat: ChatSession, size: int) -> None:
+        self._bytes += size - self._sizes.get(chat.key, 0)
+        self._sizes[chat.key] = size
 
     def _drop(self, key: str) -> None:
         self._chats.pop(key, None)
-        self._sizes.pop(key, None)
-
-    def _files(self, named: str) -> list[Path]:
-        directory = self._settings.directory
-        return list(directory.glob(f"{named}{_SUFFIX}")) if directory is not None else []
-
-    def _path(self, key: str, name: str, caller: str) -> Path | None:
-        directory = self._settings.directory
-        if directory is None:
-            return None
-        return directory / f"{_owner(name, caller)}-{_digest(key)}{_SUFFIX}"
-
-    def _read(self, path: Path) -> ChatSession | None:
-        try:
-            data = path.read_bytes()
-            read = msgspec.msgpack.decode(data, type=_File)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError):
-            _log.warning("%s is no chat that can be read, and is begun anew", path.name)
-            return None
-        if read.version != _VERSION:
-            return None
-        return read.chat
-
-    def _write(self, path: Path, data: bytes) -> None:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".new", delete=False) as file:
-            try:
-                file.write(data)
-                file.flush()
-                os.replace(file.name, path)
-            except OSError:
-                os.unlink(file.name)
-                raise
-        files = sorted(self._files("*"), key=lambda each: each.stat().st_mtime_ns)
-        sizes = [each.stat().st_size for each in files]
-        for old, size in zip(files[:-1], sizes, strict=False):
-            if sum(sizes) <= self._settings.disk_bytes:
-                return
-            old.unlink(missing_ok=True)
-            sizes.remove(size)
+        self._bytes -= self._sizes.pop(key, 0)
 
 
-def _digest(key: str) -> str:
-    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-
-
-def _owner(name: str, caller: str) -> str:
-    """By which a caller's files are found that go by one name."""
-    return hashlib.blake2b(f"{caller}\0{name}".encode(), digest_size=8).hexdigest()
+def _size_of(what: object) -> int:
+    return len(msgspec.msgpack.encode(what))

@@ -20,12 +20,14 @@ def evict(chat: ChatSession, about: Shares, by: MemorySettings, until: int) -> l
     worth = scores(chat, chat.blocks, about, by)
     always = stays(chat, by)
     gone: list[Block] = []
+    taken = chat.tokens
     for number in np.argsort(worth, kind="stable"):  # of equals, the oldest first
-        if chat.tokens <= until:
+        if taken <= until:
             break
         block = chat.blocks[int(number)]
         if block.place is not None and id(block) not in always:
             chat.leave(block)
+            taken -= block.tokens
             gone.append(block)
     return gone
 

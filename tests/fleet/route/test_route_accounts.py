@@ -183,6 +183,15 @@ def test_anthropics_keys_tell_callers_apart_too() -> None:
     assert len(sessions) == 2
 
 
+def test_a_session_has_its_name_of_somebody_or_of_nobody() -> None:
+    callers, body = Callers(), b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}'
+    for headers in ([(b"x-session-id", b"~ s")], []):
+        turn = callers.read("POST", "/v1/chat/completions", headers, body).turn
+        assert turn is not None
+        assert turn.is_named == bool(headers)
+        callers = Callers()
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_400_000}}
 
 

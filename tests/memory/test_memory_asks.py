@@ -1,0 +1,177 @@
+"""What a memory asks others for, tokens and vectors, and how long its own work takes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+pytest.importorskip("bm25s")
+
+from kvgraph.advisor.fleet.proxy.proxy_app import read_body, say
+from kvgraph.advisor.fleet.proxy.upstream import Upstream
+from kvgraph.advisor.memory.chats.aboutness import EmbeddedSimilarity
+from kvgraph.advisor.memory.chats.chat_blocks import Block
+from kvgraph.advisor.memory.chats.chat_session import ChatSession
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+from kvgraph.advisor.memory.chats.working_set import evict
+from kvgraph.advisor.memory.client_words import client_words
+from kvgraph.advisor.memory.token_counter import TokenCounter, about
+from kvgraph.bench.serving.listening import listening
+
+
+def block(text: str) -> Block:
+    message = {"role": "user", "content": text}
+    return Block(text, "user", [message], [text.encode()], 1, 0)
+
+
+class Answering:
+    """Answers questions, with a status and what ``says`` makes of their fields.
+
+    Attributes:
+        got: Fields of the questions so far.
+        waits: Seconds before each answer.
+    """
+
+    def __init__(self, says: Callable[[Any], Any], status: int = 200, waits: float = 0.0) -> None:
+        self.got: list[Any] = []
+        self.says, self.status, self.waits = says, status, waits
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        asked = orjson.loads(await read_body(receive))
+        self.got.append(asked)
+        await asyncio.sleep(self.waits)
+        await say(send, self.status, self.says(asked))
+
+
+def count(engine: Answering, blocks: Sequence[Block], times: int = 1, **more: float) -> float:
+    """Count the tokens of blocks; seconds that it took."""
+
+    async def run() -> float:
+        async with listening(engine, "off") as url:
+            upstream = Upstream(0, url)
+            counter = TokenCounter(upstream, **more)
+            begun = time.monotonic()
+            for _ in range(times):
+                for each in blocks:
+                    each.tokens = 0
+                await counter.count("m", blocks)
+            took = time.monotonic() - begun
+            await upstream.close()
+            return took
+
+    return asyncio.run(run())
+
+
+def test_an_engine_that_has_no_tokenizer_is_not_asked_again_and_again() -> None:
+    engine, blocks = Answering(lambda _: {}, 404), [block(f"{number}") for number in range(40)]
+    count(engine, blocks, times=3)
+    assert len(engine.got) <= 8  # those that were under way
+    assert [each.tokens for each in blocks] == [about(each) for each in blocks]
+
+
+def test_an_engine_that_hangs_holds_no_chat_for_long() -> None:
+    engine, blocks = Answering(lambda _: {"count": 1}, waits=3.0), [block("x" * 40)]
+    assert count(engine, blocks, most_s=0.1) < 2
+    assert blocks[0].tokens == about(blocks[0])
+
+
+def test_thoughts_count_where_nobody_else_counts() -> None:
+    plain, thinks = block("x" * 40), block("x" * 40)
+    thinks.messages[0]["reasoning_content"] = "y" * 400
+    assert about(thinks) == about(plain) + 100
+
+
+def vectors_of(asked: Any) -> Any:
+    """The first number of a text points the way."""
+    angles = [float(text.split()[0]) for text in asked["input"]]
+    vectors = [[math.cos(angle), math.sin(angle)] for angle in angles]
+    return {"data": [{"index": n, "embedding": each} for n, each in enumerate(vectors)]}
+
+
+def test_texts_are_embedded_a_few_at_once_and_those_used_last_are_kept() -> None:
+    server = Answering(vectors_of)
+
+    async def run() -> None:
+        async with listening(server, "off") as url:
+            similarity = EmbeddedSimilarity(url, "m", most=150)
+            old, new = ([block(f"{n} {kind}") for n in range(100)] for kind in ("old", "new"))
+            await similarity.of("0", old)
+            assert [len(asked["input"]) for asked in server.got] == [64, 37]
+            await similarity.of("0", old[:50])  # they were used last
+            found = await similarity.of("0", new)
+            assert np.allclose(found, np.clip(np.cos(np.arange(100)), 0, 1), atol=1e-6)
+            server.got.clear()
+            await similarity.of("0", old[:50])
+            assert [asked["input"] for asked in server.got] == [["0"]]
+            await similarity.close()
+
+    asyncio.run(run())
+
+
+def test_vectors_that_another_chat_displaces_meanwhile_are_not_missed() -> None:
+    server = Answering(vectors_of, waits=0.05)
+
+    async def run() -> None:
+        async with listening(server, "off") as url:
+            similarity = EmbeddedSimilarity(url, "m", most=4)
+            chats = [[block(f"{n} of {chat}") for n in range(4)] for chat in range(4)]
+            await similarity.of("0", chats[0])
+            for found in await asyncio.gather(*(similarity.of("0", each) for each in chats)):
+                assert np.allclose(found, np.clip(np.cos(np.arange(4)), 0, 1), atol=1e-6)
+            await similarity.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("said", [[0.0], [[1.0, 2.0]], [None, 1.0], "x"])
+def test_what_is_no_vector_or_another_models_is_an_answer_that_cannot_be_read(said: Any) -> None:
+    server = Answering(vectors_of)
+
+    async def run() -> None:
+        async with listening(server, "off") as url:
+            similarity = EmbeddedSimilarity(url, "m")
+            await similarity.of("0", [block("1")])
+            server.says = lambda asked: {
+                "data": [{"index": n, "embedding": said} for n in range(len(asked["input"]))]
+            }
+            with pytest.raises(httpx.DecodingError):
+                await similarity.of("0", [block("1"), block("2")])
+            server.says = vectors_of
+            await similarity.of("0", [block("1"), block("2")])
+            await similarity.close()
+
+    asyncio.run(run())
+
+
+MANY, HINTS = 4_000, 5_000
+
+
+def test_thousands_of_messages_and_hints_are_taken_over_fast() -> None:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": f"word{n}"} for n in range(MANY)]
+    hints = [{"index": n % MANY, "identity": f"name {n}"} for n in range(HINTS)]
+    hints += [{"role": roles[n % 2], "priority": n % 100} for n in range(HINTS)]
+    params = {"kvgraph": {"messages": hints}}
+    body = orjson.dumps({"model": "m", "messages": messages, "kv_transfer_params": params})
+    begun = time.monotonic()
+    words = client_words(body)
+    assert words is not None
+    chat = ChatSession("k", "n", "c")
+    chat.follow(words.messages, words.appends, words.tags)
+    for each in chat.blocks:
+        each.tokens = 10
+    gone = evict(chat, np.zeros(MANY), MemorySettings(1000), 1000)
+    assert time.monotonic() - begun < 1
+    assert chat.tokens == 1000
+    assert len(gone) == MANY - 100
+    assert chat.blocks[7].name == "name 4007"
+    assert chat.blocks[1008].name == "name 1008"
+    assert words.tags[4] == {"identity": "name 4004", "priority": 98}

@@ -1,0 +1,193 @@
+"""Whose a chat is, and what of it is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("bm25s")
+
+from chat_scenes import play, user
+from kvgraph.advisor.fleet.proxy.upstream import BrokenAnswerError
+from kvgraph.advisor.memory.chats.chat_blocks import Block
+from kvgraph.advisor.memory.chats.chat_session import ChatSession
+from kvgraph.advisor.memory.chats.chat_store import ChatStore
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
+from kvgraph.bench.memory.chat_engine import Remembering, remembering
+
+SETTINGS = MemorySettings(budget=1000)
+APPEND = {"kvgraph": {"memory": "append"}}
+
+
+async def turns_of(memory: Remembering, address: str = "/memory/s", **more: Any) -> list[int]:
+    """Turns of the chats at an address."""
+    answer = await memory.client.get(address, **more)
+    assert answer.status_code == 200
+    return [each["turn"] for each in answer.json()]
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
+def test_a_chat_is_its_callers_whichever_header_has_the_key(header: str, tmp_path: Path) -> None:
+    async def scene(memory: Remembering) -> None:
+        own, other = {header: "A"}, {header: "B"}
+        await memory.chat([user("one")], headers=own)
+        for headers in (other, {}):
+            assert (await memory.client.get("/memory/s", headers=headers)).status_code == 404
+            assert (await memory.client.delete("/memory/s", headers=headers)).status_code == 404
+        assert await turns_of(memory, headers=own) == [1]
+        assert (await memory.client.delete("/memory/s", headers=own)).status_code == 200
+        assert len(memory.proxy.store) == 0
+
+    play(scene, SETTINGS, kept=StoreSettings(directory=tmp_path))
+
+
+def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> None:
+    kept = StoreSettings(directory=tmp_path)
+
+    async def run() -> None:
+        async with remembering(SETTINGS, kept=kept) as memory:
+            await memory.chat([user("one")], cache_salt="pep per")
+        (path,) = tmp_path.iterdir()
+        assert b"pep per" not in path.read_bytes()
+        async with remembering(SETTINGS, kept=kept) as memory:
+            for query in ("", "?cache_salt=", "?cache_salt=salt"):
+                address = f"/memory/s{query}"
+                assert (await memory.client.get(address)).status_code == 404
+                assert (await memory.client.delete(address)).status_code == 404
+            named = "/memory/s?cache_salt=pep%20per"
+            assert await turns_of(memory, named) == [1]
+            await memory.chat([user("two")])  # without a salt it is another chat
+            assert await turns_of(memory) == [1]
+            assert (await memory.client.delete(named)).status_code == 200
+            assert await turns_of(memory) == [1]
+
+    asyncio.run(run())
+
+
+def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its file says nothing of salts, nor of requests; it was found by one header's key alone."""
+    kept = StoreSettings(directory=tmp_path)
+    headers = {"X-API-Key": "A"}
+
+    async def talk(text: str) -> int:
+        async with remembering(SETTINGS, kept=kept) as memory:
+            answer = await memory.chat([user(text)], headers=headers, kv_transfer_params=APPEND)
+            assert answer.status_code == 200
+            return len(memory.prompt())
+
+    def as_before() -> None:
+        (path,) = tmp_path.iterdir()
+        file = msgspec.msgpack.decode(path.read_bytes())
+        for field in ("salt", "named", "requests"):
+            del file["chat"][field]
+        path.unlink()
+        path.with_name(f"0123456789abcdef-{path.name.partition('-')[2]}").write_bytes(
+            msgspec.msgpack.encode(file)
+        )
+
+    assert asyncio.run(talk("one")) == 1
+    as_before()
+    assert asyncio.run(talk("two")) == 3
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_chats_that_nobody_named_are_not_written(tmp_path: Path) -> None:
+    async def scene(memory: Remembering) -> None:
+        body = {"model": "m", "messages": [user("one")]}
+        assert (await memory.client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert len(memory.proxy.store) == 1
+        assert list(tmp_path.iterdir()) == []
+
+    play(scene, SETTINGS, kept=StoreSettings(directory=tmp_path))
+
+
+def test_a_turn_that_fails_leaves_a_chat_alone_that_was_begun_anew_meanwhile() -> None:
+    async def scene(memory: Remembering) -> None:
+        def asked() -> Any:
+            body = {"model": "m", "messages": [user("one")], "stream": True}
+            headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
+            path, data = "/v1/chat/completions", json.dumps(body).encode()
+            return memory.proxy.callers.read("POST", path, headers, data)
+
+        memory.engine.cuts = True
+        first = await memory.proxy.begin(asked())
+        assert (await memory.client.delete("/memory/s")).status_code == 200
+        memory.engine.cuts = False
+        async for _ in memory.proxy.rest(*await memory.proxy.begin(asked())):
+            pass
+        with pytest.raises(BrokenAnswerError):
+            async for _ in memory.proxy.rest(*first):
+                pass
+        assert await turns_of(memory) == [1]
+
+    play(scene, SETTINGS)
+
+
+def chat_of(key: str, *texts: str) -> ChatSession:
+    blocks = [
+        Block(f"user#{number}", "user", [user(text)], [b"%d" % number], 1, None, 1)
+        for number, text in enumerate(texts)
+    ]
+    return ChatSession(key, key, "caller", blocks=blocks)
+
+
+def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path) -> None:
+    async def run() -> None:
+        kept = StoreSettings(ram_bytes=3000, directory=tmp_path)
+        store = ChatStore(kept)
+        chat = store.get(chat_of("a", "x" * 2000, "y" * 2000))
+        for _ in range(3):
+            await store.keep(chat)
+            assert [bool(block.messages) for block in chat.blocks] == [False, True]
+        assert store.get(chat_of("a")) is chat
+        assert [len(block.text) for block in chat.blocks] == [2000, 2000]
+        again = ChatStore(kept).get(chat_of("a"))
+        assert [len(block.text) for block in again.blocks] == [2000, 2000]
+
+    asyncio.run(run())
+
+
+def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path) -> None:
+    async def run() -> None:
+        (tmp_path / "tmpx.new").write_text("secret")
+        store = ChatStore(StoreSettings(directory=tmp_path, disk_bytes=5000))
+        assert list(tmp_path.iterdir()) == []
+        for key in "abcde":
+            await store.keep(store.get(chat_of(key, "x" * 2000)))
+        assert len(list(tmp_path.iterdir())) == 2
+        for path in tmp_path.iterdir():
+            path.unlink()  # somebody else's doing
+        await store.keep(store.get(chat_of("f", "x" * 2000)))
+        assert store.of_caller("caller", "", "e") != []
+        assert len(list(tmp_path.iterdir())) == 1
+        store = ChatStore(StoreSettings(directory=tmp_path, disk_bytes=5000))
+        for key in "gh":
+            await store.keep(store.get(chat_of(key, "x" * 2000)))
+        assert len(list(tmp_path.iterdir())) == 2
+        assert not store.of_caller("caller", "", "f")
+
+    asyncio.run(run())
+
+
+def test_a_chat_is_kept_without_a_look_at_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        store = ChatStore(StoreSettings(directory=tmp_path))
+
+        def looks(*_: Any) -> Any:
+            raise AssertionError("it looked at the directory")
+
+        with monkeypatch.context() as context:
+            for name in ("glob", "iterdir", "stat"):
+                context.setattr(Path, name, looks)
+            await store.keep(store.get(chat_of("a", "x")))
+            store.forget("b")
+        assert len(list(tmp_path.iterdir())) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,315 @@
+"""What belongs to one turn of a chat, and what a client changes between two."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("bm25s")
+
+from chat_scenes import play, user
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
+
+SMALL = MemorySettings(budget=100, settled=0, shortest=1)
+LARGE = MemorySettings(budget=1000)
+APPEND = {"kvgraph": {"memory": "append"}}
+FACT = "the vault opens with nine seven four"
+ASKED = "what opens the vault ?"
+
+
+def noise(number: int, words: int = 12) -> dict[str, Any]:
+    return user(" ".join(f"n{number}x{word}" for word in range(words)))
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def call(number: int) -> dict[str, Any]:
+    function = {"name": "read", "arguments": json.dumps({"path": f"f{number}.py"})}
+    return {"id": f"c{number}", "type": "function", "function": function}
+
+
+def result(number: int) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"c{number}", "content": "print ()"}
+
+
+async def append(memory: Remembering, *messages: dict[str, Any], **more: Any) -> httpx.Response:
+    params = {"kvgraph": {"memory": "append", **more.pop("hints", {})}}
+    return await memory.chat(list(messages), kv_transfer_params=params, **more)
+
+
+async def known(memory: Remembering) -> Any:
+    (chat,) = (await memory.client.get("/memory/s")).json()
+    return chat
+
+
+def counted(memory: Remembering) -> int:
+    """Tokens of the last prompt, as the engine counts them."""
+    return sum(len(words_of(each)) + 1 for each in memory.engine.got[-1]["messages"])
+
+
+def test_a_long_answer_may_be_asked_for_and_the_chat_stays_in_the_prompt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = [user("hello"), user(FACT)]
+        for number in range(3):
+            answer = await memory.chat(chat, max_tokens=4096)
+            chat += [answer.json()["choices"][0]["message"], noise(number, 2)]
+        assert FACT in memory.prompt()
+        assert memory.proxy.counts.evicted == 0
+        assert memory.engine.got[-1]["max_tokens"] == 4096
+
+    with caplog.at_level(logging.WARNING):
+        play(scene, SMALL)
+    said = [each.getMessage() for each in caplog.records if "4096" in each.getMessage()]
+    assert len(said) == 1
+    assert "50 of the budget's 100" in said[0]
+
+
+class Counting(ChatEngine):
+    """Says what a prompt took: its messages, and 30 tokens of tools."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def counts(message: Any) -> None:
+            answer = json.loads(message["body"]) if message.get("body") else {}
+            if "choices" in answer:
+                tokens = sum(len(words_of(each)) + 1 for each in self.got[-1]["messages"])
+                answer["usage"] = {"prompt_tokens": tokens + 30}
+                message = message | {"body": json.dumps(answer).encode()}
+            await send(message)
+
+        await super().__call__(scope, receive, counts)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_what_the_tools_take_is_learned_of_prompts_that_were_ours_alone(refuses: bool) -> None:
+    engine = Counting()
+    engine.refuses = lambda body: refuses and len(body["messages"]) < 11
+
+    async def scene(memory: Remembering) -> None:
+        answer = await memory.chat([user(f"{number} " * 30) for number in range(12)])
+        assert answer.status_code == 200
+        assert memory.proxy.counts.as_sent == refuses
+        resident = [each for each in (await known(memory))["blocks"] if each["place"] is not None]
+        fixed = (await known(memory))["tokens"] - sum(each["tokens"] for each in resident)
+        assert fixed == (0 if refuses else 30)
+
+    play(scene, MemorySettings(200), engine=engine)
+
+
+def test_another_prompt_of_as_many_messages_is_another_prompt() -> None:
+    engine = ChatEngine()
+    engine.refuses = lambda body: "<think>" not in body["messages"][1]["content"]
+
+    async def scene(memory: Remembering) -> None:
+        said = {"role": "assistant", "content": "<think>well</think>yes"}
+        answer = await memory.chat([user("one"), said, user("two")])
+        assert answer.status_code == 200
+        assert memory.proxy.counts.as_sent == 1
+
+    play(scene, LARGE, engine=engine)
+
+
+def test_a_client_that_appends_means_all_of_its_chat() -> None:
+    async def scene(memory: Remembering) -> None:
+        texts = [f"{number} " * 30 for number in range(8)]
+        for text in texts:
+            await append(memory, user(text))
+        assert memory.proxy.counts.evicted > 0
+        memory.engine.refuses = lambda body: len(body["messages"]) < 17
+        assert (await append(memory, user("last"))).status_code == 200
+        said = [text for each in texts for text in (each, "well then")]
+        assert memory.prompt() == [*said, "last"]
+
+    play(scene, MemorySettings(200))
+
+
+def test_a_prompt_that_was_the_clients_own_is_not_sent_twice() -> None:
+    async def scene(memory: Remembering) -> None:
+        await append(memory, user("one"))
+        memory.engine.refuses = lambda _: True
+        assert (await append(memory, user("two"))).status_code == 400
+        assert memory.prompt() == ["one", "well then", "two"]
+        assert len(memory.engine.got) == 2
+        assert memory.proxy.counts.as_sent == 0
+
+    play(scene, LARGE)
+
+
+def test_hints_of_a_client_that_repeats_its_rules_are_about_what_they_name() -> None:
+    async def scene(memory: Remembering) -> None:
+        await append(memory, system("be kind"), user("one"))
+        hints = {"messages": [{"index": 0, "identity": "rules"}, {"index": 1, "identity": "two"}]}
+        await append(memory, system("be kind"), user("two"), hints=hints)
+        names = [each["name"] for each in (await known(memory))["blocks"]]
+        assert names == ["rules", "user#0", "assistant#0", "two", "assistant#1"]
+
+    play(scene, LARGE)
+
+
+def test_rules_with_a_clock_in_them_leave_the_chat_as_it_is() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = [system("it is 0"), user("hello"), user(FACT)]
+        for number in range(30):
+            chat[0] = system(f"it is {number}")
+            answer = await memory.chat(chat)
+            assert memory.prompt()[0] == f"it is {number}"
+            chat += [answer.json()["choices"][0]["message"], noise(number)]
+        assert (await known(memory))["turn"] == 30
+        answer = await memory.chat([system("it is late"), *chat[1:-1], user(ASKED)])
+        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+        assert memory.prompt()[0] == "it is late"
+        assert memory.prompt()[-2:] == [FACT, ASKED]
+
+    play(scene, replace(SMALL, budget=104))
+
+
+def test_a_client_that_appends_may_change_its_rules() -> None:
+    async def scene(memory: Remembering) -> None:
+        await append(memory, system("it is one"), user("one"))
+        await append(memory, system("it is two"), user("two"))
+        assert memory.prompt() == ["it is two", "one", "well then", "two"]
+
+    play(scene, LARGE)
+
+
+def test_a_client_that_appends_names_its_chat() -> None:
+    async def scene(memory: Remembering) -> None:
+        body = {"model": "m", "messages": [user("one")], "kv_transfer_params": APPEND}
+        answer = await memory.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert "X-Session-ID" in answer.json()["error"]["message"]
+        assert memory.engine.got == []
+        assert len(memory.proxy.store) == 0
+        named = await memory.client.post("/v1/chat/completions", json={**body, "session_id": "s"})
+        assert named.status_code == 200
+
+    play(scene, LARGE)
+
+
+def test_a_turn_is_what_follows_the_users_word() -> None:
+    engine = ChatEngine()
+
+    def says(body: dict[str, Any]) -> dict[str, Any]:
+        calls = sum(each["role"] == "tool" for each in body["messages"])
+        if calls < 16:
+            return {"role": "assistant", "content": None, "tool_calls": [call(calls)]}
+        return {"role": "assistant", "content": "well then"}
+
+    async def scene(memory: Remembering) -> None:
+        await append(memory, user("read them"))
+        for number in range(16):
+            await append(memory, result(number))
+        assert len(memory.engine.got) == 17
+        assert (await known(memory))["turn"] == 1
+        await append(memory, user("and now ?"))
+        assert (await known(memory))["turn"] == 2
+
+    engine.says = says
+    play(scene, LARGE, engine=engine)
+
+
+def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
+    async def scene(memory: Remembering) -> None:
+        def asked(*messages: dict[str, Any]) -> Any:
+            body = {"model": "m", "messages": messages, "kv_transfer_params": APPEND}
+            headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
+            path, data = "/v1/chat/completions", json.dumps(body).encode()
+            return memory.proxy.callers.read("POST", path, headers, data)
+
+        first = await memory.proxy.begin(asked(user("one")))
+        second = await memory.proxy.begin(asked({"role": "assistant", "content": "I say"}))
+        for each in (first, second):
+            async for _ in memory.proxy.rest(*each):
+                pass
+        names = [each["name"] for each in (await known(memory))["blocks"]]
+        assert names == ["user#0", "assistant#0", "assistant#1"]
+
+    play(scene, LARGE)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_was_thought_before_a_call_is_there_when_its_result_is(keeps: bool) -> None:
+    engine = ChatEngine()
+    thought = "<think>I look it up</think>"
+
+    def says(body: dict[str, Any]) -> dict[str, Any]:
+        if body["messages"][-1]["role"] == "tool":
+            return {"role": "assistant", "content": "<think>so</think>it prints"}
+        return {"role": "assistant", "content": thought + "well", "tool_calls": [call(0)],
+                "reasoning_content": "there may be more"}  # fmt: skip
+
+    async def scene(memory: Remembering) -> None:
+        await append(memory, user("read it"))
+        answer = await append(memory, result(0))
+        sent = memory.engine.got[-1]["messages"][1]
+        assert sent["content"] == thought + "well"
+        assert sent["reasoning_content"] == "there may be more"
+        assert json.loads(answer.headers["x-kvgraph-memory"])["tokens"] == counted(memory)
+        answer = await append(memory, user("and now ?"))
+        sent = memory.engine.got[-1]["messages"][1]
+        assert (sent["content"] == "well") is not keeps
+        assert ("reasoning_content" in sent) is keeps
+        assert ("<think>so</think>" in memory.prompt()[3]) is keeps
+        assert json.loads(answer.headers["x-kvgraph-memory"])["tokens"] == counted(memory)
+
+    engine.says = says
+    play(scene, replace(LARGE, strip_think=not keeps), engine=engine)
+
+
+def test_thoughts_that_a_client_repeats_are_those_of_their_turn() -> None:
+    async def scene(memory: Remembering) -> None:
+        old = {"role": "assistant", "content": "<think>a</think>yes"}
+        new = {"role": "assistant", "content": "<think>b</think>", "tool_calls": [call(0)]}
+        await memory.chat([user("one"), old, user("two"), new, result(0)])
+        assert memory.prompt() == ["one", "yes", "two", "<think>b</think>", "print ()"]
+
+    play(scene, LARGE)
+
+
+def test_names_of_blocks_are_their_own() -> None:
+    async def scene(memory: Remembering) -> None:
+        hints = {"messages": [{"role": "user", "identity": "plan"}]}
+        await append(memory, user("one"), user("two"), hints=hints)
+        await append(memory, user("three"))
+        await append(memory, user("four"), hints={"messages": [{"index": 0, "identity": "user#0"}]})
+        await append(memory, user("five"))
+        names = [each["name"] for each in (await known(memory))["blocks"]]
+        said = [name for name in names if not name.startswith("assistant")]
+        assert said == ["plan", "plan#0", "user#0", "user#0#0", "user#1"]
+        assert len(names) == len(set(names))
+
+    play(scene, LARGE)
+
+
+def test_a_name_stays_where_a_number_below_it_is_free() -> None:
+    async def scene(memory: Remembering) -> None:
+        hints = {"messages": [{"index": 0, "identity": "plan"}]}
+        await append(memory, user("one"), user("two"), hints=hints)
+        await append(memory, user("three"))
+        names = [each["name"] for each in (await known(memory))["blocks"]]
+        assert names == ["plan", "user#1", "assistant#0", "user#2", "assistant#1"]
+
+    play(scene, LARGE)
+
+
+def test_long_paths_that_begin_alike_have_several_names() -> None:
+    async def scene(memory: Remembering) -> None:
+        for number in range(2):
+            function = {"name": "read", "arguments": json.dumps({"path": "d/" * 99 + f"{number}"})}
+            asks = {"id": "c", "type": "function", "function": function}
+            said = {"role": "assistant", "content": None, "tool_calls": [asks]}
+            answers = {"role": "tool", "tool_call_id": "c", "content": "x"}
+            await append(memory, user("a"), said, answers, said, answers)
+        names = [each["name"] for each in (await known(memory))["blocks"]]
+        assert len(names) == len(set(names))
+
+    play(scene, LARGE)
