@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from .fingerprints import Tokens
-from .span_index import Domain, Piece, SpanIndex
+from .said_blocks import Domain
+from .span_index import Piece, SpanIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,12 @@ class SpliceLimits:
     most_generations: int = 1
     most_later: int = 1 << 20
     openings: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.least_tokens, self.most_joints, self.most_generations) < 1:
+            raise ValueError("a piece has a token at least, and a splice a piece of a generation")
+        if min(self.most_distance, self.most_later, self.margin) < 0:
+            raise ValueError("distances and margins are counted from 0 on")
 
     def allow(self, source: int, delta: int) -> bool:
         """Whether a piece that stood at position ``source`` may move by ``delta``."""

@@ -44,13 +44,6 @@ class Fingerprints:
         return sums
 
 
-def common_start(one: npt.NDArray[np.integer], other: npt.NDArray[np.integer]) -> int:
-    """How many tokens both begin with."""
-    count = min(len(one), len(other))
-    differ = np.flatnonzero(one[:count] != other[:count])
-    return int(differ[0]) if len(differ) else count
-
-
 def _mixed(tokens: Tokens) -> npt.NDArray[np.uint64]:
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _FIRST
     return (mixed ^ (mixed >> _HALF)) * _SECOND

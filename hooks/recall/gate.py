@@ -10,9 +10,11 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from ...graph.errors import ConfigError
 from .cover import SpliceLimits
@@ -72,20 +74,27 @@ def load(identity: str, path: Path) -> Calibration:
         ConfigError: There is none, it cannot be read, or it is another model's; says what to do.
     """
     try:
-        read = json.loads(path.read_text("utf-8"))
-        version, limits = read.pop("version"), SpliceLimits(**read.pop("limits"))
-        calibration = Calibration(**read, limits=limits)
+        read = msgspec.json.decode(path.read_bytes())
+        calibration = _typed(read) if read.pop("version") == _VERSION else None
     except FileNotFoundError:
         raise ConfigError(
             "this model is not calibrated, by this user and for this --max-model-len: run "
             "`kvgraph calibrate MODEL`"
         ) from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"the calibration in {path} cannot be read ({error}): calibrate again"
         ) from None
-    if version != _VERSION:
+    if calibration is None:
         raise ConfigError(f"the calibration in {path} is of another release: calibrate again")
     if calibration.identity != identity:
         raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")
     return calibration
+
+
+def _typed(read: dict[str, Any]) -> Calibration:
+    """A calibration of what a file says; nothing in it is optional."""
+    for said, kind in ((read, Calibration), (read["limits"], SpliceLimits)):
+        if missing := {each.name for each in fields(kind)} - said.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    return msgspec.convert(read, Calibration)

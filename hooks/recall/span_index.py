@@ -5,24 +5,22 @@ Tokens are kept in the engine's process only, for the blocks that were added las
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from .fingerprints import Fingerprints, Tokens, common_start
-
-Domain: TypeAlias = tuple[str, ...]
-"""Whose text it is: nobody finds another's."""
+from .fingerprints import Fingerprints, Tokens
+from .said_blocks import Domain, SaidBlock, SaidBlocks
+from .said_text import SaidText
 
 NOBODYS: Final = -1
 """Stands for a token that is not to be found: no prompt has it."""
 
 WINDOW: Final = 16  # tokens; chosen: a common block size, and more than a phrase
 _MOST_PLACES: Final = 4  # of a domain's window: text may stand in many of its prompts; chosen
-_MOST_CHILDREN: Final = 8  # of one block that are remembered in a domain; chosen
+_MOST_FOLLOWED: Final = 4096  # blocks, after which no further place is tried; chosen: some 10 ms
 
 
 class Segment(NamedTuple):
@@ -68,23 +66,6 @@ class Piece:
         return Piece(self.at, self.delta, tuple(kept))
 
 
-@dataclass(slots=True, eq=False)
-class _Said:
-    """What one block says.
-
-    Attributes:
-        start: Position of its first token.
-        before: Hash of the block before it; empty at the beginning.
-    """
-
-    block_hash: bytes
-    domain: Domain
-    start: int
-    tokens: Tokens
-    before: bytes
-    prints: list[int]
-
-
 class SpanIndex:
     """Finds spans of tokens among the blocks that were added last.
 
@@ -103,11 +84,9 @@ class SpanIndex:
         self._size, self._most = block_size, most_blocks
         window = next(w for w in (WINDOW, 8, 4, 2, 1) if block_size % w == 0)
         self._prints = Fingerprints(window, rng)
-        self._blocks: OrderedDict[bytes, _Said] = OrderedDict()
+        self._blocks = SaidBlocks()
         # By window, the blocks that say it and where, oldest first.
-        self._places: dict[tuple[Domain, int], list[tuple[_Said, int]]] = {}
-        # By a block and whose text follows it, the blocks that do, oldest first.
-        self._after: dict[tuple[bytes, Domain], list[_Said]] = {}
+        self._places: dict[tuple[Domain, int], list[tuple[SaidBlock, int]]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -132,20 +111,20 @@ class SpanIndex:
         size, before = self._size, b""
         for at, block_hash in enumerate(hashes):
             if block_hash in self._blocks:
-                self._blocks.move_to_end(block_hash)
+                self._blocks.used(block_hash)
             elif at >= first:
-                part = tokens[at * size : (at + 1) * size].copy()
-                prints = self._prints.apart(part)
-                self._enter(_Said(block_hash, domain, at * size, part, before, prints))
+                part = tokens[at * size : (at + 1) * size]
+                said, prints = SaidText.of(part), self._prints.apart(part)
+                self._enter(SaidBlock(block_hash, domain, at * size, said, before, prints))
             before = block_hash
         while len(self._blocks) > self._most:
-            self._forget(next(iter(self._blocks.values())))
+            self._forget(next(iter(self._blocks)))
 
     def clear(self) -> None:
         """Forget everything."""
         self.version += 1
-        for table in (self._blocks, self._places, self._after):
-            table.clear()
+        self._blocks.clear()
+        self._places.clear()
 
     def longest(
         self,
@@ -158,7 +137,7 @@ class SpanIndex:
         """The longest piece that covers ``tokens`` from ``at`` on; None if there is none.
 
         What it finds is as long as a window at least. All that is as long as two is found, but
-        where a window stands at more places than are remembered.
+        where a window stands at more places than are remembered, or than there is time to follow.
 
         Args:
             domains: Whose text may be used.
@@ -168,19 +147,20 @@ class SpanIndex:
             allow: Whether a piece that stood at a position, the first argument, may move by Δ, the
                 second.
         """
-        best: Piece | None = None
-        window = self._prints.window
-        for ahead, fingerprint in enumerate(self._prints.of(tokens[at : at + 2 * window - 1])):
-            for said, offset in self._saying(domains, fingerprint):
-                delta = at + ahead - said.start - offset
-                if not allow(at - delta, delta):
-                    continue
-                along = self._along(domains, said, offset - ahead, tokens, at, usable)
-                segments = tuple(along)
-                piece = Piece(at, delta, segments)
-                if best is None or piece.tokens > best.tokens:
-                    best = piece
-        return best if best is not None and best.tokens >= window else None
+        best, covered, followed = None, self._prints.window - 1, 0
+        prompt = SaidText.of(tokens)
+        for said, first in self._places_of(domains, tokens, at):
+            delta = at - said.start - first
+            if not allow(at - delta, delta):
+                continue
+            segments = tuple(self._along(domains, said, first, prompt, at, usable))
+            reached = sum(segment.tokens for segment in segments)
+            if reached > covered:
+                best, covered = Piece(at, delta, segments), reached
+            followed += len(segments)
+            if reached == len(tokens) - at or followed > _MOST_FOLLOWED:
+                break
+        return best
 
     def continued(
         self,
@@ -197,71 +177,67 @@ class SpanIndex:
         Args:
             block_hash: Of the prompt's last block that was found exactly.
         """
-        there = [each for each in self._following(block_hash, domains) if usable(each.block_hash)]
-        said = max(there, key=lambda each: common_start(each.tokens, tokens[at:]), default=None)
-        same = common_start(said.tokens, tokens[at:]) if said is not None else 0
+        prompt = SaidText.of(tokens[at : at + self._size])
+        there = [
+            each for each in self._blocks.following(block_hash, domains) if usable(each.block_hash)
+        ]
+        said = max(there, key=lambda each: each.text.common(0, prompt, 0), default=None)
+        same = said.text.common(0, prompt, 0) if said is not None else 0
         if said is None or not 0 < same < self._size:
             return None
         return Piece(at, 0, (Segment(said.block_hash, 0, same),))
 
-    def _saying(self, domains: Collection[Domain], fingerprint: int) -> Iterator[tuple[_Said, int]]:
-        for domain in domains:
-            yield from self._places.get((domain, fingerprint), ())
+    def _places_of(
+        self, domains: Collection[Domain], tokens: Tokens, at: int
+    ) -> Iterator[tuple[SaidBlock, int]]:
+        """Blocks that say a window of what stands at ``at``, and where ``at`` is in them: before a
+        block's first token, perhaps."""
+        windows = self._prints.of(tokens[at : at + 2 * self._prints.window - 1])
+        for ahead, fingerprint in enumerate(windows):
+            for domain in domains:
+                for said, offset in self._places.get((domain, fingerprint), ()):
+                    yield said, offset - ahead
 
     def _along(
         self,
         domains: Collection[Domain],
-        said: _Said,
+        said: SaidBlock,
         first: int,
-        tokens: Tokens,
+        prompt: SaidText,
         at: int,
         usable: Callable[[bytes], bool],
     ) -> Iterator[Segment]:
         """Follow a sequence's blocks, from the token ``first`` after ``said``'s first one on."""
-        block: _Said | None = said
+        block: SaidBlock | None = said
         while first < 0:
             block = self._blocks.get(block.before) if block is not None else None
             first += self._size
         # Going back from ``said``, the block may be another domain's, whose prompt began alike.
         while block is not None and block.domain in domains and usable(block.block_hash):
-            same = common_start(block.tokens[first:], tokens[at:])
+            same = block.text.common(first, prompt, at)
             if same:
-                self._blocks.move_to_end(block.block_hash)
+                self._blocks.used(block.block_hash)
                 yield Segment(block.block_hash, first, same)
             if first + same < self._size:
                 return
             at, first = at + same, 0
-            block = self._next(block, domains, tokens[at : at + self._size])
+            after = self._blocks.following(block.block_hash, domains)
+            if len(after) > 1:
+                wanted = at  # bound now
+                after.sort(key=lambda said: -said.text.common(0, prompt, wanted))
+            block = after[0] if after else None
 
-    def _next(self, block: _Said, domains: Collection[Domain], wanted: Tokens) -> _Said | None:
-        after = list(self._following(block.block_hash, domains))
-        if len(after) < 2:
-            return after[0] if after else None
-        return max(after, key=lambda said: common_start(said.tokens, wanted))
-
-    def _following(self, block_hash: bytes, domains: Collection[Domain]) -> Iterator[_Said]:
-        for domain in domains:
-            yield from self._after.get((block_hash, domain), ())
-
-    def _enter(self, said: _Said) -> None:
+    def _enter(self, said: SaidBlock) -> None:
         self.version += 1
-        self._blocks[said.block_hash] = said
-        if said.before:
-            after = self._after.setdefault((said.before, said.domain), [])
-            after.append(said)
-            del after[:-_MOST_CHILDREN]
+        self._blocks.enter(said)
         for number, fingerprint in enumerate(said.prints):
             places = self._places.setdefault((said.domain, fingerprint), [])
             places.append((said, number * self._prints.window))
             del places[:-_MOST_PLACES]
 
-    def _forget(self, said: _Said) -> None:
+    def _forget(self, said: SaidBlock) -> None:
         self.version += 1
-        del self._blocks[said.block_hash]
-        if siblings := self._after.get((said.before, said.domain)):
-            siblings[:] = [each for each in siblings if each is not said]
-            if not siblings:
-                del self._after[said.before, said.domain]
+        self._blocks.forget(said)
         for window in ((said.domain, fingerprint) for fingerprint in said.prints):
             places = [each for each in self._places.get(window, ()) if each[0] is not said]
             if places:
@@ -271,13 +247,10 @@ class SpanIndex:
 
     def check_integrity(self) -> None:
         """Assert the invariants; for tests."""
+        self._blocks.check_integrity()
         assert len(self._blocks) <= self._most
         for (domain, fingerprint), places in self._places.items():
             assert 0 < len(places) <= _MOST_PLACES
             assert all(said.domain == domain for said, _ in places)
             assert all(fingerprint in said.prints for said, _ in places)
             assert all(self._blocks.get(said.block_hash) is said for said, _ in places)
-        for (before, domain), after in self._after.items():
-            assert 0 < len(after) <= _MOST_CHILDREN
-            assert all((said.before, said.domain) == (before, domain) for said in after)
-            assert all(self._blocks.get(said.block_hash) is said for said in after)

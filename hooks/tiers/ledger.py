@@ -59,8 +59,9 @@ class TierLedger:
         disk: What is written to the disk.
         reads_store: Whether this engine reads a store that others share.
         saving: Keys of blocks that left the pool, and are copied before a load writes over them.
-        adapted: Keys of blocks in the pool that a LoRA adapter computed. It may be trained
-            further under its name: no copy of them may outlive this process.
+        adapted: Keys of blocks in the pool of which no copy may outlive this process: a LoRA
+            adapter computed them, which may be trained further under its name, or they are a
+            session's own approximate ones.
 
     Args:
         block_bytes: Bytes of one block on one worker.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,9 +14,10 @@ from kvgraph.advisor.page.logged.request_views import request_view
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.recall.approximate import recalling
 from kvgraph.bench.recall.calibrated import keep_calibration
+from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.hooks.recall.cover import SpliceLimits
-from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, calibration_file, load
 from paper import words
 from recall_usage import used
 
@@ -206,8 +208,6 @@ def test_the_endpoint_can_ask_for_all_and_switch_off_for_all(
 def test_a_calibration_of_another_model_is_refused(
     paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvgraph.graph.errors import ConfigError
-    from kvgraph.hooks.recall.gate import calibration_file, load
     from kvgraph.hooks.vllm.recall.model_identity import model_identity
 
     calibrated(paper_config, tmp_path, monkeypatch)
@@ -296,3 +296,67 @@ def test_nor_do_they_when_their_request_is_preempted(
     engine.until(looked)
     assert copies
     assert not any(copy.may_demote for copy in copies)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nor_does_the_block_that_the_last_step_fills(
+    asynchronous: bool, paper: Callable[..., Any], paper_config: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    calibrated(paper_config, tmp_path, monkeypatch)
+    for output in range(1, 33, 3):
+        engine = recalling(paper(Shape(blocks=33, warm=40, cold=1024, asynchronous=asynchronous)))
+        used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+        mine = engine.ask(joined(DOCUMENT, words(90, 4)), output, **session("mine"))
+        engine.settle()
+        for seed in range(4):
+            engine.serve(words(20 * BLOCK_SIZE, 100 + seed), 2)
+        assert engine.workers[0].disk
+        assert not set(mine.block_hashes) & set(engine.workers[0].disk)
+
+
+def test_what_is_spliced_has_other_names_than_what_was_computed(
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same text again, whose computed blocks are gone from pool and memory meanwhile."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    keep_calibration(paper_config.model_config, tmp_path, SpliceLimits(margin=0))
+    engine = recalling(paper(Shape(blocks=65, warm=400)))
+    document, later = words(96, 1), words(96, 2)
+    used(engine, joined(words(24, 3), document, words(24, 4)), **ASKS)
+    first = engine.ask(joined(document, later, words(20, 5)), 2, **session("mine"))
+    engine.settle()
+    used(engine, joined(words(40, 6), later, words(20, 7)), **ASKS)  # exact, elsewhere
+    computed = first.block_hashes[len(document) // BLOCK_SIZE :]
+    directory = engine.side.bridge.ledger.directory
+    for seed in range(6):
+        engine.serve(words(30 * BLOCK_SIZE, 500 + seed), 1)
+    for copy in filter(None, map(directory.warm, computed)):
+        directory.drop(copy)
+    again = engine.ask(joined(document, later, words(40, 8)), 2, **session("mine"))
+    engine.until(lambda: again.num_output_tokens)
+    assert engine.side.bridge.recall.exact[again.request_id] == 0
+    assert not set(again.block_hashes) & set(computed)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("passed", "no"), ("least_tokens", "32"), ("margin", None), ("most_joints", 0),
+     ("most_generations", 1.5), ("most_later", -1), ("openings", ...)],
+)  # fmt: skip
+def test_a_calibration_that_was_edited_is_refused(
+    field: str, value: object, engine: Any, tmp_path: Path
+) -> None:
+    (path,) = tmp_path.glob("*.json")
+    read = json.loads(path.read_text())
+    inner = read if field == "passed" else read["limits"]
+    if value is ...:
+        del inner[field]
+    else:
+        inner[field] = value
+    path.write_text(json.dumps(read))
+    with pytest.raises(ConfigError, match=r"cannot be read .*calibrate again"):
+        load(read["identity"], path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"cannot be read .*calibrate again"):
+        load(read["identity"], path)

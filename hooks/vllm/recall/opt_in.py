@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ...recall.span_index import Domain
+from ...recall.said_blocks import Domain
 from ..settings import OFF, ON, RECALL_VARIABLE
 from .own_branch import Owner
 

@@ -7,13 +7,10 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
-
-from ...recall.fingerprints import common_start
-from ...recall.span_index import Domain
+from ...recall.said_blocks import Domain
+from ...recall.said_text import SaidText
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -22,7 +19,6 @@ MOST_SESSIONS: Final = 4096  # whose last branch is kept; chosen
 MOST_TOKENS: Final = 1 << 25  # of all branches: some 300 MiB with their hashes; chosen
 _NONCE_BYTES: Final = 16
 
-_Tokens: TypeAlias = npt.NDArray[np.int32]
 Owner = tuple[Domain, str]
 """A session: whose text it is, and its name."""
 
@@ -37,7 +33,7 @@ class _Branch:
         exact: Blocks before that one.
     """
 
-    tokens: _Tokens
+    tokens: SaidText
     hashes: Sequence[bytes]
     exact: int
 
@@ -76,8 +72,8 @@ class OwnBranches:
         branch = self._branches.get(owner)
         if branch is None or request.resumable:
             return None
-        tokens = _array(request.all_token_ids[: len(branch.tokens)])
-        same = common_start(branch.tokens, tokens) // self._size
+        tokens = SaidText.of(request.all_token_ids[: len(branch.tokens)])
+        same = branch.tokens.common(0, tokens, 0) // self._size
         if min(same, len(request.block_hashes)) <= branch.exact:
             return None
         request.block_hashes[:] = branch.hashes[:same]
@@ -89,11 +85,9 @@ class OwnBranches:
 
         A request that ended before it had computed what its session had before leaves nothing new.
         """
-        tokens = _array(request.all_token_ids[: whole * self._size])
+        tokens = SaidText.of(request.all_token_ids[: whole * self._size])
         known = self._branches.get(owner)
-        if known is not None and len(tokens) == common_start(known.tokens, tokens) < len(
-            known.tokens
-        ):
+        if known is not None and known.tokens.raw.startswith(tokens.raw) and known.tokens != tokens:
             return
         self._forget(owner)
         self._branches[owner] = _Branch(tokens, list(request.block_hashes[:whole]), exact)
@@ -109,7 +103,3 @@ class OwnBranches:
     def _forget(self, owner: Owner) -> None:
         if (branch := self._branches.pop(owner, None)) is not None:
             self._tokens -= len(branch.tokens)
-
-
-def _array(tokens: Sequence[int]) -> _Tokens:
-    return np.array(tokens, dtype=np.int32)

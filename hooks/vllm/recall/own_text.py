@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...recall.fingerprints import Tokens
-from ...recall.span_index import NOBODYS, Domain, Piece, SpanIndex
+from ...recall.said_blocks import Domain
+from ...recall.span_index import NOBODYS, Piece, SpanIndex
 from .opt_in import OptIn
 from .own_branch import Owner
 

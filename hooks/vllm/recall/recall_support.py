@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_BLOCKS: Final = 262_144  # whose text is kept: some 150 MiB at 16 tokens; chosen
+MOST_TOKENS: Final = 1 << 22  # that are kept: some 250 MiB in blocks of 16; chosen
 _REFUSED: Final = "kvgraph: no recall in this engine: %s"
 
 
@@ -93,7 +93,8 @@ def attach_recall(
             logger.warning(_REFUSED, error)
         bridge.recall = RefusedRecall(str(error), opt_in)
         return bridge.recall
-    index = SpanIndex(group.block_size, MOST_BLOCKS, np.random.default_rng())
+    most = MOST_TOKENS // group.block_size
+    index = SpanIndex(group.block_size, most, np.random.default_rng())
     recall = SpanRecall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )

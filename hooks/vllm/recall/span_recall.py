@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ...recall.cover import SpliceLimits, cover
-from ...recall.fingerprints import Tokens
-from ...recall.span_index import Domain, Piece, SpanIndex
+from ...recall.cover import SpliceLimits
+from ...recall.said_blocks import Domain
+from ...recall.span_index import SpanIndex
 from ...tiers.ledger import TierLedger
 from ..transfers.loader import Loader
 from ..transfers.no_tiers import NoRecall
@@ -18,6 +15,7 @@ from .exact_only import ExactOnly
 from .opt_in import OptIn
 from .own_branch import OwnBranches
 from .own_text import OwnText
+from .splice_plans import SplicePlans, last_of, tokens_of
 from .splicing import splice_of
 from .wanted_copies import WantedCopies
 
@@ -26,29 +24,6 @@ if TYPE_CHECKING:
 
     from ..observe.group import ObservedGroup
     from ..pool.tap import Cached
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a load brings for a request that was looked up.
-
-    Attributes:
-        first: Blocks that the pool holds.
-        loaded: Blocks behind them with exact copies.
-        pieces: What is spliced behind those.
-        lost, version: How many copies were given up until then, and what was known of text.
-    """
-
-    first: int
-    loaded: int
-    pieces: tuple[Piece, ...]
-    lost: int
-    version: int
-
-    @property
-    def spliced(self) -> int:
-        """Tokens that are spliced."""
-        return sum(piece.tokens for piece in self.pieces)
 
 
 class SpanRecall(NoRecall):
@@ -80,9 +55,8 @@ class SpanRecall(NoRecall):
         exact_only: ExactOnly,
     ) -> None:
         self._group, self._ledger, self._loader = group, ledger, loader
-        self._index, self._limits = index, limits
+        self._index, self._plans = index, SplicePlans(group, ledger, index, limits)
         self._opt_in, self.exact_only = opt_in, exact_only
-        self._plans: dict[str, _Plan] = {}
         self._running: dict[str, Request] = {}
         self._prefilling: dict[str, Request] = {}
         self._usage: dict[str, dict[str, int]] = {}
@@ -113,19 +87,16 @@ class SpanRecall(NoRecall):
         domain = self._opt_in.domain(request)
         if exact is None or domain is None or request.request_id in self._tried:
             return answer
-        size, known = self._group.block_size, self._plans.get(request.request_id)
-        loaded, lost = exact // size, self._ledger.directory.lost
-        now = (first, loaded, lost, self._index.version)
-        if known is None or (known.first, known.loaded, known.lost, known.version) != now:
-            pieces = self._cover(request, domain, (first + loaded) * size, exact)
-            known = self._plans[request.request_id] = _Plan(first, loaded, pieces, *now[2:])
-        return (exact + known.spliced, True) if known.pieces else answer
+
+        def domains() -> Sequence[Domain]:
+            return self._own.domains(request, domain)
+
+        plan = self._plans.plan(request, domains, first, exact)
+        return (exact + plan.spliced, True) if plan.pieces else answer
 
     def spliced(self, request: Request, to_load: int) -> int:
         """How many of the tokens that vLLM expects from a request's load are spliced."""
-        if (plan := self._plans.get(request.request_id)) is None:
-            return 0
-        return plan.spliced if to_load > plan.loaded * self._group.block_size else 0
+        return self._plans.spliced(request.request_id, to_load)
 
     def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
         """Note that a request was given its blocks; whether its load is begun here.
@@ -138,7 +109,7 @@ class SpanRecall(NoRecall):
             return False
         self._running[request.request_id] = self._prefilling[request.request_id] = request
         spliced = self.spliced(request, to_load)
-        plan = self._plans.pop(request.request_id, None)
+        plan = self._plans.take(request.request_id)
         if plan is None:
             return False
         size, exact = self._group.block_size, plan.first + plan.loaded
@@ -146,7 +117,7 @@ class SpanRecall(NoRecall):
         usage = _usage(request, min(whose, exact * size), exact * size, spliced)
         self._usage.setdefault(request.request_id, usage)
         found = self._group.hashes(request, exact * size)[whose // size :]
-        self._own.begun(request, _last(found), exact * size, plan.pieces if spliced else ())
+        self._own.begun(request, last_of(found), exact * size, plan.pieces if spliced else ())
         if not spliced:
             return False
         self._set_apart(request, exact)
@@ -161,7 +132,7 @@ class SpanRecall(NoRecall):
         request = self._running.pop(request_id, None)
         if request is not None:
             self._keep(request)
-        self._plans.pop(request_id, None)
+        self._plans.take(request_id)
         self._prefilling.pop(request_id, None)
         self._opt_in.forget(request_id)
         self._own.forget(request_id)
@@ -202,24 +173,6 @@ class SpanRecall(NoRecall):
         self.copies.clear()
         self._plans.clear()
 
-    def _cover(self, request: Request, domain: Domain, start: int, exact: int) -> tuple[Piece, ...]:
-        """Find what can be spliced from ``start`` on, if that is faster than to compute it."""
-        directory, last = self._ledger.directory, request.num_tokens - 1
-        behind = self._group.hashes(request, last)[start // self._group.block_size :]
-        if last - start < self._limits.least_tokens or (not exact and directory.run(behind)):
-            return ()  # the latter: there are exact copies, and computing was found to be faster
-
-        def usable(block_hash: bytes) -> bool:
-            return directory.warm(block_hash) is not None
-
-        tokens = _tokens(request, last)
-        before = _last(self._group.hashes(request, start))
-        domains = self._own.domains(request, domain)
-        pieces = cover(self._index, domains, tokens, start, usable, self._limits, before)
-        read = sum(len(piece.segments) for piece in pieces) * self._ledger.block_bytes
-        worth = self._ledger.costs.worth_splicing(sum(piece.tokens for piece in pieces), read)
-        return tuple(pieces) if pieces and worth else ()
-
     def _keep(self, request: Request) -> None:
         size, exact = self._group.block_size, self.exact.get(request.request_id)
         if exact is not None:
@@ -227,7 +180,7 @@ class SpanRecall(NoRecall):
         hashes, domain = self._kept_blocks(request), self._opt_in.domain(request)
         if hashes and domain is not None:
             known = len(hashes) if exact is None else min(len(hashes), exact // size)
-            tokens = _tokens(request, len(hashes) * size)
+            tokens = tokens_of(request, len(hashes) * size)
             self._index.add(domain, hashes[:known], tokens)
             self._own.keep(request, hashes, tokens, known)
             self.copies.add(hashes)
@@ -241,12 +194,14 @@ class SpanRecall(NoRecall):
         return self._group.hashes(request, kept // size * size)
 
     def _set_apart(self, request: Request, exact: int) -> None:
-        """Keep blocks from ``exact`` on from all others: for the session alone, or for nobody."""
-        tokens, before = exact * self._group.block_size, self.exact.get(request.request_id)
-        if before is not None and before <= tokens:
-            return  # it was approximate before, from an earlier block on
-        self.exact[request.request_id] = tokens
-        mine = before is None and self._opt_in.owner(request) is not None
+        """Keep blocks from ``exact`` on from all others: for the session alone, or for nobody.
+
+        They have names of their own also where the request went on from its session's last branch:
+        that one's blocks were computed, and hold something else.
+        """
+        tokens = exact * self._group.block_size
+        self.exact[request.request_id] = min(tokens, self.exact.get(request.request_id, tokens))
+        mine = self._opt_in.owner(request) is not None
         if not mine or not self._branches.begin(request, exact):
             self.exact_only.limit(request.request_id, tokens)
 
@@ -258,20 +213,13 @@ class SpanRecall(NoRecall):
     def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
         if (owner := self._opt_in.owner(request)) and self._has_branch(request):
             self._branches.keep(request, owner, exact, whole)
-
-
-def _last(hashes: Sequence[bytes]) -> bytes:
-    return hashes[-1] if hashes else b""
+            self.copies.keep_here(request.block_hashes[exact:whole])  # the last step's among them
 
 
 def _computed(request: Request) -> int:
     """How many of its tokens are computed; the last one's blocks may not be."""
     computed: int = min(request.num_computed_tokens, request.num_tokens - 1)
     return computed
-
-
-def _tokens(request: Request, count: int) -> Tokens:
-    return np.array(request.all_token_ids[:count], dtype=np.int64)
 
 
 def _usage(request: Request, exact: int, found: int, spliced: int) -> dict[str, int]:

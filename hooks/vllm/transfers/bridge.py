@@ -205,8 +205,7 @@ class TierCacheBridge:
 
         A write to the disk does not count: no request waits for it, and a disk may hang.
         """
-        work = self._broken or self.ledger.book.pressing or self.recall.busy
-        return bool(work) or self.idle.due
+        return bool(self._broken or self.ledger.book.pressing or self.recall.busy or self.idle.due)
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""

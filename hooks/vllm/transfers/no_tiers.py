@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,6 @@ class NoTiers:
 class NoRecall:
     """An engine in which nothing comes back at another position; see ``SpanRecall``."""
 
-    wanted: Container[int] = ()
     exact: Mapping[str, int] = MappingProxyType({})
 
     @property
