@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -16,8 +17,8 @@ from rich.table import Table
 from ...graph.errors import ConfigError
 from ...kernels.errors import KernelError
 from ..recall.gate import Calibration, calibration_file, save
-from .trials import FURTHEST, MARGINS, grid, measure
-from .verdict import DEFAULT_BAR, Bar, judge_margins
+from .trials import FURTHEST, MARGINS, Cell, Measured, grid, measure
+from .verdict import DEFAULT_BAR, Bar, Verdict, judge_margins
 
 app = typer.Typer(add_completion=False)
 
@@ -93,14 +94,29 @@ def run(
     most = max((cell.longest for cells in grids for cell in cells), default=longest)
     texts = texts_for(tokenizer, int(config.vocab_size), most, text, rng, torch.device(device))
     loaded.check_rotation(texts.draw(64))
-    verdict, measured = judge_margins(
-        grids, lambda cell: measure(loaded, cell, samples, texts.draw), bar
-    )
+    verdict, measured = _judged(loaded, grids, samples, texts.draw, bar)
     rows = tuple(each.plain() for each in measured)
     return (
         Calibration(name, identity, verdict.passed, verdict.reason, verdict.limits, rows),
         texts.kind,
     )
+
+
+def _judged(
+    loaded: Any, grids: Sequence[Sequence[Cell]], samples: int, draw: Callable[[int], Any], bar: Bar
+) -> tuple[Verdict, list[Measured]]:
+    """Measure and judge, and say on stderr what is under way."""
+    number, most = count(1), sum(map(len, grids))
+    with Console(stderr=True).status("measuring") as status:
+
+        def shown(cell: Cell) -> Measured:
+            status.update(
+                f"splice {next(number)} of {most} at most: {cell.joints} × {cell.tokens} tokens "
+                f"moved by {cell.delta:+d}, the next {cell.margin} computed"
+            )
+            return measure(loaded, cell, samples, draw)
+
+        return judge_margins(grids, shown, bar)
 
 
 def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:

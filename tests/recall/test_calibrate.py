@@ -206,7 +206,8 @@ def test_the_command_keeps_what_engines_look_for(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_CALIBRATIONS", str(tmp_path))
-    arguments = [str(tiny_model), "--quick", "--samples", "1", "--json"]
+    quick = [str(tiny_model), "--quick", "--samples", "1", "--max-model-len", "512"]
+    arguments = [*quick, "--json"]
     runner = CliRunner()
     strict = runner.invoke(app, [*arguments, "--most-kl", "0"])
     assert strict.exit_code == 1
@@ -219,7 +220,7 @@ def test_the_command_keeps_what_engines_look_for(
     kept = load(told["identity"], calibration_file(told["identity"]))
     assert (kept.passed, kept.limits.least_tokens) == (True, 32)
     assert len(kept.cells) == len(told["cells"]) >= 5
-    shown = runner.invoke(app, [str(tiny_model), "--quick", "--samples", "1", "--most-kl", "0"])
+    shown = runner.invoke(app, [*quick, "--most-kl", "0"])
     assert "FAILED" in shown.stdout
 
 
