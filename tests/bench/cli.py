@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
@@ -637,6 +638,7 @@ def _explained() -> Iterator[None]:
     A request to end (SIGTERM) unwinds like any other error, so that no server is left behind.
     """
     previous = signal.signal(signal.SIGTERM, _end)
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout has the figures
     try:
         yield
     except ImportError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 
 from kvgraph.bench.memory.told_chats import said, tell
 from kvgraph.bench.recall.compactions import play_compactions
@@ -29,3 +32,11 @@ def test_spans_recover_a_part_of_what_compactions_lose() -> None:
 def test_what_a_session_said_behind_spliced_text_is_recovered_too() -> None:
     first = play_compactions(SESSIONS, 1000, 1, sessions=6, generations=1)
     assert first.recovered < play_compactions(SESSIONS, 1000, 1, sessions=6).recovered
+
+
+def test_figures_alone_are_on_stdout_whatever_vllm_logs() -> None:
+    command = [sys.executable, "-m", "kvgraph", "bench", "recall", "--part", "mixed", "--quick"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    figures = json.loads(done.stdout)["figures"]
+    assert figures["cross_hits"]["value"] == 0
+    assert "INFO" in done.stderr
