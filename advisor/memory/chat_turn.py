@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 import orjson
@@ -15,6 +17,29 @@ from .chats.chat_blocks import Block, Message
 from .chats.chat_session import ChatSession
 
 
+class OneByOne:
+    """Has requests that continue one chat wait for the one before them: nobody else has answers."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def next(self, key: str) -> Callable[[], None]:
+        """Wait for those that came before; returns what lets the next one go on. The end of the
+        caller's task does so, too."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        await lock.acquire()
+        held = [lock]
+
+        def over(*_: object) -> None:
+            while held:
+                held.pop().release()
+
+        task = asyncio.current_task()
+        assert task is not None, "it is awaited"
+        task.add_done_callback(over)
+        return over
+
+
 class ChatTurn(NamedTuple):
     """A chat's request under way.
 
@@ -22,8 +47,7 @@ class ChatTurn(NamedTuple):
         before: The chat as it was, to go back to where the engine does not answer.
         number: Of the chat's requests.
         model: As the client calls it.
-        sent: What the engine gets.
-        meant: What the client means: its own messages, or all of the chat if it appends.
+        over: To be called when its answer is remembered, or there will be none.
         counted: Tokens of the blocks in the prompt; None: the engine got what was meant.
         back: Names of blocks that came back.
     """
@@ -32,8 +56,7 @@ class ChatTurn(NamedTuple):
     before: bytes
     number: int
     model: object
-    sent: Sequence[Message] = ()
-    meant: Sequence[Message] = ()
+    over: Callable[[], None]
     counted: int | None = None
     back: tuple[str, ...] = ()
 
@@ -59,21 +82,29 @@ class ChatTurn(NamedTuple):
         return json.dumps(said).encode()
 
 
-def prompt_of(blocks: Iterable[Block], crumb: str = "") -> tuple[list[Message], list[object]]:
-    """The messages of blocks, and what is said of them.
+def prompt_of(
+    blocks: Iterable[Block], crumb: str = "", names: bool = False
+) -> tuple[list[Message], list[object]]:
+    """The messages of blocks, and what is said of them: what their client says first, since engines
+    take no more than so many hints.
 
     Args:
         crumb: A line before the last message; empty: none.
+        names: Whether blocks that may leave one day are named, too.
     """
-    messages, tags = list[Message](), list[object]()
+    messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
+        # The system's never leave; a name would protect them in the engine, whoever else has them.
+        name = {"identity": block.identity} if names and block.source != "system" else {}
         for message in block.messages:
             if block.tags:
-                tags.append({"index": len(messages), **block.tags})
+                said.append({"index": len(messages), **block.tags, **name})
+            elif name:
+                named.append({"index": len(messages), **name})
             messages.append(message)
-    if crumb and isinstance(said := messages[-1].get("content"), str):
-        messages[-1] = messages[-1] | {"content": f"{crumb}\n\n{said}"}
-    return messages, tags
+    if crumb and isinstance(last := messages[-1].get("content"), str):
+        messages[-1] = messages[-1] | {"content": f"{crumb}\n\n{last}"}
+    return messages, said + named
 
 
 def caller_of(headers: Headers) -> str:

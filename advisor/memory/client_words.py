@@ -57,15 +57,28 @@ class ClientWords(NamedTuple):
             tags: Hints about those.
             recalls: Whether text that moved may come back approximately, unless the client says.
         """
-        params = self.fields.get(_PARAMS)
-        params = dict(params) if isinstance(params, dict) else {}
-        ours = params.get(_OURS)
+        ours = self._params.get(_OURS)
         ours = dict(ours) if isinstance(ours, dict) else {}
         ours.pop(_MEMORY, None)
         ours.pop("messages", None)
         ours |= {"messages": tags} if tags else {}
-        params[_OURS] = ({"recall": True} if recalls else {}) | ours
-        params = {name: value for name, value in params.items() if value}
+        return self._with(messages, {_OURS: ({"recall": True} if recalls else {}) | ours})
+
+    def plain(self, messages: Sequence[Message]) -> bytes:
+        """The request as an engine gets it that takes no hints.
+
+        Args:
+            messages: In place of the client's.
+        """
+        return self._with(messages, {_OURS: {}})
+
+    @property
+    def _params(self) -> dict[str, Any]:
+        params = self.fields.get(_PARAMS)
+        return params if isinstance(params, dict) else {}
+
+    def _with(self, messages: Sequence[Message], ours: dict[str, Any]) -> bytes:
+        params = {name: value for name, value in (self._params | ours).items() if value}
         fields = {name: value for name, value in self.fields.items() if name != _PARAMS}
         return orjson.dumps(fields | {"messages": messages} | ({_PARAMS: params} if params else {}))
 

@@ -12,7 +12,8 @@ import typer
 from ...graph.errors import ConfigError
 from ..fleet.proxy.engine_list import engine_in
 from ..process.before_serving import log_for_people, refuse_remote
-from .chats.memory_settings import MemorySettings, Mode, StoreSettings
+from ..remote import only_sidecar_url
+from .chats.memory_settings import LOOKS, MemorySettings, Mode, StoreSettings
 
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
@@ -29,6 +30,13 @@ Embeddings = Annotated[
     str | None, typer.Option(help="An OpenAI-compatible API with /embeddings; else words count.")
 ]
 Embedder = Annotated[str, typer.Option(help="As that API calls it.")]
+Sidecar = Annotated[
+    str | None,
+    typer.Option(
+        help="The URL of a sidecar's page: what the engine's samples looked at counts, too. Its "
+        "token is that of the sidecar's note, or the environment's."
+    ),
+]
 Strip = Annotated[bool, typer.Option(help="Leave thoughts out of later prompts.")]
 Store = Annotated[Path | None, typer.Option(help="Keep chats, in clear text, in this directory.")]
 Ram = Annotated[int, typer.Option(min=1, help="For the text of all chats.")]
@@ -43,13 +51,14 @@ Remote = Annotated[
 def memory(
     engine: Engine, budget: Budget, high: High = 0.9, low: Low = 0.7,
     mode: How = Mode.KV_RESTORE, top: Top = 4, least_similarity: Least = 0.1, gate: Gate = True,
-    embeddings: Embeddings = None, embedding_model: Embedder = "", strip_think: Strip = True,
-    store: Store = None, ram_mib: Ram = 512, disk_mib: Disk = 4096,
+    embeddings: Embeddings = None, embedding_model: Embedder = "", sidecar: Sidecar = None,
+    strip_think: Strip = True, store: Store = None, ram_mib: Ram = 512, disk_mib: Disk = 4096,
     host: Host = "127.0.0.1", port: Port = 8010, allow_remote: Remote = False,
 ) -> None:  # fmt: skip
     """An OpenAI-compatible address at which chats outlive a token budget."""
     try:
         from .chats.aboutness import EmbeddedSimilarity, WordSimilarity
+        from .chats.looked_at import Attention, LookedAt, NoAttention
         from .memory_server import serve_memory
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -61,8 +70,10 @@ def memory(
         raise ConfigError("--embeddings wants --embedding-model")
     url = engine_in(engine).url
     settings = MemorySettings(
-        budget, high, low, mode, top, least_similarity, gate, strip_think=strip_think
-    )
+        budget, high, low, mode, top, least_similarity, gate,
+        attention=LOOKS if sidecar else 0.0, strip_think=strip_think,
+    )  # fmt: skip
+    attention: Attention = LookedAt(only_sidecar_url(sidecar)) if sidecar else NoAttention()
     kept = StoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
     log_for_people()
 
@@ -71,6 +82,6 @@ def memory(
             EmbeddedSimilarity(embeddings, embedding_model, os.environ.get(_KEY))
             if embeddings else WordSimilarity()
         )  # fmt: skip
-        await serve_memory(url, settings, kept, similarity, host, port)
+        await serve_memory(url, settings, kept, similarity, attention, host, port)
 
     asyncio.run(run())

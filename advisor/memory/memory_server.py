@@ -7,6 +7,7 @@ import logging
 from ..process.http_service import serve_at
 from .chats.aboutness import Similarity
 from .chats.chat_store import ChatStore
+from .chats.looked_at import Attention
 from .chats.memory_settings import MemorySettings, StoreSettings
 from .memory_app import MemoryApp
 from .memory_proxy import MemoryProxy
@@ -19,10 +20,11 @@ async def serve_memory(
     settings: MemorySettings,
     kept: StoreSettings,
     similarity: Similarity,
+    attention: Attention,
     host: str,
     port: int,
 ) -> None:
     """Serve until told to stop, and then finish what runs."""
-    app = MemoryApp(MemoryProxy(url, settings, ChatStore(kept), similarity))
+    app = MemoryApp(MemoryProxy(url, settings, ChatStore(kept), similarity, attention))
     _log.info("chats of %d tokens at http://%s:%d", settings.budget, host, port)
     await serve_at(app, host, port)

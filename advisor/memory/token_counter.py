@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,7 +17,7 @@ from .chats.chat_blocks import THOUGHTS, Block
 _WRAPPING: Final = 8  # tokens of a message's borders, where nobody counts; chosen
 _AT_ONCE: Final = 8  # questions; chosen
 _MOST_S: Final = 5.0  # of one count; chosen: a client waits for it, and an engine may hang
-_WITHOUT_S: Final = 60.0  # until an engine that had none is asked again; chosen: it may be another
+_WITHOUT_S: Final = 60.0  # until one that had none, or hung, is asked again; chosen: it may change
 _OK, _NO_SUCH_PATH = 200, 404
 
 
@@ -38,9 +37,11 @@ class TokenCounter:
     async def count(self, model: object, blocks: Sequence[Block]) -> None:
         """Count the blocks that are not counted yet."""
         new = [block for block in blocks if not block.tokens and block.messages]
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self._most_s):
                 await asyncio.gather(*(self._count(model, block) for block in new))
+        except TimeoutError:
+            self._asks_from = time.monotonic() + _WITHOUT_S
         for block in new:
             block.tokens = block.tokens or about(block)
 

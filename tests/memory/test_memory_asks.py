@@ -83,6 +83,13 @@ def test_an_engine_that_hangs_holds_no_chat_for_long() -> None:
     assert blocks[0].tokens == about(blocks[0])
 
 
+def test_an_engine_that_hung_is_not_asked_with_each_turn() -> None:
+    engine, blocks = Answering(lambda _: {"count": 1}, waits=3.0), [block("x" * 40)]
+    assert count(engine, blocks, times=20, most_s=0.2) < 2
+    assert len(engine.got) == 1
+    assert blocks[0].tokens == about(blocks[0])
+
+
 def test_thoughts_count_where_nobody_else_counts() -> None:
     plain, thinks = block("x" * 40), block("x" * 40)
     thinks.messages[0]["reasoning_content"] = "y" * 400
@@ -168,7 +175,7 @@ def test_thousands_of_messages_and_hints_are_taken_over_fast() -> None:
     chat.follow(words.messages, words.appends, words.tags)
     for each in chat.blocks:
         each.tokens = 10
-    gone = evict(chat, np.zeros(MANY), MemorySettings(1000), 1000)
+    gone = evict(chat, np.zeros(MANY), np.zeros(MANY), MemorySettings(1000), 1000)
     assert time.monotonic() - begun < 1
     assert chat.tokens == 1000
     assert len(gone) == MANY - 100

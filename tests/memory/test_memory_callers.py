@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,49 @@ def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path) -> N
         assert [len(block.text) for block in chat.blocks] == [2000, 2000]
         again = ChatStore(kept).get(chat_of("a"))
         assert [len(block.text) for block in again.blocks] == [2000, 2000]
+
+    asyncio.run(run())
+
+
+def short_chat(key: str, messages: int) -> ChatSession:
+    """A chat of short messages, as a client's JSON makes it."""
+    said = [{"role": "user", "content": f"word {key} {number}"} for number in range(messages)]
+    chat = ChatSession(key, key, "caller")
+    chat.follow(json.loads(json.dumps(said)), False, {})
+    return chat
+
+
+def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
+    allowed = 8 << 20
+
+    async def run() -> None:
+        store = ChatStore(StoreSettings(ram_bytes=allowed))
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(30):
+            await store.keep(store.get(short_chat(f"{number}", 1000)))
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        assert store.forgotten > 10
+        assert 0.5 * allowed < after - before < 1.25 * allowed
+
+    tracemalloc.start()
+    try:
+        asyncio.run(run())
+    finally:
+        tracemalloc.stop()
+
+
+def test_text_that_is_given_up_is_not_counted_any_more(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = ChatStore(StoreSettings(ram_bytes=4000, directory=tmp_path))
+        texts = [f"{number}" for number in range(10)]
+        chat = store.get(chat_of("a", *texts))
+        for _ in range(3):
+            await store.keep(chat)
+            kept = [block for block in chat.blocks if block.messages]
+            assert 2 <= len(kept) <= 5
+        assert [block.text for block in store.get(chat_of("a")).blocks] == texts
 
     asyncio.run(run())
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
@@ -141,7 +141,7 @@ def test_a_prompt_that_was_the_clients_own_is_not_sent_twice() -> None:
         assert len(memory.engine.got) == 2
         assert memory.proxy.counts.as_sent == 0
 
-    play(scene, LARGE)
+    play(scene, replace(LARGE, mode=Mode.DISCARD))  # which adds no hints
 
 
 def test_hints_of_a_client_that_repeats_its_rules_are_about_what_they_name() -> None:
@@ -220,13 +220,14 @@ def test_a_turn_is_what_follows_the_users_word() -> None:
 def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
     async def scene(memory: Remembering) -> None:
         def asked(*messages: dict[str, Any]) -> Any:
-            body = {"model": "m", "messages": messages, "kv_transfer_params": APPEND}
+            body = {"model": "m", "messages": messages}
             headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
             path, data = "/v1/chat/completions", json.dumps(body).encode()
             return memory.proxy.callers.read("POST", path, headers, data)
 
+        said = {"role": "assistant", "content": "I say"}
         first = await memory.proxy.begin(asked(user("one")))
-        second = await memory.proxy.begin(asked({"role": "assistant", "content": "I say"}))
+        second = await memory.proxy.begin(asked(user("one"), said))
         for each in (first, second):
             async for _ in memory.proxy.rest(*each):
                 pass

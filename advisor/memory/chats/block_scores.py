@@ -12,14 +12,19 @@ from .chat_session import ChatSession
 from .memory_settings import MemorySettings
 
 
-def scores(chat: ChatSession, blocks: Sequence[Block], about: Shares, by: MemorySettings) -> Shares:
-    """float64 ``[blocks]`` from 0 to 1: similarity and recency, and not below a block's floor.
+def scores(
+    chat: ChatSession, blocks: Sequence[Block], about: Shares, looks: Shares, by: MemorySettings
+) -> Shares:
+    """float64 ``[blocks]`` from 0 to 1: similarity, recency and attention, and not below a block's
+    floor.
 
     Args:
         about: How much each block is about what the user said last, from 0 to 1.
+        looks: How much the model looks at each, from 0 to 1.
     """
     age = np.array([chat.turn - block.turn for block in blocks], dtype=np.float64)
     worth = by.similarity * about + by.recency * np.exp2(-age / by.half_life)
+    worth = (1 - by.attention) * worth + by.attention * looks
     floors = [max(by.floors.get(block.source, 0.0), block.priority) for block in blocks]
     always = stays(chat, by)
     worth = np.maximum(worth, np.array(floors, dtype=np.float64))

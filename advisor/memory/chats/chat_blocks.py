@@ -51,6 +51,12 @@ class Block(msgspec.Struct):
         return "\n".join(part for each in self.messages for part in _texts(each))
 
     @property
+    def identity(self) -> str:
+        """By which an engine knows it: as its client calls it, or else its name."""
+        said = self.tags.get("identity")
+        return said if isinstance(said, str) and said else self.name
+
+    @property
     def priority(self) -> float:
         """Its least score, from 0 to 1."""
         said = self.tags.get("priority")

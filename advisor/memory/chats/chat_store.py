@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from .chat_blocks import Block
 from .chat_files import ChatFiles
 from .chat_session import ChatSession
 from .memory_settings import StoreSettings
+
+_OF_MESSAGE: Final = 600
+"""Bytes of memory that a message takes beside its text; chosen: what short messages were measured
+to take, as Python has them."""
 
 
 class ChatStore:
@@ -52,7 +59,7 @@ class ChatStore:
         self._load(chat)
         self._chats[key] = self._in_use[key] = chat
         if key not in self._sizes:
-            self._measure(chat, _size_of(chat))
+            self._measure(chat, _encoded(chat))
         return chat
 
     def chats(self) -> list[ChatSession]:
@@ -81,7 +88,7 @@ class ChatStore:
             if not self.holds(chat):  # forgotten while it was written
                 return self._files.forget(chat.key)
         else:
-            size = _size_of(chat)
+            size = _encoded(chat)
         self._measure(chat, size)
         self._within_memory(chat)
 
@@ -111,7 +118,7 @@ class ChatStore:
                 self.forgotten += self._files is None or not chat.named
         beyond = self._sizes[used.key] - self._most
         for block in used.away if beyond > 0 else ():
-            size = _size_of(block.messages)
+            size = _encoded(block.messages) + _beside([block])
             block.messages = []  # its digests stay: its client may repeat it
             self._sizes[used.key] -= size
             self._bytes -= size
@@ -119,7 +126,8 @@ class ChatStore:
             if beyond <= 0:
                 return
 
-    def _measure(self, chat: ChatSession, size: int) -> None:
+    def _measure(self, chat: ChatSession, encoded: int) -> None:
+        size = encoded + _beside(chat.blocks)
         self._bytes += size - self._sizes.get(chat.key, 0)
         self._sizes[chat.key] = size
 
@@ -128,5 +136,10 @@ class ChatStore:
         self._bytes -= self._sizes.pop(key, 0)
 
 
-def _size_of(what: object) -> int:
+def _encoded(what: object) -> int:
     return len(msgspec.msgpack.encode(what))
+
+
+def _beside(blocks: Iterable[Block]) -> int:
+    """What the messages of blocks take beside their text."""
+    return _OF_MESSAGE * sum(len(block.messages) for block in blocks)

@@ -13,6 +13,10 @@ LEAST_BUDGET: Final = 64  # tokens; chosen: less holds no question and answer
 FLOORS: Final = {"system": 1.0, "user": 0.2, "assistant": 0.1, "tool": 0.0}
 """The least score of a block by its source; chosen: what people say costs little and means much."""
 
+LOOKS: Final = 0.3
+"""The weight of attention in a score where a sidecar tells of it; chosen: what samples saw of a few
+steps counts for less than what the user speaks of."""
+
 
 class Mode(StrEnum):
     """What becomes of blocks that leave the prompt."""
@@ -34,6 +38,7 @@ class MemorySettings:
         least_similarity: Below it, a message is not about a block.
         resident_gate: Whether blocks that are in the prompt count among ``top``.
         similarity, recency: Weights of both in a score; together 1.
+        attention: Weight of where the model looks; the other two share the rest.
         half_life: Turns after which recency is half.
         sinks: Blocks behind the system's at the beginning of a chat that always stay.
         tail: Newest blocks that always stay.
@@ -56,6 +61,7 @@ class MemorySettings:
     resident_gate: bool = True
     similarity: float = 0.6
     recency: float = 0.4
+    attention: float = 0.0
     half_life: float = 8.0
     sinks: int = 1
     tail: int = 2

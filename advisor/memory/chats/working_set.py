@@ -11,13 +11,15 @@ from .chat_session import ChatSession
 from .memory_settings import MemorySettings, Mode
 
 
-def evict(chat: ChatSession, about: Shares, by: MemorySettings, until: int) -> list[Block]:
+def evict(
+    chat: ChatSession, about: Shares, looks: Shares, by: MemorySettings, until: int
+) -> list[Block]:
     """Let the blocks that are worth least leave, until the prompt takes ``until`` tokens at most.
 
     Args:
-        about: float64 ``[chat.blocks]``: see ``scores``.
+        about, looks: float64 ``[chat.blocks]``: see ``scores``.
     """
-    worth = scores(chat, chat.blocks, about, by)
+    worth = scores(chat, chat.blocks, about, looks, by)
     always = stays(chat, by)
     gone: list[Block] = []
     taken = chat.tokens

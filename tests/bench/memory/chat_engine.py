@@ -15,6 +15,7 @@ import httpx
 from ...advisor.fleet.proxy.proxy_app import read_body
 from ...advisor.memory.chats.aboutness import Similarity, WordSimilarity
 from ...advisor.memory.chats.chat_store import ChatStore
+from ...advisor.memory.chats.looked_at import Attention, NoAttention
 from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
 from ...advisor.memory.memory_app import MemoryApp
 from ...advisor.memory.memory_proxy import MemoryProxy
@@ -103,13 +104,16 @@ async def remembering(
     engine: ChatEngine | None = None,
     kept: StoreSettings | None = None,
     similarity: Similarity | None = None,
+    attention: Attention | None = None,
 ) -> AsyncIterator[Remembering]:
     """A memory before an engine, until the end of the block."""
     engine = engine or ChatEngine()
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(listening(engine, "off"))
         store = ChatStore(kept or StoreSettings())
-        proxy = MemoryProxy(upstream, settings, store, similarity or WordSimilarity())
+        proxy = MemoryProxy(
+            upstream, settings, store, similarity or WordSimilarity(), attention or NoAttention()
+        )
         url = await stack.enter_async_context(listening(MemoryApp(proxy), "on"))
         found = Remembering(engine, proxy, url)
         stack.push_async_callback(found.client.aclose)

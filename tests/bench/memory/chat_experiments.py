@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ...advisor.memory.chats.looked_at import Attention
 from ...advisor.memory.chats.memory_settings import MemorySettings, Mode
 from .memory_stage import LONGEST, Answered, memory_before
 from .told_chats import Told, noise_of, said, tell
@@ -55,13 +56,16 @@ def arm(mode: Mode, budget: int, **more: Any) -> MemorySettings:
 FULL: Final = arm(Mode.DISCARD, LONGEST, high=1.0, low=1.0)
 
 
-async def several_facts(url: str, by: MemorySettings, sessions: int, seed: int) -> Outcome:
+async def several_facts(
+    url: str, by: MemorySettings, sessions: int, seed: int, attention: Attention | None = None
+) -> Outcome:
     """Chats that tell a fact a turn; then five of their first half are asked for."""
     rng, found = random.Random(seed), Outcome()
-    async with memory_before(url, by) as memory:
+    async with memory_before(url, by, attention) as memory:
         for number in range(sessions):
             told = tell(TURNS, rng)
-            chat = memory.chat(f"several-{by.mode}-{by.budget}-{by.top}-{seed}-{number}")
+            arm_name = f"{by.mode}-{by.budget}-{by.top}-{by.attention:g}"
+            chat = memory.chat(f"several-{arm_name}-{seed}-{number}")
             for text in told.messages:
                 await chat.say(_user(text))
             for at in rng.sample(range(TURNS // 2 + 1), FACTS):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ...advisor.memory.chats.memory_settings import Mode
+from ...advisor.memory.chats.looked_at import LookedAt
+from ...advisor.memory.chats.memory_settings import LOOKS, Mode
 from ..confkv.resampled import wilson
 from ..figures import Figures
 from .chat_experiments import (
@@ -23,7 +24,7 @@ from .chat_experiments import (
     several_facts,
     wall,
 )
-from .memory_stage import remembering_engine
+from .memory_stage import page_of, remembering_engine
 
 SESSIONS: Final = 15
 _TIGHT: Final = BUDGETS[-1]
@@ -32,9 +33,28 @@ Say = Callable[[str], None]
 
 
 def add_chats(figures: Figures, scratch: Path, sessions: int, seed: int, say: Say) -> None:
-    """Several facts, a planted one, the context wall, a coding session, and ablations."""
+    """Several facts, a planted one, the context wall, a coding session, and ablations, the last of
+    them before an engine of its own."""
     with remembering_engine(scratch) as server:
         asyncio.run(_all(figures, server.url, sessions, seed, say))
+    say("an attention scorer")
+    with remembering_engine(scratch, sampled=True) as server:
+        asyncio.run(add_attention(figures, server.url, page_of(server), sessions, seed))
+
+
+async def add_attention(figures: Figures, url: str, page: str, sessions: int, seed: int) -> None:
+    """Several facts before an engine that samples, with a score for where the model looks and
+    without.
+
+    Args:
+        page: The URL of its sidecar.
+    """
+    looked_at, settings = LookedAt(page), arm(Mode.DISCARD, BUDGETS[1], attention=LOOKS)
+    done = await several_facts(url, settings, sessions, seed, looked_at)
+    _rights(figures, "ablation_attention_scorer", done)
+    figures.add("attention_asked", looked_at.told, "times that it told of a block that may leave")
+    done = await several_facts(url, arm(Mode.DISCARD, BUDGETS[1]), sessions, seed)
+    _rights(figures, "ablation_no_attention_scorer", done)
 
 
 async def _all(figures: Figures, url: str, sessions: int, seed: int, say: Say) -> None:

@@ -14,21 +14,24 @@ import httpx
 from ...advisor.memory.chats.aboutness import WordSimilarity
 from ...advisor.memory.chats.chat_blocks import Block
 from ...advisor.memory.chats.chat_store import ChatStore
+from ...advisor.memory.chats.looked_at import Attention, NoAttention
 from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
 from ...advisor.memory.memory_app import MemoryApp
 from ...advisor.memory.memory_proxy import MemoryProxy
+from ...graph.ipc.runtime import running_sidecars
 from ...hooks.recall.cover import SpliceLimits
 from ..errors import ServerError
 from ..recall.calibrated import keep_calibration
 from ..recall.recall_stage import RECALLS
 from ..serving.listening import listening
-from ..serving.vllm_server import Server, ServerPlan
+from ..serving.vllm_server import Server, ServerPlan, check_advised
 
 LONGEST: Final = 512  # tokens, as the model was taught
 BLOCKS: Final = 256
 ANSWER: Final = 3  # tokens
 _OK: Final = 200
 _TEMPLATE: Final = "{% for message in messages %}{{ message['content'] or '' }} {% endfor %}"
+_SAMPLED: Final = (("AITHER_KVCACHE_SAMPLING", "0.5"), ("AITHER_KVCACHE_LAYERS", "1"))
 
 
 @dataclass
@@ -94,8 +97,13 @@ class Chat:
 
 
 @contextlib.contextmanager
-def remembering_engine(scratch: Path) -> Iterator[Server]:
-    """The engine; its model is taken to be calibrated."""
+def remembering_engine(scratch: Path, sampled: bool = False) -> Iterator[Server]:
+    """The engine; its model is taken to be calibrated.
+
+    Args:
+        sampled: Whether it starts a sidecar, and tells it where the model looks, by the names that
+            requests give to messages.
+    """
     from vllm.config import ModelConfig
 
     limits = SpliceLimits(least_tokens=16, most_generations=4)  # 4: what is calibrated at most
@@ -104,14 +112,29 @@ def remembering_engine(scratch: Path) -> Iterator[Server]:
     template.write_text(_TEMPLATE)
     settings = (
         ("AITHER_KVCACHE_CALIBRATIONS", str(scratch)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
-        ("OMP_NUM_THREADS", "1"), ("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),
+        ("OMP_NUM_THREADS", "1"),
+        *(_SAMPLED if sampled else (("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),)),
     )  # fmt: skip
     plan = ServerPlan(
         str(RECALLS), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
-        options=("--chat-template", str(template)),
+        name="sampled" if sampled else "", options=("--chat-template", str(template)),
     )  # fmt: skip
     with Server(plan) as server:
         yield server
+
+
+def page_of(server: Server) -> str:
+    """The URL of the sidecar that a server started.
+
+    Raises:
+        ServerError: There is none.
+    """
+    check_advised(server)
+    family = server.process_ids()
+    own = [sidecar for sidecar in running_sidecars() if sidecar.pid in family]
+    if not own:
+        raise ServerError("the engine's sidecar is gone; see the server's log")
+    return own[0].http
 
 
 class Memory:
@@ -130,9 +153,12 @@ class Memory:
 
 
 @contextlib.asynccontextmanager
-async def memory_before(url: str, settings: MemorySettings) -> AsyncIterator[Memory]:
+async def memory_before(
+    url: str, settings: MemorySettings, attention: Attention | None = None
+) -> AsyncIterator[Memory]:
     """A memory before an engine, until the end of the block."""
-    proxy = MemoryProxy(url, settings, ChatStore(StoreSettings()), WordSimilarity())
+    store, attention = ChatStore(StoreSettings()), attention or NoAttention()
+    proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
     async with (
         listening(MemoryApp(proxy), "on") as address,
         httpx.AsyncClient(base_url=address, timeout=120, trust_env=False) as client,

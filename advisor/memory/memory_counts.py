@@ -1,0 +1,31 @@
+"""``MemoryCounts``: what happened in a memory so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class MemoryCounts:
+    """What happened so far.
+
+    Attributes:
+        turns: Requests of chats.
+        evicted, recalled: Blocks.
+        beyond: Prompts that were longer than the budget, for want of blocks that may leave.
+        as_sent: Requests that the engine refused as we put them: it got what their client meant.
+        plain: Requests that it got without hints, since it takes none.
+        unscored: Times that similarity could not be asked for.
+        refused, unserved, left: As a proxy counts them.
+    """
+
+    turns: int = 0
+    refused: int = 0
+    unserved: int = 0
+    left: int = 0
+    evicted: int = 0
+    recalled: int = 0
+    beyond: int = 0
+    as_sent: int = 0
+    plain: int = 0
+    unscored: int = 0

@@ -1,0 +1,237 @@
+"""Engines that take no hints, and requests of one chat that come at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+pytest.importorskip("bm25s")
+
+from chat_scenes import play, user
+from kvgraph.advisor.fleet.proxy.upstream import Upstream
+from kvgraph.advisor.fleet.turns.callers import Body, Call
+from kvgraph.advisor.memory.chat_turn import OneByOne
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode
+from kvgraph.advisor.memory.client_words import client_words
+from kvgraph.advisor.memory.engine_asker import EngineAsker, Form, Prompt
+from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
+from kvgraph.bench.serving.listening import listening
+
+SMALL = MemorySettings(budget=100, settled=0, shortest=1)
+LARGE = MemorySettings(budget=1000)
+PARAMS = "kv_transfer_params"
+AT_ONCE = 20
+
+
+async def append(memory: Remembering, text: str, **more: Any) -> httpx.Response:
+    params = {"kvgraph": {"memory": "append"}}
+    return await memory.chat([user(text)], kv_transfer_params=params, **more)
+
+
+async def names(memory: Remembering) -> list[str]:
+    (chat,) = (await memory.client.get("/memory/s")).json()
+    return [each["name"] for each in chat["blocks"]]
+
+
+def strict() -> ChatEngine:
+    """An engine that refuses fields that it does not know."""
+    engine = ChatEngine()
+    engine.refuses = lambda body: PARAMS in body
+    return engine
+
+
+@pytest.mark.parametrize("mode", [Mode.KV_RESTORE, Mode.DISCARD])
+def test_before_an_engine_that_refuses_unknown_fields_chats_keep_their_budget(mode: Mode) -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = [user("hello")]
+        for number in range(30):
+            chat.append(user(" ".join(f"n{number}x{word}" for word in range(12))))
+            answer = await memory.chat(chat)
+            assert answer.status_code == 200, answer.text
+            chat.append(answer.json()["choices"][0]["message"])
+        taken = [body for body in memory.engine.got if PARAMS not in body]
+        assert len(taken) == 30
+        assert len(memory.engine.got) - 30 == (mode is Mode.KV_RESTORE)  # one was refused, once
+        sizes = [sum(len(words_of(each)) + 1 for each in body["messages"]) for body in taken]
+        assert max(sizes) <= 100 - 8
+        assert memory.proxy.counts.evicted > 20
+        assert memory.proxy.counts.as_sent == 0
+
+    play(scene, replace(SMALL, mode=mode), engine=strict())
+
+
+def test_a_long_chat_that_such_an_engine_gets_first_is_within_its_budget() -> None:
+    async def scene(memory: Remembering) -> None:
+        answer = await memory.chat([user(f"{number} " * 20) for number in range(12)])
+        assert answer.status_code == 200
+        sent = memory.engine.got[-1]["messages"]
+        assert sum(len(words_of(each)) + 1 for each in sent) <= 100 - 8
+
+    play(scene, SMALL, engine=strict())
+
+
+def test_a_clients_hints_count_here_where_the_engine_takes_none() -> None:
+    async def scene(memory: Remembering) -> None:
+        ours = {"messages": [{"index": 1, "identity": "plan", "pinned": True}]}
+        for params in ({"kvgraph": ours}, {"kvgraph": ours}):
+            answer = await memory.chat([user("one"), user("two")], kv_transfer_params=params)
+            assert answer.status_code == 200
+        assert "plan" in await names(memory)
+        assert [PARAMS in body for body in memory.engine.got] == [True, False, False]
+
+    play(scene, LARGE, engine=strict())
+
+
+def test_what_a_client_says_to_others_is_passed_on() -> None:
+    engine = ChatEngine()
+    engine.refuses = lambda body: "kvgraph" in body.get(PARAMS, {})
+
+    async def scene(memory: Remembering) -> None:
+        for _ in range(2):
+            answer = await memory.chat([user("one")], kv_transfer_params={"other": 5})
+            assert answer.status_code == 200
+            assert memory.engine.got[-1][PARAMS] == {"other": 5}
+        assert len(memory.engine.got) == 3
+
+    play(scene, LARGE, engine=engine)
+
+
+def test_an_engine_gets_hints_again_after_a_while() -> None:
+    engine = strict()
+    fields = {"model": "m", "messages": [user("one")]}
+    data = orjson.dumps(fields)
+    words = client_words(data)
+    assert words is not None
+    prompt = Prompt(words, words.messages, (), True, data)
+    kind = [(b"content-type", b"application/json")]
+
+    async def run() -> None:
+        async with listening(engine, "off") as url:
+            upstream, asker = Upstream(0, url), EngineAsker(plain_s=0.5)
+            call = Call("POST", "/v1/chat/completions", kind, Body(data))
+            for waits in (0.0, 0.0, 0.6):
+                await asyncio.sleep(waits)
+                reply, form = await asker.begin(upstream, call, prompt)
+                assert (reply.status, form) == (200, Form.PLAIN)
+                await reply.response.aclose()
+            await upstream.close()
+
+    asyncio.run(run())
+    assert [PARAMS in body for body in engine.got] == [True, False, False, True, False]
+
+
+def test_an_engine_that_refuses_a_request_for_its_own_sake_still_gets_hints() -> None:
+    async def scene(memory: Remembering) -> None:
+        memory.engine.refuses = lambda _: True
+        assert (await memory.chat([user("one")])).status_code == 400
+        assert len(memory.engine.got) == 2  # as it was put, and as its client sent it
+        memory.engine.refuses = lambda body: len(body["messages"]) < 12
+        assert (await memory.chat([user("x " * 20) for _ in range(12)])).status_code == 200
+        assert memory.proxy.counts.as_sent == 1
+        memory.engine.refuses = lambda _: False
+        await memory.chat([user("two")])
+        assert PARAMS in memory.engine.got[-1]
+
+    play(scene, SMALL)
+
+
+class Slow(ChatEngine):
+    """Says who asked, after a while."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.01)
+        await super().__call__(scope, receive, send)
+
+
+def answers_last(body: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"to {body['messages'][-1]['content']}"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_client_appends_at_once_is_answered_one_after_the_other(stream: bool) -> None:
+    engine = Slow()
+    engine.says = answers_last
+
+    async def scene(memory: Remembering) -> None:
+        said = [f"question {number}" for number in range(AT_ONCE)]
+        answers = await asyncio.gather(*(append(memory, each, stream=stream) for each in said))
+        assert [answer.status_code for answer in answers] == [200] * AT_ONCE
+        kept = await names(memory)
+        assert len([name for name in kept if name.startswith("assistant")]) == AT_ONCE
+        await append(memory, "last")
+        prompt = memory.prompt()
+        assert sorted(prompt[:-1:2]) == sorted(said)
+        assert [text.strip() for text in prompt[1::2]] == [f"to {text}" for text in prompt[:-1:2]]
+
+    play(scene, LARGE, engine=engine)
+
+
+def test_one_that_fails_or_whose_client_leaves_lets_the_next_go_on() -> None:
+    engine = Slow()
+    engine.refuses = lambda body: "bad" in body["messages"][-1]["content"]
+
+    async def scene(memory: Remembering) -> None:
+        leaving = [asyncio.create_task(append(memory, f"left {number}")) for number in range(3)]
+        staying = [append(memory, text) for text in ("one", "bad", "two", "bad again", "three")]
+        asked = asyncio.gather(*staying)
+        await asyncio.sleep(0.02)
+        for each in leaving:
+            each.cancel()
+        answers = await asyncio.wait_for(asked, 20)
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 400, 400]
+        memory.engine.cuts = True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await append(memory, "cut", stream=True)
+        memory.engine.cuts = False
+        await asyncio.wait_for(append(memory, "last"), 20)
+        users = [name for name in await names(memory) if name.startswith("user")]
+        answered = [name for name in await names(memory) if name.startswith("assistant")]
+        assert 4 <= len(users) == len(answered) <= 7
+
+    play(scene, LARGE, engine=engine)
+
+
+def test_a_request_that_ends_before_its_answer_was_read_lets_the_next_go_on() -> None:
+    async def run() -> None:
+        waiting = OneByOne()
+        await asyncio.create_task(waiting.next("a"))  # nobody calls what it gives
+        async with asyncio.timeout(5):
+            over = await waiting.next("a")
+        following = asyncio.create_task(waiting.next("a"))
+        await asyncio.sleep(0.01)
+        assert not following.done()
+        over()
+        over()
+        await asyncio.wait_for(following, 5)
+
+    asyncio.run(run())
+
+
+def test_chats_do_not_wait_for_each_other() -> None:
+    class Held(ChatEngine):
+        """Answers the chat ``s`` once it has answered another."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.let = asyncio.Event()
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if dict(scope.get("headers", ())).get(b"x-session-id") == b"s":
+                await self.let.wait()
+            await super().__call__(scope, receive, send)
+
+    engine = Held()
+
+    async def scene(memory: Remembering) -> None:
+        waiting = asyncio.create_task(append(memory, "one"))
+        await asyncio.sleep(0.05)
+        assert (await append(memory, "two", session="t")).status_code == 200
+        engine.let.set()
+        assert (await waiting).status_code == 200
+
+    play(scene, LARGE, engine=engine)
