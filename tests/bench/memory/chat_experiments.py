@@ -57,15 +57,19 @@ FULL: Final = arm(Mode.DISCARD, LONGEST, high=1.0, low=1.0)
 
 
 async def several_facts(
-    url: str, by: MemorySettings, sessions: int, seed: int, attention: Attention | None = None
-) -> Outcome:
-    """Chats that tell a fact a turn; then five of their first half are asked for."""
+    url: str, by: MemorySettings, sessions: int, seed: int, attention: Attention | None = None,
+    recall: bool = True,
+) -> Outcome:  # fmt: skip
+    """Chats that tell a fact a turn; then five of their first half are asked for.
+
+    Args:
+        recall: Whether the engine may bring text back; else it computes the same prompts.
+    """
     rng, found = random.Random(seed), Outcome()
     async with memory_before(url, by, attention) as memory:
         for number in range(sessions):
             told = tell(TURNS, rng)
-            arm_name = f"{by.mode}-{by.budget}-{by.top}-{by.attention:g}"
-            chat = memory.chat(f"several-{arm_name}-{seed}-{number}")
+            chat = memory.chat(f"several-{by.mode}-{by.budget}-{number}", recall)
             for text in told.messages:
                 await chat.say(_user(text))
             for at in rng.sample(range(TURNS // 2 + 1), FACTS):

@@ -83,10 +83,11 @@ async def _add_several(figures: Figures, url: str, sessions: int, seed: int) -> 
     figures.add("multifact_best_other", max(others.values()), "of answers right")
     for name, more in (
         ("top_2", {"top": 2}), ("top_4", {"top": 4}), ("no_gate", {"resident_gate": False}),
-        ("no_similarity", {"least_similarity": 1.1}),
+        ("at_the_tail", {"settled": 0}), ("no_recall", {"least_similarity": 1.1}), ("computed", {}),
     ):  # fmt: skip
-        settings = arm(Mode.KV_RESTORE, BUDGETS[1], **more)
-        _rights(figures, f"ablation_{name}", await several_facts(url, settings, sessions, seed))
+        settings, recalls = arm(Mode.KV_RESTORE, BUDGETS[1], **more), name != "computed"
+        done = await several_facts(url, settings, sessions, seed, recall=recalls)
+        _rights(figures, f"ablation_{name}", done)
 
 
 async def _add_planted(figures: Figures, url: str, sessions: int, seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,11 +67,13 @@ class Chat:
 
     Args:
         client: Of the memory.
-        name: Of its session.
+        name: Of its session, and of no other's: an engine may remember those of another arm.
+        recall: Whether the engine may bring text back at other positions, if the memory wants that.
     """
 
-    def __init__(self, client: httpx.AsyncClient, name: str) -> None:
-        self._client, self._name = client, name
+    def __init__(self, client: httpx.AsyncClient, name: str, recall: bool = True) -> None:
+        self._client, self._name = client, f"{name}-{secrets.token_hex(4)}"
+        self._said = {} if recall else {"kv_transfer_params": {"kvgraph": {"recall": False}}}
         self.messages: list[dict[str, Any]] = []
         self.seen = Answered()
 
@@ -82,7 +85,7 @@ class Chat:
         """
         whole = [*self.messages, *messages]
         body = {"model": "demo", "messages": whole, "max_tokens": ANSWER, "temperature": 0,
-                "ignore_eos": True}  # fmt: skip
+                "ignore_eos": True, **self._said}  # fmt: skip
         answer = await self._client.post(
             "/v1/chat/completions", json=body, headers={"X-Session-ID": self._name}
         )
@@ -143,9 +146,9 @@ class Memory:
     def __init__(self, proxy: MemoryProxy, client: httpx.AsyncClient) -> None:
         self.proxy, self._client = proxy, client
 
-    def chat(self, name: str) -> Chat:
-        """A new chat."""
-        return Chat(self._client, name)
+    def chat(self, name: str, recall: bool = True) -> Chat:
+        """A new chat; see ``Chat``."""
+        return Chat(self._client, name, recall)
 
     def blocks(self) -> list[Block]:
         """All blocks of its chats."""
