@@ -51,6 +51,11 @@ def _summary(status: Mapping[str, Any]) -> RenderableType:
         "engines lost": ingest.get("engines_lost", 0),
         "protected evicted": graph["counters"].get("protected_evicted", 0),
     }
+    if spliced := graph["counters"].get("requests_spliced"):
+        facts["recall"] = (
+            f"{graph['counters']['tokens_spliced']:,} tokens came back at other positions, in "
+            f"{spliced:,} requests"
+        )
     if snapshot["error"]:
         facts["snapshot"] = snapshot["error"]
     if status["config"]["error"]:

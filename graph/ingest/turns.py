@@ -92,6 +92,9 @@ class TurnRecorder:
         """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""
         self._tables.blocks.tokens[rows] = event.block_size
         self._tables.links.walk(rows)
+        if event.spliced_tokens:
+            self._counters["requests_spliced"] += 1
+            self._counters["tokens_spliced"] += event.spliced_tokens
         if not event.warms:
             self._count_hits(event, rows, now)
         self._walked(engine, event, rows)

@@ -35,7 +35,6 @@ from .environment import (
     check_hints,
     check_layers,
     check_protection,
-    check_recall,
     check_sampling,
     check_store,
     check_switch,
@@ -43,6 +42,7 @@ from .environment import (
 )
 from .gpu_check import check_gpu
 from .hashing_check import check_hashing
+from .recall_check import check_recall, recall_of
 
 app = typer.Typer(add_completion=False)
 
@@ -176,6 +176,7 @@ def check_engine(arguments: str) -> Check:
     if reason := reason_for_no_tiers(config):
         return Check("engine", True, f"advised; no tiers: {reason}{sampled}")
     detail = f"advised; tiers where {WARM_VARIABLE} asks for them; {sizing(config)}{sampled}"
+    detail += recall_of(config)
     return Check("engine", True, detail)
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from ...graph.errors import ConfigError
 from ...kernels.errors import StorageError
-from ..recall.gate import calibration_file
 from ..store.shared_store import open_store
 from ..store.store_settings import (
     STORE_GIB_VARIABLE,
@@ -46,7 +45,6 @@ from ..vllm.settings import (
     OFF,
     ON,
     PROTECT_STALE_VARIABLE,
-    RECALL_VARIABLE,
     REFUSE_AFTER_VARIABLE,
     SAMPLING_VARIABLE,
     SWITCH_VARIABLE,
@@ -58,7 +56,7 @@ from ..vllm.settings import (
     switched_on,
 )
 
-_CORRECT: Final = "correct the variable, or unset it"
+CORRECT: Final = "correct the variable, or unset it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def check_hints() -> Check:
         policy = read_hint_policy(os.environ)
     except ConfigError as error:
         detail = f"{error}; an engine that is started so believes nobody"
-        return Check("hints", False, detail, _CORRECT)
+        return Check("hints", False, detail, CORRECT)
     if exposed := exposed_secret(os.environ):
         return Check("hints", True, exposed.problem, exposed.remedy)
     return Check("hints", True, f"{HINTS_VARIABLE} is {policy.name}")
@@ -104,7 +102,7 @@ def check_layers() -> Check:
     value = os.environ.get(LAYERS_VARIABLE, "").strip()
     if value and value.lower() not in (*ON, *OFF) and not value.startswith("{"):
         detail = f"{LAYERS_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
-        return Check("layers", False, detail, _CORRECT)
+        return Check("layers", False, detail, CORRECT)
     if not reads_layers():
         return Check("layers", None, f"off; {LAYERS_VARIABLE}=1 tells parts of prompts apart")
     try:
@@ -114,7 +112,7 @@ def check_layers() -> Check:
     except ConfigError:
         policy = HintPolicy(Trust.OFF)
     except ValueError as error:
-        return Check("layers", False, f"{LAYERS_VARIABLE} is not understood: {error}", _CORRECT)
+        return Check("layers", False, f"{LAYERS_VARIABLE} is not understood: {error}", CORRECT)
     hints = "counts" if policy.trust is Trust.ALL else "counts if it comes with the secret"
     if policy.trust is not Trust.ALL and policy.secret is None:
         hints = f"does not count: {HINTS_VARIABLE}=all, or secret:FILE, believes it"
@@ -132,7 +130,7 @@ def check_ends() -> Check:
     try:
         read_marks(value)
     except ValueError as error:
-        return Check("ends", False, f"{ENDS_VARIABLE} is not understood: {error}", _CORRECT)
+        return Check("ends", False, f"{ENDS_VARIABLE} is not understood: {error}", CORRECT)
     return Check("ends", True, f"why answers end is read, by the marks in {ENDS_VARIABLE}")
 
 
@@ -141,12 +139,12 @@ def check_admission() -> Check:
     value = os.environ.get(ADMISSION_VARIABLE, "").strip()
     if value and value.lower() not in (*ON, *OFF):
         detail = f"{ADMISSION_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
-        return Check("admission", False, detail, _CORRECT)
+        return Check("admission", False, detail, CORRECT)
     try:
         longest = read_seconds(HOLD_MAX_VARIABLE, LONGEST_HOLD_S)
         refused_after = read_seconds(REFUSE_AFTER_VARIABLE, LONGEST_HOLD_S)
     except ConfigError as error:
-        return Check("admission", False, f"{error}; its default would be taken", _CORRECT)
+        return Check("admission", False, f"{error}; its default would be taken", CORRECT)
     if admission_switched_on():
         return Check("admission", True, "on: in overload, new sessions wait for room")
     off = "off: no request is ever held"
@@ -161,7 +159,7 @@ def check_protection() -> Check:
     try:
         seconds = read_seconds(PROTECT_STALE_VARIABLE, LONGEST_PROTECT_STALE_S)
     except ConfigError as error:
-        return Check("protection", False, f"{error}; its default would be taken", _CORRECT)
+        return Check("protection", False, f"{error}; its default would be taken", CORRECT)
     kept = "its default" if seconds is None else f"{seconds:g} s"
     return Check("protection", True, f"{PROTECT_STALE_VARIABLE} is {kept}")
 
@@ -171,28 +169,11 @@ def check_sampling() -> Check:
     try:
         share = read_sampling_share()
     except ConfigError as error:
-        return Check("sampling", False, f"{error}; its default would be taken", _CORRECT)
+        return Check("sampling", False, f"{error}; its default would be taken", CORRECT)
     if not share:
         return Check("sampling", None, f"off; {SAMPLING_VARIABLE}=1 samples decode steps")
     detail = f"may take {share:.1%} of a worker's CPU time, on a GPU of its decode steps' time"
     return Check("sampling", True, detail)
-
-
-def check_recall() -> Check:
-    """Whose text may come back at another position, and is any model calibrated."""
-    value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
-    if value and value not in (*ON, *OFF):
-        detail = f"{RECALL_VARIABLE}={value!r} is taken as unset; allowed: 1, 0, or unset"
-        return Check("recall", False, detail, _CORRECT)
-    if value in OFF:
-        return Check("recall", None, f"off by {RECALL_VARIABLE}")
-    directory = calibration_file("").parent
-    count = len(list(directory.glob("*.json")))
-    kept = f"{count} calibrated models in {directory}"
-    if not value:
-        return Check("recall", None, f"for requests that ask; {kept}")
-    remedy = "" if count else "kvgraph calibrate MODEL"
-    return Check("recall", True, f"for every request; {kept}", remedy)
 
 
 def check_tiers() -> Check:
@@ -200,7 +181,7 @@ def check_tiers() -> Check:
     try:
         tiers = read_settings(os.environ)
     except ConfigError as error:
-        return Check("tiers", False, str(error), _CORRECT)
+        return Check("tiers", False, str(error), CORRECT)
     if tiers is None:
         return Check("tiers", None, f"off; {WARM_VARIABLE}=GiB keeps evicted blocks in host memory")
     if tiers.cold_dir is not None and (problem := _disk_problem(tiers.cold_dir, tiers.cold_bytes)):
@@ -213,7 +194,7 @@ def check_store() -> Check:
     try:
         store = read_store_settings(os.environ)
     except ConfigError as error:
-        return Check("shared store", False, str(error), _CORRECT)
+        return Check("shared store", False, str(error), CORRECT)
     if store is None:
         off = f"off; {STORE_VARIABLE}=DIRECTORY lets engines share what they computed"
         return Check("shared store", None, off)

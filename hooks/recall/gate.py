@@ -5,6 +5,7 @@ A file per model, in the user's cache directory; without one that passed, nothin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -90,6 +91,17 @@ def load(identity: str, path: Path) -> Calibration:
     if calibration.identity != identity:
         raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")
     return calibration
+
+
+def kept_calibrations(directory: Path) -> list[Calibration]:
+    """All calibrations that a directory keeps, by the names of their models; what cannot be read is
+    left out."""
+    found: list[Calibration] = []
+    for path in sorted(directory.glob("*.json")):
+        with contextlib.suppress(ConfigError, OSError, ValueError, RecursionError):
+            read = msgspec.json.decode(path.read_bytes())
+            found.append(load(read["identity"] if isinstance(read, dict) else "", path))
+    return sorted(found, key=lambda each: each.model)
 
 
 def _typed(read: dict[str, Any]) -> Calibration:

@@ -34,10 +34,10 @@ def engine(number: int) -> dict[str, Any]:
     }
 
 
-def shown(engines: list[dict[str, Any]], width: int) -> str:
+def shown(engines: list[dict[str, Any]], width: int, counters: dict[str, int] | None = None) -> str:
     status = {
         "version": "1", "pid": 7, "http": "http://127.0.0.1:8420", "endpoint": "ipc:///x",
-        "graph": {"blocks": 1, "bytes": 1, "edges": {}, "sessions": {}, "counters": {}},
+        "graph": {"blocks": 1, "bytes": 1, "edges": {}, "sessions": {}, "counters": counters or {}},
         "counters": {"ingest": {}}, "snapshot": {"error": None}, "config": {"error": None},
         "engines": engines,
     }  # fmt: skip
@@ -95,3 +95,9 @@ def test_how_blocks_are_told_apart_is_shown_and_compared_across_sidecars() -> No
     (said,) = hashing_warnings(engines)
     assert "Meta-Llama-3.1-70B-Instruct' hash blocks differently" in said
     assert hashing_warnings([engine(1), engine(1)]) == []
+
+
+def test_what_recall_brought_back_is_told_once_there_is_any() -> None:
+    assert "recall" not in shown([engine(0)], 120)
+    text = shown([engine(0)], 120, {"requests_spliced": 12, "tokens_spliced": 34_567})
+    assert "34,567 tokens came back at other positions, in 12 requests" in text

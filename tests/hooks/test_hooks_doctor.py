@@ -21,6 +21,8 @@ from kvgraph.hooks.doctor.environment import (
     check_store,
     check_tiers,
 )
+from kvgraph.hooks.doctor.recall_check import check_recall
+from kvgraph.hooks.recall.gate import Calibration, calibration_file, save
 from kvgraph.hooks.vllm.hints.hint_policy import hint_policy
 from typer.testing import CliRunner
 
@@ -317,3 +319,32 @@ def test_a_shared_store_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert check_store().ok is False
     monkeypatch.setenv("AITHER_KVCACHE_STORE", "mooncake://127.0.0.1:1")
     assert "AITHER_KVCACHE_STORE_OPEN=1 allows it" in check_store().detail
+
+
+@pytest.mark.parametrize(
+    ("models", "warm", "value", "ok", "told"),
+    [
+        ({}, "1", "", None, "for requests that ask; no calibrated model"),
+        ({}, "1", "1", False, "for every request; no calibrated model"),
+        ({"good": True}, "1", "1", True, "for every request; passed: good"),
+        ({"bad": False}, "1", "1", False, "did not pass: bad (it says otherwise)"),
+        ({"bad": False, "good": True}, "1", "", None, "passed: good; did not pass: bad"),
+        ({"good": True}, "", "1", False, "but there are no tiers"),
+        ({"good": True}, "", "", None, "but there are no tiers"),
+    ],
+)
+def test_recall_is_told_with_what_calibrations_say(
+    models: dict[str, bool], warm: str, value: str, ok: bool | None, told: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AITHER_KVCACHE_CALIBRATIONS", str(tmp_path))
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL", value)
+    monkeypatch.setenv("AITHER_KVCACHE_WARM_GIB", warm)
+    for name, passed in models.items():
+        kept = Calibration(name, name, passed, "it says otherwise")
+        save(kept, calibration_file(name))
+    (tmp_path / "broken.json").write_text("[1")
+    check = check_recall()
+    assert check.ok is ok
+    assert told in check.detail
+    assert bool(check.remedy) == (not warm or not any(models.values()))

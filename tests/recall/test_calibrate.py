@@ -219,13 +219,20 @@ def test_the_command_keeps_what_engines_look_for(
     told = json.loads(lax.stdout)
     kept = load(told["identity"], calibration_file(told["identity"]))
     assert (kept.passed, kept.limits.least_tokens) == (True, 32)
+    again = runner.invoke(app, [*quick, "--most-kl", "99", "--least-agreement", "0"])
+    assert "The bar is below the default's" in again.stdout
     assert len(kept.cells) == len(told["cells"]) >= 5
     shown = runner.invoke(app, [*quick, "--most-kl", "0"])
     assert "FAILED" in shown.stdout
+    assert "engines splice nothing" in shown.stdout
+    wide = [line for line in shown.stdout.splitlines() if line.rstrip().endswith((" no", " yes"))]
+    assert len(wide) >= 5
+    assert all(len(line.rstrip()) <= 80 and "…" not in line for line in wide)
 
 
 def test_a_model_that_is_not_there_is_told_in_one_line() -> None:
     ended = CliRunner().invoke(app, ["/nowhere/model"])
+    assert "there is no directory /nowhere/model" in ended.output
     assert ended.exit_code == 1
     assert "Traceback" not in ended.output
 

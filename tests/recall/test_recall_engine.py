@@ -74,6 +74,7 @@ def test_the_request_log_tells_what_was_spliced_apart(engine: Any) -> None:
     blocks = request_view(history, history.requests.next - 1, float).blocks
     assert blocks.spliced == spliced // BLOCK_SIZE > 0
     assert (blocks.pool, blocks.loaded, blocks.asked) == (0, 0, 120 // BLOCK_SIZE)
+    assert (graph.counters["requests_spliced"], graph.counters["tokens_spliced"]) == (1, spliced)
     assert blocks.computed == blocks.asked - blocks.spliced
 
 

@@ -87,10 +87,10 @@ def attach_recall(
     try:
         if manager is None:
             raise ConfigError("vLLM's record of requests is not to be had")
-        calibration = _calibration(config)
+        calibration = calibration_for(config)
     except (ConfigError, RopeError, StorageError) as error:
-        if switch is Switch.EVERYBODY:
-            logger.warning(_REFUSED, error)
+        level = logging.WARNING if switch is Switch.EVERYBODY else logging.INFO
+        logger.log(level, _REFUSED, error)
         bridge.recall = RefusedRecall(str(error), opt_in)
         return bridge.recall
     most = MOST_TOKENS // group.block_size
@@ -103,7 +103,7 @@ def attach_recall(
     return recall
 
 
-def _calibration(config: VllmConfig) -> Calibration:
+def calibration_for(config: VllmConfig) -> Calibration:
     """Return the model's calibration, which allows recall.
 
     Raises:

@@ -1,0 +1,72 @@
+"""Judges whether text can come back at other positions: the switch, tiers, calibrations."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from ...graph.errors import ConfigError
+from ...kernels.errors import KernelError
+from ..recall.gate import calibration_file, kept_calibrations
+from ..tiers.budget import WARM_VARIABLE, read_settings
+from ..vllm.settings import OFF, ON, RECALL_VARIABLE
+from .environment import CORRECT, Check
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_CALIBRATE: Final = "kvgraph calibrate MODEL"
+_NAMED: Final = 4  # models; chosen
+
+
+def check_recall() -> Check:
+    """Whose text may come back at another position, and which models are calibrated."""
+    value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
+    if value and value not in (*ON, *OFF):
+        detail = f"{RECALL_VARIABLE}={value!r} is taken as unset; allowed: 1, 0, or unset"
+        return Check("recall", False, detail, CORRECT)
+    if value in OFF:
+        return Check("recall", None, f"off by {RECALL_VARIABLE}")
+    whose = "for every request" if value else "for requests that ask"
+    passed, told = _models()
+    if not _has_tiers():
+        detail = f"{whose}, but there are no tiers to read copies from; {told}"
+        return Check("recall", False if value else None, detail, f"set {WARM_VARIABLE}=GiB")
+    if not passed:
+        return Check("recall", False if value else None, f"{whose}; {told}", _CALIBRATE)
+    return Check("recall", True if value else None, f"{whose}; {told}")
+
+
+def recall_of(config: VllmConfig) -> str:
+    """Whether an engine can have recall, as an end to a sentence about it."""
+    from ..vllm.recall.recall_support import calibration_for
+
+    if os.environ.get(RECALL_VARIABLE, "").strip().lower() in OFF:
+        return ""
+    try:
+        return f"; recall: {calibration_for(config).reason}"
+    except (ConfigError, KernelError) as error:
+        return f"; no recall: {error}"
+
+
+def _models() -> tuple[int, str]:
+    """How many models passed their calibration; who did and who did not, in words."""
+    directory = calibration_file("").parent
+    kept = kept_calibrations(directory)
+    passed = [each.model for each in kept if each.passed]
+    failed = [f"{each.model} ({each.reason})" for each in kept if not each.passed]
+    parts = [f"passed: {_list(passed)}"] if passed else []
+    parts += [f"did not pass: {_list(failed)}"] if failed else []
+    return len(passed), f"{'; '.join(parts) or 'no calibrated model'} (in {directory})"
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _has_tiers() -> bool:
+    try:
+        return read_settings(os.environ) is not None
+    except ConfigError:
+        return False
