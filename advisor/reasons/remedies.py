@@ -114,7 +114,8 @@ _NEW_TURN: Final = (
 )
 _UNCHANGED: Final = (
     "Sending the earlier turns as they were, and adding to their end: what changes from turn to "
-    "turn (a date, a shortened tool result) belongs behind them."
+    "turn (a date, a shortened tool result) belongs behind them. Where turns have to go, as with "
+    "`kvgraph memory`, recall brings back what then stands elsewhere (docs/recall.md)."
 )
 _SHARED_FIRST: Final = (
     "Nothing, if the texts have to differ there. Otherwise: what differs (a name, a date) belongs "

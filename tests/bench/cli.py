@@ -326,7 +326,13 @@ def teach(
 @app.command()
 def recall(
     as_json: Json = False,
-    part: Annotated[str, typer.Option(help="all, mixed, exact, speed, needle, …")] = "all",
+    part: Annotated[
+        str,
+        typer.Option(
+            help="all, mixed, exact, speed, needle, places, chats (all real engines but "
+            "the first), or compacted (a lab)."
+        ),
+    ] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     seed: int = 1,
 ) -> None:

@@ -96,9 +96,10 @@ def _add_speed(figures: Figures, scratch: Path, rounds: int) -> None:
 
 def _add_compacted(figures: Figures, sessions: int, seed: int) -> None:
     for blocks in CAPACITIES:
+        unit = f"of prompts, {blocks} blocks"
         done = play_compactions(RECORDED, blocks, seed, sessions)
-        figures.add(f"synthetic_exact_share_{blocks}", done.exact / done.prompt, "of the prompt")
-        figures.add(f"synthetic_lost_share_{blocks}", done.lost / done.prompt, "of the prompt")
+        figures.add(f"synthetic_exact_share_{blocks}", done.exact / done.prompt, unit)
+        figures.add(f"synthetic_lost_share_{blocks}", done.lost / done.prompt, unit)
         share = done.recovered / max(1, done.lost)
         figures.add(f"synthetic_recovered_share_{blocks}", share, "of what is lost")
         first = play_compactions(RECORDED, blocks, seed, sessions, generations=1)
