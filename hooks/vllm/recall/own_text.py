@@ -36,8 +36,8 @@ class _Read:
 class OwnText:
     """Enters what was computed behind spliced text, in domains of the session alone.
 
-    A domain for each generation: what a request may use is a question of whose text it is. Spliced
-    tokens are not entered: where they come from is known, and keys are turned once only.
+    Each generation has a domain of its own, so that one lookup asks whose text it is and how stale.
+    Spliced tokens are not entered: where they come from is known, and keys are turned once only.
 
     Args:
         index: What blocks say.
