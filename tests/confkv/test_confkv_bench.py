@@ -203,8 +203,12 @@ def test_copying_is_judged_from_the_second_time_on() -> None:
 
 def test_quizzes_grow_as_they_are_passed() -> None:
     lessons, random = RecallLessons(), np.random.default_rng(1)
-    batch = lessons.batch(201, random)
-    assert batch.kind == "recall"
+    short, batch = lessons.batch(201, random), lessons.batch(202, random)
+    assert batch.kind == short.kind == "recall"
+    assert short.ids.shape[1] < batch.ids.shape[1] == 63
+    for _ in range(60):
+        lessons.heard(short, 1.0)
+    assert lessons.state["length"] == 64
     for _ in range(60):
         lessons.heard(batch, 1.0)
     assert lessons.state["length"] > 64
