@@ -13,6 +13,7 @@ import msgspec
 import orjson
 
 from ..fleet.turns.callers import Headers, keys_of
+from .chats.breadcrumbs import with_line
 from .chats.chat_blocks import Block, Message
 from .chats.chat_session import ChatSession
 
@@ -83,13 +84,13 @@ class ChatTurn(NamedTuple):
 
 
 def prompt_of(
-    blocks: Iterable[Block], crumb: str = "", names: bool = False
+    blocks: Iterable[Block], line: str = "", names: bool = False
 ) -> tuple[list[Message], list[object]]:
     """The messages of blocks, and what is said of them: what their client says first, since engines
     take no more than so many hints.
 
     Args:
-        crumb: A line before the last message; empty: none.
+        line: Stands before what the last message says; empty: none does.
         names: Whether blocks that may leave one day are named, too.
     """
     messages, said, named = list[Message](), list[object](), list[object]()
@@ -102,9 +103,7 @@ def prompt_of(
             elif name:
                 named.append({"index": len(messages), **name})
             messages.append(message)
-    if crumb and isinstance(last := messages[-1].get("content"), str):
-        messages[-1] = messages[-1] | {"content": f"{crumb}\n\n{last}"}
-    return messages, said + named
+    return with_line(messages, line), said + named
 
 
 def caller_of(headers: Headers) -> str:

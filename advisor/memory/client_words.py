@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from ..fleet.turns.callers import BadRequestError
 from ..fleet.turns.prompt_chains import CHARACTERS_PER_TOKEN
 from .chats.chat_blocks import Message
 
@@ -14,6 +16,7 @@ _PARAMS, _OURS, _MEMORY = "kv_transfer_params", "kvgraph", "memory"
 _TAGS: Final = frozenset(
     {"layer", "importance", "priority", "pinned", "identity", "memory_id"}
 )  # of a message's hints: docs/hints.md
+_APPEND, _OFF = "append", "off"
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
@@ -84,7 +87,11 @@ class ClientWords(NamedTuple):
 
 
 def client_words(body: bytes) -> ClientWords | None:
-    """What a body says; None where it is no chat, or its client wants no memory."""
+    """What a body says; None where it is no chat, or its client wants no memory.
+
+    Raises:
+        BadRequestError: It says of its memory what nobody knows.
+    """
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -98,9 +105,13 @@ def client_words(body: bytes) -> ClientWords | None:
     ours = params.get(_OURS) if isinstance(params, dict) else None
     ours = ours if isinstance(ours, dict) else {}
     memory = ours.get(_MEMORY)
-    if memory == "off" or fields.get("n") not in (None, 1):
+    if memory not in (None, _APPEND, _OFF):
+        raise BadRequestError(
+            f'"{_MEMORY}": {reprlib.repr(memory)} among the hints: allowed: "{_APPEND}", "{_OFF}"'
+        )
+    if memory == _OFF or fields.get("n") not in (None, 1):
         return None
-    return ClientWords(fields, messages, memory == "append", _tags(ours, messages))
+    return ClientWords(fields, messages, memory == _APPEND, _tags(ours, messages))
 
 
 def _is_message(message: object) -> bool:

@@ -71,9 +71,10 @@ class MemoryApp:
 def _plain(chat: ChatSession) -> dict[str, Any]:
     """A chat without its text."""
     blocks = [
-        {"name": block.name, "source": block.source, "tokens": block.tokens, "place": block.place}
+        {"name": block.name, "source": block.source, "tokens": block.tokens, "place": block.place,
+         "pinned": block.pinned, "priority": round(100 * block.priority, 6)}
         for block in chat.blocks
-    ]
+    ]  # fmt: skip
     return {
         "name": chat.name, "turn": chat.turn, "tokens": chat.tokens, "evicted": chat.evictions,
         "recalled": chat.recalls, "blocks": blocks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,10 +14,18 @@ from ...graph.errors import ConfigError
 from ..fleet.proxy.engine_list import engine_in
 from ..process.before_serving import log_for_people, refuse_remote
 from ..remote import only_sidecar_url
-from .chats.memory_settings import LOOKS, MemorySettings, Mode, StoreSettings
+from .chats.memory_settings import (
+    LOOKS,
+    EmbeddingSettings,
+    MemorySettings,
+    Mode,
+    StoreSettings,
+)
 
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
+_INSTALLS: Final = "pip install 'kvgraph[memory]', or in a clone with pip install '.[memory]'"
+_CHATTY: Final = "bm25s"  # logs a line for each comparison, and sets its own level on import
 
 Engine = Annotated[str, typer.Argument(help="The engine's address: http://127.0.0.1:8000")]
 Budget = Annotated[int, typer.Option(help="Tokens of a chat's prompt and answer.")]
@@ -56,32 +65,23 @@ def memory(
     host: Host = "127.0.0.1", port: Port = 8010, allow_remote: Remote = False,
 ) -> None:  # fmt: skip
     """An OpenAI-compatible address at which chats outlive a token budget."""
-    try:
-        from .chats.aboutness import EmbeddedSimilarity, WordSimilarity
-        from .chats.looked_at import Attention, LookedAt, NoAttention
-        from .memory_server import serve_memory
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is missing; install it with pip install 'kvgraph[memory]'"
-        ) from None
-
     refuse_remote(host, allow_remote)
     if embeddings and not embedding_model:
         raise ConfigError("--embeddings wants --embedding-model")
-    url = engine_in(engine).url
+    url, page = engine_in(engine).url, only_sidecar_url(sidecar) if sidecar else None
     settings = MemorySettings(
         budget, high, low, mode, top, least_similarity, gate,
-        attention=LOOKS if sidecar else 0.0, strip_think=strip_think,
+        attention=LOOKS if page else 0.0, strip_think=strip_think,
     )  # fmt: skip
-    attention: Attention = LookedAt(only_sidecar_url(sidecar)) if sidecar else NoAttention()
     kept = StoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
+    embeds = (
+        EmbeddingSettings(embeddings, embedding_model, os.environ.get(_KEY)) if embeddings else None
+    )
+    try:
+        from .memory_server import serve_memory
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing; install it with {_INSTALLS}") from None
+
     log_for_people()
-
-    async def run() -> None:
-        similarity = (
-            EmbeddedSimilarity(embeddings, embedding_model, os.environ.get(_KEY))
-            if embeddings else WordSimilarity()
-        )  # fmt: skip
-        await serve_memory(url, settings, kept, similarity, attention, host, port)
-
-    asyncio.run(run())
+    logging.getLogger(_CHATTY).setLevel(logging.WARNING)
+    asyncio.run(serve_memory(url, settings, kept, embeds, page, host, port))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .chats.chat_session import ChatSession
+
 
 @dataclass
 class MemoryCounts:
@@ -11,7 +13,7 @@ class MemoryCounts:
 
     Attributes:
         turns: Requests of chats.
-        evicted, recalled: Blocks.
+        evicted, recalled: Blocks that left prompts, and that came back, as their chats count them.
         beyond: Prompts that were longer than the budget, for want of blocks that may leave.
         as_sent: Requests that the engine refused as we put them: it got what their client meant.
         plain: Requests that it got without hints, since it takes none.
@@ -29,3 +31,10 @@ class MemoryCounts:
     as_sent: int = 0
     plain: int = 0
     unscored: int = 0
+
+    def note(self, chat: ChatSession, left: int, back: int) -> None:
+        """Count blocks that left a chat's prompt, and that came back, here and there."""
+        chat.evictions += left
+        chat.recalls += back
+        self.evicted += left
+        self.recalled += back

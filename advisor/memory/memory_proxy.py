@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from ..fleet.proxy.upstream import Reply, Upstream
+from ..fleet.proxy.upstream import NothingAnsweredError, Reply, Upstream
 from ..fleet.turns.callers import Asked, BadRequestError, Callers, Headers, Turn
 from .chat_turn import ChatTurn, OneByOne, caller_of, prompt_of, salt_of
 from .chats.aboutness import Similarity
@@ -19,10 +19,10 @@ from .chats.chat_session import ChatSession
 from .chats.chat_store import ChatStore
 from .chats.looked_at import Attention
 from .chats.memory_settings import MemorySettings, Mode
-from .chats.working_set import breadcrumb
 from .client_words import ClientWords, client_words
 from .completion_reader import CompletionReader
 from .engine_asker import EngineAsker, Form, Prompt
+from .engine_reach import gone
 from .memory_counts import MemoryCounts
 from .prompt_chooser import PromptChooser
 from .token_counter import TokenCounter
@@ -59,16 +59,15 @@ class MemoryProxy:
         self.upstream = Upstream(0, url)
         self.callers = Callers()
         self._names = attention.wants_names
-        self._chooser = PromptChooser(settings, similarity, attention, self.counts)
         self._counter, self._asker = TokenCounter(self.upstream), EngineAsker()
+        self._chooser = PromptChooser(settings, similarity, attention, self.counts, self._counter)
         self._appending = OneByOne()
         self._remembering: set[asyncio.Task[None]] = set()
 
     async def begin(self, asked: Asked) -> tuple[Reply, ChatTurn | None]:
-        """The beginning of an answer.
+        """The beginning of an answer; ours, where the engine gives none.
 
         Raises:
-            NothingAnsweredError: The engine is gone.
             BadRequestError: The request cannot be passed on.
         """
         # Answers are read: nothing may compress them.
@@ -76,10 +75,14 @@ class MemoryProxy:
         asked = asked._replace(call=asked.call._replace(headers=plain))
         is_chat = asked.call.path.partition("?")[0] == _CHATS and asked.turn is not None
         words = client_words(asked.call.body.data) if is_chat else None
-        if words is not None:
-            with contextlib.suppress(orjson.JSONEncodeError):  # JSON is not written as deep here
-                return await self._begin(asked, words)
-        return await self.upstream.begin(asked.call), None
+        try:
+            if words is not None:
+                with contextlib.suppress(orjson.JSONEncodeError):  # it is nested too deep for us
+                    return await self._begin(asked, words)
+            return await self.upstream.begin(asked.call), None
+        except NothingAnsweredError as error:
+            self.counts.unserved += 1
+            return gone(self.upstream, asked.call, error), None
 
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
         """All bytes of an answer that has begun; a chat's memory is ready when it ends.
@@ -159,12 +162,11 @@ class MemoryProxy:
                     chat.drop_thoughts(ended=False)
                 chat.fixed = chat.fixed or words.fixed
                 await self._counter.count(words.model, chat.blocks)
-                back = await self._chooser.choose(chat, new, words)
+                back, line = await self._chooser.choose(chat, new, words)
             except BaseException:  # its client is gone, perhaps
                 self._undo(turn)
                 raise
-            crumb = breadcrumb(chat) if by.mode is Mode.BREADCRUMB else ""
-            sent, tags = prompt_of(chat.resident, crumb, self._names and chat.named)
+            sent, tags = prompt_of(chat.resident, line, self._names and chat.named)
             own = prompt_of(chat.blocks)[0] if words.appends else asked.call.body.data
             prompt = Prompt(words, sent, tags, by.mode is Mode.KV_RESTORE, own)
             counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
@@ -195,9 +197,14 @@ class MemoryProxy:
             await self.store.keep(chat)
 
     def _undo(self, turn: ChatTurn) -> None:
-        """Let a chat be as it was before a request that has no answer."""
-        if turn.undo() and self.store.holds(turn.chat):
-            self.store.forget(turn.chat.key)
+        """Let a chat be as it was before a request that has no answer, and its counts."""
+        chat, counts = turn.chat, self.counts
+        left, back = chat.evictions, chat.recalls
+        is_new = turn.undo()
+        counts.evicted += chat.evictions - left
+        counts.recalled += chat.recalls - back
+        if is_new and self.store.holds(chat):
+            self.store.forget(chat.key)
         turn.over()
 
 

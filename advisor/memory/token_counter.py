@@ -12,6 +12,7 @@ import orjson
 from ..fleet.proxy.upstream import BrokenAnswerError, NothingAnsweredError, Upstream
 from ..fleet.turns.callers import Body, Call
 from ..fleet.turns.prompt_chains import CHARACTERS_PER_TOKEN
+from .chats.breadcrumbs import with_line
 from .chats.chat_blocks import THOUGHTS, Block
 
 _WRAPPING: Final = 8  # tokens of a message's borders, where nobody counts; chosen
@@ -44,6 +45,15 @@ class TokenCounter:
             self._asks_from = time.monotonic() + _WITHOUT_S
         for block in new:
             block.tokens = block.tokens or about(block)
+
+    async def more(self, model: object, block: Block, line: str) -> int:
+        """How many tokens a line adds to a counted block, before what its last message says."""
+        if not line:
+            return 0
+        messages = with_line(block.messages, line)
+        longer = Block(block.name, block.source, messages, block.digests, block.turn, None)
+        await self.count(model, [longer])
+        return max(0, longer.tokens - block.tokens)
 
     async def _count(self, model: object, block: Block) -> None:
         async with self._slots:

@@ -20,7 +20,7 @@ from kvgraph.advisor.fleet.proxy.proxy_app import say
 from kvgraph.advisor.memory import memory_server
 from kvgraph.advisor.memory.chats.block_scores import scores
 from kvgraph.advisor.memory.chats.chat_session import ChatSession
-from kvgraph.advisor.memory.chats.looked_at import LookedAt, NoAttention
+from kvgraph.advisor.memory.chats.looked_at import LookedAt
 from kvgraph.advisor.memory.chats.memory_settings import LOOKS, MemorySettings
 from kvgraph.bench.memory.chat_engine import Remembering, remembering
 from kvgraph.bench.serving.listening import listening
@@ -265,9 +265,9 @@ def test_the_command_takes_a_sidecar(
     with pytest.raises(SystemExit) as ended:
         main(["memory", "http://127.0.0.1:1", "--budget", "1000", *options])
     assert not ended.value.code
-    ((_, settings, _, _, attention, _, _),) = served
+    ((_, settings, _, _, page, _, _),) = served
     assert settings.attention == (LOOKS if options else 0)
-    assert isinstance(attention, LookedAt if options else NoAttention)
+    assert page == ("http://127.0.0.1:7" if options else None)
 
 
 def test_a_sidecar_that_is_no_url_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         requests: How many it had.
         places: How many places in the prompt were given so far.
         fixed: Tokens of a prompt that belong to no block: the tools' descriptions.
+        crumb: Tokens of the line in the prompt that names what has left.
         evictions, recalls: Blocks that left the prompt, and that came back, so far.
     """
 
@@ -40,6 +41,7 @@ class ChatSession(msgspec.Struct, weakref=True):
     fixed: int = 0
     evictions: int = 0
     recalls: int = 0
+    crumb: int = 0
 
     @property
     def resident(self) -> list[Block]:
@@ -55,7 +57,8 @@ class ChatSession(msgspec.Struct, weakref=True):
     @property
     def tokens(self) -> int:
         """What the prompt takes, as far as its blocks are counted."""
-        return self.fixed + sum(block.tokens for block in self.blocks if block.place is not None)
+        there = (block.tokens for block in self.blocks if block.place is not None)
+        return self.fixed + self.crumb + sum(there)
 
     def follow(
         self, messages: Sequence[Message], appends: bool, tags: Mapping[int, dict[str, Any]]
@@ -123,11 +126,6 @@ class ChatSession(msgspec.Struct, weakref=True):
         """Let blocks of the prompt stand behind all others, in this order."""
         for block in blocks:
             block.place, self.places = self.places, self.places + 1
-
-    def leave(self, block: Block) -> None:
-        """Take a block out of the prompt."""
-        block.place = None
-        self.evictions += 1
 
     def _leading(self, messages: Sequence[Message], digests: Sequence[bytes]) -> int:
         """Replace the system messages that the chat begins with by those that ``messages`` begin

@@ -81,6 +81,21 @@ class MemorySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """Who gives vectors of texts.
+
+    Attributes:
+        url: Of an OpenAI-compatible API, with its ``/v1``.
+        model: As that server calls it.
+        key: Of its API, if it wants one.
+    """
+
+    url: str
+    model: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """Where chats are kept.
 

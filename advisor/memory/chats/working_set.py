@@ -28,7 +28,7 @@ def evict(
             break
         block = chat.blocks[int(number)]
         if block.place is not None and id(block) not in always:
-            chat.leave(block)
+            block.place = None
             taken -= block.tokens
             gone.append(block)
     return gone
@@ -69,7 +69,6 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
     chat.move_behind(newest)
     for block in found:
         chat.enter(block)
-    chat.recalls += len(found)
     return found
 
 
@@ -88,16 +87,3 @@ def _newest(chat: ChatSession, by: MemorySettings) -> list[Block]:
             newest.append(block)
     moved = sum(each.tokens for each in newest)
     return newest[::-1] if moved <= by.most_moved else []
-
-
-def breadcrumb(chat: ChatSession, most: int = 32) -> str:
-    """One line that names what has left, the newest last; empty if nothing has.
-
-    Args:
-        most: Names in it; chosen.
-    """
-    names = [block.name for block in chat.away]
-    if not names:
-        return ""
-    older = f"{len(names) - most} older, " if len(names) > most else ""
-    return f"[left out: {older}{', '.join(names[-most:])}]"

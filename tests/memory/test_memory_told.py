@@ -1,0 +1,207 @@
+"""What a memory tells of itself: counts, blocks, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("bm25s")
+
+from chat_scenes import play, user
+from kvgraph.advisor.memory.chats.breadcrumbs import breadcrumb
+from kvgraph.advisor.memory.chats.chat_session import ChatSession
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode
+from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
+
+SMALL = MemorySettings(budget=100, settled=0, shortest=1)
+ROOM = 100 - 8  # tokens of a prompt, beside its answer's
+CRUMBS = replace(SMALL, mode=Mode.BREADCRUMB)
+FACT = "the vault opens with nine seven four"
+ASKED = "what opens the vault ?"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "memory.md"
+
+
+def noise(number: int, words: int = 12) -> dict[str, Any]:
+    return user(" ".join(f"n{number}x{word}" for word in range(words)))
+
+
+async def talk(memory: Remembering, turns: int, **hint: Any) -> list[dict[str, Any]]:
+    """A chat of a greeting, the fact, and noise, of which ``hint`` says something."""
+    chat = [user("hello"), user(FACT)]
+    for number in range(turns):
+        hints = [{"index": at, **hint} for at in range(2, len(chat)) if hint]
+        params = {"kvgraph": {"messages": hints}} if hints else {}
+        answer = await memory.chat(chat, kv_transfer_params=params)
+        assert answer.status_code == 200, answer.text
+        chat += [answer.json()["choices"][0]["message"], noise(number)]
+    return chat
+
+
+def told_by(answer: httpx.Response) -> Any:
+    return json.loads(answer.headers["x-kvgraph-memory"])
+
+
+async def counted(memory: Remembering) -> tuple[int, int]:
+    """How many blocks left and came back, which the page of all chats and that of one agree on."""
+    (chat,) = (await memory.client.get("/memory/s")).json()
+    status = (await memory.client.get("/memory")).json()
+    assert (status["evicted"], status["recalled"]) == (chat["evicted"], chat["recalled"])
+    away = sum(block["place"] is None for block in chat["blocks"])
+    assert status["evicted"] - status["recalled"] == away
+    return status["evicted"], status["recalled"]
+
+
+def test_a_block_that_leaves_again_at_once_neither_came_back_nor_left() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 12, priority=100)
+        assert FACT not in memory.prompt()
+        answer = await memory.chat([*chat[:-1], user(ASKED)])
+        assert FACT not in memory.prompt()  # all else is worth more
+        assert told_by(answer)["recalled"] == []
+        assert (await counted(memory))[1] == 0
+
+    play(scene, SMALL)
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_what_came_back_for_a_request_without_an_answer_does_not_count(cuts: bool) -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 30)
+        before = await counted(memory)
+        memory.engine.cuts, memory.engine.refuses = cuts, lambda _: not cuts
+        if cuts:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await memory.chat([*chat[:-1], user(ASKED)], stream=True)
+        else:
+            assert (await memory.chat([*chat[:-1], user(ASKED)])).status_code == 400
+        assert await counted(memory) == before
+        memory.engine.cuts, memory.engine.refuses = False, lambda _: False
+        answer = await memory.chat([*chat[:-1], user(ASKED)])
+        assert told_by(answer)["recalled"] == ["user#1"]
+        assert (await counted(memory))[1] == 1
+
+    play(scene, SMALL)
+
+
+def test_headers_name_as_many_blocks_as_are_counted() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat, named = await talk(memory, 20), 0
+        for number in range(20):
+            chat[-1] = user(f"{ASKED} n{number}x0 n{number}x1")
+            answer = await memory.chat(chat)
+            named += len(told_by(answer)["recalled"])
+            chat += [answer.json()["choices"][0]["message"], noise(100 + number)]
+        assert named > 5
+        assert (await counted(memory))[1] == named
+
+    play(scene, SMALL)
+
+
+def test_a_chat_shows_what_its_client_said_of_its_blocks() -> None:
+    async def scene(memory: Remembering) -> None:
+        hints = [{"index": 0, "pinned": True}, {"index": 1, "priority": 29}]
+        params = {"kvgraph": {"messages": hints}}
+        await memory.chat([user("one"), user("two")], kv_transfer_params=params)
+        (chat,) = (await memory.client.get("/memory/s")).json()
+        said = [(each["pinned"], each["priority"]) for each in chat["blocks"]]
+        assert said == [(True, 0), (False, 29), (False, 0)]
+
+    play(scene, SMALL)
+
+
+def test_every_field_of_both_pages_is_described() -> None:
+    rows = re.findall(r"^\| (`.+?) \| .+ \|$", DOCS.read_text(), re.MULTILINE)
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+    async def scene(memory: Remembering) -> None:
+        await memory.chat([user("one")])
+        (chat,) = (await memory.client.get("/memory/s")).json()
+        fields = {*(await memory.client.get("/memory")).json(), *chat, *chat["blocks"][0]}
+        assert fields - described == set()
+
+    play(scene, SMALL)
+
+
+@pytest.mark.parametrize("said", ["apend", "", "on", True, 5, ["append"], {"append": 1}])
+def test_a_word_about_memory_that_nobody_knows_is_refused(said: Any) -> None:
+    async def scene(memory: Remembering) -> None:
+        params = {"kvgraph": {"memory": said}}
+        answer = await memory.chat([user("one")], kv_transfer_params=params)
+        assert answer.status_code == 400
+        why = answer.json()["error"]["message"]
+        assert repr(said) in why
+        assert '"append", "off"' in why
+        assert memory.engine.got == []
+        assert len(memory.proxy.store) == 0
+        assert memory.proxy.counts.refused == 1
+
+    play(scene, SMALL)
+
+
+@pytest.mark.parametrize("params", [None, {}, {"kvgraph": None}, {"kvgraph": {"memory": None}}])
+def test_no_word_about_memory_is_none(params: Any) -> None:
+    async def scene(memory: Remembering) -> None:
+        answer = await memory.chat([user("one")], kv_transfer_params=params)
+        assert answer.status_code == 200
+        assert memory.proxy.counts.turns == 1
+
+    play(scene, SMALL)
+
+
+def of_words(message: dict[str, Any]) -> int:
+    return len(words_of(message)) + 1
+
+
+def by_thumb(message: dict[str, Any]) -> int:
+    return -(-len(message["content"]) // 4) + 8
+
+
+@pytest.mark.parametrize("tokenizes", [True, False])
+def test_the_line_that_names_what_left_counts(tokenizes: bool) -> None:
+    engine = ChatEngine()
+    engine.tokenizes = tokenizes
+    tokens_of = of_words if tokenizes else by_thumb
+    by = CRUMBS if tokenizes else replace(CRUMBS, budget=300)
+
+    async def scene(memory: Remembering) -> None:
+        chat, lines = [user("hello"), user(FACT)], 0
+        for number in range(40):
+            answer = await memory.chat(chat)
+            taken = sum(map(tokens_of, memory.engine.got[-1]["messages"]))
+            assert told_by(answer)["tokens"] == taken <= by.budget - 8
+            lines += memory.prompt()[-1].startswith("[left out: ")
+            chat += [answer.json()["choices"][0]["message"], noise(number)]
+        assert lines > 20
+        assert memory.proxy.counts.beyond == 0
+        await counted(memory)
+
+    play(scene, by, engine=engine)
+
+
+def test_a_line_for_which_there_is_no_room_is_left_out() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 12)
+        always = of_words(user("hello")) + of_words(chat[-2])  # beside the user's message
+        answer = await memory.chat([*chat[:-1], noise(99, ROOM - always - 1)])
+        assert memory.prompt() == ["hello", "well then", noise(99, ROOM - always - 1)["content"]]
+        assert told_by(answer)["tokens"] == ROOM
+        assert memory.proxy.counts.beyond == 0
+
+    play(scene, CRUMBS)
+
+
+def test_a_line_names_as_many_blocks_as_fit() -> None:
+    chat = ChatSession("k", "n", "c")
+    chat.add([user(f"{number}") for number in range(50)])
+    assert breadcrumb(chat, 1000) == ""
+    for block in chat.blocks:
+        block.place = None
+    assert breadcrumb(chat, 1000).startswith("[left out: 18 older, user#18, user#19, ")
+    assert breadcrumb(chat, 40) == "[left out: 48 older, user#48, user#49]"
+    assert breadcrumb(chat, 4) == "[left out: 50 older]"
