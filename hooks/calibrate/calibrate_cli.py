@@ -23,6 +23,21 @@ from .verdict import DEFAULT_BAR, Bar, Verdict, judge_margins
 _SAMPLES: Final = 8  # prompts of each kind; chosen
 _FEW: Final = 2
 
+Model = Annotated[str, typer.Argument(help="As `vllm serve` is given it.")]
+Text = Annotated[Path | None, typer.Option(help="Text to measure with; else sources.")]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Prompts of each kind: 8; 2 if --quick.")
+]  # fmt: skip
+MostKl = Annotated[float, typer.Option(min=0, help="Mean divergence allowed, nats.")]
+LeastAgreement = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of tokens that must stay the same.")
+]
+Furthest = Annotated[int, typer.Option(min=64, help="Largest distance that is measured, tokens.")]
+MaxLen = Annotated[int | None, typer.Option(help="As the engine is given it.")]
+Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer lengths, distances and samples.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
 app = typer.Typer(add_completion=False)
 
 
@@ -32,28 +47,12 @@ app = typer.Typer(add_completion=False)
     context_settings={"allow_interspersed_args": True},
 )
 def calibrate(
-    model: Annotated[str, typer.Argument(help="As `vllm serve` is given it.")],
-    text: Annotated[Path | None, typer.Option(help="Text to measure with; else sources.")] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Prompts of each kind: 8; 2 if --quick.")
-    ] = None,
-    most_kl: Annotated[
-        float, typer.Option(min=0, help="Mean divergence allowed, nats.")
-    ] = DEFAULT_BAR.most_kl,
-    least_agreement: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of tokens that must stay the same.")
-    ] = DEFAULT_BAR.least_agreement,
-    furthest: Annotated[
-        int, typer.Option(min=64, help="Largest distance that is measured, tokens.")
-    ] = FURTHEST,
-    max_model_len: Annotated[int | None, typer.Option(help="As the engine is given it.")] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer lengths, distances and samples.")
-    ] = False,
-    seed: int = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+    model: Model, text: Text = None, samples: Samples = None,
+    most_kl: MostKl = DEFAULT_BAR.most_kl,
+    least_agreement: LeastAgreement = DEFAULT_BAR.least_agreement,
+    furthest: Furthest = FURTHEST, max_model_len: MaxLen = None, device: Device = "cpu",
+    quick: Quick = False, seed: int = 1, as_json: Json = False,
+) -> None:  # fmt: skip
     """Measure what MODEL says behind text that was moved to other positions, and keep the verdict.
 
     Without a calibration that passed, an engine brings nothing back at another position. It takes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from ...graph.errors import ConfigError
 from ...kernels.errors import KernelError
@@ -11,9 +11,6 @@ from ..recall.gate import calibration_file, kept_calibrations
 from ..tiers.budget import WARM_VARIABLE, read_settings
 from ..vllm.settings import OFF, ON, RECALL_VARIABLE
 from .environment import CORRECT, Check
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 _CALIBRATE: Final = "kvgraph calibrate MODEL"
 _NAMED: Final = 4  # models; chosen
@@ -37,8 +34,8 @@ def check_recall() -> Check:
     return Check("recall", True if value else None, f"{whose}; {told}")
 
 
-def recall_of(config: VllmConfig) -> str:
-    """Whether an engine can have recall, as an end to a sentence about it."""
+def recall_of(config: Any) -> str:
+    """Whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
     from ..vllm.recall.recall_support import calibration_for
 
     if os.environ.get(RECALL_VARIABLE, "").strip().lower() in OFF:
