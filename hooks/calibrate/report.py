@@ -59,7 +59,7 @@ def table_of(cells: Sequence[Mapping[str, Any]], bar: Bar) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     for cell in cells:
         moved = cell["distance"] if cell["later"] else -cell["distance"]
-        fits = cell["kl"] <= bar.most_kl and cell["agreement"] >= bar.least_agreement
+        fits = bar.allows(cell["kl"], cell["agreement"])
         table.add_row(
             f"{cell['tokens']}{' int8' if cell['int8'] else ''}",
             f"{moved:+d}{'*' if cell['opening'] else ''}".replace("-", "−"),

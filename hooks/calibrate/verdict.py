@@ -24,7 +24,11 @@ class Bar:
 
     def passes(self, measured: Measured) -> bool:
         """Whether a cell passes."""
-        return measured.kl <= self.most_kl and measured.agreement >= self.least_agreement
+        return self.allows(measured.kl, measured.agreement)
+
+    def allows(self, kl: float, agreement: float) -> bool:
+        """Whether so much divergence, in nats, and a share of tokens that stay are allowed."""
+        return kl <= self.most_kl and agreement >= self.least_agreement
 
 
 DEFAULT_BAR: Final = Bar()
@@ -80,9 +84,9 @@ def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
         return Verdict(False, _why_not(near, bar), SpliceLimits())
     fit = [each for each in single if each.cell.tokens >= least]
     furthest = _most((each.cell.distance, bar.passes(each)) for each in fit) or nearest
-    near = [each for each in exact if each.cell.distance <= furthest and not each.cell.later]
-    joints = _most((each.cell.joints, bar.passes(each)) for each in near if each.cell.joints > 1)
-    again = [(each.cell.generations, bar.passes(each)) for each in near]
+    within = [each for each in exact if each.cell.distance <= furthest and not each.cell.later]
+    joints = _most((each.cell.joints, bar.passes(each)) for each in within if each.cell.joints > 1)
+    again = [(each.cell.generations, bar.passes(each)) for each in within]
     generations = _most(each for each in again if each[0] > 1)
     inside = [each for each in later if not each.cell.opening]
     most_later = _most((each.cell.distance, bar.passes(each)) for each in inside)

@@ -18,7 +18,7 @@ _NAMED: Final = 4  # models; chosen
 
 def check_recall() -> Check:
     """Whose text may come back at another position, and which models are calibrated."""
-    value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
+    value = _said()
     if value and value not in (*ON, *OFF):
         detail = f"{RECALL_VARIABLE}={value!r} is taken as unset; allowed: 1, 0, or unset"
         return Check("recall", False, detail, CORRECT)
@@ -38,12 +38,16 @@ def recall_of(config: Any) -> str:
     """Whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
     from ..vllm.recall.recall_support import calibration_for
 
-    if os.environ.get(RECALL_VARIABLE, "").strip().lower() in OFF:
+    if _said() in OFF:
         return ""
     try:
         return f"; recall: {calibration_for(config).reason}"
     except (ConfigError, KernelError) as error:
         return f"; no recall: {error}"
+
+
+def _said() -> str:
+    return os.environ.get(RECALL_VARIABLE, "").strip().lower()
 
 
 def _models() -> tuple[int, str]:

@@ -74,6 +74,24 @@ def load(identity: str, path: Path) -> Calibration:
     Raises:
         ConfigError: There is none, it cannot be read, or it is another model's; says what to do.
     """
+    calibration = _read(path)
+    if calibration.identity != identity:
+        raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")
+    return calibration
+
+
+def kept_calibrations(directory: Path) -> list[Calibration]:
+    """All calibrations that a directory keeps, by the names of their models; what cannot be read is
+    left out."""
+    found: list[Calibration] = []
+    for path in directory.glob("*.json"):
+        with contextlib.suppress(ConfigError):
+            found.append(_read(path))
+    return sorted(found, key=lambda each: each.model)
+
+
+def _read(path: Path) -> Calibration:
+    """The calibration in a file; raises ``ConfigError`` where there is none that can be read."""
     try:
         read = msgspec.json.decode(path.read_bytes())
         calibration = _typed(read) if read.pop("version") == _VERSION else None
@@ -88,20 +106,7 @@ def load(identity: str, path: Path) -> Calibration:
         ) from None
     if calibration is None:
         raise ConfigError(f"the calibration in {path} is of another release: calibrate again")
-    if calibration.identity != identity:
-        raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")
     return calibration
-
-
-def kept_calibrations(directory: Path) -> list[Calibration]:
-    """All calibrations that a directory keeps, by the names of their models; what cannot be read is
-    left out."""
-    found: list[Calibration] = []
-    for path in sorted(directory.glob("*.json")):
-        with contextlib.suppress(ConfigError, OSError, ValueError, RecursionError):
-            read = msgspec.json.decode(path.read_bytes())
-            found.append(load(read["identity"] if isinstance(read, dict) else "", path))
-    return sorted(found, key=lambda each: each.model)
 
 
 def _typed(read: dict[str, Any]) -> Calibration:

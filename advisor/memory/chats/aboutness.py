@@ -50,7 +50,10 @@ async def tells_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -
         httpx.HTTPError: Similarity could not be asked for.
     """
     shares = await similarity.of(said, blocks)
-    return shares * await asyncio.to_thread(_tells_more, said, [block.text for block in blocks])
+    like = np.flatnonzero(shares)
+    texts = [blocks[number].text for number in like]
+    shares[like] *= await asyncio.to_thread(_tells_more, said, texts)
+    return shares
 
 
 class WordSimilarity:
