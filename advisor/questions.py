@@ -8,17 +8,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from ..dashboards.source import BusyError
 
 WAITING: Final = 4  # questions that may wait; further ones are refused at once; chosen
-PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
+PATIENCE_S: Final = 0.5  # the longest that a question waits for others to be answered; chosen
 REST: Final = 3.0  # after a question the graph rests for so many times its duration; chosen
+LONGEST_REST_S: Final = 2.0  # the longest that a question waits for the graph's rest; chosen
 
 FRESH_S: Final = 0.5  # an answer that is older is worked out anew; chosen
 STALE_S: Final = 2.0  # and one that is older than this is given to nobody; chosen
 _KEPT: Final = 64  # answers
+_MANY_ASK: Final = "many questions are being asked"
 _T = TypeVar("_T")
 
 
@@ -53,10 +55,11 @@ class Questions:
         """Hold the graph's lock for one question.
 
         Raises:
-            BusyError: Too many others ask; it may be tried again in a second.
+            BusyError: Too many others ask, or the last question took very long; says when to
+                try again.
         """
         if not self._room.acquire(blocking=False):
-            self._refuse()
+            self._refuse(_MANY_ASK)
         try:
             self._wait()
             try:
@@ -74,19 +77,18 @@ class Questions:
 
     def _wait(self) -> None:
         """Wait for our turn, and until the graph was left alone for long enough."""
-        deadline = self._clock() + PATIENCE_S
         if not self._turn.acquire(timeout=PATIENCE_S):
-            self._refuse()
+            self._refuse(_MANY_ASK)
         rest = self._free_at - self._clock()
-        if rest > max(0.0, deadline - self._clock()):
+        if rest > LONGEST_REST_S:
             self._turn.release()
-            self._refuse()
+            self._refuse("the last question took long", math.ceil(rest))
         if rest > 0:
             self._sleep(rest)
 
-    def _refuse(self) -> None:
+    def _refuse(self, why: str, again_in_s: int = 1) -> NoReturn:
         self.refused += 1
-        raise BusyError("many questions are being asked; try again in a second")
+        raise BusyError(why, again_in_s)
 
 
 class RecentAnswers:

@@ -176,8 +176,9 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _busy(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BusyError)
     answer = _json({"detail": str(error)}, 503)
-    answer.headers["Retry-After"] = "1"
+    answer.headers["Retry-After"] = str(error.again_in_s)
     return answer
 
 

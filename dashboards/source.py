@@ -15,7 +15,16 @@ from .api.page_source import PageSource
 
 
 class BusyError(KvGraphError):
-    """Too many others ask; the same question may be asked again in a second."""
+    """The graph cannot be asked just now.
+
+    Args:
+        why: What keeps it.
+        again_in_s: When the same question may be asked again, whole seconds from now.
+    """
+
+    def __init__(self, why: str, again_in_s: int = 1) -> None:
+        super().__init__(f"{why}; try again in {again_in_s} s")
+        self.again_in_s = again_in_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,22 @@ def test_after_a_question_the_graph_is_left_alone() -> None:
     assert clock.slept == [pytest.approx(0.3)]
 
 
+def test_who_asks_alone_is_not_refused_for_a_question_that_was_held_up() -> None:
+    clock = Clock()
+    questions = Questions(threading.RLock(), clock, clock.sleep)
+    with questions.turn():
+        clock.now += 0.6
+    with questions.turn():
+        pass
+    assert (clock.slept, questions.refused) == ([pytest.approx(1.8)], 0)
+
+
 def test_who_would_wait_for_too_long_is_refused() -> None:
     clock = Clock()
     questions = Questions(threading.RLock(), clock, clock.sleep)
     with questions.turn():
         clock.now += 5.0
-    with pytest.raises(BusyError, match="try again"), questions.turn():
+    with pytest.raises(BusyError, match="took long; try again in 15 s"), questions.turn():
         pass
     clock.now += 15.0
     with questions.turn():

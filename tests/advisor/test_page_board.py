@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -614,7 +613,7 @@ def test_the_ranking_is_told_with_its_terms(world: World) -> None:
     order, protected = as_keys([3, 2]), as_keys([1])
     empty = EvictionRanking.empty(world.now)
     ranked = replace(empty, epoch=5, order=order, protected=protected)
-    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    questions = Questions(world.graph.lock, lambda: 0.0)
     board = PageBoard(world.graph, questions, latest=lambda: {"a": ranked})
     view = board.ranking(None, 10)
     assert [block.key for block in view.order] == [f"{3:#018x}", f"{2:#018x}"]
@@ -635,7 +634,7 @@ def test_where_lru_rules_the_longest_unused_is_next(world: World) -> None:
     world.now += 10
     world.serve(4)
     kept = replace(EvictionRanking.empty(world.now), epoch=2, protected=as_keys([1]))
-    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    questions = Questions(world.graph.lock, lambda: 0.0)
     board = PageBoard(world.graph, questions, latest=lambda: {"a": kept})
     view = board.ranking("a", 10)
     assert [block.key for block in view.order] == [f"{key:#018x}" for key in (3, 2, 4)]

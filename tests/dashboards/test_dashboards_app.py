@@ -434,7 +434,7 @@ def test_too_many_questions_are_answered_with_503(client: TestClient, source: So
     source.explain_block = busy  # type: ignore[method-assign]
     answer = client.get("/blocks/1/explain")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json() == {"detail": "many ask"}
+    assert answer.json() == {"detail": "many ask; try again in 1 s"}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +146,6 @@ class LoggedWorld(World):
 
 def board_of(world: World, *ranked: str) -> PageBoard:
     """The page's data of a world, by whose clock it goes; these engines were just ranked."""
-    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    questions = Questions(world.graph.lock, lambda: 0.0)
     latest = {engine: world.graph.rank(engine, 100) for engine in ranked}
     return PageBoard(world.graph, questions, latest=lambda: latest, wall=lambda: world.now + 1e9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +41,7 @@ def test_a_raw_log_tells_what_the_sidecar_told(path: Path) -> None:
     world.serve(1, 2, 3, found=1)
     world.start(1, 2, 3, 4, found=3)
     world.close()
-    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    questions = Questions(world.graph.lock, lambda: 0.0)
     board = PageBoard(world.graph, questions, wall=lambda: world.now - BEGIN)
     told = board.requests(RequestsAsked(10)).requests[::-1]
     happened = PlayedLog(path, 100).happened()
