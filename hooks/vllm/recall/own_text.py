@@ -20,14 +20,16 @@ _SHARED: Final = 2  # parts of a domain that sessions share: salt and tenant; se
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What an approximate request read before it computed.
+    """What a request read before it computed.
 
     Attributes:
-        found: Tokens that the pool or exact copies held.
+        exact: Tokens that the pool or exact copies held.
+        found: Tokens up to the end of the session's approximate blocks behind those.
         spliced: Tokens behind those.
         generation: Of what is computed behind them, where exact text is of generation 0.
     """
 
+    exact: int
     found: int
     spliced: int
     generation: int
@@ -54,6 +56,7 @@ class OwnText:
     ) -> None:
         self._index, self._size = index, block_size
         self._opt_in, self._most = opt_in, most_generations
+        self._before: dict[str, int] = {}  # generations of what sessions left, by request
         self._reads: dict[str, _Read] = {}
         self.enters = most_generations > 1
 
@@ -65,19 +68,24 @@ class OwnText:
             return [domain]
         return [domain, *(_domain(owner, later) for later in range(1, self._most))]
 
-    def begun(self, request: Request, own: bytes, found: int, pieces: Sequence[Piece]) -> None:
+    def goes_on(self, request: Request, generation: int) -> None:
+        """Note that a request goes on from what its session left, which is of ``generation``."""
+        self._before[request.request_id] = generation
+
+    def begun(self, request: Request, exact: int, found: int, pieces: Sequence[Piece]) -> None:
         """Note what a request reads before it computes.
 
         Args:
-            own: Hash of the session's last approximate block that was found; empty without one.
-            found: Tokens that were found up to it, or exactly.
+            exact: Tokens that were found exactly.
+            found: Tokens up to the end of what else was found: its session's approximate blocks.
             pieces: What is spliced behind those.
         """
         behind = [segment.block_hash for piece in pieces for segment in piece.segments]
-        later = [1 + self._generation(each) for each in behind]
-        generation = max([1, self._generation(own) if own else 0, *later])
+        later = [1 + self._generation_of(each) for each in behind]
+        before = self._before.get(request.request_id, 0) if found > exact else 0
+        generation = max([1, before, *later])
         spliced = sum(piece.tokens for piece in pieces)
-        self._reads.setdefault(request.request_id, _Read(found, spliced, generation))
+        self._reads.setdefault(request.request_id, _Read(exact, found, spliced, generation))
 
     def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens, exact: int) -> None:
         """Enter what a request computed behind its exact blocks.
@@ -95,11 +103,30 @@ class OwnText:
         domain = _domain(owner, read.generation)
         self._index.add(domain, hashes, mine, first=read.found // self._size)
 
+    def generation(self, request: Request) -> int:
+        """Of what a request computed behind approximate text; the latest where that is unknown."""
+        read = self._reads.get(request.request_id)
+        return self._most if read is None else read.generation
+
+    def worth_copies(self, request: Request, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of a request's blocks that say what no copy says: the exact ones, and those that it
+        computed.
+
+        Args:
+            hashes: Of its blocks, from its first on.
+        """
+        read = self._reads.get(request.request_id)
+        if read is None:
+            return hashes
+        first, end = read.exact // self._size, (read.found + read.spliced) // self._size
+        return [*hashes[:first], *hashes[end:]]
+
     def forget(self, request_id: str) -> None:
         """Note that a request ended."""
+        self._before.pop(request_id, None)
         self._reads.pop(request_id, None)
 
-    def _generation(self, block_hash: bytes) -> int:
+    def _generation_of(self, block_hash: bytes) -> int:
         domain = self._index.domain(block_hash)
         if domain is None:
             return self._most  # forgotten: what is computed behind it is not entered

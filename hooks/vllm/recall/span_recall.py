@@ -15,7 +15,7 @@ from .exact_only import ExactOnly
 from .opt_in import OptIn
 from .own_branch import OwnBranches
 from .own_text import OwnText
-from .splice_plans import SplicePlans, last_of, tokens_of
+from .splice_plans import SplicePlans, tokens_of
 from .splicing import splice_of
 from .wanted_copies import WantedCopies
 
@@ -59,7 +59,7 @@ class SpanRecall(NoRecall):
         self._opt_in, self.exact_only = opt_in, exact_only
         self._running: dict[str, Request] = {}
         self._prefilling: dict[str, Request] = {}
-        self._usage: dict[str, dict[str, int]] = {}
+        self._usage: dict[str, dict[str, int]] = {}  # prompt tokens, by where they were found
         self._branches = OwnBranches(group.block_size)
         self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
@@ -70,9 +70,10 @@ class SpanRecall(NoRecall):
         """Let a session's request find what its last one left, before anything is looked up."""
         owner = self._opt_in.owner(request)
         if owner is not None and request.request_id not in self.exact:
-            exact = self._branches.follow(request, owner)
-            if exact is not None:
-                self.exact[request.request_id] = exact * self._group.block_size
+            branch = self._branches.follow(request, owner)
+            if branch is not None:
+                self.exact[request.request_id] = branch.exact * self._group.block_size
+                self._own.goes_on(request, branch.generation)
 
     def looked_up(
         self, request: Request, first: int, answer: tuple[int | None, bool]
@@ -112,19 +113,19 @@ class SpanRecall(NoRecall):
         plan = self._plans.take(request.request_id)
         if plan is None:
             return False
-        size, exact = self._group.block_size, plan.first + plan.loaded
-        whose = self.exact.get(request.request_id, exact * size)
-        usage = _usage(request, min(whose, exact * size), exact * size, spliced)
+        size, whole = self._group.block_size, plan.first + plan.loaded
+        found = whole * size
+        exact = min(found, self.exact.get(request.request_id, found))
+        usage = {"exact": exact, "own": found - exact, "spliced": spliced}
         self._usage.setdefault(request.request_id, usage)
-        found = self._group.hashes(request, exact * size)[whose // size :]
-        self._own.begun(request, last_of(found), exact * size, plan.pieces if spliced else ())
+        self._own.begun(request, exact, found, plan.pieces if spliced else ())
         if not spliced:
             return False
-        self._set_apart(request, exact)
+        self._set_apart(request, whole)
         self._tried.add(request.request_id)
-        hashes = self._group.hashes(request, exact * size)[plan.first :]
+        hashes = self._group.hashes(request, found)[plan.first :]
         splice = splice_of(plan.pieces, ids, size, self._ledger.directory)
-        self._loader.begin(request.request_id, hashes, ids[plan.first : exact], splice)
+        self._loader.begin(request.request_id, hashes, ids[plan.first : whole], splice)
         return True
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
@@ -140,7 +141,10 @@ class SpanRecall(NoRecall):
         self.exact.pop(request_id, None)
         self._tried.discard(request_id)
         usage = self._usage.pop(request_id, None)
-        return None if usage is None else {"kvgraph": {"recall": usage}}
+        if request is None or usage is None:
+            return None
+        usage["computed"] = max(0, request.num_prompt_tokens - sum(usage.values()))
+        return {"kvgraph": {"recall": usage}}
 
     def cached(self, runs: Sequence[Cached]) -> None:
         """Note what requests registered: approximate blocks never reach the disk, whenever their
@@ -158,7 +162,7 @@ class SpanRecall(NoRecall):
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 # Its request holds it: at the turn's end, others may take the blocks at once.
                 del self._prefilling[request.request_id]
-                self.copies.add(self._kept_blocks(request))
+                self.copies.add(self._own.worth_copies(request, self._kept_blocks(request)))
         return self.copies.take()
 
     @property
@@ -183,7 +187,7 @@ class SpanRecall(NoRecall):
             tokens = tokens_of(request, len(hashes) * size)
             self._index.add(domain, hashes[:known], tokens)
             self._own.keep(request, hashes, tokens, known)
-            self.copies.add(hashes)
+            self.copies.add(self._own.worth_copies(request, hashes))
 
     def _kept_blocks(self, request: Request) -> Sequence[bytes]:
         """Hashes of the computed blocks that are spliced later: exact ones, and a session's own."""
@@ -212,7 +216,7 @@ class SpanRecall(NoRecall):
 
     def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
         if (owner := self._opt_in.owner(request)) and self._has_branch(request):
-            self._branches.keep(request, owner, exact, whole)
+            self._branches.keep(request, owner, exact, whole, self._own.generation(request))
             self.copies.keep_here(request.block_hashes[exact:whole])  # the last step's among them
 
 
@@ -220,9 +224,3 @@ def _computed(request: Request) -> int:
     """How many of its tokens are computed; the last one's blocks may not be."""
     computed: int = min(request.num_computed_tokens, request.num_tokens - 1)
     return computed
-
-
-def _usage(request: Request, exact: int, found: int, spliced: int) -> dict[str, int]:
-    """Prompt tokens: found exactly, found among the session's approximate blocks, and the rest."""
-    computed = max(0, request.num_prompt_tokens - found - spliced)
-    return {"exact": exact, "own": found - exact, "spliced": spliced, "computed": computed}
