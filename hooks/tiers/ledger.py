@@ -59,7 +59,7 @@ class TierLedger:
         disk: What is written to the disk.
         reads_store: Whether this engine reads a store that others share.
         saving: Keys of blocks that left the pool, and are copied before a load writes over them.
-        adapted: Keys of blocks in the pool of which no copy may outlive this process: a LoRA
+        kept_off_disk: Keys of blocks in the pool of which no copy may outlive this process: a LoRA
             adapter computed them, which may be trained further under its name, or they are a
             session's own approximate ones.
 
@@ -89,7 +89,7 @@ class TierLedger:
         self.reads_store = False
         self.coming: dict[bytes, float] = {}
         self.saving: set[int] = set()
-        self.adapted: set[int] = set()
+        self.kept_off_disk: set[int] = set()
         self.clock = clock
         self._emit = emit
         self.disk = DiskWrites(self)
@@ -124,10 +124,10 @@ class TierLedger:
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
         """Begin copies of blocks, by their hashes as the prefix cache keeps them: with the group's
         id; there must be room."""
-        adapted, begin = self.adapted, self.directory.begin
+        kept_off, begin = self.kept_off_disk, self.directory.begin
         may_demote: Iterable[bool] = repeat(True)
-        if adapted:
-            may_demote = [key not in adapted for key in keys_in_pool(full_hashes)]
+        if kept_off:
+            may_demote = [key not in kept_off for key in keys_in_pool(full_hashes)]
         hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
         return list(map(begin, hashes, may_demote))
 
@@ -156,7 +156,7 @@ class TierLedger:
         warm, cold = self.directory.warm_hashes(), self.directory.cold_hashes()
         self._was_cleared = True
         self.directory.clear()
-        self.adapted.clear()
+        self.kept_off_disk.clear()
         self.announce_dropped(warm, Tier.WARM, Cause.RESET)
         self.announce_dropped(cold, Tier.COLD, Cause.RESET)
 

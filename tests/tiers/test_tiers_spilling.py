@@ -286,20 +286,20 @@ def test_what_an_adapter_computed_stays_off_the_disk_after_a_prefetch() -> None:
     engine.end(turn)
     engine.settle()
     engine.push_out()
-    assert not engine.bridge.ledger.adapted, "what left the pool is forgotten"
+    assert not engine.bridge.ledger.kept_off_disk, "what left the pool is forgotten"
     engine.advise(keys(turn))
     engine.step()
     engine.worker.finish_all()
     engine.advise()
     engine.settle()
-    assert engine.bridge.ledger.adapted == set(keys(turn))
+    assert engine.bridge.ledger.kept_off_disk == set(keys(turn))
     engine.bridge.ledger.give_up([engine.directory.warm(h) for h in turn.request.block_hashes])
     engine.push_out()
     engine.bridge.ledger.make_room(32, turn.request.block_hashes)
     engine.settle()
     assert not set(turn.request.block_hashes) & set(engine.worker.disk)
     assert engine.reset()
-    assert not engine.bridge.ledger.adapted
+    assert not engine.bridge.ledger.kept_off_disk
 
 
 def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:

@@ -15,8 +15,8 @@ from .exact_only import ExactOnly
 from .opt_in import OptIn
 from .own_branch import OwnBranches
 from .own_text import OwnText
+from .piece_runs import splice_of
 from .splice_plans import SplicePlans, tokens_of
-from .splicing import splice_of
 from .wanted_copies import WantedCopies
 
 if TYPE_CHECKING:

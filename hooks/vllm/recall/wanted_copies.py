@@ -44,7 +44,7 @@ class WantedCopies:
 
     def keep_here(self, hashes: Sequence[bytes]) -> None:
         """Let no copy of these blocks outlive this process."""
-        self._ledger.adapted.update(map(key_of, hashes))
+        self._ledger.kept_off_disk.update(map(key_of, hashes))
 
     def take(self) -> list[bytes]:
         """Take hashes of blocks that are to be copied now."""

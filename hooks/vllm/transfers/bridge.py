@@ -79,7 +79,7 @@ class TierCacheBridge:
         manager: KVCacheManager | None = None,
         by_priority: bool = False,
     ) -> None:
-        self.ledger, self.adapted = ledger, ledger.adapted.update
+        self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group, self._pool, self._index = group, pool, index
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
@@ -210,9 +210,9 @@ class TierCacheBridge:
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
         self.recall.cached(changes.cached)
-        if changes.evicted and (self.ledger.adapted or self._prefetcher.waits):
+        if changes.evicted and (self.ledger.kept_off_disk or self._prefetcher.waits):
             keys = changes.evicted.keys.tolist()
-            _forget_lost(self.ledger.adapted, self._pool, changes.evicted, keys)
+            _forget_lost(self.ledger.kept_off_disk, self._pool, changes.evicted, keys)
             self._prefetcher.evicted(keys)
         if changes.then_reset:
             self._index.catch_up()  # while it is known which of the evicted blocks have copies
@@ -237,17 +237,17 @@ class TierCacheBridge:
 
 
 def _forget_lost(
-    adapted: set[int], pool: BlockPool, hashes: Sequence[bytes], keys: Sequence[int]
+    kept_off: set[int], pool: BlockPool, hashes: Sequence[bytes], keys: Sequence[int]
 ) -> None:
     """Forget of evicted blocks those that the pool holds no more.
 
     At once: an adapter may compute them again.
     """
-    if not adapted.isdisjoint(keys):
+    if not kept_off.isdisjoint(keys):
         block_of = pool.cached_block_hash_to_block.get_one_block
         both = zip(hashes, keys, strict=True)
-        adapted.difference_update([
-            key for each, key in both if key in adapted and block_of(each) is None
+        kept_off.difference_update([
+            key for each, key in both if key in kept_off and block_of(each) is None
         ])  # fmt: skip
 
 

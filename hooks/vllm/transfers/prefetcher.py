@@ -196,8 +196,8 @@ class Prefetcher:
             self._under_way -= len(hashes)
             valid = ledger.directory.holds
             good = [at for at in range(len(hashes)) if at not in done.failed and valid(copies[at])]
-            adapted = (key_of(hashes[at]) for at in good if not copies[at].may_demote)
-            ledger.adapted.update(adapted)
+            kept_off = (key_of(hashes[at]) for at in good if not copies[at].may_demote)
+            ledger.kept_off_disk.update(kept_off)
             self._register([hashes[at] for at in good], [blocks[at] for at in good])
             held = set(map(id, blocks))
             self.held[:] = [block for block in self.held if id(block) not in held]
