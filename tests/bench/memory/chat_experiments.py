@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ...advisor.memory.chats.looked_at import Attention
 from ...advisor.memory.chats.memory_settings import MemorySettings, Mode
-from .memory_stage import LONGEST, Answered, memory_before
+from .memory_stage import LONGEST, Answered, Chat, memory_before
 from .told_chats import Told, noise_of, said, tell
 
 TURNS: Final = 14  # of a chat with several facts: all of it fits into what the model was taught
@@ -80,21 +82,36 @@ async def several_facts(
     return found
 
 
-async def planted(url: str, by: MemorySettings, sessions: int, seed: int) -> Outcome:
-    """Chats of many turns; the fact of the second one is asked for at the end."""
-    rng, found = random.Random(seed), Outcome()
-    async with memory_before(url, by) as memory:
+async def planted(
+    url: str, ways: Sequence[MemorySettings], sessions: int, seed: int
+) -> list[Outcome]:
+    """Chats of many turns; the fact of the second one is asked for at the end.
+
+    Each chat is held in all ways, one after the other, and each way is the first in turn: what else
+    the machine does is the same for all.
+    """
+    rng, found = random.Random(seed), [Outcome() for _ in ways]
+    async with contextlib.AsyncExitStack() as stack:
+        memories = [await stack.enter_async_context(memory_before(url, by)) for by in ways]
         for number in range(sessions):
-            told, chat = tell(PLANTED_TURNS, rng), memory.chat(f"planted-{by.mode}-{number}")
-            began = time.perf_counter()
-            for text in told.messages:
-                await chat.say(_user(text))
-            words = await chat.say(_user(told.question(1)))
-            found.seconds.append(time.perf_counter() - began)
-            found.right.append(words == told.answer(1))
-            _add(found.seen, chat.seen)
-        _count(found, memory)
+            told = tell(PLANTED_TURNS, rng)
+            for at in range(len(ways)):
+                way = (at + number) % len(ways)
+                chat = memories[way].chat(f"planted-{ways[way].mode}-{number}")
+                await _plant(found[way], chat, told)
+        for outcome, memory in zip(found, memories, strict=True):
+            _count(outcome, memory)
     return found
+
+
+async def _plant(found: Outcome, chat: Chat, told: Told) -> None:
+    began = time.perf_counter()
+    for text in told.messages:
+        await chat.say(_user(text))
+    words = await chat.say(_user(told.question(1)))
+    found.seconds.append(time.perf_counter() - began)
+    found.right.append(words == told.answer(1))
+    _add(found.seen, chat.seen)
 
 
 async def wall(url: str, by: MemorySettings, seed: int) -> Outcome:

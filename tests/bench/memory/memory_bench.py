@@ -91,10 +91,9 @@ async def _add_several(figures: Figures, url: str, sessions: int, seed: int) -> 
 
 
 async def _add_planted(figures: Figures, url: str, sessions: int, seed: int) -> None:
-    settings = arm(Mode.KV_RESTORE, PLANTED_BUDGET)
-    await planted(url, settings, 1, seed + 1)  # for caches and connections
-    ours = await planted(url, settings, sessions, seed)
-    theirs = await planted(url, arm(Mode.DISCARD, PLANTED_BUDGET), sessions, seed)
+    ways = [arm(mode, PLANTED_BUDGET) for mode in (Mode.KV_RESTORE, Mode.DISCARD)]
+    await planted(url, ways, 1, seed + 1)  # for caches and connections
+    ours, theirs = await planted(url, ways, sessions, seed)
     _rights(figures, "planted_recalled", ours)
     _rights(figures, "planted_truncated", theirs)
     figures.add("planted_evictions", ours.evicted / sessions, "blocks per chat")

@@ -67,7 +67,8 @@ class Chat:
 
     Args:
         client: Of the memory.
-        name: Of its session, and of no other's: an engine may remember those of another arm.
+        name: Of its session and its cache salt, and of no other's: an engine remembers what other
+            arms said.
         recall: Whether the engine may bring text back at other positions, if the memory wants that.
     """
 
@@ -85,7 +86,7 @@ class Chat:
         """
         whole = [*self.messages, *messages]
         body = {"model": "demo", "messages": whole, "max_tokens": ANSWER, "temperature": 0,
-                "ignore_eos": True, **self._said}  # fmt: skip
+                "ignore_eos": True, "cache_salt": self._name, **self._said}  # fmt: skip
         answer = await self._client.post(
             "/v1/chat/completions", json=body, headers={"X-Session-ID": self._name}
         )

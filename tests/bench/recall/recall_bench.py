@@ -14,7 +14,7 @@ from ..recorded.agents_fleet import SESSIONS as RECORDED
 from .compactions import CAPACITIES, play_compactions
 from .compactions import SESSIONS as AGENTS
 from .cross_hits import REQUESTS, run_crossed
-from .recall_stage import LENGTHS, start
+from .recall_stage import LENGTHS, SPEED_MODELS, start
 
 PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "places", "chats", "compacted")
 ROUNDS: Final = 9  # of each length; the medians are reported
@@ -83,15 +83,18 @@ def _add_exact(figures: Figures, scratch: Path, requests: int) -> None:
 
 
 def _add_speed(figures: Figures, scratch: Path, rounds: int) -> None:
-    rows: list[dict[str, Any]] = start("speed", True, scratch, count=rounds)
-    for length in LENGTHS:
-        of = [row for row in rows if row["tokens"] == length]
-        figures.add(f"recalled_ms_{length}", [1e3 * row["recalled_s"] for row in of], "ms")
-        figures.add(f"computed_ms_{length}", [1e3 * row["computed_s"] for row in of], "ms")
-        ratios = [row["computed_s"] / row["recalled_s"] for row in of if row["spliced"] == length]
-        target = "≥ 20" if length == 640 else ""
-        if ratios:
-            figures.add(f"splice_vs_prefill_{length}", ratios, "×", target)
+    for part in SPEED_MODELS:
+        rows: list[dict[str, Any]] = start(part, True, scratch, count=rounds)
+        suffix = part.removeprefix("speed")
+        for length in LENGTHS:
+            name, of = f"{length}{suffix}", [row for row in rows if row["tokens"] == length]
+            figures.add(f"recalled_ms_{name}", [1e3 * row["recalled_s"] for row in of], "ms")
+            figures.add(f"computed_ms_{name}", [1e3 * row["computed_s"] for row in of], "ms")
+            recalled = [row for row in of if row["spliced"] == length]
+            ratios = [row["computed_s"] / row["recalled_s"] for row in recalled]
+            if ratios:
+                target = "≥ 20" if length == 640 else ""
+                figures.add(f"splice_vs_prefill_{name}", ratios, "×", target)
 
 
 def _add_compacted(figures: Figures, sessions: int, seed: int) -> None:

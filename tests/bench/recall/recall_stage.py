@@ -23,9 +23,14 @@ from .needle_texts import ARMS, BUDGETS, Asked, draw
 
 BLOCK: Final = 32
 LENGTHS: Final = (20, 40, 160, 640, 1280)
-LARGE: Final = ModelShape(
-    hidden=768, layers=12, heads=12, kv_heads=12, intermediate=2048, vocab=8192, max_tokens=4096
-)  # 97 M parameters
+SPEED_MODELS: Final = {
+    "speed": ModelShape(
+        hidden=768, layers=12, heads=12, kv_heads=12, intermediate=2048, vocab=8192
+    ),  # 97 M parameters, each head with keys of its own
+    "speed_grouped": ModelShape(
+        hidden=576, layers=30, heads=9, kv_heads=3, intermediate=1536, vocab=8192
+    ),  # 116 M parameters: the layers of SmolLM2-135M, in which three heads share keys
+}
 RECALLS: Final = Path(__file__).parent.parent / "weights" / "recall"  # a model that remembers
 _TAIL: Final = 4  # tokens behind what is spliced: what is always computed
 _SHOWN: Final = 20  # lines of the log of an engine that failed
@@ -209,8 +214,8 @@ def main(part: str, recall: bool, scratch: str, count: int, seed: int = 1) -> An
         if part == "places":
             return serve_cases(remembers.serve, count, seed)
         return needles(remembers, count, seed)
-    stage = Stage(ensure_model(LARGE if part == "speed" else None), recall, Path(scratch))
-    return speed(stage, count) if part == "speed" else mixed(stage, count)
+    stage = Stage(ensure_model(SPEED_MODELS.get(part)), recall, Path(scratch))
+    return speed(stage, count) if part in SPEED_MODELS else mixed(stage, count)
 
 
 if __name__ == "__main__":
