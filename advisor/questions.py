@@ -13,14 +13,14 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 from ..dashboards.source import BusyError
 
 WAITING: Final = 4  # questions that may wait; further ones are refused at once; chosen
-PATIENCE_S: Final = 0.5  # the longest that a question waits for others to be answered; chosen
-REST: Final = 3.0  # after a question the graph rests for so many times its duration; chosen
-LONGEST_REST_S: Final = 2.0  # the longest that a question waits for the graph's rest; chosen
+PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
+REST: Final = 3.0  # after a question the graph rests for so many times its work; chosen
 
 FRESH_S: Final = 0.5  # an answer that is older is worked out anew; chosen
 STALE_S: Final = 2.0  # and one that is older than this is given to nobody; chosen
 _KEPT: Final = 64  # answers
 _MANY_ASK: Final = "many questions are being asked"
+_SOON_S: Final = 1  # when they may have been answered
 _T = TypeVar("_T")
 
 
@@ -34,6 +34,8 @@ class Questions:
         lock: The graph's lock.
         clock: Monotonic seconds.
         sleep: Waits for so many seconds.
+        worked: Seconds that the calling thread computed: who asks alone is not refused because the
+            machine was busy with something else.
     """
 
     def __init__(
@@ -41,10 +43,12 @@ class Questions:
         lock: AbstractContextManager[object],
         clock: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
+        worked: Callable[[], float] = time.thread_time,
     ) -> None:
         self._lock = lock
         self._clock = clock
         self._sleep = sleep
+        self._worked = worked
         self._room = threading.BoundedSemaphore(WAITING)
         self._turn = threading.Lock()
         self._free_at = clock()
@@ -55,8 +59,7 @@ class Questions:
         """Hold the graph's lock for one question.
 
         Raises:
-            BusyError: Too many others ask, or the last question took very long; says when to
-                try again.
+            BusyError: Too many others ask, or the last question took long; says when to try again.
         """
         if not self._room.acquire(blocking=False):
             self._refuse(_MANY_ASK)
@@ -64,12 +67,11 @@ class Questions:
             self._wait()
             try:
                 with self._lock:
-                    begun = self._clock()
+                    begun = self._worked()
                     try:
                         yield
                     finally:
-                        now = self._clock()
-                        self._free_at = now + REST * (now - begun)
+                        self._free_at = self._clock() + REST * (self._worked() - begun)
             finally:
                 self._turn.release()
         finally:
@@ -77,16 +79,17 @@ class Questions:
 
     def _wait(self) -> None:
         """Wait for our turn, and until the graph was left alone for long enough."""
+        deadline = self._clock() + PATIENCE_S
         if not self._turn.acquire(timeout=PATIENCE_S):
             self._refuse(_MANY_ASK)
         rest = self._free_at - self._clock()
-        if rest > LONGEST_REST_S:
+        if rest > max(0.0, deadline - self._clock()):
             self._turn.release()
             self._refuse("the last question took long", math.ceil(rest))
         if rest > 0:
             self._sleep(rest)
 
-    def _refuse(self, why: str, again_in_s: int = 1) -> NoReturn:
+    def _refuse(self, why: str, again_in_s: int = _SOON_S) -> NoReturn:
         self.refused += 1
         raise BusyError(why, again_in_s)
 
@@ -94,8 +97,8 @@ class Questions:
 class RecentAnswers:
     """Answers by question, each for ``FRESH_S``; from any thread.
 
-    While one thread works out an answer anew, and where nobody can because too many ask, others get
-    the one before, for ``STALE_S`` at most.
+    While one thread works out an answer anew, and where nobody can just now, others get the one
+    before, for ``STALE_S`` at most.
 
     Args:
         clock: Monotonic seconds.
@@ -110,7 +113,7 @@ class RecentAnswers:
         """The answer of a moment ago, or else a new one.
 
         Raises:
-            BusyError: Too many others ask, and there is no answer that is young enough.
+            BusyError: Nobody can ask just now, and there is no answer that is young enough.
         """
         age, kept = self._kept(question)
         if age < FRESH_S or (age < STALE_S and question in self._asked):

@@ -19,6 +19,7 @@ TIMEOUT_S: Final = 5.0  # for an answer; chosen
 TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"
 _MAX_ANSWER: Final = 64 << 20  # bytes; chosen
 _TRIES: Final = 10  # of a question to a busy sidecar; chosen
+_LONGEST_S: Final = 60.0  # between two of them; chosen
 # Never through a proxy: the sidecar is on this machine.
 _opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -32,7 +33,13 @@ class UnknownError(RemoteError):
 
 
 class BusySidecarError(RemoteError):
-    """Too many ask the sidecar; the same question may be asked again in a second."""
+    """The sidecar cannot answer just now; its message says when it can be asked again.
+
+    Attributes:
+        again_in_s: That, in seconds.
+    """
+
+    again_in_s = 1.0
 
 
 class RefusedError(RemoteError):
@@ -136,12 +143,7 @@ def answer_to(
             return json.loads(answer.read(most_bytes))
     except urllib.error.HTTPError as error:
         with error:
-            detail = _detail(error)
-        if detail and error.code in _REFUSALS:
-            raise _REFUSALS[error.code](detail) from None
-        answered = f"{url} answered {error.code}"
-        kind = _REFUSALS.get(error.code, RemoteError)
-        raise kind(f"{answered}: {detail}" if detail else answered) from None
+            raise _refusal(url, error) from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
@@ -154,8 +156,8 @@ def ask_patiently(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
     for _ in range(_TRIES - 1):
         try:
             return ask(url, path, timeout_s)
-        except BusySidecarError:
-            time.sleep(1.0)
+        except BusySidecarError as busy:
+            time.sleep(busy.again_in_s)
     return ask(url, path, timeout_s)
 
 
@@ -169,6 +171,19 @@ def _request(url: str, path: str) -> urllib.request.Request:
 def secret_of(url: str) -> str:
     """The token of the sidecar at ``url``: its note's, or the environment's; empty without one."""
     return token_of(url) or os.environ.get(TOKEN_VARIABLE, "")
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> RemoteError:
+    """What a sidecar's refusal says."""
+    detail, kind = _detail(error), _REFUSALS.get(error.code)
+    answered = f"{url} answered {error.code}"
+    if kind is None:
+        return RemoteError(f"{answered}: {detail}" if detail else answered)
+    refusal = kind(detail or answered)
+    after = error.headers.get("Retry-After", "")
+    if isinstance(refusal, BusySidecarError) and after.isdecimal():
+        refusal.again_in_s = min(_LONGEST_S, float(after))
+    return refusal
 
 
 def _detail(error: urllib.error.HTTPError) -> str:

@@ -22,7 +22,7 @@ class BusyError(KvGraphError):
         again_in_s: When the same question may be asked again, whole seconds from now.
     """
 
-    def __init__(self, why: str, again_in_s: int = 1) -> None:
+    def __init__(self, why: str, again_in_s: int) -> None:
         super().__init__(f"{why}; try again in {again_in_s} s")
         self.again_in_s = again_in_s
 
@@ -109,7 +109,8 @@ class SidecarStatus:
 
 
 class StatusSource(Protocol):
-    """Answers the HTTP surface's questions, from any thread; raises BusyError if too many ask."""
+    """Answers the HTTP surface's questions, from any thread; raises BusyError while it
+    cannot."""
 
     @property
     def page(self) -> PageSource:

@@ -11,7 +11,7 @@ schema is served at ``/v1/openapi.json``). What holds for all of them:
 * ``None`` (null) means that nobody knows, which is not zero.
 * Records of the logs have an ``id`` that rises by one; ``before`` pages backwards and ``next`` is
   what to ask for then. The logs are rings: what is older than they reach is gone.
-* Without the token 401; unknown things 404; wrong input 400 or 422; too many at once 503 with
-  ``Retry-After``. Each has a ``detail`` in words. See ``dashboards.page_access`` for the token and
-  its cookie.
+* Without the token 401; unknown things 404; wrong input 400 or 422; what cannot be answered just
+  now 503 with ``Retry-After``. Each has a ``detail`` in words. See ``dashboards.page_access`` for
+  the token and its cookie.
 """

@@ -20,7 +20,7 @@ class PageSource(Protocol):
     """Answers the page's questions, from any thread.
 
     Each raises GraphError for a block, session or engine that nobody knows, and BusyError while
-    too many ask. ``engine`` None stands for the only engine, or the first of several.
+    the graph cannot be asked. ``engine`` None stands for the only engine, or the first of several.
     """
 
     def now(self) -> Now:

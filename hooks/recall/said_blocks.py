@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -54,14 +54,9 @@ class SaidBlocks:
         """The block with this hash, if it is known."""
         return self._blocks.get(block_hash)
 
-    def used(self, hashes: Sequence[bytes]) -> None:
-        """Note that those of a sequence's blocks that are known were used.
-
-        The last of them goes first: text is found from its beginning on.
-        """
-        for block_hash in reversed(hashes):
-            if block_hash in self._blocks:
-                self._blocks.move_to_end(block_hash)
+    def used(self, block_hash: bytes) -> None:
+        """Note that a block that is known was used."""
+        self._blocks.move_to_end(block_hash)
 
     def following(self, block_hash: bytes, domains: Collection[Domain]) -> list[SaidBlock]:
         """Blocks of ``domains`` that follow one, those that were entered last."""

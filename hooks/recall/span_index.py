@@ -105,18 +105,18 @@ class SpanIndex:
         Args:
             domain: Whose text those are that are not known yet.
             hashes: Of its blocks from the beginning on.
-            tokens: Of all of them; ``NOBODYS`` where nothing is to be found: a block without
-                anything else is not added.
+            tokens: Of all of them; ``NOBODYS`` where nothing is to be found.
             first: The first block to add, if it is not known.
         """
         size, before = self._size, b""
         for at, block_hash in enumerate(hashes):
-            part = tokens[at * size : (at + 1) * size]
-            if at >= first and block_hash not in self._blocks and part.max() != NOBODYS:
+            if block_hash in self._blocks:
+                self._blocks.used(block_hash)
+            elif at >= first:
+                part = tokens[at * size : (at + 1) * size]
                 said, prints = SaidText.of(part), self._prints.apart(part)
                 self._enter(SaidBlock(block_hash, domain, at * size, said, before, prints))
             before = block_hash
-        self._blocks.used(hashes)
         while len(self._blocks) > self._most:
             self._forget(next(iter(self._blocks)))
 
@@ -160,8 +160,6 @@ class SpanIndex:
             followed += len(segments)
             if reached == len(tokens) - at or followed > _MOST_FOLLOWED:
                 break
-        if best is not None:
-            self._blocks.used([segment.block_hash for segment in best.segments])
         return best
 
     def continued(
@@ -218,6 +216,7 @@ class SpanIndex:
         while block is not None and block.domain in domains and usable(block.block_hash):
             same = block.text.common(first, prompt, at)
             if same:
+                self._blocks.used(block.block_hash)
                 yield Segment(block.block_hash, first, same)
             if first + same < self._size:
                 return

@@ -22,8 +22,8 @@ from ..tensors import Tensor
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"
 OPTIONS: Final = ["-O3", "-march=native", "-ffp-contract=off"]
-# Below this a second thread costs more than it brings; chosen.
-PARALLEL_BYTES: Final = 4 << 20
+PARALLEL_BYTES: Final = 4 << 20  # below this a second thread costs more than it brings; chosen
+MOST_THREADS: Final = 2  # of a copy that a request waits for; chosen: two fill a memory channel
 _TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 
 
@@ -96,45 +96,42 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     library()
 
 
-def spill(blocks: Blocks, records: Blocks, threads: int = 1) -> None:
+def spill(blocks: Blocks, records: Blocks) -> None:
     """``reference.spill``."""
-    _copy_blocks(blocks, records, threads)
+    _copy_blocks(blocks, records, 1)  # nobody waits for it
 
 
-def load(records: Blocks, blocks: Blocks, threads: int = 1) -> None:
+def load(records: Blocks, blocks: Blocks) -> None:
     """``reference.load``."""
-    _copy_blocks(records, blocks, threads)
+    _copy_blocks(records, blocks, MOST_THREADS)
 
 
-def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, threads: int = 1) -> None:
+def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """``reference.splice``."""
     check_same_model(source.layout, target.layout)
-    _move(source, target, slot_runs(slots, source.layout.tokens), rope, threads)
+    _move(source, target, slot_runs(slots, source.layout.tokens), rope)
 
 
-def rotate_in_place(
-    cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope, threads: int = 1
-) -> None:
+def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
     """``reference.rotate_in_place``."""
     runs = slot_runs(SlotMap(slots, slots, delta), cache.layout.tokens)
     turned = runs.runs[runs.runs[:, 3] >= 0]
-    _move(cache, cache, SlotRuns(turned, runs.deltas), rope, threads, keys_only=True)
+    _move(cache, cache, SlotRuns(turned, runs.deltas), rope, keys_only=True)
 
 
-def _copy_blocks(source: Blocks, target: Blocks, threads: int) -> None:
+def _copy_blocks(source: Blocks, target: Blocks, most: int) -> None:
     runs = block_runs(source, target)
     count = len(runs.sources)
     library().kv_copy(CopyArgs(
         source=source.kv.memory.data_ptr(), target=target.kv.memory.data_ptr(),
         sources=runs.sources.ctypes.data, targets=runs.targets.ctypes.data,
-        n_runs=count, run_bytes=runs.size, threads=_threads(threads, count * runs.size),
+        n_runs=count, run_bytes=runs.size, threads=_threads(most, count * runs.size),
     ))  # fmt: skip
 
 
 def _move(
-    source: PagedKv, target: PagedKv, runs: SlotRuns, rope: Rope, threads: int,
-    keys_only: bool = False,
-) -> None:  # fmt: skip
+    source: PagedKv, target: PagedKv, runs: SlotRuns, rope: Rope, keys_only: bool = False
+) -> None:
     cos, sin = (table.contiguous() for table in rope.rotation(runs.deltas))
     turn = RopeArgs(
         cos=cos.data_ptr(), sin=sin.data_ptr(), start=rope.start, pairs=rope.dims // 2,
@@ -147,7 +144,7 @@ def _move(
         target=target.memory.data_ptr(), target_layout=ctypes.pointer(packed(target.layout)),
         target_type=_TYPES[target.layout.dtype],
         runs=runs.runs.ctypes.data, n_runs=len(runs.runs), rope=ctypes.pointer(turn),
-        keys_only=keys_only, threads=_threads(threads, moved),
+        keys_only=keys_only, threads=_threads(MOST_THREADS, moved),
     ))  # fmt: skip
 
 
@@ -163,5 +160,6 @@ def _packed_plane(plane: Plane) -> PlaneArgs:
     return PlaneArgs(**{**numbers, "scale": -1 if plane.scale is None else plane.scale})
 
 
-def _threads(threads: int, size: int) -> int:
-    return threads if size >= PARALLEL_BYTES else 1
+def _threads(most: int, size: int) -> int:
+    """As many as torch may have here, where they have enough to do."""
+    return min(most, torch.get_num_threads()) if size >= PARALLEL_BYTES else 1

@@ -429,12 +429,12 @@ def test_who_waits_is_listed_by_request(client: TestClient, source: Source) -> N
 
 def test_too_many_questions_are_answered_with_503(client: TestClient, source: Source) -> None:
     def busy(*_: object) -> dict[str, Any]:
-        raise BusyError("many ask")
+        raise BusyError("many ask", 15)
 
     source.explain_block = busy  # type: ignore[method-assign]
     answer = client.get("/blocks/1/explain")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json() == {"detail": "many ask; try again in 1 s"}
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "15")
+    assert answer.json() == {"detail": "many ask; try again in 15 s"}
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.recall.approximate import recalling
 from kvgraph.bench.recall.calibrated import keep_calibration
-from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from paper import words
@@ -100,25 +99,6 @@ def test_what_was_spliced_is_taken_from_where_it_was_computed(make: Callable[...
     assert used(engine, [*DOCUMENT[7:], *words(9, 8)], **session("mine"))["spliced"] > 0
     assert read
     assert set(read) <= set(first.block_hashes)
-
-
-def test_it_is_known_too_behind_blocks_that_were_spliced_whole(make: Callable[..., Any]) -> None:
-    engine, other = make(), words(150, 9)
-    behind_spliced(engine)
-    told = used(engine, [*DOCUMENT, *other], 4, **session("mine"))
-    assert (told["own"], told["spliced"]) == (len(DOCUMENT) // BLOCK_SIZE * BLOCK_SIZE, 0)
-    assert used(engine, [*other, *words(9, 7)], **session("mine"))["spliced"] > 0
-
-
-def test_what_was_spliced_whole_needs_no_second_copy(make: Callable[..., Any]) -> None:
-    engine = make()
-    behind_spliced(engine)
-    branch = engine.side.bridge.recall.copies.wanted
-    request = engine.ask([*DOCUMENT, *LATER], 4, **session("mine"))
-    engine.settle()
-    wanted = [key_of(each) in branch for each in request.block_hashes]
-    whole = (len(DOCUMENT) - LIMITS.margin) // BLOCK_SIZE
-    assert wanted == [at >= whole for at in range(len(wanted))]
 
 
 def test_generations_end_where_the_calibration_does(make: Callable[..., Any]) -> None:

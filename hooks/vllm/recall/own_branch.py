@@ -24,20 +24,18 @@ Owner = tuple[Domain, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class _Branch:
     """What a session's last approximate request left.
 
     Attributes:
         tokens: Of its whole blocks.
         hashes: Of these blocks; from the first approximate one on they follow from a nonce.
         exact: Blocks before that one.
-        generation: Of what was computed in it, see ``SpliceLimits``.
     """
 
     tokens: SaidText
     hashes: Sequence[bytes]
     exact: int
-    generation: int
 
 
 class OwnBranches:
@@ -53,7 +51,7 @@ class OwnBranches:
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
-        self._branches: OrderedDict[Owner, Branch] = OrderedDict()
+        self._branches: OrderedDict[Owner, _Branch] = OrderedDict()
         self._tokens = 0  # of all of them
 
     def begin(self, request: Request, exact: int) -> bool:
@@ -66,10 +64,10 @@ class OwnBranches:
         request.update_block_hashes()
         return True
 
-    def follow(self, request: Request, owner: Owner) -> Branch | None:
+    def follow(self, request: Request, owner: Owner) -> int | None:
         """Rewrite hashes as those of the session's last branch, as far as the text is the same.
 
-        Returns that branch; None where the text differs before its first approximate block.
+        Returns how many blocks are exact; None where the text differs before the first other one.
         """
         branch = self._branches.get(owner)
         if branch is None or request.resumable:
@@ -80,9 +78,9 @@ class OwnBranches:
             return None
         request.block_hashes[:] = branch.hashes[:same]
         request.update_block_hashes()
-        return branch
+        return branch.exact
 
-    def keep(self, request: Request, owner: Owner, exact: int, whole: int, generation: int) -> None:
+    def keep(self, request: Request, owner: Owner, exact: int, whole: int) -> None:
         """Keep what an approximate request left: ``whole`` blocks, the first ``exact`` exact.
 
         A request that ended before it had computed what its session had before leaves nothing new.
@@ -92,8 +90,7 @@ class OwnBranches:
         if known is not None and known.tokens.raw.startswith(tokens.raw) and known.tokens != tokens:
             return
         self._forget(owner)
-        hashes = list(request.block_hashes[:whole])
-        self._branches[owner] = Branch(tokens, hashes, exact, generation)
+        self._branches[owner] = _Branch(tokens, list(request.block_hashes[:whole]), exact)
         self._tokens += len(tokens)
         while len(self._branches) > MOST_SESSIONS or self._tokens > MOST_TOKENS:
             self._forget(next(iter(self._branches)))

@@ -19,13 +19,13 @@ _SHARED: Final = 2  # parts of a domain that sessions share: salt and tenant; se
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What a request read before it computed.
+class Read:
+    """What a request read before it computed, in tokens of its prompt.
 
     Attributes:
-        exact: Tokens that the pool or exact copies held.
-        found: Tokens up to the end of the session's approximate blocks behind those.
-        spliced: Tokens behind those.
+        exact: The first ones: the pool or copies held them exactly.
+        found: With those that were found behind these among its session's own.
+        spliced: Behind all those.
         generation: Of what is computed behind them, where exact text is of generation 0.
     """
 
@@ -56,8 +56,7 @@ class OwnText:
     ) -> None:
         self._index, self._size = index, block_size
         self._opt_in, self._most = opt_in, most_generations
-        self._before: dict[str, int] = {}  # generations of what sessions left, by request
-        self._reads: dict[str, _Read] = {}
+        self._reads: dict[str, Read] = {}
         self.enters = most_generations > 1
 
     def domains(self, request: Request, domain: Domain) -> list[Domain]:
@@ -68,24 +67,32 @@ class OwnText:
             return [domain]
         return [domain, *(_domain(owner, later) for later in range(1, self._most))]
 
-    def goes_on(self, request: Request, generation: int) -> None:
-        """Note that a request goes on from what its session left, which is of ``generation``."""
-        self._before[request.request_id] = generation
+    def begun(
+        self, request: Request, exact: int, found: int, own: bytes, pieces: Sequence[Piece]
+    ) -> None:
+        """Note what a request reads before it computes, whenever it is given blocks.
 
-    def begun(self, request: Request, exact: int, found: int, pieces: Sequence[Piece]) -> None:
-        """Note what a request reads before it computes.
+        What it read first counts for as long as it has that: who was preempted finds his own blocks
+        again. It does not where a load failed, or where more was found the next time.
 
         Args:
             exact: Tokens that were found exactly.
-            found: Tokens up to the end of what else was found: its session's approximate blocks.
+            found: Tokens that were found at all.
+            own: Hash of the last block that was found behind the exact ones; empty without one.
             pieces: What is spliced behind those.
         """
-        behind = [segment.block_hash for piece in pieces for segment in piece.segments]
-        later = [1 + self._generation_of(each) for each in behind]
-        before = self._before.get(request.request_id, 0) if found > exact else 0
-        generation = max([1, before, *later])
+        known = self._reads.get(request.request_id)
+        if known is not None and not pieces and found >= known.found + known.spliced:
+            return
+        sources = [segment.block_hash for piece in pieces for segment in piece.segments]
+        later = [1 + self._generation(each) for each in sources]
+        generation = max([1, self._generation(own) if own else 0, *later])
         spliced = sum(piece.tokens for piece in pieces)
-        self._reads.setdefault(request.request_id, _Read(exact, found, spliced, generation))
+        self._reads[request.request_id] = Read(exact, found, spliced, generation)
+
+    def read(self, request_id: str) -> Read | None:
+        """What a request read; None before it was given blocks."""
+        return self._reads.get(request_id)
 
     def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens, exact: int) -> None:
         """Enter what a request computed behind its exact blocks.
@@ -103,30 +110,11 @@ class OwnText:
         domain = _domain(owner, read.generation)
         self._index.add(domain, hashes, mine, first=read.found // self._size)
 
-    def generation(self, request: Request) -> int:
-        """Of what a request computed behind approximate text; the latest where that is unknown."""
-        read = self._reads.get(request.request_id)
-        return self._most if read is None else read.generation
-
-    def worth_copies(self, request: Request, hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Those of a request's blocks that say what no copy says: the exact ones, and those that it
-        computed.
-
-        Args:
-            hashes: Of its blocks, from its first on.
-        """
-        read = self._reads.get(request.request_id)
-        if read is None:
-            return hashes
-        first, end = read.exact // self._size, (read.found + read.spliced) // self._size
-        return [*hashes[:first], *hashes[end:]]
-
     def forget(self, request_id: str) -> None:
         """Note that a request ended."""
-        self._before.pop(request_id, None)
         self._reads.pop(request_id, None)
 
-    def _generation_of(self, block_hash: bytes) -> int:
+    def _generation(self, block_hash: bytes) -> int:
         domain = self._index.domain(block_hash)
         if domain is None:
             return self._most  # forgotten: what is computed behind it is not entered

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...recall.cover import SpliceLimits
 from ...recall.said_blocks import Domain
-from ...recall.span_index import SpanIndex
+from ...recall.span_index import Piece, SpanIndex
 from ...tiers.ledger import TierLedger
 from ..transfers.loader import Loader
 from ..transfers.no_tiers import NoRecall
 from .exact_only import ExactOnly
 from .opt_in import OptIn
 from .own_branch import OwnBranches
-from .own_text import OwnText
+from .own_text import OwnText, Read
 from .piece_runs import splice_of
-from .splice_plans import SplicePlans, tokens_of
+from .splice_plans import SplicePlans, last_of, tokens_of
 from .wanted_copies import WantedCopies
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class SpanRecall(NoRecall):
         self._opt_in, self.exact_only = opt_in, exact_only
         self._running: dict[str, Request] = {}
         self._prefilling: dict[str, Request] = {}
-        self._usage: dict[str, dict[str, int]] = {}  # prompt tokens, by where they were found
         self._branches = OwnBranches(group.block_size)
         self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
@@ -70,10 +69,9 @@ class SpanRecall(NoRecall):
         """Let a session's request find what its last one left, before anything is looked up."""
         owner = self._opt_in.owner(request)
         if owner is not None and request.request_id not in self.exact:
-            branch = self._branches.follow(request, owner)
-            if branch is not None:
-                self.exact[request.request_id] = branch.exact * self._group.block_size
-                self._own.goes_on(request, branch.generation)
+            exact = self._branches.follow(request, owner)
+            if exact is not None:
+                self.exact[request.request_id] = exact * self._group.block_size
 
     def looked_up(
         self, request: Request, first: int, answer: tuple[int | None, bool]
@@ -86,11 +84,12 @@ class SpanRecall(NoRecall):
         """
         exact, _ = answer
         domain = self._opt_in.domain(request)
-        if exact is None or domain is None or request.request_id in self._tried:
+        if exact is None or domain is None:
             return answer
 
         def domains() -> Sequence[Domain]:
-            return self._own.domains(request, domain)
+            tried = request.request_id in self._tried
+            return () if tried else self._own.domains(request, domain)
 
         plan = self._plans.plan(request, domains, first, exact)
         return (exact + plan.spliced, True) if plan.pieces else answer
@@ -109,28 +108,25 @@ class SpanRecall(NoRecall):
         if self._opt_in.domain(request) is None:
             return False
         self._running[request.request_id] = self._prefilling[request.request_id] = request
-        spliced = self.spliced(request, to_load)
+        spliced, size = self.spliced(request, to_load), self._group.block_size
         plan = self._plans.take(request.request_id)
-        if plan is None:
+        if plan is None:  # nothing is looked up for who has blocks already, as after a load
+            self._note_read(request, request.num_computed_tokens)
             return False
-        size, whole = self._group.block_size, plan.first + plan.loaded
-        found = whole * size
-        exact = min(found, self.exact.get(request.request_id, found))
-        usage = {"exact": exact, "own": found - exact, "spliced": spliced}
-        self._usage.setdefault(request.request_id, usage)
-        self._own.begun(request, exact, found, plan.pieces if spliced else ())
+        whole = plan.first + plan.loaded
+        self._note_read(request, whole * size, plan.pieces if spliced else ())
         if not spliced:
             return False
         self._set_apart(request, whole)
         self._tried.add(request.request_id)
-        hashes = self._group.hashes(request, found)[plan.first :]
+        hashes = self._group.hashes(request, whole * size)[plan.first :]
         splice = splice_of(plan.pieces, ids, size, self._ledger.directory)
         self._loader.begin(request.request_id, hashes, ids[plan.first : whole], splice)
         return True
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Keep what an ended request's exact blocks say; returns its usage, if it opted in."""
-        request = self._running.pop(request_id, None)
+        request, read = self._running.pop(request_id, None), self._own.read(request_id)
         if request is not None:
             self._keep(request)
         self._plans.take(request_id)
@@ -140,11 +136,9 @@ class SpanRecall(NoRecall):
         self.exact_only.forget(request_id)
         self.exact.pop(request_id, None)
         self._tried.discard(request_id)
-        usage = self._usage.pop(request_id, None)
-        if request is None or usage is None:
+        if request is None or read is None:
             return None
-        usage["computed"] = max(0, request.num_prompt_tokens - sum(usage.values()))
-        return {"kvgraph": {"recall": usage}}
+        return {"kvgraph": {"recall": _usage(read, request.num_prompt_tokens)}}
 
     def cached(self, runs: Sequence[Cached]) -> None:
         """Note what requests registered: approximate blocks never reach the disk, whenever their
@@ -162,7 +156,7 @@ class SpanRecall(NoRecall):
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 # Its request holds it: at the turn's end, others may take the blocks at once.
                 del self._prefilling[request.request_id]
-                self.copies.add(self._own.worth_copies(request, self._kept_blocks(request)))
+                self.copies.add(self._kept_blocks(request))
         return self.copies.take()
 
     @property
@@ -177,6 +171,11 @@ class SpanRecall(NoRecall):
         self.copies.clear()
         self._plans.clear()
 
+    def _note_read(self, request: Request, found: int, pieces: Sequence[Piece] = ()) -> None:
+        exact = min(found, self.exact.get(request.request_id, found))
+        own = self._group.hashes(request, found)[exact // self._group.block_size :]
+        self._own.begun(request, exact, found, last_of(own), pieces)
+
     def _keep(self, request: Request) -> None:
         size, exact = self._group.block_size, self.exact.get(request.request_id)
         if exact is not None:
@@ -187,7 +186,7 @@ class SpanRecall(NoRecall):
             tokens = tokens_of(request, len(hashes) * size)
             self._index.add(domain, hashes[:known], tokens)
             self._own.keep(request, hashes, tokens, known)
-            self.copies.add(self._own.worth_copies(request, hashes))
+            self.copies.add(hashes)
 
     def _kept_blocks(self, request: Request) -> Sequence[bytes]:
         """Hashes of the computed blocks that are spliced later: exact ones, and a session's own."""
@@ -216,7 +215,7 @@ class SpanRecall(NoRecall):
 
     def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
         if (owner := self._opt_in.owner(request)) and self._has_branch(request):
-            self._branches.keep(request, owner, exact, whole, self._own.generation(request))
+            self._branches.keep(request, owner, exact, whole)
             self.copies.keep_here(request.block_hashes[exact:whole])  # the last step's among them
 
 
@@ -224,3 +223,11 @@ def _computed(request: Request) -> int:
     """How many of its tokens are computed; the last one's blocks may not be."""
     computed: int = min(request.num_computed_tokens, request.num_tokens - 1)
     return computed
+
+
+def _usage(read: Read, prompt: int) -> dict[str, int]:
+    """Tokens of a prompt, by where they came from."""
+    own, computed = read.found - read.exact, prompt - read.found - read.spliced
+    return {
+        "exact": read.exact, "own": own, "spliced": read.spliced, "computed": max(0, computed)
+    }  # fmt: skip
