@@ -88,8 +88,8 @@ def _add_speed(figures: Figures, scratch: Path, rounds: int) -> None:
         suffix = part.removeprefix("speed")
         for length in LENGTHS:
             name, of = f"{length}{suffix}", [row for row in rows if row["tokens"] == length]
-            figures.add(f"recalled_ms_{name}", [1e3 * row["recalled_s"] for row in of], "ms")
-            figures.add(f"computed_ms_{name}", [1e3 * row["computed_s"] for row in of], "ms")
+            for how in ("recalled", "resident", "computed"):
+                figures.add(f"{how}_ms_{name}", [1e3 * row[f"{how}_s"] for row in of], "ms")
             recalled = [row for row in of if row["spliced"] == length]
             ratios = [row["computed_s"] / row["recalled_s"] for row in recalled]
             if ratios:
