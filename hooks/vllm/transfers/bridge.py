@@ -241,7 +241,7 @@ def _forget_lost(
 ) -> None:
     """Forget of evicted blocks those that the pool holds no more.
 
-    At once: an adapter may compute them again.
+    At once: they may be computed again.
     """
     if not kept_off.isdisjoint(keys):
         block_of = pool.cached_block_hash_to_block.get_one_block

@@ -87,8 +87,8 @@ async def planted(
 ) -> list[Outcome]:
     """Chats of many turns; the fact of the second one is asked for at the end.
 
-    Each chat is held in all ways, one after the other, and each way is the first in turn: what else
-    the machine does is the same for all.
+    Each chat is held in all ways, one after the other, and the ways take turns at going first: what
+    else the machine does is the same for all.
     """
     rng, found = random.Random(seed), [Outcome() for _ in ways]
     async with contextlib.AsyncExitStack() as stack:

@@ -67,8 +67,8 @@ class Chat:
 
     Args:
         client: Of the memory.
-        name: Of its session and its cache salt, and of no other's: an engine remembers what other
-            arms said.
+        name: The beginning of its session's name, which is its cache salt too. No other chat has
+            that one: an engine remembers what other arms said.
         recall: Whether the engine may bring text back at other positions, if the memory wants that.
     """
 
