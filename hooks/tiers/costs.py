@@ -24,13 +24,19 @@ class TransferCosts:
     computing wins, the bandwidths are raised by 3 %, so that a load is eventually tried again and a
     wrong estimate cannot last.
 
+    A splice may be short, and would be waited for all the same: threads hand it on, and the engine
+    hears of its end in a later step. So its time is that wait, too, unless the request loads exact
+    copies anyway.
+
     Attributes:
+        splices_always: Whether text is spliced also where computing it is quicker.
         load_bytes_per_s: From host memory to the pool; this and the others are 0 before their first
             sample.
         disk_bytes_per_s: From disk to host memory.
         store_bytes_per_s: From the shared store to host memory.
         spill_bytes_per_s: From the pool to host memory.
         splice_bytes_per_s: From host memory to other positions of the pool, of whole records.
+        splice_wait_s: What passes besides, from the order to the step that hears of its end.
         prefill_tokens_per_s: In steps that do not only decode.
         queued_bytes: Bytes of loads under way.
 
@@ -44,6 +50,8 @@ class TransferCosts:
         self.store_bytes_per_s = 0.0
         self.spill_bytes_per_s = 0.0
         self.splice_bytes_per_s = 0.0
+        self.splice_wait_s = 0.0
+        self.splices_always = False
         self.prefill_tokens_per_s = 0.0
         self.queued_bytes = 0
         self._clock = clock
@@ -66,14 +74,20 @@ class TransferCosts:
         self.store_bytes_per_s /= _FADE
         return False
 
-    def worth_splicing(self, tokens: int, record_bytes: int) -> bool:
-        """The same for splicing ``tokens`` tokens out of records of so many bytes."""
-        if not self.prefill_tokens_per_s:
+    def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
+        """The same for splicing ``tokens`` tokens out of records of so many bytes.
+
+        Args:
+            loads: Whether the request waits for a load of exact copies anyway.
+        """
+        if self.splices_always or not self.prefill_tokens_per_s:
             return True
         takes_s = _over(self.queued_bytes + record_bytes, self.splice_bytes_per_s)
+        takes_s += 0.0 if loads else self.splice_wait_s
         if takes_s <= tokens / self.prefill_tokens_per_s:
             return True
         self.splice_bytes_per_s /= _FADE
+        self.splice_wait_s *= _FADE
         return False
 
     def load_s(self, warm_bytes: int, cold_bytes: int, store_bytes: int = 0) -> float:
@@ -108,9 +122,11 @@ class TransferCosts:
         else:
             self.load_bytes_per_s = _speed(self.load_bytes_per_s, size, transfer_s)
 
-    def spliced(self, size: int, transfer_s: float) -> None:
-        """Note that a load that splices, and moves ``size`` bytes, took ``transfer_s`` seconds."""
+    def spliced(self, size: int, transfer_s: float, waited_s: float) -> None:
+        """Note that a load that splices, and moves ``size`` bytes, took ``transfer_s`` seconds, and
+        was heard of ``waited_s`` seconds after its order."""
         self.splice_bytes_per_s = _speed(self.splice_bytes_per_s, size, transfer_s)
+        self.splice_wait_s = _mean(self.splice_wait_s, max(0.0, waited_s - transfer_s))
 
     def spilled(self, size: int, transfer_s: float) -> None:
         """Note that a spill of ``size`` bytes took ``transfer_s`` seconds."""

@@ -49,6 +49,9 @@ are given this share of the worker's CPU time (on a GPU, of the time of its deco
 share that the variable says. Off where it is not set. Chosen: with all else that is on, it stays
 within half a percent of a step."""
 RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
+RECALL_ALWAYS_VARIABLE: Final = "AITHER_KVCACHE_RECALL_ALWAYS"
+"""Text that asks for it comes back also where computing it is quicker: to try recall on a small
+model. Off where it is not set."""
 ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
@@ -62,6 +65,11 @@ def switched_on() -> bool:
 def admission_switched_on() -> bool:
     """Whether new sessions may be held while there is no room for them."""
     return _is_on(ADMISSION_VARIABLE, ADMISSION_BY_DEFAULT)
+
+
+def recalls_always() -> bool:
+    """Whether text comes back also where computing it is quicker."""
+    return _is_on(RECALL_ALWAYS_VARIABLE)
 
 
 def reads_ends() -> bool:

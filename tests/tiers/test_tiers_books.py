@@ -129,6 +129,20 @@ def test_the_disk_has_a_speed_of_its_own() -> None:
     assert not costs.worth_loading(1000, 60 * MIB, 5 * MIB), "both ways add up"
 
 
+def test_a_short_splice_is_not_worth_its_wait() -> None:
+    costs = learned(1000, 100 * MIB)
+    assert costs.worth_splicing(1, MIB, loads=False), "no splice was measured yet"
+    costs.spliced(MIB // 2, 0.001, 0.02)  # too small to say how fast it is
+    per_wait = int(0.019 * costs.prefill_tokens_per_s)
+    assert costs.worth_splicing(per_wait + 1, MIB // 2, loads=False)
+    assert not costs.worth_splicing(per_wait - 1, MIB // 2, loads=False)
+    assert costs.worth_splicing(per_wait - 1, MIB // 2, loads=True), "it waits anyway"
+    while not costs.worth_splicing(1, MIB // 2, loads=False):
+        pass  # tried once more some day
+    costs.splices_always = True
+    assert costs.worth_splicing(1, 1 << 40, loads=False)
+
+
 def test_what_lost_again_and_again_is_tried_once_more() -> None:
     costs = learned(1000, MIB)
     declined = 0

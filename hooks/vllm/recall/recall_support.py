@@ -14,6 +14,7 @@ from ....kernels.errors import RopeError, StorageError
 from ...once import Once
 from ...recall.gate import Calibration, calibration_file, load
 from ...recall.span_index import SpanIndex
+from ..settings import recalls_always
 from ..transfers.bridge import TierCacheBridge
 from ..transfers.no_tiers import NoRecall, NoTiers
 from .exact_only import ExactOnly
@@ -99,6 +100,7 @@ def attach_recall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )
     bridge.recall, bridge.spiller.marks.wanted = recall, recall.copies.wanted
+    bridge.ledger.costs.splices_always = recalls_always()
     logger.info("kvgraph: recall is possible: %s", calibration.reason)
     return recall
 

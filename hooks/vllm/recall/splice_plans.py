@@ -121,9 +121,12 @@ class SplicePlans:
         tokens = tokens_of(request, last)
         before = last_of(self._group.hashes(request, start))
         pieces = cover(self._index, domains, tokens, start, usable, self._limits, before)
+        if not pieces:
+            return ()
         read = sum(len(piece.segments) for piece in pieces) * self._ledger.block_bytes
-        worth = self._ledger.costs.worth_splicing(sum(piece.tokens for piece in pieces), read)
-        return tuple(pieces) if pieces and worth else ()
+        spliced = sum(piece.tokens for piece in pieces)
+        worth = self._ledger.costs.worth_splicing(spliced, read, loads=bool(exact))
+        return tuple(pieces) if worth else ()
 
 
 def last_of(hashes: Sequence[bytes]) -> bytes:

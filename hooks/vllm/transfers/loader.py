@@ -186,7 +186,7 @@ class Loader:
             waited = ledger.clock() - began
             ledger.costs.queued_bytes -= size
             if splice.runs:
-                ledger.costs.spliced(size, done.seconds)
+                ledger.costs.spliced(size, done.seconds, waited)
             else:
                 ledger.costs.loaded(done.bytes, done.seconds, bool(from_disk), bool(from_store))
             ledger.counts.stall_s += waited

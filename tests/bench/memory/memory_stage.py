@@ -33,6 +33,7 @@ ANSWER: Final = 3  # tokens
 _OK: Final = 200
 _TEMPLATE: Final = "{% for message in messages %}{{ message['content'] or '' }} {% endfor %}"
 _SAMPLED: Final = (("AITHER_KVCACHE_SAMPLING", "0.5"), ("AITHER_KVCACHE_LAYERS", "1"))
+_ALWAYS: Final = (("AITHER_KVCACHE_RECALL_ALWAYS", "1"),)
 
 
 @dataclass
@@ -101,10 +102,14 @@ class Chat:
 
 
 @contextlib.contextmanager
-def remembering_engine(scratch: Path, sampled: bool = False) -> Iterator[Server]:
+def remembering_engine(
+    scratch: Path, sampled: bool = False, always: bool = True
+) -> Iterator[Server]:
     """The engine; its model is taken to be calibrated.
 
     Args:
+        always: Whether text comes back also where computing it is quicker, as it often is with so
+            small a model.
         sampled: Whether it starts a sidecar, and tells it where the model looks, by the names that
             requests give to messages.
     """
@@ -116,12 +121,13 @@ def remembering_engine(scratch: Path, sampled: bool = False) -> Iterator[Server]
     template.write_text(_TEMPLATE)
     settings = (
         ("AITHER_KVCACHE_CALIBRATIONS", str(scratch)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
-        ("OMP_NUM_THREADS", "1"),
+        ("OMP_NUM_THREADS", "1"), *(_ALWAYS if always else ()),
         *(_SAMPLED if sampled else (("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),)),
     )  # fmt: skip
     plan = ServerPlan(
         str(RECALLS), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
-        name="sampled" if sampled else "", options=("--chat-template", str(template)),
+        name=f"{'sampled' if sampled else ''}{'' if always else 'decides'}",
+        options=("--chat-template", str(template)),
     )  # fmt: skip
     with Server(plan) as server:
         yield server

@@ -102,7 +102,7 @@ class Stage:
         self.costs: Any = None
         if recall:
             self.costs = scheduler.connector.side.bridge.ledger.costs
-            self.costs.worth_splicing = lambda *_: True  # what it costs is what is measured
+            self.costs.splices_always = True  # what it costs is what is measured
 
     def serve(self, prompt: list[int], asks: bool, tokens: int) -> dict[str, Any]:
         """Serve a prompt alone: what it answered, what was found of it, and the seconds."""

@@ -38,7 +38,7 @@ class Stage:
         self.pool = core.scheduler.kv_cache_manager.block_pool
         if recall:
             ledger = self.scheduler.connector.side.bridge.ledger
-            ledger.costs.worth_splicing = lambda *_: True  # this model computes faster than all
+            ledger.costs.splices_always = True  # this model computes faster than all
             ledger.costs.worth_loading = lambda *_: True
 
     def serve(self, prompt: list[int], asks: bool, tokens: int = 24) -> dict[str, Any]:
