@@ -81,7 +81,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     template.write_text(TEMPLATE)
     settings = (
         ("AITHER_KVCACHE_CALIBRATIONS", str(directory)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
-        ("OMP_NUM_THREADS", "1"),
+        ("OMP_NUM_THREADS", "1"), ("AITHER_KVCACHE_RECALL_ALWAYS", "1"),  # so small a model
     )  # fmt: skip
     plan = ServerPlan(
         str(RECALLS), True, directory, blocks=256, max_model_len=512, settings=settings,
