@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ....graph.messages.fields import MAX_NAME
-from ...remote import RemoteError, UnknownError, ask
+from ...remote import BusySidecarError, RemoteError, UnknownError, ask
 from .aboutness import Shares
 from .chat_session import ChatSession
 
@@ -22,6 +22,7 @@ _PATH: Final = "/v1/sampled"
 _MOST_BLOCKS: Final = 1000  # of one answer: a page tells of no more
 _MOST_S: Final = 1.0  # of one question; chosen: a client waits for it
 _EVERY_S: Final = 1.0  # between questions about one chat; chosen: samples change no faster
+_SOON_S: Final = 0.1  # between those about a chat of which nothing was sampled yet; chosen
 _WITHOUT_S: Final = 10.0  # until one that did not answer is asked again; chosen: a start takes that
 
 _log = logging.getLogger(__name__)
@@ -109,10 +110,12 @@ class LookedAt:
         now = time.monotonic()
         while self._last and next(iter(self._last.values())).until <= now:
             self._last.popitem(last=False)
-        if chat.key in self._last:
-            return self._last[chat.key].looks
+        known = self._last.pop(chat.key, None)
+        if known is not None and known.until > now:
+            self._last[chat.key] = known
+            return known.looks
         looks = await self._ask(chat.name) if now >= self._asks_from else {}
-        self._last[chat.key] = _Told(looks, now + _EVERY_S)
+        self._last[chat.key] = _Told(looks, now + (_EVERY_S if looks else _SOON_S))
         return looks
 
     async def _ask(self, session: str) -> dict[str, float]:
@@ -126,6 +129,9 @@ class LookedAt:
             return {}
         except msgspec.ValidationError:
             self._warn("its page is another version's")
+            return {}
+        except BusySidecarError as busy:
+            self._asks_from = time.monotonic() + busy.again_in_s
             return {}
         except (RemoteError, TimeoutError) as error:
             self._asks_from = time.monotonic() + _WITHOUT_S
