@@ -26,7 +26,8 @@ class TransferCosts:
 
     A splice may be short, and would be waited for all the same: threads hand it on, and the engine
     hears of its end in a later step. So its time is that wait, too, unless the request loads exact
-    copies anyway.
+    copies anyway. And the step in which its text would be computed comes all the same, for what
+    stands behind it: computing counts as what a token adds to a step.
 
     Attributes:
         splices_always: Whether text is spliced also where computing it is quicker.
@@ -38,6 +39,7 @@ class TransferCosts:
         splice_bytes_per_s: From host memory to other positions of the pool, of whole records.
         splice_wait_s: What passes besides, from the order to the step that hears of its end.
         prefill_tokens_per_s: In steps that do not only decode.
+        token_s: What a token adds to such a step, beside one that computes next to nothing.
         queued_bytes: Bytes of loads under way.
 
     Args:
@@ -53,8 +55,10 @@ class TransferCosts:
         self.splice_wait_s = 0.0
         self.splices_always = False
         self.prefill_tokens_per_s = 0.0
+        self.token_s = 0.0
         self.queued_bytes = 0
         self._clock = clock
+        self._short_step_s = 0.0
         self._steps: deque[tuple[int, float]] = deque(maxlen=_MOST_STEPS)
         self._last_end = float("-inf")
 
@@ -80,11 +84,11 @@ class TransferCosts:
         Args:
             loads: Whether the request waits for a load of exact copies anyway.
         """
-        if self.splices_always or not self.prefill_tokens_per_s:
+        if self.splices_always or not self.token_s:
             return True
         takes_s = _over(self.queued_bytes + record_bytes, self.splice_bytes_per_s)
         takes_s += 0.0 if loads else self.splice_wait_s
-        if takes_s <= tokens / self.prefill_tokens_per_s:
+        if takes_s <= tokens * self.token_s:
             return True
         self.splice_bytes_per_s /= _FADE
         self.splice_wait_s *= _FADE
@@ -150,8 +154,11 @@ class TransferCosts:
         now = self._clock()
         took = now - max(began, self._last_end)
         self._last_end = now
-        if tokens >= _LEAST_TOKENS and took > 0:
+        if took > 0 and tokens >= _LEAST_TOKENS:
             self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, tokens / took)
+            self.token_s = _mean(self.token_s, max(0.0, took - self._short_step_s) / tokens)
+        elif took > 0:
+            self._short_step_s = _mean(self._short_step_s, took)
 
 
 def _speed(mean: float, size: int, seconds: float) -> float:

@@ -133,7 +133,7 @@ def test_a_short_splice_is_not_worth_its_wait() -> None:
     costs = learned(1000, 100 * MIB)
     assert costs.worth_splicing(1, MIB, loads=False), "no splice was measured yet"
     costs.spliced(MIB // 2, 0.001, 0.02)  # too small to say how fast it is
-    per_wait = int(0.019 * costs.prefill_tokens_per_s)
+    per_wait = int(0.019 / costs.token_s)
     assert costs.worth_splicing(per_wait + 1, MIB // 2, loads=False)
     assert not costs.worth_splicing(per_wait - 1, MIB // 2, loads=False)
     assert costs.worth_splicing(per_wait - 1, MIB // 2, loads=True), "it waits anyway"
@@ -141,6 +141,19 @@ def test_a_short_splice_is_not_worth_its_wait() -> None:
         pass  # tried once more some day
     costs.splices_always = True
     assert costs.worth_splicing(1, 1 << 40, loads=False)
+
+
+def test_a_token_costs_what_it_adds_to_a_step() -> None:
+    clock = Clock()
+    costs = TransferCosts(clock)
+    for tokens, seconds in ((4, 0.010), (200, 0.030), (4, 0.010), (100, 0.020)):
+        costs.step_began(tokens)
+        clock.now += seconds
+        costs.step_ended()
+    assert costs.token_s == pytest.approx(0.0001)
+    costs.spliced(MIB, 0.001, 0.006)
+    assert costs.worth_splicing(70, MIB, loads=False)
+    assert not costs.worth_splicing(50, MIB, loads=False), "though a step of 50 takes 15 ms"
 
 
 def test_what_lost_again_and_again_is_tried_once_more() -> None:
