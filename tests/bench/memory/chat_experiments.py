@@ -12,7 +12,7 @@ from typing import Any, Final
 from ...advisor.memory.chats.looked_at import Attention
 from ...advisor.memory.chats.memory_settings import MemorySettings, Mode
 from .memory_stage import LONGEST, Answered, Chat, memory_before
-from .told_chats import Told, noise_of, said, tell
+from .told_chats import WORD, Told, noise_of, said, tell
 
 TURNS: Final = 14  # of a chat with several facts: all of it fits into what the model was taught
 FACTS: Final = 5
@@ -83,12 +83,15 @@ async def several_facts(
 
 
 async def planted(
-    url: str, ways: Sequence[MemorySettings], sessions: int, seed: int
+    url: str, ways: Sequence[MemorySettings], sessions: int, seed: int, word: str = WORD
 ) -> list[Outcome]:
     """Chats of many turns; the fact of the second one is asked for at the end.
 
     Each chat is held in all ways, one after the other, and the ways take turns at going first: what
     else the machine does is the same for all.
+
+    Args:
+        word: What the model's words begin with.
     """
     rng, found = random.Random(seed), [Outcome() for _ in ways]
     async with contextlib.AsyncExitStack() as stack:
@@ -98,17 +101,17 @@ async def planted(
             for at in range(len(ways)):
                 way = (at + number) % len(ways)
                 chat = memories[way].chat(f"planted-{ways[way].mode}-{number}")
-                await _plant(found[way], chat, told)
+                await _plant(found[way], chat, told, word)
         for outcome, memory in zip(found, memories, strict=True):
             _count(outcome, memory)
     return found
 
 
-async def _plant(found: Outcome, chat: Chat, told: Told) -> None:
+async def _plant(found: Outcome, chat: Chat, told: Told, word: str) -> None:
     began = time.perf_counter()
     for text in told.messages:
-        await chat.say(_user(text))
-    words = await chat.say(_user(told.question(1)))
+        await chat.say(_user(text.replace(WORD, word)))
+    words = await chat.say(_user(told.question(1).replace(WORD, word)))
     found.seconds.append(time.perf_counter() - began)
     found.right.append(words == told.answer(1))
     _add(found.seen, chat.seen)

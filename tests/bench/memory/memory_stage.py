@@ -103,30 +103,32 @@ class Chat:
 
 @contextlib.contextmanager
 def remembering_engine(
-    scratch: Path, sampled: bool = False, always: bool = True
+    scratch: Path, sampled: bool = False, model: Path = RECALLS
 ) -> Iterator[Server]:
     """The engine; its model is taken to be calibrated.
 
+    Text comes back to the small model also where computing it is quicker, as it often is. With any
+    other the engine decides.
+
     Args:
-        always: Whether text comes back also where computing it is quicker, as it often is with so
-            small a model.
+        model: The small model that remembers, or a large one whose answers say nothing.
         sampled: Whether it starts a sidecar, and tells it where the model looks, by the names that
             requests give to messages.
     """
     from vllm.config import ModelConfig
 
     limits = SpliceLimits(least_tokens=16, most_generations=4)  # 4: what is calibrated at most
-    keep_calibration(ModelConfig(str(RECALLS), max_model_len=LONGEST), scratch, limits)
+    keep_calibration(ModelConfig(str(model), max_model_len=LONGEST), scratch, limits)
     template = scratch / "words.jinja"
     template.write_text(_TEMPLATE)
     settings = (
         ("AITHER_KVCACHE_CALIBRATIONS", str(scratch)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
-        ("OMP_NUM_THREADS", "1"), *(_ALWAYS if always else ()),
+        ("OMP_NUM_THREADS", "1"), *(_ALWAYS if model is RECALLS else ()),
         *(_SAMPLED if sampled else (("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),)),
     )  # fmt: skip
     plan = ServerPlan(
-        str(RECALLS), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
-        name=f"{'sampled' if sampled else ''}{'' if always else 'decides'}",
+        str(model), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
+        name=f"{'sampled' if sampled else ''}{'' if model is RECALLS else 'large'}",
         options=("--chat-template", str(template)),
     )  # fmt: skip
     with Server(plan) as server:

@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from ..teaching.recall_language import ASK, FACT, KEYS, NOISE, SAID, VALUES
 
+WORD: Final = (
+    "t"  # what the words of the model that remembers begin with: its tokens' numbers follow
+)
 _NOISE: Final = 18  # words around a fact; chosen: all of a chat fits into what the model was taught
 Message = dict[str, Any]
 
@@ -50,7 +53,7 @@ def tell(turns: int, rng: random.Random, noise: int = _NOISE) -> Told:
 
 def said(tokens: list[int]) -> str:
     """Tokens as text."""
-    return " ".join(f"t{token}" for token in tokens)
+    return " ".join(f"{WORD}{token}" for token in tokens)
 
 
 def noise_of(words: int, rng: random.Random) -> list[int]:
