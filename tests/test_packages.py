@@ -28,7 +28,8 @@ THEIRS = {
     "_replace", "_fields", "_fields_",  # Python's: of named tuples, and of ctypes' structures
     "_sleep",  # torch.cuda's
     "_all_token_ids", "_registry", "_expected_finished_count", "_init_executor",
-    "_spin_condition", "_C_cache_ops", "_graphs_captured",  # vLLM's, as those before
+    "_spin_condition", "_C_cache_ops", "_graphs_captured",
+    "_preempt_request",  # vLLM's, as those before
 }  # fmt: skip
 BY_NAME = {"getattr", "setattr", "delattr", "hasattr", "object"}  # the last: of ``mock.patch``
 

@@ -57,14 +57,8 @@ def lose(engine: Any, request: Any) -> None:
     engine.scheduler.running.remove(request)
     engine.scheduler._preempt_request(request, time.time())
     ledger.give_up([copy for copy in map(ledger.directory.warm, request.block_hashes) if copy])
-    engine.pool.evict_blocks(
-        {
-            block.block_id
-            for blocks in engine.pool.cached_block_hash_to_block._cache.values()
-            for block in (blocks.values() if isinstance(blocks, dict) else [blocks])
-            if block.block_hash is not None and block.block_hash[:-4] in request.block_hashes
-        }
-    )
+    held = [engine.pool.get_cached_block(each, [0]) for each in request.block_hashes]
+    engine.pool.evict_blocks({block.block_id for blocks in held for block in blocks or ()})
 
 
 def test_who_is_spliced_after_a_preemption_says_so(engine: Any) -> None:
