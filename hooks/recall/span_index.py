@@ -18,7 +18,7 @@ from .said_text import SaidText
 NOBODYS: Final = -1
 """Stands for a token that is not to be found: no prompt has it."""
 
-WINDOW: Final = 16  # tokens; chosen: a common block size, and more than a phrase
+WINDOW: Final = 16  # tokens at most; chosen: a common block size, and more than a phrase
 _MOST_PLACES: Final = 4  # of a domain's window: text may stand in many of its prompts; chosen
 _MOST_FOLLOWED: Final = 4096  # blocks, after which no further place is tried; chosen: some 10 ms
 
@@ -74,15 +74,24 @@ class SpanIndex:
         most_blocks: How many blocks are kept; then the one that was added or found longest ago
             goes.
         rng: See ``Fingerprints``.
+        shortest: Tokens of the shortest piece that is sure to be found; the fewer, the more windows
+            are kept.
 
     Attributes:
         version: Grows with every change.
     """
 
-    def __init__(self, block_size: int, most_blocks: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        most_blocks: int,
+        rng: np.random.Generator,
+        shortest: int = 2 * WINDOW,
+    ) -> None:
         self.version = 0
         self._size, self._most = block_size, most_blocks
-        window = next(w for w in (WINDOW, 8, 4, 2, 1) if block_size % w == 0)
+        fits = (w for w in (WINDOW, 8, 4, 2) if block_size % w == 0 and 2 * w <= shortest + 1)
+        window = next(fits, 1)
         self._prints = Fingerprints(window, rng)
         self._blocks = SaidBlocks()
         # By window, the blocks that say it and where, oldest first.
@@ -136,8 +145,9 @@ class SpanIndex:
     ) -> Piece | None:
         """The longest piece that covers ``tokens`` from ``at`` on; None if there is none.
 
-        What it finds is as long as a window at least. All that is as long as two is found, but
-        where a window stands at more places than are remembered, or than there is time to follow.
+        What it finds is as long as a window at least. All that is as long as two is found, less one
+        token, but where a window stands at more places than are remembered, or than there is time
+        to follow.
 
         Args:
             domains: Whose text may be used.

@@ -115,6 +115,18 @@ def test_what_others_say_behind_a_common_beginning_hides_nothing() -> None:
     assert piece.tokens == len(prompt) // SIZE * SIZE
 
 
+@pytest.mark.parametrize("shortest", [1, 15, 16, 24, 31, 32])
+def test_a_piece_of_the_shortest_length_is_found_wherever_it_stood(shortest: int) -> None:
+    source = text(200, 1)
+    index = SpanIndex(SIZE, 100, np.random.default_rng(1), shortest)
+    added(index, source)
+    for first in range(40):
+        prompt = np.concatenate([source[first : first + shortest], text(40, 2)])
+        piece = index.longest([OURS], prompt, 0, everything, anywhere)
+        assert piece is not None
+        assert piece.tokens == shortest
+
+
 def test_what_was_added_longest_ago_is_forgotten_first() -> None:
     index, first, second = new_index(most=8), text(96, 1), text(96, 2)
     added(index, first)

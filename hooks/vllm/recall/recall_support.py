@@ -95,7 +95,8 @@ def attach_recall(
         bridge.recall = RefusedRecall(str(error), opt_in)
         return bridge.recall
     most = MOST_TOKENS // group.block_size
-    index = SpanIndex(group.block_size, most, np.random.default_rng())
+    shortest = calibration.limits.least_tokens
+    index = SpanIndex(group.block_size, most, np.random.default_rng(), shortest)
     recall = SpanRecall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )
