@@ -237,3 +237,20 @@ def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
             )
 
         yield new
+
+
+@pytest.fixture
+def recalls(
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits."""
+    from kvgraph.bench.recall.approximate import recalling
+    from kvgraph.bench.recall.calibrated import keep_calibration
+    from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+
+    def new(shape: Any, limits: Any) -> Any:
+        monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+        keep_calibration(paper_config.model_config, tmp_path, limits)
+        return recalling(paper(shape))
+
+    return new

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph.bench.recall.approximate import recalling
-from kvgraph.bench.recall.calibrated import keep_calibration
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.recall.cover import SpliceLimits
-from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from paper import words
 from recall_usage import used
 
@@ -25,15 +21,8 @@ HEAD, FILE = words(2 * BLOCK_SIZE, 1), words(12 * BLOCK_SIZE, 2)
 
 
 @pytest.fixture
-def engine(
-    paper: Callable[..., Any],
-    paper_config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    keep_calibration(paper_config.model_config, tmp_path, SpliceLimits(margin=4))
-    return recalling(paper(Shape(blocks=POOL, warm=256)))
+def engine(recalls: Callable[..., Any]) -> Any:
+    return recalls(Shape(blocks=POOL, warm=256), SpliceLimits(margin=4))
 
 
 def in_pool(engine: Any, hashes: list[bytes]) -> list[bytes]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph.bench.recall.approximate import recalling
-from kvgraph.bench.recall.calibrated import keep_calibration
 from kvgraph.hooks.recall.cover import SpliceLimits
-from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from paper import words
 from recall_usage import used
 
@@ -27,16 +23,9 @@ def session(name: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def make(
-    paper: Callable[..., Any],
-    paper_config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[SpliceLimits], Any]:
+def make(recalls: Callable[..., Any]) -> Callable[[SpliceLimits], Any]:
     def engine(limits: SpliceLimits = LIMITS) -> Any:
-        monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-        keep_calibration(paper_config.model_config, tmp_path, limits)
-        return recalling(paper(Shape(blocks=97)))
+        return recalls(Shape(blocks=97), limits)
 
     return engine
 

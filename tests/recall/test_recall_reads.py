@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.bench.recall.approximate import recalling
-from kvgraph.bench.recall.calibrated import keep_calibration
 from kvgraph.hooks.recall.cover import SpliceLimits
-from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from kvgraph.hooks.tiers.jobs import Load
 from paper import words
 from recall_usage import used
@@ -24,15 +20,8 @@ ASKS = {"kv_transfer_params": {"kvgraph": {"recall": True, "session": "mine"}}}
 
 
 @pytest.fixture
-def engine(
-    paper: Callable[..., Any],
-    paper_config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    keep_calibration(paper_config.model_config, tmp_path, LIMITS)
-    return recalling(paper(Shape(blocks=97, warm=400)))
+def engine(recalls: Callable[..., Any]) -> Any:
+    return recalls(Shape(blocks=97, warm=400), LIMITS)
 
 
 def usage_of(engine: Any, request: Any) -> dict[str, int]:
