@@ -84,7 +84,7 @@ class TransferCosts:
         Args:
             loads: Whether the request waits for a load of exact copies anyway.
         """
-        if self.splices_always or not self.token_s:
+        if self.splices_always or not self.prefill_tokens_per_s:
             return True
         takes_s = _over(self.queued_bytes + record_bytes, self.splice_bytes_per_s)
         takes_s += 0.0 if loads else self.splice_wait_s

@@ -156,6 +156,18 @@ def test_a_token_costs_what_it_adds_to_a_step() -> None:
     assert not costs.worth_splicing(50, MIB, loads=False), "though a step of 50 takes 15 ms"
 
 
+def test_where_tokens_add_nothing_they_are_computed() -> None:
+    clock = Clock()
+    costs = TransferCosts(clock)
+    for tokens in (4, 200):
+        costs.step_began(tokens)
+        clock.now += 0.010
+        costs.step_ended()
+    assert costs.worth_splicing(100, MIB, loads=False), "no splice was measured yet"
+    costs.spliced(MIB, 0.001, 0.002)
+    assert not costs.worth_splicing(100, MIB, loads=False)
+
+
 def test_what_lost_again_and_again_is_tried_once_more() -> None:
     costs = learned(1000, MIB)
     declined = 0

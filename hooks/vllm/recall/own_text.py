@@ -72,8 +72,8 @@ class OwnText:
     ) -> None:
         """Note what a request reads before it computes, whenever it is given blocks.
 
-        What it read first counts for as long as it has that: who was preempted finds his own blocks
-        again. It does not where a load failed, or where more was found the next time.
+        What it read first counts for as long as it has that: a preempted request finds its own
+        blocks again. It does not where a load failed, or where more was found the next time.
 
         Args:
             exact: Tokens that were found exactly.
