@@ -167,7 +167,8 @@ def lose(directory: Path, share: float, seconds: float, seed: int) -> Loss:
         try:
             engine.greet()
             observed = _churn(engine, sidecar, seconds)
-            in_step = wait_until(lambda: _agrees(engine, sidecar), 30.0, 0.3)
+            through = engine.sent + 1  # the first pulse shows a loss just before it
+            in_step = wait_until(lambda: _agrees(engine, sidecar, through), 30.0, 0.3)
             counted = sidecar.status()["counters"]["ingest"]
             rate = engine.batches * 2 * BLOCKS_A_BATCH / seconds
             noticed = counted.get("gaps", 0) + counted.get("batches_before_hello", 0)
@@ -207,12 +208,16 @@ def _look(
     observed.rss.append((at, sidecar.rss()))
 
 
-def _agrees(engine: ChurningEngine, sidecar: SidecarProcess) -> bool:
+def _agrees(engine: ChurningEngine, sidecar: SidecarProcess, through: int) -> bool:
+    """Whether the sidecar has taken in ``through`` messages, and knows what the pool holds."""
     engine.listen()
     engine.pulse()
-    engines = sidecar.status()["engines"]
-    return bool(engines) and (
-        engines[0]["state"] == "synced" and engines[0]["graph"]["resident"] == engine.cached
+    status = sidecar.status()
+    engines, received = status["engines"], status["counters"]["ingest"].get("messages", 0)
+    return (
+        bool(engines)
+        and received >= through
+        and (engines[0]["state"] == "synced" and engines[0]["graph"]["resident"] == engine.cached)
     )
 
 
