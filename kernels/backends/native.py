@@ -23,7 +23,7 @@ from ..tensors import Tensor
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"
 OPTIONS: Final = ["-O3", "-march=native", "-ffp-contract=off"]
 PARALLEL_BYTES: Final = 4 << 20  # below this a second thread costs more than it brings; chosen
-MOST_THREADS: Final = 2  # of a copy that a request waits for; chosen: two fill a memory channel
+MOST_THREADS: Final = 2  # that turn keys; chosen: on two idle cores, a splice takes half as long
 _TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 
 
@@ -73,7 +73,7 @@ class CopyArgs(ctypes.Structure):
 
     _fields_ = (
         ("source", _POINTER), ("target", _POINTER), ("sources", _POINTER), ("targets", _POINTER),
-        ("n_runs", _NUMBER), ("run_bytes", _NUMBER), ("threads", _NUMBER),
+        ("n_runs", _NUMBER), ("run_bytes", _NUMBER),
     )  # fmt: skip
 
 
@@ -98,12 +98,12 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 def spill(blocks: Blocks, records: Blocks) -> None:
     """``reference.spill``."""
-    _copy_blocks(blocks, records, 1)  # nobody waits for it
+    _copy_blocks(blocks, records)
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
     """``reference.load``."""
-    _copy_blocks(records, blocks, MOST_THREADS)
+    _copy_blocks(records, blocks)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
@@ -119,13 +119,12 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
     _move(cache, cache, SlotRuns(turned, runs.deltas), rope, keys_only=True)
 
 
-def _copy_blocks(source: Blocks, target: Blocks, most: int) -> None:
+def _copy_blocks(source: Blocks, target: Blocks) -> None:
     runs = block_runs(source, target)
-    count = len(runs.sources)
     library().kv_copy(CopyArgs(
         source=source.kv.memory.data_ptr(), target=target.kv.memory.data_ptr(),
         sources=runs.sources.ctypes.data, targets=runs.targets.ctypes.data,
-        n_runs=count, run_bytes=runs.size, threads=_threads(most, count * runs.size),
+        n_runs=len(runs.sources), run_bytes=runs.size,
     ))  # fmt: skip
 
 
@@ -144,7 +143,7 @@ def _move(
         target=target.memory.data_ptr(), target_layout=ctypes.pointer(packed(target.layout)),
         target_type=_TYPES[target.layout.dtype],
         runs=runs.runs.ctypes.data, n_runs=len(runs.runs), rope=ctypes.pointer(turn),
-        keys_only=keys_only, threads=_threads(MOST_THREADS, moved),
+        keys_only=keys_only, threads=_threads(moved),
     ))  # fmt: skip
 
 
@@ -160,6 +159,6 @@ def _packed_plane(plane: Plane) -> PlaneArgs:
     return PlaneArgs(**{**numbers, "scale": -1 if plane.scale is None else plane.scale})
 
 
-def _threads(most: int, size: int) -> int:
+def _threads(size: int) -> int:
     """As many as torch may have here, where they have enough to do."""
-    return min(most, torch.get_num_threads()) if size >= PARALLEL_BYTES else 1
+    return min(MOST_THREADS, torch.get_num_threads()) if size >= PARALLEL_BYTES else 1

@@ -56,7 +56,7 @@ struct CopyArgs {
   const char* source;
   char* target;
   const i64 *sources, *targets;
-  i64 n_runs, run_bytes, threads;
+  i64 n_runs, run_bytes;
 };
 
 namespace {
@@ -279,10 +279,8 @@ void kv_move(const MoveArgs* args) { kMoves[args->source_type][args->target_type
 
 void kv_copy(const CopyArgs* args) {
   const CopyArgs& a = *args;
-  in_parallel(a.n_runs, a.threads, [&](i64 begin, i64 end) {
-    for (i64 i = begin; i < end; ++i)
-      std::memcpy(a.target + a.targets[i], a.source + a.sources[i], a.run_bytes);
-  });
+  for (i64 i = 0; i < a.n_runs; ++i)
+    std::memcpy(a.target + a.targets[i], a.source + a.sources[i], a.run_bytes);
 }
 
 }  // extern "C"

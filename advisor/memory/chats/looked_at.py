@@ -110,12 +110,12 @@ class LookedAt:
         now = time.monotonic()
         while self._last and next(iter(self._last.values())).until <= now:
             self._last.popitem(last=False)
-        known = self._last.pop(chat.key, None)
+        known = self._last.get(chat.key)
         if known is not None and known.until > now:
-            self._last[chat.key] = known
             return known.looks
         looks = await self._ask(chat.name) if now >= self._asks_from else {}
         self._last[chat.key] = _Told(looks, now + (_EVERY_S if looks else _SOON_S))
+        self._last.move_to_end(chat.key)
         return looks
 
     async def _ask(self, session: str) -> dict[str, float]:

@@ -110,6 +110,8 @@ class SplicePlans:
         self, request: Request, domains: Collection[Domain], start: int, exact: int
     ) -> tuple[Piece, ...]:
         """Find what can be spliced from ``start`` on, if that is faster than to compute it."""
+        if not domains:
+            return ()
         directory, last = self._ledger.directory, request.num_tokens - 1
         behind = self._group.hashes(request, last)[start // self._group.block_size :]
         if last - start < self._limits.least_tokens or (not exact and directory.run(behind)):
