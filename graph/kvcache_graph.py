@@ -81,12 +81,14 @@ class KVCacheGraph:
         self.referee, self.models = referee, models or {}
         self.lock, self.changes, self.clock = threading.RLock(), ChangeCounts(), clock
         self.tables = Tables(limits or GraphLimits())
+        self.tables.protected_share = self.rules.protected_share
         self._ingest = Ingest(self.tables)
         self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
 
     def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
         """Take other rules and bounds from now on; earlier rankings are out of date."""
         self.rules, self.tables.limits = rules, limits or self.tables.limits
+        self.tables.protected_share = rules.protected_share
         self.changes.all_changed()
 
     @property

@@ -18,6 +18,7 @@ from pydantic import (
 
 from ...graph.ipc.addresses import check_endpoint
 from ...graph.messages.fields import MAX_KEYS
+from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.profile import Rules, ScoreProfile, Weights
 from ...graph.tables.tables import GraphLimits
@@ -31,6 +32,7 @@ _LIMITS: Final = GraphLimits()
 Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 EdgeWeight = Annotated[float, Field(ge=-1e3, le=1e3, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Points = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Interval = Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
 # An engine ignores a ranking that is older than 2 s: two intervals must fit, or all are ignored.
@@ -177,7 +179,8 @@ class ScoreConfig(Section):
         _PROFILE.session_memory_s
     )
     edge_types: EdgeTypesConfig = EdgeTypesConfig()
-    protected_share: Share = _PROFILE.protected_share
+    protected_share: Share | None = _PROFILE.protected_share
+    protected_price_points: Points = _PROFILE.protected_price_points
     tenant_share: Share = _PROFILE.tenant_share
     inferred_share: Share = _PROFILE.inferred_share
     reserved: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = _PROFILE.reserved
@@ -200,6 +203,7 @@ class ScoreConfig(Section):
             edge_types={kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
             protected_layers=frozenset(SourceLayer[n.upper()] for n in self.protected_layers),
             protected_share=self.protected_share,
+            protected_price_points=self.protected_price_points,
             tenant_share=self.tenant_share,
             inferred_share=self.inferred_share,
             reserved=self.reserved,
@@ -220,9 +224,9 @@ class PolicyConfig(Section):
     name: PolicyName = DEFAULT
     guard: bool = True
 
-    def referee(self) -> Guard | None:
-        """Makes the referee that says whether the policy may rank."""
-        return Guard(self.name) if self.guard else None
+    def referee(self) -> Guard:
+        """Makes the referee that says where the policy may rank, and how much may be kept."""
+        return Guard(self.name, yields=self.guard and self.name != LruPolicy.name)
 
     def policy(self, weights: Weights) -> Policy:
         """A fresh policy; ``weights`` are for those that have some."""

@@ -1,5 +1,5 @@
 """``Guard``: keeps every engine at least at LRU. A shadow of the other order runs beside the one
-that ranks.
+that ranks, and others beside what is kept whatever scores say.
 
 While LRU rules, the engine evicts as stock vLLM does, and the policy proves itself in a shadow.
 While the policy rules, LRU runs in a shadow, and takes over if it would have found more. What each
@@ -10,17 +10,22 @@ has shown too little yet may begin by what all engines of its model have shown t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Ruling, Scores
+from ...graph.ranking.protection import names_anything
+from ...graph.ranking.scoring import whole_scores
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
+from ...graph.types import Rows
+from .protection_price import ProtectionPrice, Scoring
 from .shadow import LruShadow, RankedShadow
 from .trust import Trust
 
@@ -35,29 +40,34 @@ class Guard:
 
     Args:
         name: The policy's name, for the log.
+        yields: Whether LRU ranks where the policy finds less. Otherwise the policy ranks from the
+            start, and what protection costs is judged all the same.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, yields: bool = True) -> None:
         self._name = name
+        self.yields = yields
         self._cases: dict[int, _Case] = {}
 
     def trusts(self, engine: int) -> bool:
         """Whether the policy ranks this engine's blocks; otherwise LRU does."""
         case = self._cases.get(engine)
-        return case is not None and case.trust.trusted
+        return not self.yields or (case is not None and case.trust.trusted)
 
     def rulings(self) -> dict[int, Ruling]:
         """The ruling on each engine that is watched, by residency column."""
         return {
             engine: Ruling(case.trust.trusted, case.trust.since.ahead, case.trust.changes)
             for engine, case in self._cases.items()
+            if self.yields
         }
 
-    def watch(self, view: View, scores: Callable[[Selection], Scores]) -> None:
-        """Compare what was found since the last ranking, and decide who rules from now on.
+    def watch(self, view: View, scores: Scoring) -> None:
+        """Compare what was found since the last ranking, and decide who rules from now on, and how
+        much may be kept.
 
         Args:
-            scores: The policy's scores of any blocks, under the rules; higher goes first.
+            scores: The policy's scores of any blocks, under a view's rules; higher goes first.
         """
         tables, engine = view.tables, view.engine
         capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
@@ -65,21 +75,44 @@ class Guard:
             return
         case = self._cases.get(engine)
         if tables.walks.watch(engine) or case is None or case.lru.capacity != capacity:
-            trust = Trust(capacity) if case is None else case.trust.anew(capacity)
+            trust = Trust(capacity, not self.yields) if case is None else case.trust.anew(capacity)
             case = _Case(LruShadow(capacity), RankedShadow(capacity), trust)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
+        case.appraise(view)
         for walk in tables.walks.take(engine):
-            case.follow(walk, tables)
+            case.follow(walk, view)
+        if self.yields:
+            self._judge(case, tables, engine)
+        if not case.trust.trusted:
+            rows = case.ranked.rows(tables.blocks.keys)
+            case.ranked.adopt(rows, scores(view, Selection(tables.blocks, rows)))
+        self._price(case, view, scores if case.trust.trusted else _by_lru)
+
+    def _judge(self, case: _Case, tables: Tables, engine: int) -> None:
+        """Let the other order rank, where it is surely better."""
         if case.trust.is_due_for_change():
             case.change_hands(tables, engine)
             self._say(tables, engine, case.trust, _HERE)
         elif case.trust.may_begin(self._fleet(tables, engine)):
             case.change_hands(tables, engine)
             self._say(tables, engine, case.trust, _TOGETHER)
-        if not case.trust.trusted:
-            rows = case.ranked.rows(tables.blocks.keys)
-            case.ranked.adopt(rows, scores(Selection(tables.blocks, rows)))
+
+    def _price(self, case: _Case, view: View, scores: Scoring) -> None:
+        """Decide how much may be kept; where LRU ranks, nothing that costs anything."""
+        if case.price is None:
+            return
+        allowed = view.rules.protected_price_points if case.trust.trusted else 0.0
+        case.price.rank(view, scores)
+        changed = case.price.settle(view, allowed)
+        view.tables.budgets[view.engine] = budget = case.price.budget
+        if changed:
+            logger.info(
+                "engine %s: protection and leases may keep %d blocks from now on: %g of the pool",
+                view.tables.name_of(view.engine) or "?",
+                int(budget.share * case.lru.capacity),
+                budget.share,
+            )
 
     def forget(self, engine: int) -> None:
         """Forget an engine that is gone: the next one in its column begins under LRU, unless the
@@ -101,16 +134,25 @@ class Guard:
 
 @dataclass(slots=True)
 class _Case:
-    """One engine: both shadows, and what is known for and against the policy."""
+    """One engine: both shadows, what is known for and against the policy, and what protection costs
+    once anything was named."""
 
     lru: LruShadow
     ranked: RankedShadow
     trust: Trust
+    price: ProtectionPrice | None = None
 
-    def follow(self, walk: Walk, tables: Tables) -> None:
+    def appraise(self, view: View) -> None:
+        """Watch the price of protection from the first block on that is named."""
+        if self.price is None and names_anything(view):
+            self.price = ProtectionPrice(self.lru.capacity)
+            rows = _newest_first(view.tables, view.engine)
+            self.price.start(rows, view.blocks.keys[rows])
+
+    def follow(self, walk: Walk, view: View) -> None:
         """Follow a request that began or ended."""
         rows = walk.rows
-        keys = tables.blocks.keys[rows]
+        keys = view.blocks.keys[rows]
         trusted = self.trust.trusted
         if walk.found >= 0:
             matched = rows[: walk.reach], keys[: walk.reach]
@@ -119,6 +161,8 @@ class _Case:
         self.lru.use(rows, keys)
         if not trusted:
             self.ranked.use(rows, keys)
+        if self.price is not None:
+            self.price.follow(view, walk)
 
     def change_hands(self, tables: Tables, engine: int) -> None:
         """Let the other order rank from now on."""
@@ -129,9 +173,17 @@ class _Case:
 
     def hold_what_is_there(self, tables: Tables, engine: int) -> None:
         """Fill both shadows with the blocks of the engine's pool, the last used on top."""
-        blocks = tables.blocks
-        resident = blocks.pick(blocks.resident(engine))
-        oldest_last = resident.rows[np.argsort(-resident.last_used(), kind="stable")]
-        keys = blocks.keys[oldest_last]
-        self.lru.use(oldest_last, keys)
-        self.ranked.use(oldest_last, keys)
+        rows = _newest_first(tables, engine)
+        keys = tables.blocks.keys[rows]
+        self.lru.use(rows, keys)
+        self.ranked.use(rows, keys)
+
+
+def _newest_first(tables: Tables, engine: int) -> Rows:
+    """The blocks of an engine's pool, the last used first: on top of a shadow that uses them."""
+    resident = tables.blocks.pick(tables.blocks.resident(engine))
+    return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
+
+
+def _by_lru(view: View, picked: Selection) -> Scores:
+    return whole_scores(view, LruPolicy(), picked)

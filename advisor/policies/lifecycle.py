@@ -13,7 +13,7 @@ from ...graph.ranking.policy import Scores, Terms
 from ...graph.ranking.profile import Weights
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
-from ...graph.types import BlockFlag, Rows, SessionState
+from ...graph.types import DEFAULT_IMPORTANCE, BlockFlag, Rows, SessionState, SourceLayer
 from .hazard import Floats
 from .returns import Returns
 
@@ -27,6 +27,7 @@ _RUNNING_RATE: Final = 10.0  # 1/s: blocks of a running session are in use; chos
 _STEER: Final = 0.35  # natural logarithm of the largest factor, either way
 _WORTH: Final = 40.0  # points of the configured weights that give three quarters of it
 _USUAL_WORTH: Final = 10.0  # points of an ordinary block of a conversation
+_ORDINARY: Final = float(DEFAULT_IMPORTANCE[SourceLayer.USER_TURN])  # who says nothing
 _IDLE_FACTOR: Final = 10.0  # a shared block's idle second counts as so many of its usual interval
 
 
@@ -67,6 +68,7 @@ class LifecyclePolicy:
         """float64 ``[len(picked)]``: what edges, importance and confidence add, by the configured
         weights."""
         worth = graph_worth(view, self.weights, picked)
+        worth += self.weights.importance * _more_than_ordinary(view, picked)
         return np.asarray(SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 
     def terms(self, view: View, picked: Selection) -> Terms:
@@ -120,6 +122,18 @@ class LifecyclePolicy:
         seconds = (_IDLE_FACTOR * idle + usual) * self._returns.speed
         rate = 1.0 / np.maximum(seconds, 1.0)
         scores[places] = np.minimum(scores[places], -SCALE * np.log(rate))
+
+
+def _more_than_ordinary(view: View, picked: Selection) -> Floats:
+    """float64 ``[len(picked)]``: by how much a session's blocks are more important in the mean than
+    those of a session that says nothing: who calls everything important says nothing either."""
+    importance = picked.of(view.blocks.importance)
+    if not len(importance) or importance.min() == importance.max() == _ORDINARY:
+        return np.zeros(len(picked))
+    session = picked.of(view.blocks.session) + 1  # NO_ROW is the first
+    counts = np.maximum(np.bincount(session), 1)
+    means = np.bincount(session, weights=importance) / counts
+    return np.asarray((np.maximum(means, _ORDINARY) - _ORDINARY)[session])
 
 
 def _on_chain(view: View, picked: Selection) -> Mask:

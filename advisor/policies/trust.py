@@ -66,7 +66,7 @@ class Trust:
     def note(self, difference: int, walked: int) -> None:
         """Note that the policy found so many blocks more than LRU in a request of ``walked``
         blocks."""
-        fade = 0.5 ** (walked / (_MEMORY * self.capacity))
+        fade = fading(walked, self.capacity)
         self.since.note(difference, fade)
         self.ever.note(difference, fade)
 
@@ -100,6 +100,11 @@ class Trust:
         self.changes += 1
         self.decided = True
         self.since = Evidence()
+
+
+def fading(walked: int, capacity: int) -> float:
+    """What is left of earlier evidence after so many walked blocks, in a pool of ``capacity``."""
+    return float(0.5 ** (walked / (_MEMORY * capacity)))
 
 
 def _together(fleet: Iterable[Trust]) -> tuple[Evidence, int]:

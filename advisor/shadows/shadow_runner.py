@@ -234,6 +234,7 @@ def _guarding(graph: KVCacheGraph, column: int) -> Guarding:
 
     def trust(blocks: int) -> Trust | None:
         referee = graph.referee
-        return None if referee is None else Trust(blocks, referee.trusts(column))
+        guarded = referee is not None and referee.yields
+        return Trust(blocks, referee.trusts(column)) if referee and guarded else None
 
     return trust

@@ -18,7 +18,7 @@ class LeaseBounds:
     """How much may be leased, and for how long; all chosen.
 
     Attributes:
-        pool_share: Of a pool, by all leases in it.
+        pool_share: Of a pool, by all leases in it; no more than protection may keep there.
         tenant_share: Of a pool, by those of one named tenant.
         longest_s: Of a lease, and of an order to prefetch.
     """
@@ -72,6 +72,7 @@ def _room(
     blocks = tables.blocks
     here = leased & ((blocks.tiers[engine, : blocks.size] & int(Tier.HOT)) != 0)
     own = here & (blocks.tenant[: blocks.size] == tenant)
-    share = bounds.tenant_share if tenant != NO_ROW else bounds.pool_share
-    in_all = int(bounds.pool_share * pool) - int(np.count_nonzero(here))
+    most = min(bounds.pool_share, tables.kept_share(engine))  # leases have a price, too
+    share = min(bounds.tenant_share, most) if tenant != NO_ROW else most
+    in_all = int(most * pool) - int(np.count_nonzero(here))
     return min(in_all, int(share * pool) - int(np.count_nonzero(own)))

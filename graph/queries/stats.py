@@ -9,10 +9,10 @@ import numpy as np
 
 from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
 from ..ranking.copy_worth import COPIES
-from ..ranking.protection import Limit, limited_by
-from ..ranking.rules import is_protected
+from ..ranking.protection import Limit, kept_share
+from ..ranking.rules import is_pinned, is_protected, limits_of_kept
 from ..ranking.view import View
-from ..tables.engine_words import EngineWords
+from ..tables.engine_words import EngineWords, ProtectionBudget
 from ..tables.tables import Tables
 from ..types import EDGE_NAMES, LAYER_NAMES, STATE_NAMES
 
@@ -26,6 +26,9 @@ class EngineStats:
     protected: int  # by their layer
     over_share: int  # of these: beyond the share that may be
     limited: dict[str, int]  # the same, by what bounds them: inferred, tenant, all
+    kept: int  # protected or leased, within the share
+    kept_share: float  # of the pool, that may be
+    budget: ProtectionBudget | None  # what that costs; None: nothing was ever named
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
@@ -74,7 +77,9 @@ def _engine_stats(view: View) -> EngineStats:
     resident = blocks.pick(blocks.resident(column))
     spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
     protected = is_protected(view, resident)
-    limits = np.bincount(limited_by(view, resident, protected), minlength=len(Limit))
+    by_block = limits_of_kept(view, resident)
+    limits = np.bincount(by_block[protected], minlength=len(Limit))
+    named = protected | is_pinned(view, resident)
     limited = {each.name.lower(): int(limits[each]) for each in Limit if each}
     words = view.tables.words.get(column) or EngineWords()
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
@@ -84,6 +89,9 @@ def _engine_stats(view: View) -> EngineStats:
         protected=int(protected.sum()),
         over_share=sum(limited.values()),
         limited=limited,
+        kept=int((named & (by_block == Limit.NONE)).sum()),
+        kept_share=kept_share(view),
+        budget=view.tables.budgets.get(column),
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
         hello=words.hello,
         pressure=words.pressure,

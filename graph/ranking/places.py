@@ -12,9 +12,9 @@ from ..messages.advice import EvictionRanking
 from ..types import BlockKey
 from .formulas import LruPolicy
 from .policy import Policy, Referee
-from .protection import over_share
+from .protection import Limit
 from .ruler import is_under_lru
-from .rules import is_pinned, is_protected
+from .rules import is_pinned, is_protected, limits_of_kept
 from .scoring import resident_scores
 from .view import View
 
@@ -85,9 +85,9 @@ def _lru_place(view: View, row: int) -> int:
     """The place in the engine's own order: the longest unused first, and what is leased or
     protected last."""
     resident = view.blocks.pick(view.blocks.resident(view.engine))
-    safe = is_protected(view, resident)
-    safe &= ~over_share(view, resident, safe)
-    kept = np.where(safe, 2, is_pinned(view, resident))
+    within = limits_of_kept(view, resident) == Limit.NONE
+    safe, leased = is_protected(view, resident), is_pinned(view, resident)
+    kept = np.where(safe & within, 2, leased & within)
     idle = LruPolicy().scores(view, resident)
     mine = int(np.flatnonzero(resident.rows == row)[0])
     before = np.where(kept == kept[mine], idle > idle[mine], kept < kept[mine])

@@ -99,16 +99,22 @@ class Ruling:
 
 
 class Referee(Protocol):
-    """Says, engine by engine, whether a policy may rank; otherwise the engine's own order holds.
+    """Says, engine by engine, whether a policy may rank (otherwise the engine's own order holds),
+    and how much may be kept whatever scores say.
 
     Called under the graph's lock.
     """
 
-    def watch(self, view: View, scores: Callable[[Selection], Scores]) -> None:
-        """Compare what was found since the last ranking of an engine.
+    @property
+    def yields(self) -> bool:
+        """Whether LRU ranks where the policy finds less; otherwise the policy ranks everywhere."""
+
+    def watch(self, view: View, scores: Callable[[View, Selection], Scores]) -> None:
+        """Compare what was found since the last ranking of an engine, and say in
+        ``Tables.budgets`` how much of its pool may be kept whatever scores say.
 
         Args:
-            scores: The policy's scores of any rows, under the rules, chains whole; higher goes
+            scores: The policy's scores of any rows, under a view's rules, chains whole; higher goes
                 first.
         """
 

@@ -50,10 +50,15 @@ class Rules:
         session_memory_s: Idle seconds over which a session's claim fades to 1/e. Chosen.
         edge_types: wₜ: the weight of an edge of each type, in policies and for prefetching.
         protected_layers: Never evicted while an unprotected block exists.
-        protected_share: Share of a pool that may be protected in all; beyond it the least precious
-            lose their protection. Chosen: half of a pool still serves those who protect nothing.
-        tenant_share: Share of a pool that one named tenant may protect. Chosen: two tenants cannot
-            take all that may be protected from a third.
+        protected_share: Share of a pool that may be protected in all; beyond it the least wanted
+            lose their protection; leases count as well. None: as much as costs
+            ``protected_price_points`` at most.
+        protected_price_points: What protection may cost: hundredths of the prompt blocks that are
+            asked for, which would be found if nothing were protected. Where LRU rules, it may cost
+            nothing. Chosen: what an operator would not notice.
+        tenant_share: Share of a pool that one named tenant may protect, and half of what all may
+            together where ``protected_share`` is None. Chosen: two tenants cannot take all that may
+            be protected from a third.
         inferred_share: Share of a pool within which system texts are protected of which nobody said
             so, each that several requests began with, for ``INFERRED_S`` after its last use. Where
             they take more together, none is: many heads live by being asked for, and to keep some
@@ -66,7 +71,8 @@ class Rules:
     session_memory_s: float = 300.0
     edge_types: dict[EdgeType, float] = field(default_factory=lambda: dict(_DEFAULT_EDGE_TYPES))
     protected_layers: frozenset[SourceLayer] = PROTECTED_LAYERS
-    protected_share: float = 0.5
+    protected_share: float | None = None
+    protected_price_points: float = 0.5
     tenant_share: float = 0.25
     inferred_share: float = 1 / 16
     reserved: float = 0.0

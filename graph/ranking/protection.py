@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from ..columns.whole_chains import APART, Mask, Places, keep_chains_whole
 from ..tables.blocks import Selection
-from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, Tier
+from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, layer_mask
 from .view import View
 
 _CHANCE: Final = 0.05
-"""Of a return, below which a session holds no room any more. Chosen: with the chances that
-conversations teach, a session has it for ten minutes after its second turn."""
-INFERRED_S: Final = 600.0
-"""How long after its last use a system text is protected of which nobody said so: as long as a
-session counts as live."""
+"""Of a return, below which a session holds no room any more, and protects nothing. Chosen: with the
+chances that conversations teach, a session has it for ten minutes after its second turn."""
+LATELY_S: Final = 600.0
+"""How long after its last use a block counts as wanted that several sessions share, or that is of
+none: as long as a session counts as live."""
 
 
 class Limit(IntEnum):
-    """What bounds how many blocks are protected."""
+    """What bounds how many blocks are kept whatever scores say."""
 
     NONE = 0
     INFERRED = 1  # all of what nobody said, together
@@ -31,41 +31,65 @@ class Limit(IntEnum):
     ALL = 3  # the share of the pool
 
 
-def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
-    """bool ``[len(picked)]``: protected blocks beyond the share that may be; see ``limited_by``."""
-    return np.asarray(limited_by(view, picked, protected) != Limit.NONE)
+def kept_share(view: View) -> float:
+    """The share of the engine's pool that is kept whatever scores say: the operator's word, or what
+    its price allows."""
+    if view.kept_share is not None:
+        return view.kept_share
+    if view.rules.protected_share is not None:
+        return view.rules.protected_share
+    return view.tables.kept_share(view.engine)
 
 
-def limited_by(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np.uint8]:
-    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each protected block is.
+def names_anything(view: View) -> bool:
+    """Whether any block of the engine's pool is of a protected layer, or leased."""
+    blocks = view.blocks
+    named = np.take(layer_mask(view.rules.protected_layers), blocks.layer[: blocks.size])
+    if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
+        named |= blocks.pinned_until[: blocks.size] > view.now
+    named &= blocks.resident(view.engine)
+    return bool(named.any())
 
-    A protected block keeps all that stand before it in its chain, so these count too. The most
-    precious keep their protection: by layer, then importance, then last use, then from the start of
-    their chain on. Blocks that no named tenant raised count towards the whole only. What is
-    inferred is protected while all of it together is within its share, and else none of it is. An
-    engine that never reported the size of its pool has no bound.
+
+def limited_by(
+    view: View, picked: Selection, protected: Mask, leased: Mask | None, there: Mask | None = None
+) -> npt.NDArray[np.uint8]:
+    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is to be kept.
+
+    A block that is kept keeps all that stand before it in its chain, so these count too. Those that
+    are wanted most stay within the share, see ``_most_wanted_first``. Blocks that no named tenant
+    raised count towards the whole only. What is inferred is kept while all of it together is within
+    its share, and else none of it is. An engine that never reported the size of its pool has no
+    bound.
 
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.
+        leased: bool ``[len(picked)]``: which of them somebody leased; None: none.
+        there: bool ``[len(picked)]``: which of them are in the pool; None: all.
     """
     limits = np.zeros(len(picked), dtype=np.uint8)
+    rules, share = view.rules, kept_share(view)
+    is_priced = rules.protected_share is None or view.kept_share is not None
     pool = view.tables.pool_blocks.get(view.engine)
+    there = np.ones(len(picked), dtype=np.bool_) if there is None else there
     inferred = protected & is_inferred(view, picked)
     if inferred.any():
-        if _inferred_cost(view, picked, inferred) > int(view.rules.inferred_share * (pool or 0)):
+        most = int(min(rules.inferred_share, share) * (pool or 0))
+        if _inferred_cost(view, picked, inferred, there) > most:
             limits[inferred] = Limit.INFERRED
         protected = protected & ~inferred
     if pool is None:
         return limits
-    rules, deep = view.rules, picked.of(view.blocks.depth)
-    hot = (picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT)) != 0
-    most, each = int(rules.protected_share * pool), int(rules.tenant_share * pool)
-    deepest = deep[hot & protected].max(initial=-1)
-    near = np.flatnonzero(hot & (deep <= deepest))  # whatever they keep is among these
+    named = protected if leased is None else protected | leased
+    each = min(rules.tenant_share, share / 2) if is_priced else rules.tenant_share
+    most, each = int(share * pool), int(each * pool)
+    deep = picked.of(view.blocks.depth)
+    deepest = deep[there & named].max(initial=-1)
+    near = np.flatnonzero(there & (deep <= deepest))  # whatever they keep is among these
     if len(near) <= min(most, each):
         return limits
     heads = Selection(view.blocks, picked.rows[near])
-    places = _in_order(view, heads, protected[near])
+    places = _in_order(view, heads, named[near], protected[near])
     tenants, costs = _tenants(view, heads.rows[places]), _costs(heads, places)
     granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
     in_all = np.cumsum(costs * granted) <= most
@@ -74,17 +98,18 @@ def limited_by(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np
     return limits
 
 
-def _in_order(view: View, picked: Selection, among: Mask) -> Places:
-    """Places of those ``among`` the picked ones, the most precious first."""
-    places = np.flatnonzero(among)
-    return places[_most_precious_first(view, Selection(view.blocks, picked.rows[places]))]
+def _in_order(view: View, picked: Selection, named: Mask, protected: Mask) -> Places:
+    """Places of the ``named`` ones among the picked, those that are wanted most first."""
+    places = np.flatnonzero(named)
+    chosen = Selection(view.blocks, picked.rows[places])
+    return places[_most_wanted_first(view, chosen, protected[places])]
 
 
 def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
     """int64 ``[len(places)]``: how many of the picked ones each keeps and none before it does.
 
     Args:
-        places: Of protected blocks among them, the most precious first.
+        places: Of blocks to be kept among them, those that are wanted most first.
     """
     nobody = len(places)
     keeper = np.full(len(picked), nobody * APART)
@@ -93,9 +118,9 @@ def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
     return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
 
 
-def _inferred_cost(view: View, picked: Selection, inferred: Mask) -> int:
+def _inferred_cost(view: View, picked: Selection, inferred: Mask, there: Mask) -> int:
     """Blocks of the pool that all of what is inferred would keep."""
-    hot = np.flatnonzero(picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT))
+    hot = np.flatnonzero(there)
     held = Selection(view.blocks, picked.rows[hot])
     return int(_costs(held, np.flatnonzero(inferred[hot])).sum())
 
@@ -105,12 +130,39 @@ def is_inferred(view: View, picked: Selection) -> Mask:
     return np.asarray(picked.of(view.blocks.stated) == int(Authority.INFERRED))
 
 
-def _most_precious_first(view: View, picked: Selection) -> npt.NDArray[np.intp]:
+def is_wanted(view: View, picked: Selection) -> Mask:
+    """Whether a live session may ask for the block again: several sessions share it and one used it
+    lately, or its own is expected back."""
+    lately = picked.last_used() >= view.now - LATELY_S
+    nobodys = picked.of(view.blocks.session) == NO_ROW
+    expected = np.where(nobodys, lately, _chances(view, picked) > 0)
+    return np.asarray(expected | (_is_shared(view, picked) & lately))
+
+
+def _is_shared(view: View, picked: Selection) -> Mask:
+    return np.asarray((picked.of(view.blocks.flags) & int(BlockFlag.SHARED)) != 0)
+
+
+def _chances(view: View, picked: Selection) -> npt.NDArray[np.float64]:
+    """float64 ``[len(picked)]``: of a return of each block's session; 0 for blocks of none."""
+    sessions, session = view.sessions, picked.of(view.blocks.session)
+    rows, chances = sessions.among(session), np.zeros(sessions.size + 1)
+    chances[rows] = sessions.credit(view.now, view.rules.session_memory_s, rows)
+    # The last one stands for NO_ROW. In tenths: idle seconds decide nothing between two sessions.
+    return np.asarray(np.take(chances, session, mode="wrap").round(1))
+
+
+def _most_wanted_first(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np.intp]:
+    """What is protected comes before what is only leased. Then comes what several sessions share,
+    by layer, importance and last use; then what belongs to one session, by the chance of its
+    return: each block costs as much to keep as to compute again. Chains from their start on."""
     blocks = view.blocks
     layer, depth = picked.of(blocks.layer), picked.of(blocks.depth)
-    return np.asarray(
-        np.lexsort((depth, -picked.last_used(), -picked.of(blocks.importance), layer))
-    )
+    shared = _is_shared(view, picked)
+    chance = np.where(shared, 1.0, _chances(view, picked))
+    used, importance = picked.last_used(), picked.of(blocks.importance)
+    keys = (depth, -used, -importance, layer, -chance, ~shared, ~protected)
+    return np.asarray(np.lexsort(keys))
 
 
 def _tenants(view: View, rows: Rows) -> Rows:
@@ -138,7 +190,7 @@ def is_reserved(view: View, picked: Selection) -> Mask:
     those that have outlived their chance of another return, nor branches that were left behind.
     """
     view = _of_an_engine(view, picked)
-    room = _room(view)
+    room = 0.0 if view.kept_share == 0 else _room(view)
     if room <= 0:
         return np.zeros(len(picked), dtype=np.bool_)
     held = np.append(_sessions_with_room(view, room), False)  # the last one stands for NO_ROW

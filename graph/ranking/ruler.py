@@ -4,7 +4,6 @@ finds more."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -12,10 +11,11 @@ import numpy as np
 from ..columns.whole_chains import APART, keep_chains_whole
 from ..messages.advice import EvictionRanking
 from ..tables.blocks import Selection
-from ..types import as_keys, layer_mask
+from ..types import as_keys
 from .formulas import LruPolicy
 from .policy import Policy, Referee, Terms, terms_of
-from .rules import is_pinned
+from .protection import Limit, names_anything
+from .rules import is_pinned, limits_of_kept
 from .scoring import rank, whole_scores
 from .view import View
 
@@ -42,14 +42,10 @@ def rank_by_ruler(
 def _keeps_nothing(view: View) -> bool:
     """Whether the view's engine has neither tiers nor a block that may be protected or leased: then
     there is nothing to say where LRU rules."""
-    blocks, words = view.blocks, view.tables.words.get(view.engine)
+    words = view.tables.words.get(view.engine)
     if words is None or words.tiers is not None or words.pressure is None:
         return False  # it may have tiers, and not have said so yet
-    kept = np.take(layer_mask(view.rules.protected_layers), blocks.layer[: blocks.size])
-    if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
-        kept |= blocks.pinned_until[: blocks.size] > view.now
-    kept &= blocks.resident(view.engine)
-    return not kept.any()
+    return not names_anything(view)
 
 
 def _only_kept(view: View, limit: int) -> EvictionRanking:
@@ -63,6 +59,7 @@ def _only_kept(view: View, limit: int) -> EvictionRanking:
     leased = is_pinned(view, held)
     if not leased.any():
         return ranking
+    leased &= limits_of_kept(view, held) == Limit.NONE
     kept = keep_chains_whole(np.where(leased, 0.0, APART), held.parents()) < APART / 2
     rows = held.rows[kept]
     keys = blocks.keys[rows[np.argsort(-blocks.depth[rows], kind="stable")]]
@@ -72,10 +69,11 @@ def _only_kept(view: View, limit: int) -> EvictionRanking:
 
 
 def _learn(view: View, policy: Policy, referee: Referee | None) -> None:
-    """Let the policy learn from what happened, and the referee compare it with LRU."""
+    """Let the policy learn from what happened, and the referee compare what it and what is kept
+    find with what would be found without."""
     policy.observe(view)
-    if referee is not None and not isinstance(policy, LruPolicy):
-        referee.watch(view, partial(whole_scores, view, policy))
+    if referee is not None:
+        referee.watch(view, lambda seen, picked: whole_scores(seen, policy, picked))
 
 
 def front_terms(

@@ -18,7 +18,7 @@ from ..tables.blocks import Selection
 from ..types import NO_ROW, BlockFlag, Rows, SessionState, layer_mask
 from .copy_worth import COPIES
 from .policy import Scores
-from .protection import INFERRED_S, is_inferred, is_reserved, over_share
+from .protection import Limit, is_inferred, is_reserved, is_wanted, limited_by
 from .view import View
 
 _T = TypeVar("_T", bound=np.generic)
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
     Attributes:
         with_copies: Holds only in an engine with copies: in the others every eviction costs a
             recomputation, and the policy weighs that already.
-        bounded: Holds for a share of a pool only; see ``protection.over_share``.
+        bounded: Holds for a share of a pool only; see ``protection.limited_by``.
     """
 
     name: str
@@ -79,27 +79,35 @@ def is_pinned(view: View, picked: Selection) -> Mask:
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected, somebody said which it is, and a session may still
-    want it.
+    """Whether the block's layer is protected, and a session is likely to ask for it again.
 
-    Of a block whose layer is inferred: whether it was used lately, and not once only, where such
-    may be protected.
+    Of a block of which nobody said which layer it is: whether it was used more than once, too,
+    where such may be protected.
     """
     protected = np.take(layer_mask(view.rules.protected_layers), picked.of(view.blocks.layer))
+    if not protected.any():
+        return np.asarray(protected)
     inferred = protected & is_inferred(view, picked)
     if inferred.any():
-        lately = picked.last_used() >= view.now - INFERRED_S
         again = picked.of(view.blocks.walkers) > 1
-        protected &= ~inferred | (lately & again & (view.rules.inferred_share > 0))
-    return np.asarray(protected & ~is_over(view, picked))
+        protected &= ~inferred | (again & (view.rules.inferred_share > 0))
+    return np.asarray(protected & is_wanted(view, picked) & ~is_over(view, picked))
 
 
 def beyond_share(view: View) -> Rows:
     """Rows in the pool of the view's engine that a protected layer names, and that are evicted like
     others all the same: more of these is there than may be protected."""
     resident = view.blocks.pick(view.blocks.resident(view.engine))
-    beyond = over_share(view, resident, is_protected(view, resident))
-    return np.asarray(resident.rows[beyond])
+    return np.asarray(resident.rows[limits_of_kept(view, resident) != Limit.NONE])
+
+
+def limits_of_kept(
+    view: View, picked: Selection, there: Mask | None = None
+) -> npt.NDArray[np.uint8]:
+    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is protected or
+    leased; ``there`` as in ``limited_by``."""
+    protected, leased = is_protected(view, picked), is_pinned(view, picked)
+    return limited_by(view, picked, protected, leased, there)
 
 
 RULES: Final = (
@@ -107,7 +115,7 @@ RULES: Final = (
     Rule("session_over", 2, is_over),
     Rule("due", -1, is_due, with_copies=True),
     Rule("reserved", -8, is_reserved),
-    Rule("pinned", -16, is_pinned),
+    Rule("pinned", -16, is_pinned, bounded=True),
     Rule("protected_layer", -32, is_protected, bounded=True),
 )
 """Higher ranks go first. This list is all there is: rankings and explanations walk it."""
@@ -116,14 +124,17 @@ PROTECTED_BELOW: Final = (sum(min(0, rule.weight) for rule in RULES[:-1]) - 0.5)
 """Scores under the rules: those of protected blocks are below this, all others above."""
 
 
-def lay_rules(scores: Scores, view: View, picked: Selection) -> Scores:
+def lay_rules(scores: Scores, view: View, picked: Selection, there: Mask | None = None) -> Scores:
     """float64 ``[len(picked)]``: a policy's scores of blocks that the view's engine holds, under
     the rules.
 
     The scores themselves are not changed: they may be a view of the graph's columns.
+
+    Args:
+        there: bool ``[len(picked)]``: which of them are in the pool; None: all.
     """
     ruled = _in_band(scores)
-    ranks = _ranks(view, picked)
+    ranks = _ranks(view, picked, there)
     if ranks.any():
         places = np.flatnonzero(ranks)  # few: most blocks are like most others
         ruled[places] += ranks[places] * _STEP
@@ -172,17 +183,20 @@ def _in_band(scores: npt.NDArray[Any]) -> Scores:
     return banded
 
 
-def _ranks(view: View, picked: Selection) -> Ranks:
+def _ranks(view: View, picked: Selection, there: Mask | None) -> Ranks:
     """int8 ``[len(picked)]``: the weights of the rules that apply to each, summed."""
     ranks = np.zeros(len(picked), dtype=np.int8)
     has_copies = view.blocks.had_copies
     has_copies &= bool((picked.of(view.blocks.tiers[view.engine]) & COPIES).any())
+    beyond: Mask | None = None  # looked for once something is to be kept
     for rule in RULES:
         if rule.with_copies and not has_copies:
             continue
         applies = rule.applies(view, picked)
-        if rule.bounded:
-            applies &= ~over_share(view, picked, applies)
+        if rule.bounded and applies.any():
+            if beyond is None:
+                beyond = np.asarray(limits_of_kept(view, picked, there) != Limit.NONE)
+            applies = applies & ~beyond
         if applies.any():
             ranks += applies * np.int8(rule.weight)
     return ranks

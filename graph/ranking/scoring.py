@@ -36,9 +36,10 @@ def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     blocks, tables = view.blocks, view.tables
     held = blocks.pick((blocks.tiers[view.engine, : blocks.size] & HELD) != 0)
     tiers = held.of(blocks.tiers[view.engine])
-    scores = _ruled_scores(view, policy, held)
+    there = (tiers & int(Tier.HOT)) != 0
+    scores = _ruled_scores(view, policy, held, there)
     demoting = _demoting(scores, blocks, held, tiers, limit)
-    scores = _tail_first(scores, blocks, held, (tiers & int(Tier.HOT)) != 0)
+    scores = _tail_first(scores, blocks, held, there)
     open_to_loss = scores > PROTECTED_BELOW
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
@@ -56,18 +57,19 @@ def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
 
 
 def whole_scores(view: View, policy: Policy, picked: Selection) -> Scores:
-    """float64 ``[len(picked)]``: scores of any blocks under the rules, chains tail first."""
+    """float64 ``[len(picked)]``: scores of any blocks under the rules, chains tail first, as if a
+    pool held just these."""
     return keep_chains_whole(_ruled_scores(view, policy, picked), picked.parents())
 
 
-def _ruled_scores(view: View, policy: Policy, held: Selection) -> Scores:
+def _ruled_scores(view: View, policy: Policy, held: Selection, there: Mask | None = None) -> Scores:
     scores = policy.scores(view, held)
     if len(scores) != len(held):
         raise GraphError(
             f"policy {policy.name!r} gave {len(scores)} scores for {len(held)} blocks; "
             "it must give one for each"
         )
-    return lay_rules(scores, view, held)
+    return lay_rules(scores, view, held, there)
 
 
 def _tail_first(scores: Scores, blocks: BlockTable, held: Selection, among: Mask) -> Scores:

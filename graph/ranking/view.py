@@ -19,12 +19,15 @@ class View:
     Attributes:
         engine: A residency column; ``NO_ROW`` for a question about no engine in particular.
         now: Monotonic seconds of the graph's clock.
+        kept_share: Of a pool, that may be kept whatever scores say, for whoever asks what would be
+            if it were another; None: what holds.
     """
 
     tables: Tables
     rules: Rules
     engine: int
     now: float
+    kept_share: float | None = None
 
     @property
     def blocks(self) -> BlockTable:

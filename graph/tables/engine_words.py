@@ -5,6 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
+from ..types import FIRST_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectionBudget:
+    """How much of an engine's pool is kept whatever scores say, and what that costs there.
+
+    A price is in points: hundredths of the prompt blocks that were asked for, which would have been
+    found if nothing were kept.
+
+    Attributes:
+        share: Of the pool.
+        points: What keeping costs lately; None: it is not known yet, or nothing is named.
+        points_ever: The same since the first block was named.
+        more_points: What it would cost to keep all that is named, up to half of the pool; None:
+            all of it is kept, or nobody knows yet.
+    """
+
+    share: float = FIRST_SHARE
+    points: float | None = None
+    points_ever: float | None = None
+    more_points: float | None = None
 
 
 @dataclass(slots=True)

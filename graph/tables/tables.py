@@ -14,12 +14,12 @@ from ..logs.no_history import NoHistory
 from ..sessions.forks import ForkBook
 from ..sessions.memory_facts import MemoryFacts
 from ..sessions.sessions import SessionTable
-from ..types import MAX_ENGINES, NO_ROW
+from ..types import FIRST_SHARE, MAX_ENGINES, NO_ROW
 from .all_edges import AllEdges
 from .blocks import BlockTable
 from .chain_links import ChainLinks
 from .edges import EdgeStore
-from .engine_words import EngineWords
+from .engine_words import EngineWords, ProtectionBudget
 from .identity import salt_of
 from .regret import RegretBook
 from .walks import WalkLog
@@ -80,6 +80,8 @@ class Tables:
     listing: set[int] = field(default_factory=set)  # columns whose list of blocks is being taken in
     leaving: set[int] = field(default_factory=set)  # of engines that are being forgotten
     words: defaultdict[int, EngineWords] = field(default_factory=lambda: defaultdict(EngineWords))
+    budgets: dict[int, ProtectionBudget] = field(default_factory=dict)  # by residency column
+    protected_share: float | None = None  # of every pool; None: see ``budgets``
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
     history: History = field(init=False)
@@ -99,6 +101,13 @@ class Tables:
     def salt(self, engine: int) -> np.uint64:
         """What the model of a residency column adds to the keys of its blocks."""
         return salt_of(self.models.get(engine, ""))
+
+    def kept_share(self, engine: int) -> float:
+        """The share of an engine's pool that may be kept whatever scores say."""
+        if self.protected_share is not None:
+            return self.protected_share
+        budget = self.budgets.get(engine)
+        return FIRST_SHARE if budget is None else budget.share
 
     def name_of(self, engine: int) -> str | None:
         """The id of the engine in a residency column; None if nobody is there."""
@@ -130,6 +139,7 @@ class Tables:
         """Forget what an engine did that is gone or runs another model."""
         self.walks.forget(engine)
         self.regret.forget(engine)
+        self.budgets.pop(engine, None)
 
     def column_of(self, engine: str, model: str) -> int:
         """The engine's residency column; one that speaks for the first time is given a free one.

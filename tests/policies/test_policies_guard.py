@@ -326,5 +326,9 @@ def test_an_engine_inherits_no_ruling_of_one_that_is_gone() -> None:
 
 
 def test_configuration_may_go_without_a_guard() -> None:
-    assert PolicyConfig(guard=False).referee() is None
-    assert isinstance(PolicyConfig().referee(), Guard)
+    assert PolicyConfig().referee().yields
+    unguarded = PolicyConfig(guard=False).referee()
+    assert not unguarded.yields
+    assert unguarded.trusts(0), "the policy ranks from the start"
+    assert unguarded.rulings() == {}
+    assert not PolicyConfig(name="lru").referee().yields

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.advice import EvictionRanking
 from ....graph.messages.events import AnyEvent, BlocksStored, EngineHello
+from ....graph.ranking.formulas import LruPolicy
 from ....graph.ranking.policy import Policy
 from ....graph.ranking.profile import Rules
 from ....graph.tables.tables import GraphLimits
@@ -71,7 +72,7 @@ class SimulatedSidecar:
         self.graph = KVCacheGraph(
             policy=policy,
             rules=rules,
-            referee=Guard(policy.name) if guard else None,
+            referee=Guard(policy.name, yields=guard and policy.name != LruPolicy.name),
             limits=GraphLimits(logs=False),
             clock=lambda: self.now,
         )

@@ -19,6 +19,7 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
+from kvgraph.graph.ranking.profile import Rules
 from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer
 
 SIZE, POOL = 16, 40
@@ -29,7 +30,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.graph = KVCacheGraph(rules=Rules(protected_share=0.5), clock=lambda: self.now)
         self.graph.apply("e", [EngineHello("e", "", SIZE, POOL, "v")])
 
     def turn(

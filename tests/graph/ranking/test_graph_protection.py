@@ -29,7 +29,7 @@ def pack(*keys: int) -> bytes:
 class World:
     def __init__(self, pool: int = 100) -> None:
         self.now = 1000.0
-        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.graph = KVCacheGraph(rules=Rules(protected_share=0.5), clock=lambda: self.now)
         self.graph.apply("e", [EngineHello("e", "m", SIZE, pool, "v")])
 
     def say(
