@@ -22,6 +22,8 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
     for engine in status["engines"]:
         if facts := admission_facts(engine):
             parts.append(facts_report(f"admission of {engine['name']}", facts))
+    if said := {e["name"]: e["graph"]["protection"] for e in status["engines"] if e["graph"]}:
+        parts.append(facts_report("what is kept whatever scores say", said))
     parts += [_tiers(engine) for engine in status["engines"] if engine["tiers"]]
     return Group(*parts)
 

@@ -35,6 +35,7 @@ class SidecarCollector(Collector):
         yield from _graph(status)
         yield from _engines(status.engines)
         yield from _reports(status.engines)
+        yield from _protection(status.engines)
         yield from _tiers(status.engines)
         yield from admission_metrics(
             [
@@ -108,6 +109,27 @@ def _reports(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
             advice.add_metric([cut(engine.id), what], getattr(applied, what))
         dropped.add_metric([cut(engine.id)], applied.dropped)
     yield from (advice, dropped)
+
+
+def _protection(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily("kvgraph_protection_blocks",
+                               "Blocks that are named to be kept, by whether they are",
+                               labels=["engine", "kept"])  # fmt: skip
+    share = GaugeMetricFamily("kvgraph_protection_share", "Of a pool, that may be kept",
+                              labels=["engine"])  # fmt: skip
+    price = GaugeMetricFamily("kvgraph_protection_price_points",
+                              "Points of what is found that this costs, lately",
+                              labels=["engine"])  # fmt: skip
+    for engine in engines:
+        known, label = engine.graph, cut(engine.id)
+        if known is None:
+            continue
+        blocks.add_metric([label, "yes"], known.kept)
+        blocks.add_metric([label, "no"], known.over_share)
+        share.add_metric([label], known.kept_share)
+        if known.budget is not None and known.budget.points is not None:
+            price.add_metric([label], known.budget.points)
+    yield from (blocks, share, price)
 
 
 def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:

@@ -27,7 +27,7 @@ _LOST: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value}
 _ORDER: Final = ("serious", "warning", "info")
 _BEYOND: Final = {
     "tenant": "a tenant's share of the pool (score.tenant_share)",
-    "all": "the share of the pool (score.protected_share)",
+    "all": "what its price allows, or score.protected_share",
 }
 
 
@@ -168,14 +168,16 @@ def _of_queue(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Noti
 
 
 def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
-    limited = {} if engine.graph is None else engine.graph.limited
+    limited, said = {}, ""
+    if engine.graph is not None:
+        limited, said = engine.graph.limited, engine.graph.protection
     beyond = [f"{limited[which]:,} beyond {share}" for which, share in _BEYOND.items()
               if limited.get(which)]  # fmt: skip
     if beyond:
         yield _notice(
             "info", engine,
-            f"More blocks are marked as protected than may be: {', '.join(beyond)}. These are "
-            "evicted like others, the least precious first.", "weights",
+            f"More blocks are named as protected than are kept: {', '.join(beyond)}. These are "
+            f"evicted like others, those that are wanted least first ({said}).", "weights",
         )  # fmt: skip
     log = tables.history.evictions.get(tables.engines.get(engine.id, -1))
     lost = None if log is None else protected_lost(log)

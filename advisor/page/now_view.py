@@ -147,11 +147,7 @@ def _span(window_s: float) -> str:
 def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
     blocks, sessions = tables.blocks, tables.sessions
     names = {engine.id: engine.name for engine in engines}
-    protected = {
-        each.id: each.graph.protected - each.graph.over_share
-        for each in engines
-        if each.graph is not None
-    }
+    known = {each.id: each.graph for each in engines if each.graph is not None}
     states = np.append(sessions.state[: sessions.size], np.uint8(len(STATE_NAMES)))
     for engine, column in tables.engines.items():
         rows = np.flatnonzero(blocks.resident(column))
@@ -165,7 +161,8 @@ def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolVi
             cached=len(rows),
             layers=dict(zip(LAYER_NAMES, layers, strict=True)),
             states=dict(zip(_STATES, by_state, strict=True)),
-            protected=protected.get(engine, 0),
+            protected=stats.protected - stats.over_share if (stats := known.get(engine)) else 0,
+            protection=stats.protection if stats else "",
         )
 
 

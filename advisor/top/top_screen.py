@@ -111,7 +111,7 @@ def _pool(pool: Mapping[str, Any], now: Mapping[str, Any]) -> RenderableType:
         ("cached", f"{_bar(cached, size)} {cached:,} of {size or '?'} blocks"),
         ("layers", _counts(pool["layers"])),
         ("of sessions", _counts(pool["states"])),
-        ("protected", f"{pool['protected']:,} blocks"),
+        ("protected", pool["protection"].removeprefix("protected: ")),
         *(("ranked by", _advice(each)) for each in now["advice"] if each["engine"] == engine),
         *(("room", each["sentence"]) for each in now["rooms"] if each["engine"] == engine),
         *((each["tier"], _tier(each)) for each in now["tiers"] if each["engine"] == engine),

@@ -56,7 +56,8 @@ class PoolView(Part):
         layers: Cached blocks by source layer, all ten of them.
         states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended,
             or none for blocks of no session.
-        protected: Of these: by their layer.
+        protected: Of these: kept by their layer.
+        protection: What is kept whatever scores say, and what that costs, in words.
     """
 
     engine: str
@@ -66,6 +67,7 @@ class PoolView(Part):
     layers: dict[str, int]
     states: dict[str, int]
     protected: int
+    protection: str
 
 
 class TierFill(Part):

@@ -29,6 +29,7 @@ class EngineStats:
     kept: int  # protected or leased, within the share
     kept_share: float  # of the pool, that may be
     budget: ProtectionBudget | None  # what that costs; None: nothing was ever named
+    protection: str  # the same in words
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
@@ -72,6 +73,27 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
     )
 
 
+def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> str:
+    """What protection holds and costs, in words.
+
+    Args:
+        kept: Blocks of a pool that are protected or leased.
+        beyond: Those that are named, too, and go like others.
+    """
+    points = None if budget is None else budget.points
+    said = f"protected: {kept:,} blocks"
+    if kept and points is not None:
+        said += f", {max(0.0, points):.1f} points"
+    elif kept:
+        said += ", at a price that is not known yet"
+    if beyond:
+        more = None if budget is None else budget.more_points
+        verb = "is" if beyond == 1 else "are"
+        said += f"; {beyond:,} more {verb} named"
+        said += f", and would cost {max(0.0, more):.1f}" if more is not None else ""
+    return said
+
+
 def _engine_stats(view: View) -> EngineStats:
     blocks, column = view.blocks, view.engine
     resident = blocks.pick(blocks.resident(column))
@@ -79,7 +101,8 @@ def _engine_stats(view: View) -> EngineStats:
     protected = is_protected(view, resident)
     by_block = limits_of_kept(view, resident)
     limits = np.bincount(by_block[protected], minlength=len(Limit))
-    named = protected | is_pinned(view, resident)
+    within = (protected | is_pinned(view, resident)) & (by_block == Limit.NONE)
+    kept, budget = int(within.sum()), view.tables.budgets.get(column)
     limited = {each.name.lower(): int(limits[each]) for each in Limit if each}
     words = view.tables.words.get(column) or EngineWords()
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
@@ -89,9 +112,10 @@ def _engine_stats(view: View) -> EngineStats:
         protected=int(protected.sum()),
         over_share=sum(limited.values()),
         limited=limited,
-        kept=int((named & (by_block == Limit.NONE)).sum()),
+        kept=kept,
         kept_share=kept_share(view),
-        budget=view.tables.budgets.get(column),
+        budget=budget,
+        protection=protection_said(kept, int(np.count_nonzero(by_block)), budget),
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
         hello=words.hello,
         pressure=words.pressure,

@@ -98,10 +98,12 @@ class HoldingRule:
 
         Args:
             idle: The engine has no work but held requests.
-            queued: Other requests stand in its queue, those that are held not counted.
+            queued: Other requests stand in its queue.
         """
         if not self._counted:
-            self.saturation.came(queued=queued)
+            # Who waits for room would stand in the queue otherwise: without these, holding would
+            # end itself by shortening the queue, and the engine would thrash again.
+            self.saturation.came(queued=queued or len(self._order) > 0)
         self._counted = True
         if self._rests(idle, asks.since) and not len(self._order):
             self._let_in(asks)
@@ -173,7 +175,7 @@ class HoldingRule:
         self._counted = False
         if not idle or not len(self._order):
             self._ran_at = now
-        self._pacing.looks(now, free)
+        self._pacing.looks(now, free, 0.0 if advice is None else advice.again)
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]

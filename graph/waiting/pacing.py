@@ -9,6 +9,11 @@ _REST: Final = 0.1
 """Share of the time from such a start until the engine could take another, for which it is left
 alone then. Chosen in the closed loop of the replay lab, on other sessions than those of the
 figures."""
+_CALM: Final = 0.06  # of the prompts computed again: so little is chance
+_WASTE: Final = 10.0
+"""How much longer that rest is for each part of the prompts beyond it that is computed again. Such
+a start evicts what another session asks for soon, the sooner the shorter pauses are beside the
+computing of prompts: then starting without room brings nobody forward. Chosen."""
 _LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
 
 
@@ -40,16 +45,18 @@ class Pacing:
         infinite before any did."""
         return math.inf if self._block_s is None else blocks * self._block_s
 
-    def looks(self, now: float, free: bool) -> None:
+    def looks(self, now: float, free: bool, again: float = 0.0) -> None:
         """Note at each step whether the engine could take another request.
 
         Args:
+            again: The share of the prompts that is computed again lately.
             free: No request is queued, and the prompt of the last one released has been computed.
         """
         self._free = free
         if free and self._began is not None:
             took = now - self._began
-            self._from, self._began = now + _REST * took, None
+            rest = _REST + _WASTE * max(0.0, again - _CALM)
+            self._from, self._began = now + rest * took, None
             block_s = took / self._blocks
             before = block_s if self._block_s is None else self._block_s
             self._block_s = before + _LATEST * (block_s - before)

@@ -12,8 +12,7 @@ Chosen in the closed loop of the replay lab, on other sessions than those of the
 engine that keeps up shows at most .2, and one whose cache thrashes 1. From .3 to .5 nothing
 changes."""
 AT_EASE: Final = 0.15
-"""Below this share a saturated engine no longer counts as such. Holding alone shortens the queue:
-to .6 in the lab, and below .4 on a real engine, which computes several prompts at once. Chosen."""
+"""Below this share a saturated engine no longer counts as such. Chosen."""
 
 
 class Saturation:
@@ -34,7 +33,7 @@ class Saturation:
         """Note a request that came.
 
         Args:
-            queued: Others stood in the queue by then, those that are held not counted.
+            queued: Others stood in the queue by then, or waited for room.
         """
         self.share += (float(queued) - self.share) / _REMEMBERED
         self.is_reached = self.share >= (AT_EASE if self.is_reached else SATURATED)

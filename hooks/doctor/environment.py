@@ -104,7 +104,9 @@ def check_layers() -> Check:
         detail = f"{LAYERS_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
         return Check("layers", False, detail, CORRECT)
     if not reads_layers():
-        return Check("layers", None, f"off; {LAYERS_VARIABLE}=1 tells parts of prompts apart")
+        return Check(
+            "layers", None, f"off by {LAYERS_VARIABLE}: parts of prompts are not told apart"
+        )
     try:
         if value.startswith("{"):
             read_table(value)

@@ -20,9 +20,8 @@ ENDS_VARIABLE: Final = "AITHER_KVCACHE_ENDS"
 the marks are learned from the chat template."""
 LAYERS_KEY: Final = "kvgraph_layers"
 LAYERS_VARIABLE: Final = "AITHER_KVCACHE_LAYERS"
-"""1: prompts' layers are read, and hints about messages are understood. Our own processes hand the
-borders of messages over in it, beside a connector of the user's."""
-LAYERS_BY_DEFAULT: Final = False
+"""0: nobody reads prompts' layers, and hints about messages are not understood. Our own processes
+hand the borders of messages over in it, beside a connector of the user's."""
 SECTIONS_VARIABLE: Final = "AITHER_KVCACHE_SECTIONS"
 """Which lines begin sections of a system text, and their layers, as a JSON object."""
 CONNECTOR: Final = "KvGraphConnector"
@@ -79,7 +78,7 @@ def reads_ends() -> bool:
 
 def reads_layers() -> bool:
     """Whether prompts' parts are told apart by the borders of their messages."""
-    return _is_on(LAYERS_VARIABLE, LAYERS_BY_DEFAULT)
+    return os.environ.get(LAYERS_VARIABLE, "").strip().lower() not in OFF
 
 
 def sampling_share() -> float:

@@ -225,7 +225,7 @@ def test_sampling_as_it_is_asked_for(
 @pytest.mark.parametrize(
     ("layers", "hints", "ok", "words"),
     [
-        ("", "", None, "off; AITHER_KVCACHE_LAYERS=1"),
+        ("0", "", None, "off by AITHER_KVCACHE_LAYERS"),
         ("0", "all", None, "off; "),
         ("1", "", True, "does not count: AITHER_KVCACHE_HINTS=all, or secret:FILE, believes it"),
         ("1", "secret:FILE", True, "counts if it comes with the secret"),

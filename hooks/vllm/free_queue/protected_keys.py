@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ....graph.messages.advice import EvictionRanking
-from ....graph.types import Keys
+from ....graph.types import FIRST_SHARE, Keys
 from ...keys import key_in_pool, keys_in_pool
 from ...link.held_ranking import places_of
 from ..pool.found_blocks import hash_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _LOOK_THROUGH_S: Final = 1.0  # between two looks through what is stated; chosen
-_MOST_STATED: Final = 0.5  # share of a pool: as much as a sidecar protects by default
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 _Said = tuple[float, float]  # when a caller stated it, and when that request was over
 
@@ -46,7 +45,7 @@ class ProtectedKeys:
         self.evicted_protected = 0
         self._stale_s = stale_s
         self._clock = clock
-        self._most_stated = int(_MOST_STATED * blocks)
+        self._most_stated = int(FIRST_SHARE * blocks)  # as a sidecar does while it knows no price
         self._stated: dict[int, _Said] = {}  # by key, the latest last
         self._over: set[int] = set()  # the part of these whose last word was that it is over
         self._looked_through = 0.0  # ts of the ranking by which these were looked through

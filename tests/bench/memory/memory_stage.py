@@ -32,7 +32,7 @@ BLOCKS: Final = 256
 ANSWER: Final = 3  # tokens
 _OK: Final = 200
 _TEMPLATE: Final = "{% for message in messages %}{{ message['content'] or '' }} {% endfor %}"
-_SAMPLED: Final = (("AITHER_KVCACHE_SAMPLING", "0.5"), ("AITHER_KVCACHE_LAYERS", "1"))
+_SAMPLED: Final = ("AITHER_KVCACHE_SAMPLING", "0.5")
 _ALWAYS: Final = (("AITHER_KVCACHE_RECALL_ALWAYS", "1"),)
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 POOL: Final = 240  # blocks
 MOST_TOKENS: Final = 7168  # of a prompt and its answer: 200 turns, in less than the pool
-_GRAPH: Final = (("AITHER_KVCACHE_HINTS", "session"), ("AITHER_KVCACHE_LAYERS", "1"))
 RULING: Final = ("KVGRAPH_POLICY__GUARD", "false")
 """Lets the policy rank from the start: a short run is over before it has proved itself."""
 
@@ -45,7 +44,7 @@ def chat_plan(model: Path, graph: bool, directory: Path, name: str, *settings: t
     return ServerPlan(
         str(model), graph, directory, blocks=POOL, max_model_len=MOST_TOKENS, max_num_seqs=4,
         name=name, settings=(("XDG_RUNTIME_DIR", str(runtime_of(directory))),
-                             *(_GRAPH if graph else ()), *settings),
+                             *settings),
     )  # fmt: skip
 
 
