@@ -73,7 +73,8 @@ def test_every_figure_is_measured_and_every_rate_saved(
         False, recorded, trace, quick=True, processes=1, raw=raw, journal=journal
     ).figures
     assert list(found) == [
-        "gap_inferred", "gap_inferred_least", "gap_stops", "gap_signalled",
+        "gap_inferred", "gap_inferred_least", "gap_stops", "told_share", "told_layers_share",
+        "layers_alone_points", "protection_price_error_points", "hostile_layers_points",
         "worst_points_vs_lru", "fast_clock_gap", "nonsense_points",
         "mooncake_gap_inferred", "mooncake_gap_ends", "lab_turns_ratio_over",
         "lab_agents_before_cliff_ratio", "lab_turns_ratio_lpm", "lab_turns_ratio_under",

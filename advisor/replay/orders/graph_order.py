@@ -69,6 +69,11 @@ class GraphOrder(EvictionOrder):
         self._ids_by_key = np.argsort(sidecar.events.keys, kind="stable")
         self._sorted_keys = sidecar.events.keys[self._ids_by_key]
 
+    @property
+    def sidecar(self) -> SimulatedSidecar:
+        """Who advises this engine."""
+        return self._sidecar
+
     @classmethod
     def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
         """The order of an engine with a sidecar of its own, by the defaults; see

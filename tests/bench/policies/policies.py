@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from ...advisor.replay.fast.lru import lru_hits
-from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS
+from ...advisor.replay.lab.arms import BY_DEFAULT
 from ...advisor.replay.recordings.signals import Signals
 from ...advisor.replay.recordings.weka import Session
 from ...advisor.replay.traces.reader import load_trace
@@ -19,16 +19,32 @@ from ..errors import BenchError
 from ..figures import Figures
 from ..machine import keep_raw
 from ..replay import SHARED as CONVERSATIONS
-from .policies_cells import NONSENSE_ARM, Cell, Rates, play
+from .policies_cells import (
+    BARE_ARM,
+    HINTED,
+    NONSENSE_ARM,
+    OTHERS_ARM,
+    PRICE_ARM,
+    Cell,
+    Rates,
+    play,
+)
 from .policies_course import Course
-from .policies_fleets import FAST, default_sessions, faster, fleet, halves, sessions_in
+from .policies_fleets import (
+    FAST,
+    default_sessions,
+    faster,
+    fleet,
+    halves,
+    of_tenants,
+    sessions_in,
+)
 from .policies_journal import DEFAULT, Journal, fingerprint
 from .policies_loop import FULL as FULL_LOOP
 from .policies_loop import QUICK as QUICK_LOOP
 from .policies_loop import LoopScale, add_loop
 from .policies_nonsense import NONSENSE
 
-HINTED: Final = BY_DEFAULT + HINTS
 STANDS: Final = (0.2, 0.95)
 """Where LRU is beyond, there is nothing to gain or nothing to lose."""
 
@@ -140,12 +156,32 @@ def _plan_fleets(plan: _Plan, directory: Path, say: Callable[[str], None]) -> No
         plan.add(told, HINTED, scale.main)
         # An engine can see why answers end, and not which session a request is of.
         plan.add(stops.unnamed(), HINTED, scale.main)
+        _plan_layers(plan, letter, half, told)
         plan.add(faster(told, FAST), BY_DEFAULT, scale.main)
         for nonsense in NONSENSE if letter == "A" else ():
             plan.add(told, NONSENSE_ARM + nonsense, scale.main)
     for users in scale.other_users:
         other = fleet(f"{users} users", plan.sessions, users, scale.hours, Signals.NONE)
         plan.add(other, BY_DEFAULT, standing_among(other, scale.capacities(users)))
+
+
+def _plan_layers(plan: _Plan, letter: str, half: list[Session], told: Trace) -> None:
+    """Callers who say where tools and rules stand, with all signals and with none; and a tenant
+    that calls everything axioms."""
+    scale, name = plan.scale, f"{plan.scale.main_users} users {letter}"
+    users, hours = scale.main_users, scale.hours
+    both = fleet(f"{name}, signals and layers", half, users, hours, Signals.ALL, with_layers=True)
+    layers = fleet(f"{name}, layers", half, users, hours, Signals.NONE, with_layers=True)
+    standing = standing_among(layers, scale.capacities(users), scale.main)
+    for arm in (HINTED, BARE_ARM, PRICE_ARM):
+        plan.add(both, arm, scale.main)
+    plan.add(layers, HINTED, standing)
+    plan.add(layers, BY_DEFAULT, standing)
+    for hostile in (False, True):
+        of_four = of_tenants(
+            told, f"{name}, {'one hostile' if hostile else 'four'}", hostile=hostile
+        )
+        plan.add(of_four, OTHERS_ARM, scale.main)
 
 
 def _plan_conversations(plan: _Plan, path: Path | None) -> None:
@@ -184,7 +220,7 @@ def _figures(plan: _Plan, rates: Rates) -> Figures:
     figures.add("gap_inferred", inferred, "of the gap", "≥ 0.36")
     figures.add("gap_inferred_least", min(inferred), "of the gap", "≥ 0.33")
     figures.add("gap_stops", gaps(HINTED, "{}, stops"), "of the gap", "≥ 0.42")
-    figures.add("gap_signalled", gaps(HINTED), "of the gap", "≥ 0.65")
+    _add_layers(figures, plan, rates)
     worst = min(rates.points(cell) for cell in plan.plain)
     figures.add("worst_points_vs_lru", worst, "points", "≥ -0.1")
     shift = [quick - own for quick, own in zip(fast, inferred, strict=True)]
@@ -196,6 +232,30 @@ def _figures(plan: _Plan, rates: Rates) -> Figures:
             gap = rates.gap(plan.conversations, arm, scale.conversations)
             figures.add(f"mooncake_gap_{figure}", gap, "of the gap", f"≥ {target}")
     return figures
+
+
+def _add_layers(figures: Figures, plan: _Plan, rates: Rates) -> None:
+    """What naming layers costs those who name them, and those who do not."""
+    rate, main = rates.rates, plan.scale.main
+    told, both, alone, errors, hostile = [], [], [], [], []
+    for name in plan.fleets:
+        told.append(rates.gap(name, HINTED, main))
+        both.append(rates.gap(f"{name}, signals and layers", HINTED, main))
+        for cell in (each for each in plan.cells if each.trace == f"{name}, layers"):
+            if cell.arm == HINTED:
+                nothing_said = rate[cell._replace(arm=BY_DEFAULT)]
+                alone.append(100 * (rate[cell] - nothing_said))
+        for capacity in main:
+            cell = Cell(f"{name}, signals and layers", PRICE_ARM, capacity)
+            cost = rate[cell._replace(arm=BARE_ARM)] - rate[cell._replace(arm=HINTED)]
+            errors.append(100 * abs(rate[cell] - cost))
+            quiet = rate[Cell(f"{name}, four", OTHERS_ARM, capacity)]
+            hostile.append(100 * (quiet - rate[Cell(f"{name}, one hostile", OTHERS_ARM, capacity)]))
+    figures.add("told_share", told, "of the gap", "≥ 0.65")
+    figures.add("told_layers_share", both, "of the gap", "≥ 0.65, ≥ told_share - 0.01")
+    figures.add("layers_alone_points", min(alone), "points", "≥ -0.5")
+    figures.add("protection_price_error_points", max(errors), "points", "≤ 0.3")
+    figures.add("hostile_layers_points", max(hostile), "points", "≤ 0.5")
 
 
 def _raw(plan: _Plan, rates: Rates, figures: Figures) -> dict[str, Any]:

@@ -7,14 +7,19 @@ from typing import Final, NamedTuple
 
 from ...advisor.replay.engine.instance import Instance
 from ...advisor.replay.engine.simulator import simulate
-from ...advisor.replay.lab.arms import Settings, run_arm
+from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_arm
 from ...advisor.replay.orders.graph_order import GraphOrder
 from ...advisor.replay.orders.simulated_sidecar import SimulatedSidecar
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.traces.trace import Ints, Trace
+from ...graph.ranking.profile import ScoreProfile
 from .policies_course import Course
 from .policies_nonsense import NONSENSE
 
 NONSENSE_ARM: Final = "nonsense:"
+HINTED: Final = BY_DEFAULT + HINTS
+PRICE_ARM: Final = "price of protection"
+BARE_ARM: Final = HINTED + " without protection"
+OTHERS_ARM: Final = HINTED + ", all but the first tenant"
 QUICK_ARMS: Final = ("lru", "belady")
 """Arms that take next to no time."""
 _QUICK: Final = 0.05  # of another arm's time; chosen
@@ -66,10 +71,33 @@ def play(traces: Mapping[str, Trace], cells: Sequence[Cell], course: Course) -> 
 def hit_rate(traces: Mapping[str, Trace], cell: Cell) -> float:
     """Prompt blocks matched by prefix / all prompt blocks."""
     trace, settings = traces[cell.trace], Settings()
+    if cell.arm == PRICE_ARM:
+        return _price(trace, cell.capacity)
+    if cell.arm == BARE_ARM:
+        settings = Settings(profile=ScoreProfile(protected_layers=frozenset()))
+        return _found(run_arm(HINTED, trace, cell.capacity, settings), trace)
+    if cell.arm == OTHERS_ARM:
+        assert trace.said is not None
+        others = trace.said.tenant != 0
+        hits = run_arm(HINTED, trace, cell.capacity, settings)
+        return float(hits[others].sum() / max(1, trace.prompts[others].sum()))
     if cell.arm.startswith(NONSENSE_ARM):
         policy = NONSENSE[cell.arm.removeprefix(NONSENSE_ARM)]()
         order = GraphOrder(SimulatedSidecar(trace, policy), settings.planning)
         hits = simulate(trace, [Instance(cell.capacity, order)]).hits
     else:
         hits = run_arm(cell.arm, trace, cell.capacity, settings)
+    return _found(hits, trace)
+
+
+def _found(hits: Ints, trace: Trace) -> float:
     return float(hits.sum() / max(1, trace.prompt_blocks))
+
+
+def _price(trace: Trace, capacity: int) -> float:
+    """What a sidecar says at the end that protection cost, as a share of the prompt."""
+    (order,) = new_orders(HINTED, trace, Settings(), 1)
+    simulate(trace, [Instance(capacity, order)])
+    assert isinstance(order, GraphOrder)
+    budget = order.sidecar.graph.tables.budgets.get(0)
+    return 0.0 if budget is None else (budget.points_ever or 0.0) / 100.0

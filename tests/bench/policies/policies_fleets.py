@@ -17,10 +17,12 @@ from ...advisor.replay.recordings.traffic import trace_lines, write_trace
 from ...advisor.replay.recordings.weka import Session, read_sessions
 from ...advisor.replay.traces.reader import load_trace
 from ...advisor.replay.traces.trace import Trace
+from ...graph.types import SourceLayer
 from ..errors import BenchError
 
 BLOCK: Final = 512
 SEED: Final = 1
+TENANTS: Final = 4
 FAST: Final = 14.0
 """How much faster the fast fleet runs."""
 
@@ -54,15 +56,36 @@ def halves(sessions: Sequence[Session]) -> tuple[list[Session], list[Session]]:
 
 
 def fleet(
-    name: str, sessions: Sequence[Session], users: int, hours: float, signals: Signals
+    name: str,
+    sessions: Sequence[Session],
+    users: int,
+    hours: float,
+    signals: Signals,
+    *,
+    with_layers: bool = False,
 ) -> Trace:
     """A fleet as a trace, through the file format that `kvgraph traffic` writes."""
     requests = lay_over_users(sessions, users, hours * 3600, SEED)
     with TemporaryDirectory() as directory:
         path = Path(directory) / "fleet.jsonl"
-        write_trace(trace_lines(requests, BLOCK, signals, SEED), path)
+        write_trace(trace_lines(requests, BLOCK, signals, SEED, with_layers=with_layers), path)
         trace = load_trace(path)
     return replace(trace, name=name)
+
+
+def of_tenants(trace: Trace, name: str, *, hostile: bool) -> Trace:
+    """The same fleet, its sessions spread over ``TENANTS`` tenants.
+
+    Args:
+        hostile: The first of them marks all of its prompts as axioms; nobody else names anything.
+    """
+    assert trace.said is not None
+    tenant = (trace.session % TENANTS).astype(np.int32)
+    layers = tuple(
+        ((SourceLayer.AXIOMS, 0, int(tokens)),) if hostile and owner == 0 else ()
+        for owner, tokens in zip(tenant.tolist(), trace.input_tokens.tolist(), strict=True)
+    )
+    return replace(trace, name=name, said=replace(trace.said, tenant=tenant, layers=layers))
 
 
 def faster(trace: Trace, factor: float) -> Trace:
