@@ -41,6 +41,8 @@ _LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
 _ELSEWHERE: Final = frozenset({401, 403, 404, 429, 503})
 """Statuses by which an engine refuses what another may answer: it wants another key, lacks an
 adapter, or has too much to do."""
+_BEFORE_IT_BEGAN: Final = frozenset({401, 403, 404, 429})
+"""Those of them by which a request is refused before any of it is done."""
 _BROKEN: Final = 2  # errors in a row from which they are the engine's, and no request's; chosen
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
 
@@ -274,8 +276,12 @@ class FleetProxy:
         self.board.heard(engine, refused=True)
         others = self.board.takes
         others[engine] = False
-        may = reply.status in _ELSEWHERE or self.board.refusing[engine] >= _BROKEN
-        return may and asked.call.repeatable and bool(others.any())
+        if reply.status in _BEFORE_IT_BEGAN:
+            may = asked.call.repeatable_if_refused
+        else:
+            may = reply.status in _ELSEWHERE or self.board.refusing[engine] >= _BROKEN
+            may = may and asked.call.repeatable
+        return may and bool(others.any())
 
     def _take_back(self, placed: Placed) -> None:
         """Note that an engine refused or dropped a request: nothing of it is there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from enum import IntEnum
 from itertools import count
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -24,8 +25,15 @@ _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is belo
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
 _TOLD: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _GENERATES: Final = (*_TOLD, "/v1/messages")
-# What changes nothing in an engine but its cache.
+# What changes nothing in an engine but its cache; of those that generate, the body decides, too.
 _REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
+_CLIENTS_TOOLS: Final = (None, "function", "custom")  # types of tools that the client runs itself
+_ACTS: Final = (
+    "background", "previous_response_id", "conversation", "mcp_servers", "container",
+    "web_search_options",
+)  # fmt: skip
+"""Fields by which a server goes on after its answer, continues what it keeps, or runs tools."""
+_STORES: Final = "/v1/responses"  # keeps its answers unless it is told not to
 _KEYS: Final = (b"authorization", b"x-api-key")  # headers: OpenAI's clients', and Anthropic's
 _UNNAMED: Final = "~"  # where a named session has its scope, in hexadecimal digits
 # Of one connection, not of a request; lengths change with the body, and the host is the engine.
@@ -61,12 +69,22 @@ class Body:
         self.data = b""
 
 
+class Effect(IntEnum):
+    """What a request may have changed where it was sent, beside a cache."""
+
+    NONE = 0
+    KEEPS = 1
+    """Its answer is kept, if there is one."""
+    ACTS = 2
+    """Anything: tools have run, or nobody knows what it asks for."""
+
+
 class Call(NamedTuple):
     """A request as it is sent on.
 
     Attributes:
         streams: Whether its answer comes token by token.
-        lasts: Whether the engine goes on with it after its answer, and keeps what comes of it.
+        effect: Of a request that generates.
     """
 
     method: str
@@ -74,13 +92,18 @@ class Call(NamedTuple):
     headers: Headers
     body: Body
     streams: bool = False
-    lasts: bool = False
+    effect: Effect = Effect.NONE
 
     @property
     def repeatable(self) -> bool:
         """Whether an engine that got it and is gone may be followed by another one."""
+        return self.repeatable_if_refused and self.effect is Effect.NONE
+
+    @property
+    def repeatable_if_refused(self) -> bool:
+        """Whether another engine may be asked what one refused before it began."""
         if self.method == "POST":
-            return self.path.partition("?")[0] in _REPEATABLE and not self.lasts
+            return self.path.partition("?")[0] in _REPEATABLE and self.effect is not Effect.ACTS
         return self.method in ("GET", "HEAD")
 
 
@@ -157,7 +180,10 @@ class Callers:
         check_path(what)
         call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
         what = what.removesuffix("/")
-        fields = _fields(body) if method == "POST" and what in _GENERATES else None
+        if method != "POST" or what not in _GENERATES:
+            return Asked(call, None)
+        fields = _fields(body)
+        call = call._replace(effect=_effect(what, fields))
         if fields is None:
             return Asked(call, None)
         try:
@@ -166,8 +192,7 @@ class Callers:
             return Asked(call, None)
         if what in _TOLD and not fields.get("session_id"):
             call = call._replace(body=Body(_with_session(body, turn.name)))
-        streams, lasts = (fields.get(name) is True for name in ("stream", "background"))
-        return Asked(call._replace(streams=streams, lasts=lasts), turn)
+        return Asked(call._replace(streams=fields.get("stream") is True), turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
         """Whose turn a request is, and what it asks about.
@@ -200,6 +225,27 @@ def _fields(body: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return fields if isinstance(fields, dict) and fields else None
+
+
+def _effect(path: str, fields: Mapping[str, Any] | None) -> Effect:
+    """What a request may change that generates.
+
+    Args:
+        fields: None: its body cannot be read here. Engines may read it (NaN, UTF-16).
+    """
+    if fields is None or any(fields.get(name) not in (None, False) for name in _ACTS):
+        return Effect.ACTS
+    tools = fields.get("tools") or []
+    if not isinstance(tools, list) or not all(map(_is_clients, tools)):
+        return Effect.ACTS
+    store = fields.get("store")
+    keeps = store is not False if path == _STORES else store not in (None, False)
+    return Effect.KEEPS if keeps else Effect.NONE
+
+
+def _is_clients(tool: object) -> bool:
+    """Whether a tool is run by the client, and not by the server."""
+    return isinstance(tool, dict) and tool.get("type") in _CLIENTS_TOOLS
 
 
 def _with_session(body: bytes, name: str) -> bytes:
