@@ -17,7 +17,7 @@ from ..fleet_router import Choice, FleetRouter, Holdings, NoEngineError, Wanted
 from ..homes import Home
 from ..pool_shadows import PoolShadows
 from ..residency.residency_view import ResidencyView
-from ..turns.callers import Asked, Callers
+from ..turns.callers import Asked, Callers, Effect
 from .engine_list import FIRST_BYTE_S, Listed
 from .engine_roster import EngineRoster
 from .health import NEEDS_KEY, HealthWatch
@@ -194,6 +194,8 @@ class FleetProxy:
                 self.router.computed(placed.choice)
             if not reply.failed:
                 self._taken(asked, placed, queued, time.monotonic() - start)
+                if asked.turn is not None and asked.call.effect is not Effect.NONE:
+                    self.callers.answered(asked.turn, reply.first)
             return reply, upstream, placed
         raise AssertionError("unreachable")
 
@@ -243,8 +245,8 @@ class FleetProxy:
         holdings = self.pools.holdings(turn.prompt.links, len(self.board))
         if self.residency is not None:
             if before is not None:
-                self.residency.note_home(turn.name, before.engine)
-            holdings = self.residency.corrected(turn.name, holdings)
+                self.residency.note_home(turn.told, before.engine)
+            holdings = self.residency.corrected(turn.told, holdings)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1), refused_by)
         choice = self.router.route(wanted, holdings, now)
         pool_tokens = int(self.board.pool[choice.engine])
