@@ -113,6 +113,11 @@ def the_oldest_are_dropped(body: Body, turn: int) -> None:
     del body["messages"][1 : max(1, len(body["messages"]) - 8)]
 
 
+def all_of_claude_codes(body: Body, turn: int) -> None:
+    for change in (cache_control_slides, billing_line, ids_and_names):
+        change(body, turn)
+
+
 CHANGES: dict[str, Change] = {
     "nothing": lambda body, turn: None,
     "a time stamp behind": changed("(12:0{turn})"),
@@ -129,10 +134,8 @@ CHANGES: dict[str, Change] = {
     "lists": lists_and_texts,
     "keys": keys_in_another_order,
     "a window": the_oldest_are_dropped,
-    "all of Claude Code's": lambda body, turn: (
-        cache_control_slides(body, turn), billing_line(body, turn), ids_and_names(body, turn),
-    ) and None,
-}  # fmt: skip
+    "all of Claude Code's": all_of_claude_codes,
+}
 
 
 def sessions_of(

@@ -65,11 +65,15 @@ FIELDS: Final[tuple[tuple[str, ...], ...]] = (
 """Fields of bodies in which they do; the first that is there counts."""
 _USER: Final = ("metadata", "user_id")  # Claude Code's has a session in it
 _IN_USER: Final = re.compile(r"_session_([0-9A-Za-z-]+)$")
-_CACHE_KEY: Final = ("prompt_cache_key",)  # a session's with Codex and opencode, or an application's
+_CACHE_KEY: Final = (
+    "prompt_cache_key",
+)  # a session's with Codex and opencode, or an application's
 _MOST_CHATS: Final = 16
 """That begin otherwise and have one cache key: with more it is no session's. Chosen: subagents have
 their session's."""
-_MOST_KEPT: Final = 100_000  # cache keys, and responses that are stored, that are remembered; chosen
+_MOST_KEPT: Final = (
+    100_000  # cache keys, and responses that are stored, that are remembered; chosen
+)
 _LONGEST_HEAD: Final = 64 << 10  # bytes of an answer in which a response's id is looked for; chosen
 _RESPONSE: Final = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _KEYS: Final = (b"authorization", b"x-api-key")  # headers: OpenAI's clients', and Anthropic's

@@ -164,7 +164,9 @@ class LastPrompts:
         """Sessions of whose newest message this prompt has a part, not as the last one; and how
         large a part."""
         last = len(prompt.said) - 1
-        for each, text in zip(prompt.said[max(0, last - NEAREST) : last], prompt.texts, strict=False):
+        for each, text in zip(
+            prompt.said[max(0, last - NEAREST) : last], prompt.texts, strict=False
+        ):
             if each.by_model:
                 continue
             words = words_of(text)

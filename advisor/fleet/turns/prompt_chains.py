@@ -343,7 +343,7 @@ def _pieces(body: Mapping[str, Any]) -> tuple[Sequence[Any], int]:
 
 
 def _with_rest(tokens: int, pieces: int) -> int:
-    """The tokens of a prompt whose first pieces have so many: the rest as far as it is like them."""
+    """Tokens of a prompt whose first pieces have so many: the rest counts as if like them."""
     beyond = max(0, pieces - MOST_LINKS)
     return tokens + tokens * beyond // MOST_LINKS
 

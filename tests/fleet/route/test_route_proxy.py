@@ -380,3 +380,20 @@ def test_engines_with_a_queue_are_measured_too() -> None:
             assert (1 / fleet.proxy.board.compute_s <= 2 * 1000 / 0.5).all()
 
     asyncio.run(run())
+
+
+def test_an_engine_that_refuses_what_it_does_not_know_is_sent_nothing_of_ours() -> None:
+    async def scene(fleet: Routed) -> None:
+        for path, body in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/v1/responses", {"input": "a"}),
+        ):
+            for headers in ({}, {"X-Session-ID": "s"}, {"X-Claude-Code-Session-Id": "s"}):
+                await fleet.client.post(path, json={"model": "m", **body}, headers=headers)
+        for engine in fleet.engines:
+            assert not {key for got in engine.got for key in got} - {
+                "model", "prompt", "messages", "input",
+            }  # fmt: skip
+
+    play(scene)
