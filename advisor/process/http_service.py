@@ -30,7 +30,8 @@ Kubernetes' proxies and most load balancers know by then."""
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 _STOP_S: Final = 24
 """For requests that run then; chosen: Kubernetes gives a pod 30 s in all."""
-_LEAST_READ: Final = 16 << 10  # bytes of an answer that a client reads in ``read_s``; chosen
+_LOOKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
+_LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
 _NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
@@ -92,19 +93,23 @@ class HeadDeadline(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             reset(self.transport)
 
-    def _watch_reader(self) -> None:
+    def _watch_reader(self, looks: int = _LOOKS) -> None:
         self._watch_no_more()
-        self._reading = self.loop.call_later(self.read_s, self._cut_if_unread, self._unread)
+        wait_s = self.read_s / _LOOKS
+        self._reading = self.loop.call_later(wait_s, self._look_at_reader, self._unread, looks - 1)
 
     def _watch_no_more(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
 
-    def _cut_if_unread(self, before: int) -> None:
-        if before - self._unread < _LEAST_READ:
+    def _look_at_reader(self, before: int, looks: int) -> None:
+        """Cut a client that has read too little since each of the last looks."""
+        if before - self._unread >= _LEAST_READ:  # the kernels' buffers filled, or it is slow
+            self._watch_reader(_LOOKS - 1)
+        elif looks > 0:
+            self._watch_reader(looks)
+        else:
             reset(self.transport)
-        else:  # slow, and not gone
-            self._watch_reader()
 
     @property
     def _unread(self) -> int:
