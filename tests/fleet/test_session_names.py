@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -329,3 +333,44 @@ def test_a_response_that_continues_another_is_of_its_session(answer: bytes) -> N
 def test_no_text_is_kept() -> None:
     asked = named([], {"messages": [user("the secret words")]})
     assert "secret" not in repr(asked.turn)
+
+
+def test_prompts_are_read_on_threads_while_others_are_noted() -> None:
+    callers, errors = Callers(), list[BaseException]()
+    head = "x" * 300_000
+    over = threading.Event()
+
+    def asks() -> None:
+        for number in count():
+            if over.is_set():
+                return
+            chat = {"messages": [user(f"{n}") for n in range(50)] + [user(f"{number} {TEXT}")]}
+            for body in ({"prompt": head + "y" * (number % 3)}, chat):
+                path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+                try:
+                    callers.read("POST", path, [], json.dumps(body).encode())
+                except BaseException as error:
+                    errors.append(error)
+                    return
+
+    turns = [
+        callers.read("POST", "/v1/completions", [], json.dumps({"prompt": head + "z" * n}).encode())
+        for n in range(1, 100)
+    ]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=asks) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 4
+        while time.monotonic() < until and not errors:
+            for asked in turns:
+                assert asked.turn is not None
+                callers.sent(asked.turn)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+    assert not errors

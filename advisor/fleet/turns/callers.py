@@ -18,7 +18,8 @@ import orjson
 from .last_prompts import LastPrompts
 from .prompt_chains import Prompt, PromptReader
 
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Headers = list[tuple[bytes, bytes]]
 
 MOST_BODY: Final = 64 << 20
