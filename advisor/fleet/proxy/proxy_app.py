@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...process.http_service import PROBES
 from ..fleet_router import NoEngineError
@@ -60,6 +60,16 @@ class BodyShare:
 
     def __init__(self, room: BodyRoom) -> None:
         self._room, self._bytes = room, 0
+
+    def of(self, receive: Receive) -> Receive:
+        """Receives a body, for as long as there is room; see ``take``."""
+
+        async def taking() -> Message:
+            message = await receive()
+            self.take(len(message.get("body", b"")))
+            return message
+
+        return taking
 
     def take(self, more: int) -> None:
         """Take room for so many bytes more.
@@ -214,7 +224,7 @@ class Relay(Generic[Known]):
     async def _asked(self, path: str, scope: Scope, receive: Receive, share: BodyShare) -> Asked:
         """The request; nothing else keeps its body."""
         async with asyncio.timeout(BODY_S):
-            body = await read_body(receive, share)
+            body = await read_body(share.of(receive))
         asked = scope["method"], path, scope["headers"], body
         if len(body) > _READ_APART:  # others' answers go on meanwhile
             async with self._apart:
@@ -259,12 +269,8 @@ class Relay(Generic[Known]):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-async def read_body(receive: Receive, share: BodyShare | None = None) -> bytes:
-    """A request's whole body; raises where its client leaves, or it is too large.
-
-    Args:
-        share: Takes room for it, for as long as the caller keeps it.
-    """
+async def read_body(receive: Receive) -> bytes:
+    """A request's whole body; raises where its client leaves, or it is too large."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -273,8 +279,6 @@ async def read_body(receive: Receive, share: BodyShare | None = None) -> bytes:
             raise LeftError
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if share is not None:
-            share.take(len(parts[-1]))
         if size > MOST_BODY:
             raise BadRequestError(f"the body has more than {MOST_BODY >> 20} MiB", 413)
         if not message.get("more_body", False):
