@@ -66,15 +66,12 @@ FIELDS: Final[tuple[tuple[str, ...], ...]] = (
 """Fields of bodies in which they do; the first that is there counts."""
 _USER: Final = ("metadata", "user_id")  # Claude Code's has a session in it
 _IN_USER: Final = re.compile(r"_session_([0-9A-Za-z-]+)$")
-_CACHE_KEY: Final = (
-    "prompt_cache_key",
-)  # a session's with Codex and opencode, or an application's
+_CACHE_KEY: Final = ("prompt_cache_key",)
+"""A session's, with Codex and opencode; or an application's."""
 _MOST_CHATS: Final = 16
 """That begin otherwise and have one cache key: with more it is no session's. Chosen: subagents have
 their session's."""
-_MOST_KEPT: Final = (
-    100_000  # cache keys, and responses that are stored, that are remembered; chosen
-)
+_MOST_KEPT: Final = 100_000  # cache keys that are remembered, and stored responses; chosen
 _LONGEST_HEAD: Final = 64 << 10  # bytes of an answer in which a response's id is looked for; chosen
 _RESPONSE: Final = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _KEYS: Final = (b"authorization", b"x-api-key")  # headers: OpenAI's clients', and Anthropic's
@@ -341,7 +338,9 @@ def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     if in_header:
         return _Name(in_header, in_header.encode().decode("latin-1"))  # as servers read headers
     in_xargs = xargs.get("session_id") if isinstance(xargs, dict) else None
-    name = _checked(in_xargs, "session_id") or _checked(_hints(fields).get("session"), "session")
+    if isinstance(in_xargs, str) and _told(in_xargs):  # vLLM checks nothing there
+        return _Name(in_xargs, in_xargs)
+    name = _checked(_hints(fields).get("session"), "session")
     return _Name(name, name) if name else None
 
 
