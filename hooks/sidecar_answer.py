@@ -23,7 +23,10 @@ def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_PATIENCE_S) as answer:
-        found = json.loads(answer.read(_MOST_BYTES))
+        try:
+            found = json.loads(answer.read(_MOST_BYTES))
+        except RecursionError:
+            raise ValueError("the sidecar's answer is nested too deep") from None
     if not isinstance(found, dict):
         raise ValueError("the sidecar's answer is no object")
     return found

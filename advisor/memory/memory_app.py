@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..fleet.proxy.proxy_app import Relay, refuse, say
 from ..fleet.turns.callers import is_served
+from ..process.http_service import PROBES
 from .chat_turn import caller_of, salt_of
 from .chats.chat_session import ChatSession
 from .memory_proxy import MemoryProxy
@@ -37,7 +38,7 @@ class MemoryApp:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if path == "/healthz":
+        if path in PROBES:
             await say(send, 200, {"status": "ok"})
         elif path == "/memory":
             await say(send, 200, self._proxy.status())

@@ -12,6 +12,7 @@ import typer
 
 from ...graph.errors import ConfigError
 from ..fleet.proxy.engine_list import engine_in
+from ..fleet.proxy.route_cli import AllowedHosts
 from ..process.before_serving import log_for_people, refuse_remote
 from ..remote import only_sidecar_url
 from .chats.memory_settings import (
@@ -63,6 +64,7 @@ def memory(
     embeddings: Embeddings = None, embedding_model: Embedder = "", sidecar: Sidecar = None,
     strip_think: Strip = True, store: Store = None, ram_mib: Ram = 512, disk_mib: Disk = 4096,
     host: Host = "127.0.0.1", port: Port = 8010, allow_remote: Remote = False,
+    allowed_host: AllowedHosts = None,
 ) -> None:  # fmt: skip
     """An OpenAI-compatible address at which chats outlive a token budget."""
     refuse_remote(host, allow_remote)
@@ -78,10 +80,12 @@ def memory(
         EmbeddingSettings(embeddings, embedding_model, os.environ.get(_KEY)) if embeddings else None
     )
     try:
+        from ..process.http_service import checked_hosts
         from .memory_server import serve_memory
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing; install it with {_INSTALLS}") from None
 
+    hosts = checked_hosts(allowed_host or [])
     log_for_people()
     logging.getLogger(_CHATTY).setLevel(logging.WARNING)
-    asyncio.run(serve_memory(url, settings, kept, embeds, page, host, port))
+    asyncio.run(serve_memory(url, settings, kept, embeds, page, host, port, hosts))

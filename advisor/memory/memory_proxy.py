@@ -57,7 +57,7 @@ class MemoryProxy:
     ) -> None:
         self.settings, self.store, self.counts = settings, store, MemoryCounts()
         self.upstream = Upstream(0, url)
-        self.callers = Callers()
+        self.callers = Callers(harnesses=False)
         self._names = attention.wants_names
         self._counter, self._asker = TokenCounter(self.upstream), EngineAsker()
         self._chooser = PromptChooser(settings, similarity, attention, self.counts, self._counter)

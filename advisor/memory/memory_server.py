@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ..process.http_service import serve_at
 from .chats.aboutness import EmbeddedSimilarity, Similarity, WordSimilarity
@@ -24,6 +25,7 @@ async def serve_memory(
     page: str | None,
     host: str,
     port: int,
+    allowed_hosts: Sequence[str] = (),
 ) -> None:
     """Serve until told to stop, and then finish what runs.
 
@@ -31,6 +33,7 @@ async def serve_memory(
         url: Of the engine, without ``/v1``.
         embeds: None: words are compared.
         page: A sidecar's, which tells where the model looks.
+        allowed_hosts: Names under which the memory is addressed, beside its own.
     """
     similarity: Similarity = WordSimilarity()
     if embeds is not None:
@@ -39,4 +42,4 @@ async def serve_memory(
     proxy = MemoryProxy(url, settings, ChatStore(kept), similarity, attention)
     await warn_if_unreachable(proxy.upstream)
     _log.info("chats of %d tokens at http://%s:%d", settings.budget, host, port)
-    await serve_at(MemoryApp(proxy), host, port)
+    await serve_at(MemoryApp(proxy), host, port, allowed_hosts)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -69,7 +70,7 @@ class PrefixKeeper:
     def run(self) -> None:
         """Sweep again and again, until ``stop``; what opens meanwhile is warmed at once."""
         while True:
-            self.sweep()
+            self._safely(self.sweep)
             until = time.monotonic() + self._pause()
             while (left := until - time.monotonic()) > 0:
                 try:
@@ -78,7 +79,7 @@ class PrefixKeeper:
                     break
                 if prefix is None:
                     return
-                self._warm([prefix])
+                self._safely(partial(self._warm, [prefix]))
 
     def start(self) -> PrefixKeeper:
         """Run on a thread of its own; returns itself."""
@@ -134,6 +135,14 @@ class PrefixKeeper:
         for each in done:
             self._say(each)
         return done
+
+    def _safely(self, sweep: Callable[[], object]) -> None:
+        """Go on with the next sweep, whatever one meets."""
+        try:
+            sweep()
+        except Exception as error:
+            logger.warning("kvgraph: prefixes are not warmed: %s", type(error).__name__)
+            logger.debug("kvgraph: prefixes are not warmed", exc_info=True)
 
     def _is_kept(self, prefix: Prefix) -> bool:
         return self._prefixes.get(prefix.key) is prefix

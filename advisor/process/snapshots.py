@@ -89,10 +89,14 @@ class SnapshotKeeper:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            self.save()
+            try:
+                self.save()
+            except Exception as error:  # ours: it is tried again
+                self._note_failure(error)
 
-    def _note_failure(self, error: SnapshotError) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self.counters["failed"] += 1
         if self._error is None:
-            logger.warning("%s; serving from memory, and trying again", error)
-        self._error = str(error)
+            said = error if isinstance(error, SnapshotError) else repr(error)
+            logger.warning("%s; serving from memory, and trying again", said)
+        self._error = str(error) or type(error).__name__

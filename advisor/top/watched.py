@@ -86,7 +86,11 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # it is looked at again
+                trouble = f"what it answers cannot be shown ({type(error).__name__})"
+                self._note([replace(each, trouble=trouble) for each in self.latest])
 
 
 def _asked(before: Watched, anew: bool) -> Watched:

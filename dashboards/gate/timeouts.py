@@ -75,7 +75,7 @@ class TimeoutProtocol(H11Protocol):
     def _unread(self) -> int:
         """Bytes of answers that have not reached the client's machine, in the kernel too: its
         buffer takes in megabytes."""
-        return self.transport.get_write_buffer_size() + _held_by_kernel(
+        return self.transport.get_write_buffer_size() + held_by_kernel(
             self.transport.get_extra_info("socket")
         )
 
@@ -93,11 +93,8 @@ class TimeoutProtocol(H11Protocol):
 
     def _cut(self) -> None:
         """End the connection, and release what the kernel holds for it."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connections.discard(self)  # the loop calls connection_lost later only
-        self.transport.abort()
+        reset(self.transport)
 
     def _make_room(self) -> None:
         others = [each for each in self.connections if isinstance(each, TimeoutProtocol)]
@@ -112,7 +109,16 @@ class TimeoutProtocol(H11Protocol):
         min(idle or [self], key=lambda each: each._since)._cut()
 
 
-def _held_by_kernel(connection: socket.socket | None) -> int:
+def reset(transport: asyncio.BaseTransport) -> None:
+    """End a connection, and release what the kernel holds for its peer."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if isinstance(transport, asyncio.WriteTransport):
+        transport.abort()
+
+
+def held_by_kernel(connection: socket.socket | None) -> int:
     """Bytes that were written to a connection and are not acknowledged by its peer."""
     if connection is None or connection.fileno() < 0:
         return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ConfigError
+from ..messages.refusals import BAD_PAYLOAD
 
 
 def runtime_dir() -> Path:
@@ -76,7 +77,7 @@ def running_sidecars() -> list[RunningSidecar]:
     for path in sorted(runtime_dir().glob("*.json")):
         try:
             sidecar = msgspec.json.decode(path.read_bytes(), type=RunningSidecar)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *BAD_PAYLOAD):
             continue
         if is_alive(sidecar.pid):
             found.append(sidecar)
@@ -102,7 +103,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process of this id exists."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # larger than any id
         return False
     except PermissionError:
         return True

@@ -175,6 +175,27 @@ def test_a_disk_that_fails_costs_a_line_and_a_counter(
     assert keeper.status()["error"] is None
 
 
+def test_an_error_of_ours_ends_no_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = KVCacheGraph(clock=lambda: 1000.0)
+    graph.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
+    keeper = SnapshotKeeper(graph, tmp_path / "graph.snap", 0.01, time.monotonic)
+
+    def broken(*_: object) -> int:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvgraph.advisor.process.snapshots.save", broken)
+        keeper.start()
+        until = time.monotonic() + 20
+        while keeper.counters["failed"] < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert keeper.status()["error"] == "MemoryError" or keeper.counters["saved"]
+    while not keeper.counters["saved"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert keeper.counters["saved"]
+    keeper.stop()
+
+
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
 def test_a_snapshot_that_cannot_be_read_starts_an_empty_graph(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 
@@ -12,10 +13,16 @@ import numpy as np
 import pytest
 from kvgraph.advisor.fleet.fleet_router import Holdings
 from kvgraph.advisor.fleet.proxy.sidecar_list import sidecars_with
+from kvgraph.advisor.fleet.residency import residency_view
 from kvgraph.advisor.fleet.residency.residency_view import TIMEOUT_S, ResidencyView
 from kvgraph.advisor.remote import TOKEN_VARIABLE
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.ipc.runtime import RunningSidecar
+from kvgraph.graph.ipc.runtime import (
+    RunningSidecar,
+    RuntimeNote,
+    running_sidecars,
+    runtime_dir,
+)
 
 
 def session(
@@ -30,13 +37,13 @@ class Sidecar:
 
     def __init__(self, *sessions: dict[str, object], **hashing: str) -> None:
         engines = [{"id": engine, "hashing": told} for engine, told in hashing.items()]
-        self._sessions = json.dumps({"sessions": sessions}).encode()
+        self.sessions = json.dumps({"sessions": sessions}).encode()
         self.status = json.dumps({"engines": engines}).encode()
         self.asked_for_status = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        answer = self.status if b"GET /status" in head else self._sessions
+        answer = self.status if b"GET /status" in head else self.sessions
         self.asked_for_status += answer is self.status
         assert answer is self.status or b"Bearer secret" in head
         length = len(answer)
@@ -229,3 +236,105 @@ def test_a_sidecar_that_is_gone_says_nothing_more() -> None:
         server.close()
 
     asyncio.run(look())
+
+
+BAD_ANSWERS = {
+    "utf8": b'{"sessions":[{"session":"\xff"}]}',
+    "deep": b'{"sessions":[],"x":' + b"[" * 100_000,
+    "text": b"hello",
+    "huge": json.dumps({"sessions": [session("s", "e", 10**400)]}).encode(),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ANSWERS.values(), ids=BAD_ANSWERS)
+@pytest.mark.parametrize("where", ["sessions", "status"])
+def test_an_answer_that_is_no_sidecars_ends_no_watch(
+    bad: bytes, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency_view, "INTERVAL_S", 0.01)
+    sidecar = Sidecar(session("s", "host:1", 4))
+    good = sidecar.sessions, sidecar.status
+
+    async def run() -> None:
+        server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        now = 100.0
+        view = ResidencyView(lambda: [RunningSidecar(1, "", url, "secret")], lambda: now)
+        sidecar.sessions, sidecar.status = (bad, good[1]) if where == "sessions" else (good[0], bad)
+        watching = asyncio.create_task(view.watch())
+        async with asyncio.timeout(20):
+            while view.silent.get(url) is None and not sidecar.asked_for_status:
+                await asyncio.sleep(0.01)
+        if where == "sessions":
+            assert "does not answer as a sidecar does" in str(view.silent[url])
+            now = 160.0
+            assert view.unheard_s(url) == 60.0, "it never answered"
+        sidecar.sessions, sidecar.status = good
+        async with asyncio.timeout(20):
+            while not len(view) or view.silent.get(url) is not None:
+                await asyncio.sleep(0.01)
+        assert not watching.done()
+        assert view.unheard_s(url) == 0.0
+        assert view.failed == 0
+        watching.cancel()
+        await view.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+def test_a_round_that_fails_is_counted_and_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(residency_view, "INTERVAL_S", 0.01)
+
+    def fails() -> list[RunningSidecar]:
+        raise RuntimeError("ours")
+
+    async def run() -> None:
+        view = ResidencyView(fails)
+        watching = asyncio.create_task(view.watch())
+        async with asyncio.timeout(20):
+            while view.failed < 3:
+                await asyncio.sleep(0.01)
+        assert not watching.done()
+        watching.cancel()
+        await view.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("note", ["http://[", "http://a b", "x", "http://127.0.0.1:1/\x00"])
+def test_a_note_whose_address_is_none_costs_no_other_sidecar(note: str) -> None:
+    async def run() -> None:
+        sidecar = Sidecar(session("s", "host:1", 4))
+        server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        notes = [RunningSidecar(1, "", note, "é"), RunningSidecar(1, "", url, "secret")]
+        view = ResidencyView(lambda: notes)
+        await view.look()
+        assert len(view) == 1
+        assert view.silent[note] is not None
+        await view.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"pid": 1, "endpoint": "\xff", "http": ""}',
+        b"[" * 100_000,
+        b'{"pid": 1' + b"0" * 30 + b', "endpoint": "", "http": ""}',
+        b"",
+    ],
+)
+def test_a_note_that_cannot_be_read_hides_no_other(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (runtime_dir() / "0.json").write_bytes(content)
+    ours = RunningSidecar(os.getpid(), "ipc:///x", "http://127.0.0.1:1")
+    RuntimeNote.write(ours)
+    assert running_sidecars() == [ours]

@@ -123,7 +123,8 @@ def test_the_engine_is_asked_for_recall_unless_the_client_says_otherwise() -> No
     async def scene(memory: Remembering) -> None:
         await memory.chat([user("a")])
         assert memory.engine.got[-1]["kv_transfer_params"]["kvgraph"] == {"recall": True}
-        assert memory.engine.got[-1]["session_id"] == "s"
+        assert memory.engine.headers[-1]["x-session-id"] == "s"
+        assert "session_id" not in memory.engine.got[-1], "strict servers refuse it"
         said = {"kvgraph": {"recall": False, "tenant": "t"}}
         await memory.chat([user("a")], kv_transfer_params=said)
         assert memory.engine.got[-1]["kv_transfer_params"] == said

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 _CACHE: Final = "vllm:cache_config_info"
+_STATED: Final = "kv_cache_size_tokens"  # vLLM's own word
 _LONGEST_NAME: Final = 40  # characters; chosen
 _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
@@ -29,11 +31,20 @@ def cache_facts(exposition: str) -> CacheFacts:
     try:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
         ranks = [sample.labels for family in families for sample in family.samples]
-        tokens = sum(int(each["num_gpu_blocks"]) * int(each["block_size"]) for each in ranks)
-    except (ValueError, KeyError):
+        tokens = sum(map(_tokens, ranks))
+    except (ValueError, KeyError, OverflowError):
         return CacheFacts()
     if not ranks or not 0 <= tokens <= _MOST:
         return CacheFacts()
     algorithm = ranks[0].get("prefix_caching_hash_algo", "")[:_LONGEST_NAME]
     hashing = f"blocks of {int(ranks[0]['block_size'])} tokens" + f", {algorithm}" * bool(algorithm)
     return CacheFacts(tokens, hashing)
+
+
+def _tokens(rank: dict[str, str]) -> int:
+    """Tokens that a rank's pool holds; raises KeyError or ValueError where it does not say."""
+    # Of several groups a request takes blocks of each: the product is too little then, or too much.
+    with contextlib.suppress(ValueError, OverflowError):
+        if 0 < (stated := int(float(rank.get(_STATED, "")))) <= _MOST:
+            return stated
+    return int(rank["num_gpu_blocks"]) * int(rank["block_size"])

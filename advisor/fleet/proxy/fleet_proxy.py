@@ -17,7 +17,7 @@ from ..fleet_router import Choice, FleetRouter, Holdings, NoEngineError, Wanted
 from ..homes import Home
 from ..pool_shadows import PoolShadows
 from ..residency.residency_view import ResidencyView
-from ..turns.callers import Asked, Callers
+from ..turns.callers import Asked, Callers, Effect
 from .engine_list import FIRST_BYTE_S, Listed
 from .engine_roster import EngineRoster
 from .health import NEEDS_KEY, HealthWatch
@@ -41,6 +41,8 @@ _LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
 _ELSEWHERE: Final = frozenset({401, 403, 404, 429, 503})
 """Statuses by which an engine refuses what another may answer: it wants another key, lacks an
 adapter, or has too much to do."""
+_BEFORE_IT_BEGAN: Final = frozenset({401, 403, 404, 429})
+"""Those of them by which a request is refused before any of it is done."""
 _BROKEN: Final = 2  # errors in a row from which they are the engine's, and no request's; chosen
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
 
@@ -192,6 +194,8 @@ class FleetProxy:
                 self.router.computed(placed.choice)
             if not reply.failed:
                 self._taken(asked, placed, queued, time.monotonic() - start)
+                if asked.turn is not None and asked.call.effect is not Effect.NONE:
+                    self.callers.answered(asked.turn, reply.first)
             return reply, upstream, placed
         raise AssertionError("unreachable")
 
@@ -241,8 +245,8 @@ class FleetProxy:
         holdings = self.pools.holdings(turn.prompt.links, len(self.board))
         if self.residency is not None:
             if before is not None:
-                self.residency.note_home(turn.name, before.engine)
-            holdings = self.residency.corrected(turn.name, holdings)
+                self.residency.note_home(turn.told, before.engine)
+            holdings = self.residency.corrected(turn.told, holdings)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1), refused_by)
         choice = self.router.route(wanted, holdings, now)
         pool_tokens = int(self.board.pool[choice.engine])
@@ -274,8 +278,12 @@ class FleetProxy:
         self.board.heard(engine, refused=True)
         others = self.board.takes
         others[engine] = False
-        may = reply.status in _ELSEWHERE or self.board.refusing[engine] >= _BROKEN
-        return may and asked.call.repeatable and bool(others.any())
+        if reply.status in _BEFORE_IT_BEGAN:
+            may = asked.call.repeatable_if_refused
+        else:
+            may = reply.status in _ELSEWHERE or self.board.refusing[engine] >= _BROKEN
+            may = may and asked.call.repeatable
+        return may and bool(others.any())
 
     def _take_back(self, placed: Placed) -> None:
         """Note that an engine refused or dropped a request: nothing of it is there."""

@@ -11,22 +11,83 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from ...process.http_service import PROBES
 from ..fleet_router import NoEngineError
 from ..turns.callers import MOST_BODY, Asked, BadRequestError, Callers, is_served
 from .fleet_proxy import FleetProxy
 from .proxy_metrics import exposition, proxy_status
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
-BODY_S: Final = 60.0
+BODY_S: Final = 25.0
 """For a whole body to arrive; chosen."""
+MOST_BODIES: Final = 256 << 20
+"""Bytes of all bodies that came and are not sent on; chosen: four of the largest."""
+_SMALL: Final = 1 << 20
+_FOR_LARGE: Final = 0.75
+"""Of that room; the rest is for bodies of ``_SMALL`` bytes at most, so that large ones, or some
+that never end, do not keep everybody out. Chosen."""
 _READ_APART: Final = 256 << 10  # bytes of a body from which it is read on a thread; chosen
+_SOON: Final = [(b"retry-after", b"1")]
 _JSON: Final = (b"content-type", b"application/json")
 
 
 class LeftError(Exception):
     """The client is gone."""
+
+
+class FullError(Exception):
+    """There is no room for one more body now."""
+
+
+class BodyRoom:
+    """Room for the bodies of all requests that are not sent on yet.
+
+    Args:
+        most: Bytes; ``MOST_BODIES`` unless given.
+
+    Attributes:
+        taken: Bytes that are there now.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most, self.taken = MOST_BODIES if most is None else most, 0
+
+
+class BodyShare:
+    """One body's part of the room."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room, self._bytes = room, 0
+
+    def of(self, receive: Receive) -> Receive:
+        """Receives a body, for as long as there is room; see ``take``."""
+
+        async def taking() -> Message:
+            message = await receive()
+            self.take(len(message.get("body", b"")))
+            return message
+
+        return taking
+
+    def take(self, more: int) -> None:
+        """Take room for so many bytes more.
+
+        Raises:
+            FullError: There is none.
+        """
+        room = self._room
+        large = self._bytes + more > _SMALL
+        if room.taken + more > room.most * (_FOR_LARGE if large else 1):
+            raise FullError
+        room.taken += more
+        self._bytes += more
+
+    def release(self) -> None:
+        """Give all of it back; may be called again."""
+        self._room.taken -= self._bytes
+        self._bytes = 0
 
 
 Known = TypeVar("Known")
@@ -68,11 +129,16 @@ class Passing(Protocol[Known]):
 
 
 class ProxyApp:
-    """An ASGI application before a ``FleetProxy``."""
+    """An ASGI application before a ``FleetProxy``.
+
+    Attributes:
+        room: For bodies of requests that are not sent on yet.
+    """
 
     def __init__(self, proxy: FleetProxy) -> None:
+        self.room = BodyRoom()
         self._proxy = proxy
-        self._relay = Relay(proxy)
+        self._relay = Relay(proxy, self.room)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the proxy for as long as the server runs."""
@@ -91,7 +157,7 @@ class ProxyApp:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        if path == "/healthz":
+        if path in PROBES:
             up = bool(self._proxy.board.takes.any())
             await say(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
         elif path == "/fleet":
@@ -108,18 +174,31 @@ class ProxyApp:
 class Relay(Generic[Known]):
     """Passes requests on, and their answers back as they come."""
 
-    def __init__(self, proxy: Passing[Known]) -> None:
+    def __init__(self, proxy: Passing[Known], room: BodyRoom | None = None) -> None:
         self._proxy = proxy
+        self._room = room or BodyRoom()
+        self._apart = asyncio.Semaphore()  # one at a time: read, a body takes more room
 
     async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have one request answered, unless its client leaves."""
+        share = BodyShare(self._room)
+        try:
+            await self._pass_on(scope, receive, send, share)
+        finally:
+            share.release()
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, share: BodyShare) -> None:
         path = scope["raw_path"].decode("latin-1")
         if scope["query_string"]:
             path += "?" + scope["query_string"].decode("latin-1")
         try:
-            asked = await self._asked(path, scope, receive)
+            asked = await self._asked(path, scope, receive, share)
         except LeftError:
             self._proxy.counts.left += 1
+            return
+        except FullError:
+            self._proxy.counts.refused += 1
+            await refuse(send, 503, "too many large requests at a time; try again soon", _SOON)
             return
         except BadRequestError as error:
             self._proxy.counts.refused += 1
@@ -129,7 +208,7 @@ class Relay(Generic[Known]):
             self._proxy.counts.refused += 1
             await refuse(send, 408, f"the body did not arrive in {BODY_S:g} s")
             return
-        answering = asyncio.ensure_future(self._answer(asked, send))
+        answering = asyncio.ensure_future(self._answer(asked, send, share))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,16 +221,17 @@ class Relay(Generic[Known]):
         with contextlib.suppress(asyncio.CancelledError):
             await answering
 
-    async def _asked(self, path: str, scope: Scope, receive: Receive) -> Asked:
+    async def _asked(self, path: str, scope: Scope, receive: Receive, share: BodyShare) -> Asked:
         """The request; nothing else keeps its body."""
         async with asyncio.timeout(BODY_S):
-            body = await read_body(receive)
+            body = await read_body(share.of(receive))
         asked = scope["method"], path, scope["headers"], body
         if len(body) > _READ_APART:  # others' answers go on meanwhile
-            return await asyncio.to_thread(self._proxy.callers.read, *asked)
+            async with self._apart:
+                return await asyncio.to_thread(self._proxy.callers.read, *asked)
         return self._proxy.callers.read(*asked)
 
-    async def _answer(self, asked: Asked, send: Send) -> None:
+    async def _answer(self, asked: Asked, send: Send, share: BodyShare) -> None:
         try:
             reply, known = await self._proxy.begin(asked)
         except BadRequestError as error:
@@ -160,7 +240,7 @@ class Relay(Generic[Known]):
             return
         except NoEngineError as error:
             self._proxy.counts.unserved += 1
-            await refuse(send, 503, str(error), [(b"retry-after", b"1")])
+            await refuse(send, 503, str(error), _SOON)
             return
         except NothingAnsweredError as error:
             self._proxy.counts.unserved += 1
@@ -169,6 +249,8 @@ class Relay(Generic[Known]):
                 why = "the engine dropped this request, and may have done what it asks"
             await refuse(send, 502, f"{why}: {error}")
             return
+        asked.call.body.release()
+        share.release()
         try:
             await self._forward(reply, known, send)
         except BrokenAnswerError:

@@ -46,6 +46,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
         "sessions": len(proxy.router.homes),
         "sessions_of_sidecars": 0 if proxy.residency is None else len(proxy.residency),
         "sidecars": [] if proxy.residency is None else _sidecars(proxy.residency),
+        "failed_rounds": 0 if proxy.residency is None else proxy.residency.failed,
         "decision_p99_ms": decision_ms(proxy, 99),
     }
 
@@ -56,8 +57,11 @@ def _speed(proxy: FleetProxy, number: int) -> int | None:
     return round(1 / float(board.compute_s[number])) if board.timed[number] else None
 
 
-def _sidecars(residency: ResidencyView) -> list[dict[str, str | None]]:
-    return [{"url": url, "silent": silent} for url, silent in residency.silent.items()]
+def _sidecars(residency: ResidencyView) -> list[dict[str, Any]]:
+    return [
+        {"url": url, "silent": silent, "unheard_s": round(residency.unheard_s(url), 1)}
+        for url, silent in residency.silent.items()
+    ]
 
 
 def decision_ms(proxy: FleetProxy, percentile: float) -> float:

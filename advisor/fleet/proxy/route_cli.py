@@ -38,6 +38,15 @@ NamedSidecars = Annotated[
 ]
 
 
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A name under which this address is known beside its own, as by a reverse proxy that "
+        "passes Host on; may be repeated."
+    ),
+]
+
+
 def route(
     engines: Annotated[
         list[str] | None, typer.Argument(help="Engines' addresses: http://127.0.0.1:8001 …")
@@ -58,9 +67,11 @@ def route(
     ask_sidecars: AskSidecars = True,
     named_sidecars: NamedSidecars = None,
     first_byte: FirstByte = FIRST_BYTE_S,
+    allowed_host: AllowedHosts = None,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
     try:
+        from ...process.http_service import checked_hosts
         from ..residency.residency_view import ResidencyView
         from .route_server import serve_route
         from .sidecar_list import sidecars_with
@@ -72,10 +83,11 @@ def route(
     refuse_remote(host, allow_remote)
     if named_sidecars and not ask_sidecars:
         raise ConfigError("--sidecar and --no-sidecars exclude each other")
+    hosts = checked_hosts(allowed_host or [])
     given = _engines(engines or [], engines_file)
     log_for_people()
     residency = ResidencyView(sidecars_with(named_sidecars or [])) if ask_sidecars else None
-    asyncio.run(serve_route(given, engines_file, host, port, residency, first_byte))
+    asyncio.run(serve_route(given, engines_file, host, port, residency, first_byte, hosts))
 
 
 def _engines(engines: list[str], file: Path | None) -> list[Listed]:

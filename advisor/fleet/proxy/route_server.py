@@ -27,6 +27,7 @@ async def serve_route(
     port: int,
     residency: ResidencyView | None,
     first_byte_s: float,
+    allowed_hosts: Sequence[str] = (),
 ) -> None:
     """Serve until told to stop, and then finish what runs.
 
@@ -34,12 +35,13 @@ async def serve_route(
         engines_file: The file that lists the engines, if one does.
         residency: What sidecars say; None: none is asked.
         first_byte_s: For which an engine may be silent before the first byte of an answer.
+        allowed_hosts: Names under which the proxy is addressed, beside its own.
     """
     proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
     rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
     _log.info("%d engines behind http://%s:%d", len(engines), host, port)
     try:
-        await serve_at(ProxyApp(proxy), host, port)
+        await serve_at(ProxyApp(proxy), host, port, allowed_hosts)
     finally:
         if rereading is not None:
             rereading.cancel()
@@ -57,6 +59,8 @@ async def _reread(proxy: FleetProxy, file: Path) -> None:
             proxy.engines.list_again(engines_in(file))
         except ConfigError as error:
             _log.error("%s; the list stays as it was", error)
+        except Exception:  # ours: it is looked at again when it changes
+            _log.exception("kvgraph cannot take over %s; the list stays as it was", file)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

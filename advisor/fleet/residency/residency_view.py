@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 import httpx
-import msgspec
 
 from ....graph.ipc.runtime import RunningSidecar, running_sidecars
+from ....graph.messages.refusals import BAD_PAYLOAD
 from ...remote import TOKEN_VARIABLE
 from ..fleet_router import Holdings
 from .sidecar_answers import AdvisedEngine, Held, hashing_in, sessions_in
@@ -42,24 +43,41 @@ class ResidencyView:
 
     Attributes:
         silent: By sidecar, why it said nothing when it was asked last; None: it did.
+        failed: Rounds of questions that an error of ours ended.
     """
 
-    def __init__(self, sidecars: Callable[[], list[RunningSidecar]] = running_sidecars) -> None:
-        self._sidecars = sidecars
+    def __init__(
+        self,
+        sidecars: Callable[[], list[RunningSidecar]] = running_sidecars,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sidecars, self._clock = sidecars, clock
         self._held: dict[str, list[Held]] = {}  # by session, who heard of it last first
         self._votes: dict[AdvisedEngine, Counter[int]] = {}  # how many homes at our numbers
         self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         self.silent: dict[str, str | None] = {}
+        self.failed = 0
+        self._began = clock()
+        self._heard: dict[str, float] = {}  # when each sidecar answered last
 
     def __len__(self) -> int:
         return len(self._held)
 
     async def watch(self) -> None:
-        """Ask for ever."""
+        """Ask for ever, whatever one round meets."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                if not self.failed:
+                    _log.exception("kvgraph cannot ask sidecars; it goes on trying")
+                self.failed += 1
             await asyncio.sleep(INTERVAL_S)
+
+    def unheard_s(self, sidecar: str) -> float:
+        """Seconds since a sidecar answered; since the start, if it never did."""
+        return self._clock() - self._heard.get(sidecar, self._began)
 
     async def look(self) -> None:
         """Ask all sidecars once, at the same time; who does not answer says nothing."""
@@ -124,6 +142,7 @@ class ResidencyView:
         self.silent = silent
         self._votes = {each: told for each, told in self._votes.items() if each.sidecar in silent}
         self._hashing = {each: told for each, told in self._hashing.items() if each in silent}
+        self._heard = {each: at for each, at in self._heard.items() if each in silent}
 
     def _likeliest(self, engine: AdvisedEngine) -> int | None:
         votes = self._votes.get(engine)
@@ -146,10 +165,12 @@ class ResidencyView:
         except (httpx.HTTPError, TimeoutError):
             self._note(sidecar.http, "does not answer")
             return {}
-        except msgspec.MsgspecError as error:
-            self._note(sidecar.http, f"does not answer as a sidecar does ({error})")
+        except (httpx.InvalidURL, ValueError, *BAD_PAYLOAD) as error:  # its note's words, too
+            why = str(error) or type(error).__name__
+            self._note(sidecar.http, f"does not answer as a sidecar does ({why})")
             return {}
         self._note(sidecar.http, None)
+        self._heard[sidecar.http] = self._clock()
         await self._ask_hashing(sidecar, {each.engine.name for each in found.values()})
         return found
 
@@ -169,7 +190,7 @@ class ResidencyView:
             async with asyncio.timeout(TIMEOUT_S):
                 answer = await self._client.get(f"{sidecar.http}/status")
             told = hashing_in(answer.raise_for_status().content)
-        except (httpx.HTTPError, TimeoutError, msgspec.MsgspecError):
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *BAD_PAYLOAD):
             return  # it is asked again next time; what it said of sessions stands
         self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
 

@@ -40,7 +40,7 @@ def sessions_in(sidecar: str, content: bytes) -> dict[str, Held]:
     """What a sidecar's engines hold of sessions; of none that two of its tenants name.
 
     Raises:
-        msgspec.MsgspecError: A sidecar answers otherwise.
+        BAD_PAYLOAD: A sidecar answers otherwise.
     """
     found: dict[str, Held | None] = {}
     for each in _sessions.decode(content).sessions:
@@ -52,7 +52,7 @@ def hashing_in(content: bytes) -> dict[str, str]:
     """By what engines tell blocks apart, in words, by their names.
 
     Raises:
-        msgspec.MsgspecError: A sidecar answers otherwise.
+        BAD_PAYLOAD: A sidecar answers otherwise.
     """
     return {each.id: each.hashing for each in _status.decode(content).engines}
 

@@ -221,6 +221,24 @@ def test_a_session_that_opens_is_warm_before_its_first_turn(api: str, tmp_path: 
     assert {(body["max_tokens"], body["temperature"]) for body in Api.bodies} == {(1, 0)}
 
 
+def test_one_sweep_that_fails_ends_no_keeper(
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = SimpleQueue[Warmed]()
+
+    def say(done: Warmed) -> None:
+        said.put(done)
+        if done.key == SYSTEM_PREFIX:
+            raise RuntimeError("the application's own")
+
+    keeper = keeper_of(api, tmp_path, say=say).start()
+    assert said.get(timeout=20).key == SYSTEM_PREFIX
+    keeper.open("chat-7", STABLE)
+    assert said.get(timeout=20).key == "conv:chat-7"
+    keeper.stop()
+    assert "not warmed: RuntimeError" in caplog.text
+
+
 def test_a_session_is_kept_until_it_is_closed_or_forgotten(api: str, tmp_path: Path) -> None:
     now = [0.0]
     keeper = keeper_of(api, tmp_path, clock=lambda: now[0])

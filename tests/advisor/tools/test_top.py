@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.top.top_screen import shade, top_screen
-from kvgraph.advisor.top.watched import Watched
+from kvgraph.advisor.top.watched import Watched, Watcher
 from page_sidecar import TOKEN, PageSidecar
 from rich.console import Console
 
@@ -96,6 +96,28 @@ def test_who_does_not_answer_is_shown_as_it_was() -> None:
     assert "! no sidecar answers" in said
     assert "host:1" in said
     assert "! gone" in drawn(Watched("http://x", trouble="gone"), 80)
+
+
+def test_an_answer_that_no_sidecar_gives_ends_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([RecursionError, KeyError, None])
+
+    def ask(url: str, path: str) -> dict[str, Any]:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return now() if path == "/v1/now" else MISSES
+
+    monkeypatch.setattr("kvgraph.advisor.top.watched.ask", ask)
+    monkeypatch.setattr("kvgraph.advisor.top.watched.sidecar_urls", lambda url: ["http://x"])
+    watcher = Watcher("http://x", 0.01)
+    watcher.latest = [Watched("http://x")]
+    watcher.start()
+    try:
+        until = time.monotonic() + 20
+        while watcher.latest[0].now is None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert watcher.latest[0].now is not None
+    finally:
+        watcher.stop()
 
 
 def test_a_notice_names_its_engine_once() -> None:

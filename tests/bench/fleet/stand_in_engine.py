@@ -12,7 +12,7 @@ import httpx
 
 from ...advisor.fleet.proxy.engine_list import FIRST_BYTE_S, Listed
 from ...advisor.fleet.proxy.fleet_proxy import FleetProxy
-from ...advisor.fleet.proxy.proxy_app import ProxyApp
+from ...advisor.fleet.proxy.proxy_app import BodyRoom, ProxyApp
 from ...advisor.fleet.residency.residency_view import ResidencyView
 from ..serving.listening import listening
 
@@ -141,8 +141,10 @@ async def _chunk(writer: asyncio.StreamWriter, text: str) -> None:
 class Routed:
     """Stand-ins behind a proxy that listens, and a client of it."""
 
-    def __init__(self, engines: list[StandInEngine], proxy: FleetProxy, url: str) -> None:
-        self.engines, self.proxy, self.url = engines, proxy, url
+    def __init__(
+        self, engines: list[StandInEngine], proxy: FleetProxy, url: str, room: BodyRoom
+    ) -> None:
+        self.engines, self.proxy, self.url, self.room = engines, proxy, url, room
         self.client = httpx.AsyncClient(base_url=url, timeout=20, trust_env=False)
 
     async def complete(self, prompt: str = "hello", **more: Any) -> httpx.Response:
@@ -170,9 +172,10 @@ async def routed(
     proxy = FleetProxy(
         [Listed(engine.url) for engine in engines], residency, first_byte_s=first_byte_s
     )
+    app = ProxyApp(proxy)
     try:
-        async with listening(ProxyApp(proxy), "on") as url:
-            found = Routed(engines, proxy, url)
+        async with listening(app, "on") as url:
+            found = Routed(engines, proxy, url, app.room)
             try:
                 yield found
             finally:

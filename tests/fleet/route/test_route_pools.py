@@ -25,6 +25,18 @@ def said(blocks: str, engine: int = 0) -> str:
         ("# HELP vllm:cache_config_info x\n" + said("74") + "vllm:e2e_total 3.0\n", 74 * 32),
         (said("74") + said("74", engine=1), 2 * 74 * 32),
         (said("None"), 0),
+        (said("1000").replace("sliding", 'kv_cache_size_tokens="262144",sliding'), 262_144),
+        (said("1000").replace("sliding", 'kv_cache_size_tokens="262144.0",sliding'), 262_144),
+        (said("None").replace("sliding", 'kv_cache_size_tokens="500",sliding'), 500),
+        (said("74").replace("sliding", 'kv_cache_size_tokens="None",sliding'), 74 * 32),
+        (said("74").replace("sliding", 'kv_cache_size_tokens="-1",sliding'), 74 * 32),
+        (said("74").replace("sliding", 'kv_cache_size_tokens="inf",sliding'), 74 * 32),
+        (
+            "".join(
+                said("9", n).replace("sliding", f'kv_cache_size_tokens="{n}00",s') for n in (1, 2)
+            ),
+            300,
+        ),
         ("vllm:cache_config_info{block_size=", 0),
         ("vllm:cache_config_info{} 1.0", 0),
         ("not metrics", 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from kvgraph.advisor.fleet.engine_board import EngineBoard
 from kvgraph.advisor.fleet.proxy import engine_roster, health, proxy_app
 from kvgraph.advisor.fleet.proxy.upstream import Upstream
+from kvgraph.advisor.fleet.turns.callers import Callers
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
@@ -71,7 +73,7 @@ def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> Non
         ("/v1/unload_lora_adapter", 1),
         ("/v1/completions", 3),
         ("/v1/chat/completions?x=1", 3),
-        ("/v1/responses", 3),
+        ("/v1/responses", 1),
         ("/v1/messages", 3),
         ("/v1/embeddings", 3),
     ],
@@ -88,6 +90,72 @@ def test_what_was_sent_is_sent_again_only_if_it_generates(
             assert answer.status_code == 502
             if tries == 1:
                 assert "may have done what it asks" in answer.json()["error"]["message"]
+
+    asyncio.run(run())
+
+
+MCP = {"type": "mcp", "server_label": "bank", "server_url": "http://bank/mcp"}
+OWN = {"type": "function", "function": {"name": "f"}}
+EFFECTS: list[tuple[str, dict[str, Any] | bytes]] = [
+    ("/v1/responses", {"tools": [MCP], "store": False}),
+    ("/v1/responses", {"tools": [OWN, {"type": "code_interpreter"}], "store": False}),
+    ("/v1/responses", {"tools": {"type": "mcp"}, "store": False}),
+    ("/v1/responses", {"store": True}),
+    ("/v1/responses", {"store": None}),
+    ("/v1/responses", {}),
+    ("/v1/responses", {"store": False, "previous_response_id": "resp_1"}),
+    ("/v1/responses", {"store": False, "conversation": {"id": "c"}}),
+    ("/v1/responses", {"store": False, "background": True}),
+    ("/v1/chat/completions", {"store": True}),
+    ("/v1/chat/completions", {"store": 1}),
+    ("/v1/chat/completions", {"tools": [MCP]}),
+    ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("/v1/messages", {"mcp_servers": [{"type": "url", "url": "http://bank/mcp"}]}),
+    ("/v1/chat/completions/batch", {}),
+    ("/v1/anything", {}),
+    ("/v1/responses", b'{"input": "NaN is for engines", "store": false, "temperature": NaN}'),
+    ("/v1/responses", '{"tools": [{"type": "mcp"}], "store": false}'.encode("utf-16")),
+]
+NO_EFFECTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/responses", {"store": False, "tools": [{"type": "function", "name": "f"}]}),
+    ("/v1/chat/completions", {"tools": [OWN, {"type": "custom"}], "store": False}),
+    ("/v1/messages", {"tools": [{"name": "bash", "input_schema": {}}]}),
+    ("/v1/completions", {"background": None}),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "repeatable"),
+    [*((*each, False) for each in EFFECTS), *((*each, True) for each in NO_EFFECTS)],
+)
+def test_what_may_have_had_effects_is_never_repeated(
+    path: str, body: dict[str, Any] | bytes, repeatable: bool
+) -> None:
+    data = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
+    assert Callers().read("POST", path, [], data).call.repeatable is repeatable
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "tries"),
+    [
+        (404, {"input": "a"}, 2),  # it was refused before anything was kept
+        (503, {"input": "a"}, 1),
+        (404, {"input": "a", "tools": [MCP]}, 1),
+        (404, {"input": "a", "store": False}, 2),
+        (503, {"input": "a", "store": False}, 2),
+    ],
+)
+def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_begun(
+    fleet_of_two: Any, status: int, body: dict[str, Any], tries: int
+) -> None:
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            await fleet.until(True, True)
+            for engine in fleet.engines:
+                engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
+            answer = await fleet.client.post("/v1/responses", json=body)
+            assert answer.status_code == status
+            assert sum(len(engine.headers) for engine in fleet.engines) == tries
 
     asyncio.run(run())
 
