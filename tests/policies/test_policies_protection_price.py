@@ -1,4 +1,4 @@
-"""What callers name costs nobody more than it may: on recorded agents, beside replays without it."""
+"""What callers name costs nobody more than it may: recorded agents, beside replays without it."""
 
 from __future__ import annotations
 
