@@ -88,12 +88,11 @@ def print_report(result: DemoResult, console: Console | None = None) -> None:
 def report_table(result: DemoResult) -> Table:
     """An arm a line, and what it had."""
     table = Table(title=f"{result.requests} requests to every arm", title_justify="left")
-    table.add_column(no_wrap=True)
-    table.add_column("it had")
+    table.add_column("and what it had", no_wrap=True)
     for column in ("found", "rules lost", "again", "price", "TTFT p50 / p95"):
         table.add_column(column, justify="right", no_wrap=column.startswith("TTFT"))
     for arm in result.arms:
-        table.add_row(arm.arm, HAD[arm.arm], *_cells(arm))
+        table.add_row(f"{arm.arm}\n[dim]{HAD[arm.arm]}[/dim]", *_cells(arm))
     return table
 
 

@@ -110,14 +110,14 @@ def print_engine_cliff(result: EngineCliff, console: Console | None = None) -> N
     console = console or Console()
     title = f"{result.stock.agents} agents on a real engine whose pool fits about twenty"
     table = Table(title=title, title_justify="left")
-    columns = ("", "it had", "turns a minute", "TTFT p50", "p95", "of first turns, p50")
+    columns = ("and what it had", "turns a minute", "TTFT p50", "p95", "of first turns, p50")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < 2 else "right")
+        table.add_column(column, justify="right" if number else "left")
     for run in (result.stock, result.ours):
         times = (_ttft(run, 50), _ttft(run, 95), _ttft(run, 50, first=True))
         shown = ("-" if each is None else f"{each:,.2f} s" for each in times)
         turns = f"[bold]{run.passed.turns_per_minute:,.0f}[/bold]"
-        table.add_row(_NAMES[run.arm], _HAD[run.arm], turns, *shown)
+        table.add_row(f"{_NAMES[run.arm]}\n[dim]{_HAD[run.arm]}[/dim]", turns, *shown)
     console.print(table)
     clock = result.stock.passed.clock
     console.print(
