@@ -89,7 +89,7 @@ def report_table(result: DemoResult) -> Table:
     """An arm a line, and what it had."""
     table = Table(title=f"{result.requests} requests to every arm", title_justify="left")
     table.add_column("and what it had", no_wrap=True)
-    for column in ("found", "rules lost", "again", "price", "TTFT p50 / p95"):
+    for column in ("found", "rules lost", "again", "price in points", "TTFT p50 / p95"):
         table.add_column(column, justify="right", no_wrap=column.startswith("TTFT"))
     for arm in result.arms:
         table.add_row(f"{arm.arm}\n[dim]{HAD[arm.arm]}[/dim]", *_cells(arm))
@@ -156,7 +156,7 @@ def _why_lost(result: DemoResult) -> Iterator[str]:
 
 def _cells(arm: ArmResult) -> list[str]:
     p50, p95 = (quantile(arm.ttft_ms, percentile) for percentile in (50, 95))
-    price = "" if arm.price_points is None else f"{arm.price_points:.1f} points"
+    price = "" if arm.price_points is None else f"{arm.price_points:.1f}"
     if p95 < 10_000:
         times = f"{p50:,.0f} / {p95:,.0f} ms"
     else:

@@ -92,7 +92,7 @@ def test_a_price_that_nobody_said_is_no_figure(result: DemoResult) -> None:
     arms = tuple(replace(arm, price_points=None) for arm in result.arms)
     figures = DemoRun(result.out, found=replace(result, arms=arms)).figures().figures
     assert "protection_price_points" not in figures
-    assert "points" not in text_of(partial(print_report, replace(result, arms=arms)))
+    assert " 0.2 " not in text_of(partial(print_report, replace(result, arms=arms)))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_different_sequential_texts_are_reported() -> None:
 
 def test_the_report_says_what_every_arm_had_and_no_text(result: DemoResult) -> None:
     shown = text_of(partial(print_report, result), width=120)
-    for expected in ("55.0%", "the switch, signals, layers", "0.2 points", "400 / 400 ms", "again"):
+    for expected in ("55.0%", "the switch, signals, layers", " 0.2 ", "400 / 400 ms", "again"):
         assert expected in shown
     saved = DemoRun(result.out, found=result).save().read_text()
     assert "w5" not in shown + saved
