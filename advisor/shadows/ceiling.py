@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -21,12 +22,16 @@ class Walked(NamedTuple):
 
     Attributes:
         asked: False: nobody asked for these blocks, which a request's answer left in the pool.
+        there: Found by the live pool, or by a shadow as large that found more.
+        counts: What shadows had counted before it (``ShadowSet.counts``).
     """
 
     keys: Keys
     reach: int
     found: int  # by the live pool
     asked: bool = True
+    there: int = 0
+    counts: array[int] | None = None
 
 
 class Ceiling(NamedTuple):
@@ -38,6 +43,19 @@ class Ceiling(NamedTuple):
     ours: int = 0
 
 
+class Beside(NamedTuple):
+    """What a shadow found of a ceiling's requests.
+
+    Attributes:
+        asked, found: Blocks of those that it followed.
+        share: What that says of them all; None where there is none.
+    """
+
+    asked: int
+    found: int
+    share: float | None
+
+
 class RequestWindow:
     """The last requests, as many as have ``MOST_BLOCKS`` blocks."""
 
@@ -45,9 +63,11 @@ class RequestWindow:
         self._asked: deque[Walked] = deque()
         self._blocks = 0
 
-    def add(self, keys: Keys, reach: int, found: int) -> None:
+    def add(
+        self, keys: Keys, reach: int, found: int, there: int = 0, counts: array[int] | None = None
+    ) -> None:
         """Add a request for these blocks, the first ``found`` of which the live pool had."""
-        self._add(Walked(keys, reach, found))
+        self._add(Walked(keys, reach, found, True, max(found, there), counts))
 
     def answered(self, keys: Keys) -> None:
         """Add the blocks that an answer left: the next turn may ask for them."""
@@ -73,8 +93,8 @@ def blocks_asked(window: Sequence[Walked]) -> int:
 def ceiling(window: Sequence[Walked], capacity: int) -> Ceiling:
     """What Belady's algorithm would have found in the window.
 
-    Blocks that the live pool had at their first use here were there when the window began: Belady's
-    pool starts with them too.
+    Blocks that the live pool or a shadow as large had at their first use here were there when the
+    window began: Belady's pool starts with them too, so that none of these pools finds more.
     """
     if not window or capacity < 1:
         return Ceiling()
@@ -82,7 +102,7 @@ def ceiling(window: Sequence[Walked], capacity: int) -> Ceiling:
     blocks = np.unique(keys, return_inverse=True)[1].astype(np.int32)
     ends = np.cumsum([len(asked.keys) for asked in window])
     starts = np.concatenate([[0], ends])
-    seeds = _there_at_first(blocks, starts, [asked.found for asked in window])
+    seeds = _there_at_first(blocks, starts, [asked.there for asked in window])
     trace = _trace(
         np.concatenate([seeds, blocks]),
         np.concatenate([[0], starts + len(seeds)]),

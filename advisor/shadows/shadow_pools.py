@@ -132,6 +132,11 @@ def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> f
     return min(1.0, max(0.0, known / asked + beside))
 
 
+def size_of(pool: LruPool | PolicyPool) -> int:
+    """Its blocks, and those of its tiers."""
+    return (pool if isinstance(pool, LruPool) else pool.beside).blocks
+
+
 def in_sample(name: str) -> str:
     """Under which name steps count what an LRU pool found of the sample."""
     return f"{name} in the sample"

@@ -15,7 +15,7 @@ from ...graph.ranking.view import View
 from ..policies.lifecycle import LifecyclePolicy
 from ..policies.trust import Trust
 from ..process.notices import Notices
-from .ceiling import Walked, ceiling
+from .ceiling import Ceiling, Walked, ceiling
 from .other_weights import OtherWeights
 from .shadow_pools import Guarding
 from .shadow_set import ShadowSet
@@ -181,13 +181,21 @@ class ShadowRunner:
         """Compute Belady's hits of the window, while the results are looked at: once a minute, or
         less often where that would take more than its share of a core."""
         now = self._clock()
-        if now < self._next_ceiling or now - self._looked > _ASKED_LATELY_S:
+        if now - self._looked > _ASKED_LATELY_S:
+            with self.lock:
+                for shadows in self.sets.values():  # whoever looks next is told of what is new
+                    shadows.belady, shadows.beside_belady = Ceiling(), {}
+            return
+        if now < self._next_ceiling:
             return
         began = self._cpu()
         for shadows in list(self.sets.values()):
             with self.lock:
                 window, capacity = shadows.remembered()
-            shadows.belady = ceiling(window, capacity)
+                beside = shadows.beside(window)
+            found = ceiling(window, capacity + shadows.copies)
+            with self.lock:
+                shadows.belady, shadows.beside_belady = found, beside
         took_s = self._cpu() - began
         self._next_ceiling = now + max(_CEILING_EVERY_S, took_s / _CEILINGS_SHARE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -15,7 +16,7 @@ from ...graph.types import Rows
 from ..policies.lru_stack import LruStack
 from ..policies.shadow import Uses
 from ..policies.trust import Trust
-from .ceiling import Ceiling, RequestWindow, Walked
+from .ceiling import Beside, Ceiling, RequestWindow, Walked
 from .other_weights import OtherWeights
 from .session_sample import SessionSample
 from .shadow_pools import (
@@ -31,10 +32,12 @@ from .shadow_pools import (
     otherwise_pool,
     policy_pool,
     policy_pools,
+    size_of,
 )
 
 STEP_S: Final = 10.0  # chosen
 _STEPS: Final = 1440  # of these: four hours, as of the tokens of prompts
+_ROUNDING: Final = 1e-6  # blocks
 _COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 
@@ -78,6 +81,7 @@ class ShadowSet:
         self.asked = self.ours = self.sampled = 0
         self.block_size = 0  # tokens; 0 before any request
         self.belady = Ceiling()
+        self.beside_belady: dict[str, Beside] = {}  # what others found of the same requests
         controls = [in_sample(each.name) for each in self.lru]
         names = [each.name for each in self.pools]
         self.steps = StepSums((*_COUNTED, *controls, *names, OTHERWISE), STEP_S, _STEPS)
@@ -108,12 +112,12 @@ class ShadowSet:
 
     def _count(self, heard: Heard, followed: bool) -> None:
         """Count what a request that began would have found in each pool."""
+        before = self.counts()
         ours = min(heard.found + heard.loaded, heard.reach)
         blocks, sampled = len(heard.rows), len(heard.rows) if followed else 0
         self.block_size = heard.size
         self.asked, self.ours = self.asked + blocks, self.ours + ours
         self.sampled += sampled
-        self.window.add(heard.keys, heard.reach, ours)
         prompt = heard.rows[: heard.reach], heard.keys[: heard.reach]
         of_all = self._stack.found(*prompt)
         of_sample = of_all if followed else [0] * len(self.lru)
@@ -125,6 +129,10 @@ class ShadowSet:
             of_policies = [
                 each.pool.found(there, by_lru[each.beside.name], blocks) for each in ranked
             ]
+        within = self.blocks + self.copies
+        pools = zip(self.pools, (*of_all, *of_policies), strict=True)
+        most = max(ours, *(hits for pool, hits in pools if size_of(pool) <= within))
+        self.window.add(heard.keys, heard.reach, ours, most, before)
         for lru, found, in_it in zip(self.lru, of_all, of_sample, strict=True):
             lru.found, lru.sampled_found = lru.found + found, lru.sampled_found + in_it
         for each, found in zip(ranked, of_policies, strict=True):
@@ -149,6 +157,45 @@ class ShadowSet:
 
     def _counted(self, lru: LruPool) -> Counted:
         return Counted(self.asked, self.ours, self.sampled, lru.found, lru.sampled_found)
+
+    def counts(self) -> array[int]:
+        """What was counted so far: of all, of pools under LRU, and of those that policies rank."""
+        of_lru = (count for each in self.lru for count in (each.found, each.sampled_found))
+        of_policies = (each.found for each in self.ranked)
+        return array("q", (self.asked, self.ours, self.sampled, *of_lru, *of_policies))
+
+    def beside(self, window: Sequence[Walked]) -> dict[str, Beside]:
+        """What each shadow that has followed all of these last requests found of them, by name."""
+        first = next((each.counts for each in window if each.counts is not None), None)
+        if first is None:
+            return {}
+        since = [now - before for now, before in zip(self.counts(), first, strict=True)]
+        asked, _, sampled = since[:3]
+        of_lru, of_policies = since[3 : 3 + 2 * len(self.lru)], since[3 + 2 * len(self.lru) :]
+        by_lru = {
+            each.name: (of_lru[2 * at], of_lru[2 * at + 1]) for at, each in enumerate(self.lru)
+        }
+        found = {
+            name: Beside(asked, known, known / asked if asked else None)
+            for name, (known, _) in by_lru.items()
+        }
+        for pool, hits in zip(self.ranked, of_policies, strict=True):
+            known, control = by_lru[pool.beside.name]
+            share = for_all(hits, control, sampled, known, asked)
+            found[pool.name] = Beside(sampled, hits, share)
+        return found
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the ceiling is known, and of the same requests as all others: it stands above who
+        has no more room. A sample is an estimate, which may say more while little was heard."""
+        within = self.blocks + self.copies
+        beside = (self.beside_belady.get(x.name) for x in self.pools if size_of(x) <= within)
+        shares = [each.share or 0.0 for each in beside if each is not None]
+        asked, hits, ours = self.belady
+        most = max([ours, *(share * asked for share in shares)])
+        is_above = hits >= most - _ROUNDING
+        return asked > 0 and self.otherwise is None and is_above
 
     def remembered(self) -> tuple[list[Walked], int]:
         """The last requests, and the pool's size."""

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...dashboards.answers.what_if import Shadows, ShadowView
+from .ceiling import Beside, Ceiling
 from .other_weights import OtherWeights
 from .shadow_pools import LruPool, PolicyPool, for_all, in_sample
 from .shadow_runner import ShadowRunner
@@ -20,10 +21,15 @@ MOST_STEPS: Final = 360  # of a history that is shown; chosen
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
 _AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
 _BELADY: Final = (
-    "the ceiling at today's size: what would have been found in a pool as large by whoever knows "
-    "the future, on the requests that are remembered; worked out at most once a minute while "
-    "somebody looks"
+    "the ceiling at today's size{copies}: what would have been found by whoever knows the future; "
+    "all shares are of the requests that are remembered, and worked out at most once a minute "
+    "while somebody looks"
 )
+_NO_BELADY: Final = (
+    "the ceiling at today's size: what would have been found by whoever knows the future; it is "
+    "not shown while it is worked out, while other weights are tried, or of too few requests"
+)
+_UNKNOWN: Final = Beside(0, 0, None)
 
 
 def shadows_view(
@@ -78,6 +84,9 @@ def _views(
 
 
 def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
+    asked, ours = found.asked, found.ours
+    if found.is_bounded:
+        asked, _, ours = found.belady
     return ShadowView(
         name="ours",
         sentence=_OURS,
@@ -85,16 +94,21 @@ def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
         capacity=1.0,
         tiers=False,
         blocks=found.blocks,
-        asked=found.asked,
-        found=found.ours,
-        hit_rate=_share(found.ours, found.asked),
-        ours=_share(found.ours, found.asked),
+        asked=asked,
+        found=ours,
+        hit_rate=_share(ours, asked),
+        ours=_share(ours, asked),
         history=_history(sums, "ours", None),
     )
 
 
 def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowView:
     beside = pool.beside.name if isinstance(pool, PolicyPool) else None
+    shown = Beside(found.asked_of(pool), pool.found, found.rate(pool))
+    ours = _share(found.ours, found.asked)
+    if found.is_bounded:  # curves and ceiling are of the same requests
+        shown = found.beside_belady.get(pool.name, _UNKNOWN)
+        ours = _share(found.belady.ours, found.belady.asked)
     return ShadowView(
         name=pool.name,
         sentence=_sentence(pool),
@@ -102,10 +116,10 @@ def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowVie
         capacity=pool.capacity,
         tiers=pool.has_tiers,
         blocks=round(found.blocks * pool.capacity),
-        asked=found.asked_of(pool),
-        found=pool.found,
-        hit_rate=_rounded(found.rate(pool)),
-        ours=_share(found.ours, found.asked),
+        asked=shown.asked,
+        found=shown.found,
+        hit_rate=_rounded(shown.share),
+        ours=ours,
         history=_history(sums, pool.name, beside),
     )
 
@@ -142,14 +156,15 @@ def _rounded(share: float | None) -> float | None:
 
 
 def _ceiling(found: ShadowSet) -> ShadowView:
-    asked, hits, ours = found.belady
+    asked, hits, ours = found.belady if found.is_bounded else Ceiling()
+    copies = " with its tiers" if found.copies else ""
     return ShadowView(
         name="belady",
-        sentence=_BELADY,
+        sentence=_BELADY.format(copies=copies) if asked else _NO_BELADY,
         policy="belady",
         capacity=1.0,
-        tiers=False,
-        blocks=found.blocks,
+        tiers=found.copies > 0,
+        blocks=found.blocks + found.copies,
         asked=asked,
         found=hits,
         hit_rate=_share(hits, asked),

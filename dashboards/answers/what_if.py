@@ -20,8 +20,10 @@ class ShadowView(Part):
         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
             engine has.
         blocks: Its size, of the whole pool.
-        asked, found: Blocks of the sampled requests.
-        hit_rate: What they say all requests would find; the ceiling's is theirs. None before any.
+        asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
+            known, and else of all.
+        hit_rate: What they say all these requests would find; None before any. The ceiling's is
+            never below that of a pool with no more room.
         ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
         history: Hit rates by step, the oldest first; None where nothing was asked.
     """

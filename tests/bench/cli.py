@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from .agents.agents_arms import AgentArm
     from .demo.cliff import CliffResult
     from .demo.demo import DemoResult
+    from .demo.demo_report import DemoRun
     from .demo.live_page import LivePage
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
 demo_app = typer.Typer(
-    help="Too many agents, simulated; then a real vLLM: stock and with the graph."
+    help="Too many agents, simulated and on a real vLLM; then what is found, stock and with hints."
 )
 
 
@@ -51,7 +52,8 @@ Model = Annotated[
 Part = Annotated[
     str,
     typer.Option(
-        help="all; cliff: simulated; hits: on a real engine; page: to watch, until Ctrl-C; fleet: "
+        help="all; cliff: simulated; engine: the cliff on a real one; found: what is found, by a "
+        "simulated clock; hits: the same on a real engine; page: to watch, until Ctrl-C; fleet: "
         "three engines behind a router."
     ),
 ]
@@ -529,23 +531,18 @@ def faults(
 def demo(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
-    """Run the demo with figures: too many agents, simulated; and real vLLM, kvgraph beside
-    stock."""
-    cliff, hits = _run_demo(model, out, part)
-    from .figures import Figures
+    """Run the demo with figures, and keep them in demo.json.
 
-    figures = Figures("demo")
-    for half in (cliff, hits):
-        if half is not None:
-            half.add_to(figures)
-    figures.print(as_json)
+    Eight minutes on two idle cores; --part hits: twenty.
+    """
+    _run_demo(model, out, part).figures().print(as_json)
 
 
 @demo_app.callback(invoke_without_command=True)
 def demo_for_people(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
-    """Run the demo; each half ends with one table and one picture."""
+    """Run the demo; each part ends with a table."""
     if part == "page":
         _run_page()
         return
@@ -558,24 +555,37 @@ def demo_for_people(
     _run_demo(model, out, part, printed=True)
 
 
-def _run_demo(
-    model: str | None, out: Path, part: str, printed: bool = False
-) -> tuple[CliffResult | None, DemoResult | None]:
-    """Run one half or both; ``printed``: with a page to watch, and each one's table as soon as it
-    is there."""
-    if part not in ("all", "cliff", "hits"):
+def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) -> DemoRun:
+    """Run all parts or one; ``printed``: with a page to watch, each one's table as soon as it is
+    there, and three sentences at the end."""
+    if part not in ("all", "cliff", "engine", "found", "hits"):
         raise typer.BadParameter(
-            f"{part!r}; allowed: all, cliff, hits, page, fleet", param_hint="--part"
+            f"{part!r}; allowed: all, cliff, engine, found, hits, page, fleet", param_hint="--part"
         )
     with _explained():
+        from .demo.demo_report import DemoRun, print_last_words
+        from .serving.progress import DemoProgress
+
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
+        done = DemoRun(out)
         with contextlib.ExitStack() as watching:
             page = watching.enter_context(_watched()) if printed else None
-            return (
-                _run_cliff(out, page) if part != "hits" else None,
-                _run_hits(model, out, page) if part != "cliff" else None,
-            )
+            if part in ("all", "cliff"):
+                done.cliff = _run_cliff(out, page)
+            if part in ("all", "engine"):
+                from .demo.engine_cliff import print_engine_cliff, run_engine_cliff
+
+                with DemoProgress(0) as shown:
+                    done.engine = run_engine_cliff(model, out, shown, page)
+                if printed:
+                    print_engine_cliff(done.engine)
+            if part in ("all", "found", "hits"):
+                done.found = _run_found(model, out, page, on_engine=part == "hits")
+            done.save()
+            if page is not None:
+                print_last_words(done, page.address)
+    return done
 
 
 @contextlib.contextmanager
@@ -624,13 +634,21 @@ def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
     return result
 
 
-def _run_hits(model: str | None, out: Path, page: LivePage | None) -> DemoResult:
-    from .demo.demo import run_demo
-    from .demo.demo_report import print_report, save_figures
+def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: bool) -> DemoResult:
+    from .demo.demo import run_found, run_hits
+    from .demo.demo_report import print_report
+    from .demo.page_demo import agents_at
     from .demo.picture import draw
+    from .serving.progress import DemoProgress
 
-    result = run_demo(model, out, progress=True, page=page)
-    save_figures(result)
+    if on_engine:
+        with DemoProgress(0) as shown:
+            result = run_hits(model, out, shown, page)
+    else:
+        if page is not None:
+            page.begin_anew()
+        with agents_at(page), DemoProgress(0) as shown:
+            result = run_found(out, shown)
     draw(result)
     if page is not None:
         print_report(result)

@@ -44,7 +44,8 @@ class Live:
     def set(self) -> ShadowSet:
         return self.runner.sets["e"]
 
-    def play(self) -> None:
+    def play(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Hear the trace; ``meanwhile`` is called after every request."""
         events = TraceEvents(self.trace, hints=True)
         hits = lru_hits(self.trace, self.capacity)
         next_tick = 0.0
@@ -59,6 +60,7 @@ class Live:
             self.graph.apply(
                 "e", [started, events.stored(request, hit), events.finished(request, at)]
             )
+            meanwhile()
         self.runner.tick()
 
     def ask(self, hit: int = 0) -> None:

@@ -19,9 +19,11 @@ from kvgraph.advisor.policies.trust import Trust
 from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.shadows import ceiling as ceiling_module
 from kvgraph.advisor.shadows import shadow_runner
 from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
 from kvgraph.advisor.shadows.guarded_pool import GuardedPool
+from kvgraph.advisor.shadows.other_weights import OtherWeights
 from kvgraph.advisor.shadows.session_sample import LEAST, SessionSample
 from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S
 from kvgraph.advisor.shadows.shadow_set import ShadowSet
@@ -195,6 +197,55 @@ def test_shadows_reach_the_page(trace: Trace) -> None:
     tokens = lru_tokens(live.runner, live.graph.tables.history.asked(live.now), live.now)
     heard = live.graph.tables.history.tokens.last(3600.0, live.now)
     assert sum(tokens.values()) == pytest.approx(heard["pool"], rel=0.002)
+
+
+@pytest.mark.parametrize("remembered", [400_000, 3_000])
+@pytest.mark.parametrize("halvings", [0, 1])
+def test_a_ceiling_is_of_the_curves_requests_and_never_below_them(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, remembered: int, halvings: int
+) -> None:
+    """In the first minutes, and when the first requests are forgotten."""
+    monkeypatch.setattr(ceiling_module, "MOST_BLOCKS", remembered)
+    live = Live(trace, SMALL, halvings)
+    seen: list[list[ShadowView]] = []
+
+    def look() -> None:
+        seen.append(shadows_view(live.runner, None, live.now, float, str).shadows)
+
+    live.play(look)
+    shown = 0
+    for ours, *others, top in seen:
+        assert (ours.name, top.name) == ("ours", "belady")
+        if top.hit_rate is None:
+            continue
+        shown += 1
+        alike = [each for each in others if each.capacity <= 1.0]
+        assert len(alike) >= 4
+        assert all((each.hit_rate or 0.0) <= top.hit_rate for each in (ours, *alike))
+        assert {each.ours for each in (ours, *others)} == {top.ours}
+        assert {each.asked for each in others if each.policy == "lru"} == {top.asked}
+        assert ours.asked == top.asked
+    assert shown > len(seen) / 2
+    assert len({views[-1].asked for views in seen}) > 2, "it is worked out again"
+
+
+def test_a_ceiling_that_nobody_looked_at_is_forgotten(trace: Trace) -> None:
+    live = Live(trace, SMALL)
+    live.play(live.runner.looked)
+    assert live.set.is_bounded
+    live.now += 130.0
+    live.runner.tick()
+    assert not live.set.is_bounded
+    assert views_of(live)[-1].hit_rate is None
+
+
+def test_while_other_weights_are_tried_there_is_no_ceiling(trace: Trace) -> None:
+    live = Live(trace, SMALL)
+    live.play(live.runner.looked)
+    assert views_of(live)[-1].hit_rate is not None
+    policy, rules = ClassicPolicy(), live.graph.rules
+    live.runner.weigh_otherwise(OtherWeights(policy, None, rules, "none"))
+    assert views_of(live)[-1].hit_rate is None
 
 
 def test_tiers_are_as_much_more_pool(trace: Trace) -> None:

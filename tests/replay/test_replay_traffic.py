@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.replay.errors import ReplayError, TraceError
-from kvgraph.advisor.replay.recordings.fleet import MAX_GAP_S, FleetRequest, lay_over_users
+from kvgraph.advisor.replay.recordings.fleet import (
+    MAX_GAP_S,
+    FleetRequest,
+    in_harnesses,
+    lay_over_users,
+)
 from kvgraph.advisor.replay.recordings.fleet_blocks import BlockNumbers
 from kvgraph.advisor.replay.recordings.signals import MAGNITUDE, Signals
 from kvgraph.advisor.replay.recordings.traffic import trace_lines, write_trace
@@ -198,16 +203,59 @@ def play(each: Session, run: str | None = None, index: int = 0) -> FleetRequest:
     return FleetRequest(0.0, 0, run or each.name, run or each.name, each, index, None)
 
 
-def test_heads_of_equal_lengths_are_shared_in_whole_blocks(tmp_path: Path) -> None:
+def test_sessions_share_tools_of_equal_length_and_then_the_system_prompt(tmp_path: Path) -> None:
     a, b = session(tmp_path, work(), "a"), session(tmp_path, work(), "b")
-    other = session(tmp_path, work(), "c", tool_tokens=1000)
+    rules = session(tmp_path, work(), "c", system_tokens=700)
+    other = session(tmp_path, work(), "d", tool_tokens=1025)
     numbers = BlockNumbers(512)
-    chains = [numbers.prompt(play(each)) for each in (a, b, other)]
+    chains = [numbers.prompt(play(each)) for each in (a, b, rules, other)]
     assert all(len(chain) == 4 for chain in chains)
-    head = (1024 + 600) // 512
+    tools, head = 1024 // 512, (1024 + 600) // 512
     assert chains[0][:head] == chains[1][:head]
     assert not set(chains[0][head:]) & set(chains[1][head:])
-    assert not set(chains[0]) & set(chains[2])
+    assert chains[2][:tools] == chains[0][:tools]
+    assert not set(chains[2][tools:]) & set(chains[0])
+    assert not set(chains[3]) & set(chains[0] + chains[2])
+
+
+def test_a_block_that_tools_and_rules_share_belongs_to_the_rules(tmp_path: Path) -> None:
+    a = session(tmp_path, work(), "a", tool_tokens=1000)
+    b = session(tmp_path, work(), "b", tool_tokens=1000, system_tokens=700)
+    numbers = BlockNumbers(512)
+    first, second = numbers.prompt(play(a)), numbers.prompt(play(b))
+    assert first[:1] == second[:1]
+    assert not set(first[1:]) & set(second[1:])
+
+
+def test_a_stated_number_of_harnesses_is_that_many_heads(tmp_path: Path) -> None:
+    sizes = [(1024, 600), (1000, 536), (700, 1000), (1536, 0), (512, 100), (1024, 700), (900, 900)]
+    sessions = [
+        session(tmp_path, work(), f"s{i}", tool_tokens=tools, system_tokens=system)
+        for i, (tools, system) in enumerate(sizes)
+    ]
+    for count in (1, 2, 3, 7):
+        dealt = in_harnesses(sessions, count, 1)
+        assert dealt == in_harnesses(sessions, count, 1)
+        numbers = BlockNumbers(512)
+        chains = [numbers.prompt(play(each)) for each in dealt]
+        assert len({chain[0] for chain in chains}) == count
+        assert len({each.harness for each in dealt}) == count
+        for each, was, chain in zip(dealt, sessions, chains, strict=True):
+            assert each.turns == was.turns
+            own = was.tool_tokens + was.system_tokens
+            assert each.tool_tokens + each.system_tokens <= own
+            for other, beside in zip(dealt, chains, strict=True):
+                heads = (x.tool_tokens + x.system_tokens for x in (each, other))
+                common = min(heads) // 512 if each.harness == other.harness else 0
+                assert chain is beside or set(chain) & set(beside) == set(chain[:common])
+    assert in_harnesses(sessions, 2, 1) != in_harnesses(sessions, 2, 2)
+
+
+def test_no_more_harnesses_than_sessions(tmp_path: Path) -> None:
+    only = [session(tmp_path, work())]
+    for count in (0, 2):
+        with pytest.raises(ReplayError, match=f"--harnesses {count}: allowed: 1 to 1"):
+            in_harnesses(only, count, 1)
 
 
 def test_a_session_played_again_shares_its_head_only(tmp_path: Path) -> None:

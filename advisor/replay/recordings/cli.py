@@ -24,9 +24,17 @@ def traffic(
     layers: Annotated[
         bool, typer.Option("--layers", help="Callers also say where tools and rules are.")
     ] = False,
+    harnesses: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Heads (tools, then system prompt) that all sessions have between them; else "
+            "sessions share tools of equal length, and the system prompt if that is equal, too.",
+        ),
+    ] = None,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
-    from .fleet import lay_over_users
+    from .fleet import in_harnesses, lay_over_users
     from .traffic import trace_lines, write_trace
     from .weka import read_sessions
 
@@ -34,6 +42,8 @@ def traffic(
         found = read_sessions(
             sessions, progress=lambda files: status.update(f"reading sessions: {files}")
         )
+        if harnesses is not None:
+            found = in_harnesses(found, harnesses, seed)
         status.update("laying them over users")
         requests = lay_over_users(found, users, hours * 3600, seed)
         status.update(f"writing {out.name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -90,6 +90,47 @@ def lay_over_users(
         requests += _play(run, user, at)
         heapq.heapreplace(free, (at + _busy_s(run.session), user))
     return sorted((r for r in requests if r.at < seconds), key=lambda r: (r.at, r.run, r.index))
+
+
+def in_harnesses(sessions: Sequence[Session], count: int, seed: int) -> list[Session]:
+    """The same sessions, as if ``count`` harnesses ran them all; the same seed gives the same.
+
+    A harness has the tools and the system prompt of one of them, as long as recorded; sessions are
+    dealt out evenly. Each keeps its prompts' lengths: of a head that is longer than its own was it
+    has as much as that, and what its own was longer is its own text.
+
+    Raises:
+        ReplayError: There are more harnesses than sessions, or none.
+    """
+    if not 1 <= count <= len(sessions):
+        raise ReplayError(f"--harnesses {count}: allowed: 1 to {len(sessions)}, the sessions")
+    order = list(sessions)
+    random.Random(f"{seed}/harnesses").shuffle(order)
+    numbers = {session.name: place % count for place, session in enumerate(order)}
+    return [
+        _with_head(each, order[numbers[each.name]], f"harness {numbers[each.name] + 1}")
+        for each in sessions
+    ]
+
+
+def _with_head(session: Session, pattern: Session, harness: str) -> Session:
+    """A session, and those of its subagents that have its head, with as much as fits of another."""
+    own = session.tool_tokens + session.system_tokens
+    tools = min(pattern.tool_tokens, own)
+    return replace(
+        session,
+        tool_tokens=tools,
+        system_tokens=min(pattern.tool_tokens + pattern.system_tokens, own) - tools,
+        subagents=tuple(
+            _with_head(agent, pattern, harness) if _head(agent) == _head(session) else agent
+            for agent in session.subagents
+        ),
+        harness=harness,
+    )
+
+
+def _head(session: Session) -> tuple[int, int]:
+    return session.tool_tokens, session.system_tokens
 
 
 def _pile(sessions: Sequence[Session], rng: random.Random) -> Iterator[_Run]:

@@ -17,8 +17,10 @@ class BlockNumbers:
     """Numbers blocks of ``block_size`` tokens across the sessions of a fleet.
 
     A block is known by the number of the recorded block at its end, which stands for the whole
-    prefix. Sessions whose heads (tools, then system prompt) have equal lengths share them, whole
-    blocks of them; a subagent shares with its parent what their recorded numbers share.
+    prefix. Sessions with tools of equal length share these, and behind them the system prompt where
+    its length is equal, too: whole blocks. Sessions of one harness share all of their heads that
+    they have in common, with nobody else. A subagent shares with its parent what their recorded
+    numbers share.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of a session's own.
@@ -56,9 +58,16 @@ class BlockNumbers:
             place = head.get(hash_id, _NOT_SHARED)
             name: Hashable = (request.scope, hash_id)
             if place != _NOT_SHARED:
-                name = (request.session.tool_tokens, request.session.system_tokens, place)
+                name = self._head_name(request.session, place)
             chain.append(self._number(name))
         return chain
+
+    def _head_name(self, session: Session, place: int) -> Hashable:
+        if session.harness:
+            return session.harness, place
+        if (place + 1) * self._size <= session.tool_tokens:
+            return session.tool_tokens, place
+        return session.tool_tokens, session.system_tokens, place
 
     def _number(self, name: Hashable) -> int:
         return self._numbers.setdefault(name, len(self._numbers))

@@ -61,6 +61,7 @@ class Session:
         tool_tokens, system_tokens: The head of the prompt, in this order.
         began: Seconds after its parent's first request; 0 without a parent.
         turns: By time; at least one.
+        harness: Whose tools and system prompt these are; empty: whoever's have equal lengths.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Session:
     began: float
     turns: tuple[Turn, ...]
     subagents: tuple[Session, ...]
+    harness: str = ""
 
 
 class _Entry(msgspec.Struct):

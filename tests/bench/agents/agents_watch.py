@@ -13,6 +13,7 @@ from ..recorded.agents_requests import AgentRequest
 from ..recorded.agents_text import Kind, kind_of
 from ..serving.cache_ledger import Digest, Ledger, chain_of, layers_of
 from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.workload import BLOCK
 
 _LAYERS: Final = {
     Kind.HEAD: SourceLayer.CONTEXT,  # where nobody says what it is
@@ -37,14 +38,16 @@ def watched(plan: ServerPlan, known: dict[Digest, SourceLayer]) -> Iterator[tupl
             yield one, ledger
 
 
-def layers_by_block(requests: Sequence[AgentRequest], vocabulary: int) -> dict[Digest, SourceLayer]:
-    """The source layer of every full block of these prompts."""
+def layers_by_block(
+    requests: Sequence[AgentRequest], vocabulary: int, size: int = BLOCK
+) -> dict[Digest, SourceLayer]:
+    """The source layer of every full block of ``size`` tokens of these prompts."""
     known: dict[Digest, SourceLayer] = {}
     for request in requests:
         layers = [_LAYERS[kind_of(token, vocabulary)] for token in request.prompt]
         for name, start, end in request.layers:
             layers[start:end] = [LAYER_BY_NAME[name]] * (end - start)
-        known.update(layers_of(request.prompt, layers))
+        known.update(layers_of(request.prompt, layers, size))
     return known
 
 

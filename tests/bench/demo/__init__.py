@@ -1,1 +1,1 @@
-"""``kvgraph demo``: what a person sees first, the cliff and the agents, as tables and pictures."""
+"""``kvgraph demo``: what a person sees first: the cliff, and what is found."""

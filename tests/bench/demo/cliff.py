@@ -1,4 +1,4 @@
-"""The demo's first half: agents come one after the other, until they are too many.
+"""The simulated cliff: agents come one after the other, until they are too many.
 
 Scheduler, cache manager and queue are vLLM's own; connector, graph, planner and hold are ours;
 only the model is a clock (``closed_paper``). Two hours take about half a minute.

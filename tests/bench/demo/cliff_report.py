@@ -1,4 +1,4 @@
-"""How the demo's first half ends: one picture, one table, one JSON file."""
+"""How the simulated cliff ends: one picture, one table, one JSON file."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ def save_cliff(result: CliffResult) -> Path:
     """Draw the picture and write every window beside it."""
     figures = Figures("cliff")
     result.add_to(figures)
-    content = {
-        **figures.as_dict(),
-        **measured_now(),
+    content = {**figures.as_dict(), **measured_now(), **cliff_details(result)}
+    (result.out / CLIFF_FILE).write_text(json.dumps(content, indent=1) + "\n")
+    return _draw(result)
+
+
+def cliff_details(result: CliffResult) -> dict[str, Any]:
+    """What was played, and every window of both runs."""
+    return {
         "made by": MADE_BY,
         "agents": AGENTS,
         "pool_blocks": BLOCKS,
         "clock": asdict(CLOCK),
         "windows": {name: [asdict(each) for each in windows(run)] for name, run in _named(result)},
     }
-    (result.out / CLIFF_FILE).write_text(json.dumps(content, indent=1) + "\n")
-    return _draw(result)
 
 
 def print_cliff(result: CliffResult, console: Console | None = None) -> None:

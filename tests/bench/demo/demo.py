@@ -1,29 +1,39 @@
-"""The demo: recorded coding agents on a real vLLM: stock, with the graph, and with hints.
+"""What is found: recorded coding agents on stock, with nothing said, and told everything.
 
-Stock is first asked everything one by one, as fast as it can: so the pace is found at which users
-who work in parallel keep this machine busy and do not overload it. Then every arm gets the same
-requests by the fleet's clock, sessions side by side.
+``--part found`` plays them on vLLM's own scheduler and cache manager by a simulated clock, which
+takes a minute and is the same on every machine. ``--part hits`` plays them on a real engine: stock
+is first asked everything one by one, as fast as it can, so that the pace is found at which users
+who work in parallel keep this machine busy and do not overload it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import httpx
+
+from ...graph.ipc.runtime import running_sidecars
 from ...graph.types import SourceLayer
 from ..agents.agents_arms import DEFAULT, STOCK, AgentArm, Room, longest
 from ..agents.agents_lab import KEPT_BACK, pool_for
 from ..agents.agents_pass import AgentPass, Telling, one_by_one, side_by_side
 from ..agents.agents_watch import layers_by_block, watched
+from ..closed.on_paper.closed_paper_arms import PAPER_HOLD, PAPER_STOCK, PAPER_TOLD, PaperArm
+from ..closed.on_paper.open_paper import OpenRun, alone_s, play_open
 from ..figures import Figures, quantile
+from ..paper.paper_engine import BLOCK_SIZE, base_config
+from ..paper.quiet import only_errors
 from ..recorded.agents_fleet import SESSIONS, USERS, pace_of, recorded_requests
 from ..recorded.agents_requests import AgentRequest
-from ..serving.cache_ledger import Digest, Tally
-from ..serving.model import ensure_model, vocabulary_size
+from ..serving.cache_ledger import Books, Digest, Tally
+from ..serving.model import TINY, ModelShape, ensure_model, vocabulary_size
+from ..serving.passes import PassResult
 from ..serving.progress import DemoProgress
+from ..serving.vllm_server import Server
 from ..serving.workload import BLOCK
 from .live_page import ENDPOINT, LivePage
 
@@ -36,17 +46,39 @@ STOCK_FINDS: Final = 0.6
 RUNNING: Final = 1
 """Requests that run at once: more would hold most of so small a pool while they run."""
 
-HINTS: Final = AgentArm("hints", graph=True, telling=Telling(hinted=True, layered=True))
-ARMS: Final = (STOCK, replace(DEFAULT, name="no hints"), HINTS)
+HAD: Final = {
+    "stock": "vLLM alone",
+    "nothing said": "the switch alone",
+    "told everything": "the switch, signals, layers",
+}
+"""What each arm has, stock first."""
+
+PRICE_FIELD: Final = "protection_price_points"
+"""Of a sidecar's status."""
+
+_SILENT = replace(PAPER_HOLD, name="nothing said")
+_TOLD = replace(PAPER_TOLD, name="told everything", layered=True)
+PAPER_ARMS: Final = (PAPER_STOCK, _SILENT, _TOLD)
+ENGINE_ARMS: Final = (
+    STOCK,
+    replace(DEFAULT, name="nothing said"),
+    AgentArm("told everything", graph=True, telling=Telling(hinted=True, layered=True)),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What one arm did, and what its cache lost meanwhile."""
+    """What one arm did, and what its cache lost meanwhile.
+
+    Attributes:
+        arm: A key of ``HAD``.
+        price_points: What protection costs of the share found, in points; None: nobody said.
+    """
 
     arm: str
     passed: AgentPass
     tally: Tally
+    price_points: float | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -64,47 +96,75 @@ class DemoResult:
     """All arms, stock first, and where logs, picture and figures lie.
 
     Attributes:
+        name: Of the part, and of its files.
+        made_by: What played the requests.
         pool: KV blocks that every arm got.
         pace: Seconds that a recorded second took.
     """
 
-    model: str
+    name: str
+    made_by: str
     out: Path
     requests: int
     pool: int
     pace: float
     arms: tuple[ArmResult, ...]
 
-    def figures(self) -> Figures:
-        """The figures of this half alone."""
-        figures = Figures("demo")
-        self.add_to(figures)
-        return figures
-
     def add_to(self, figures: Figures) -> None:
-        """This half's figures of ``kvgraph bench demo``."""
-        stock, plain, hints = self.arms
-        figures.add("stock_share", stock.hit_rate, "share of prompt")
-        gain = 100 * (hints.hit_rate - stock.hit_rate)
-        figures.add("hit_gain_points", gain, "points", "> 0")
-        gain = 100 * (plain.hit_rate - stock.hit_rate)
-        figures.add("hit_gain_points_no_hints", gain, "points", "≥ 0")
-        figures.add("protected_lost", hints.tally.protected_lost, "blocks", "below stock's")
+        """This part's figures of ``kvgraph bench demo``."""
+        stock, _, told = self.arms
+        shares = [arm.hit_rate for arm in self.arms]
+        for name, share in zip(("stock", "nothing_said", "told"), shares, strict=True):
+            figures.add(f"{name}_share", share, "share of prompt")
+        figures.add("hit_gain_points_no_hints", 100 * (shares[1] - shares[0]), "points", "> 0")
+        figures.add("hit_gain_points", 100 * (shares[2] - shares[0]), "points", "> 0")
+        figures.add("told_over_nothing_said", 100 * (shares[2] - shares[1]), "points", "> 0")
+        figures.add("protected_lost", told.tally.protected_lost, "blocks", "0, or the table's why")
+        figures.add("protected_computed_again", told.tally.protected_again, "blocks")
         figures.add("stock_protected_lost", stock.tally.protected_lost, "blocks", "> 0")
+        if told.price_points is not None:
+            figures.add(PRICE_FIELD, told.price_points, "points", "≤ 0.5")
         for percentile in (50, 95):
-            ratio = quantile(hints.ttft_ms, percentile) / quantile(stock.ttft_ms, percentile)
-            figures.add(f"ttft_p{percentile}_ratio", ratio, "hints / stock")
+            ratio = quantile(told.ttft_ms, percentile) / quantile(stock.ttft_ms, percentile)
+            figures.add(f"ttft_p{percentile}_ratio", ratio, "told / stock")
 
 
-def run_demo(
-    model: str | None, out: Path, progress: bool = True, page: LivePage | None = None
+def run_found(out: Path, shown: DemoProgress, requests: int = REQUESTS) -> DemoResult:
+    """Play all arms by the simulated clock, and *told everything* once more without protection:
+    the difference is what that costs.
+
+    Raises:
+        TrafficError: No pool lets LRU find so much of so few requests.
+    """
+    vocabulary = ModelShape().vocab
+    asked = recorded_requests(SESSIONS, USERS, SEED, requests, vocabulary)
+    pool = _pool(asked, out) * BLOCK // BLOCK_SIZE
+    known = layers_by_block(asked, vocabulary, BLOCK_SIZE)
+    with only_errors():
+        base = base_config(ensure_model(TINY))
+        pace = pace_of(alone_s(base, pool, asked), asked)
+
+        def play(arm: PaperArm, how: str) -> tuple[OpenRun, Tally]:
+            shown.passing(arm.name, how)
+            books = Books(known)
+            return play_open(base, arm, pool, asked, pace, RUNNING, books), books.tally
+
+        done = [_on_paper(*play(arm, "by a simulated clock")) for arm in PAPER_ARMS]
+        free, _ = play(replace(_TOLD, unprotected=True), "the same without protection")
+    told = done[-1]
+    done[-1] = replace(told, price_points=100 * (free.cached_share - told.hit_rate))
+    made_by = "vLLM's own scheduler and cache manager, by a simulated clock"
+    return DemoResult("found", made_by, out, len(asked), pool, pace, tuple(done))
+
+
+def run_hits(
+    model: str | None, out: Path, shown: DemoProgress, page: LivePage | None = None
 ) -> DemoResult:
-    """Run all arms on the same requests, one after the other.
+    """Run all arms on a real engine, one after the other.
 
     Args:
         model: Anything that vLLM loads; None: a small random Llama, written on first use.
         out: Where the servers' logs are kept.
-        progress: Whether to show what is going on, on stderr.
         page: Engines link to its sidecar, a new one for each arm; None: to one of their own.
 
     Raises:
@@ -112,18 +172,39 @@ def run_demo(
         CompletionError: A request was refused.
         LedgerError: vLLM's KV events could not be read.
     """
-    out = out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
     vocabulary = vocabulary_size(name)
     requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary)
-    least = longest(requests) // BLOCK + KEPT_BACK
-    pool = pool_for(requests, STOCK_FINDS, least, out / "fleet.jsonl.gz")
+    pool = _pool(requests, out)
     room = Room(name, out, pool, longest(requests))
-    with DemoProgress(len(requests), shown=progress) as shown:
-        known = layers_by_block(requests, vocabulary)
-        arms, pace = _run_arms(room, requests, known, shown, page)
-    return DemoResult(name, out, len(requests), pool, pace, arms)
+    known = layers_by_block(requests, vocabulary)
+    arms, pace = _run_arms(room, requests, known, shown, page)
+    made_by = f"a real vLLM, {1 / pace:,.0f} × recorded speed"
+    return DemoResult("hits", made_by, out, len(requests), pool, pace, arms)
+
+
+def price_in(status: Any) -> float | None:
+    """What a sidecar's status says that protection costs, wherever it stands; None: nothing."""
+    if isinstance(status, Mapping):
+        price = status.get(PRICE_FIELD)
+        if isinstance(price, int | float):
+            return float(price)
+        status = list(status.values())
+    if isinstance(status, list):
+        return next((found for each in status if (found := price_in(each)) is not None), None)
+    return None
+
+
+def _pool(requests: Sequence[AgentRequest], out: Path) -> int:
+    """Blocks of ``BLOCK`` tokens in which stock finds ``STOCK_FINDS``."""
+    least = longest(requests) // BLOCK + KEPT_BACK
+    return pool_for(requests, STOCK_FINDS, least, out / "fleet.jsonl.gz")
+
+
+def _on_paper(run: OpenRun, tally: Tally) -> ArmResult:
+    answers = tuple(each.answer for each in run.answers)
+    sent = tuple(each.sent_s for each in run.answers)
+    return ArmResult(run.arm, AgentPass(PassResult(answers, run.wall_s), sent), tally)
 
 
 def _how_long(arm: AgentArm, requests: Sequence[AgentRequest], pace: float) -> str:
@@ -143,7 +224,7 @@ def _run_arms(
     """Every arm's result, and the pace that was measured on the first."""
     done: list[ArmResult] = []
     pace: float | None = None
-    for arm in ARMS:
+    for arm in ENGINE_ARMS:
         shown.starting(arm.name)
         plan = replace(room.plan(arm, arm.name.replace(" ", "_")), max_num_seqs=RUNNING)
         if page is not None:
@@ -151,13 +232,26 @@ def _run_arms(
             plan = replace(plan, settings=(*plan.settings, (ENDPOINT, page.endpoint)))
         with watched(plan, known) as (server, ledger):
             if pace is None:
-                shown.passing(arm.name, "how fast is this machine?")
+                shown.passing(arm.name, "how fast is this machine?", len(requests))
                 first = one_by_one(server.url, requests, arm.telling, shown.answered)
                 pace = pace_of(asyncio.run(first).result.wall_s, requests)
                 server.reset_prefix_cache()
                 ledger.take()
-            shown.passing(arm.name, _how_long(arm, requests, pace))
+            shown.passing(arm.name, _how_long(arm, requests, pace), len(requests))
             task = side_by_side(server.url, requests, arm.telling, shown.answered, pace)
-            done.append(ArmResult(arm.name, asyncio.run(task), ledger.take()))
+            passed = asyncio.run(task)
+            price = _price(server, page) if arm.graph else None
+            done.append(ArmResult(arm.name, passed, ledger.take(), price))
     assert pace is not None
     return tuple(done), pace
+
+
+def _price(server: Server, page: LivePage | None) -> float | None:
+    if page is not None:
+        return price_in(page.status())
+    family = server.process_ids()
+    for sidecar in running_sidecars():
+        if sidecar.pid in family:
+            status = httpx.get(f"{sidecar.http}/status", timeout=10.0, trust_env=False)
+            return price_in(status.json())
+    return None

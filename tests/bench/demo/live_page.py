@@ -6,7 +6,7 @@ import secrets
 import socket
 import tempfile
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from ...dashboards.page_tokens import page_address
 from ..sidecars.sidecar_process import SidecarProcess
@@ -57,6 +57,10 @@ class LivePage:
         """Where to watch it, and how commands find its sidecar, whose runtime note is its own."""
         ask = f"XDG_RUNTIME_DIR={self._folder.name} kvgraph top"
         return f"watch it at {self.address}\nor in a terminal: {ask} (or why, explain, status)"
+
+    def status(self) -> dict[str, Any]:
+        """What its sidecar says of itself now."""
+        return self._sidecar.status()
 
     def begin_anew(self) -> None:
         """Forget all that was seen: the next scene begins."""

@@ -1,4 +1,4 @@
-"""The demo's picture: what was cached, what was evicted, and how long the first token took."""
+"""The picture of what is found: cached, evicted, and how long the first token took."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...advisor.replay.lab.pictures import pyplot
-from ...graph.types import PROTECTED_LAYERS
+from ...graph.types import PROTECTED_LAYERS, SourceLayer
 from .demo import DemoResult
-from .demo_report import PICTURE_FILE, lost_layers
+from .demo_report import picture_of
 
 COLORS: Final = ("#9aa0a6", "#12a150", "#1a73e8")
 """One an arm, stock first."""
@@ -25,10 +25,10 @@ def draw(result: DemoResult) -> Path:
     _draw_evictions(axes[1], result)
     _draw_ttft(axes[2], result)
     figure.suptitle(
-        "The same recorded agents on vLLM: its own eviction, the graph's, the graph's with hints",
+        f"The same recorded agents on {result.made_by}",
         fontweight="bold",
     )
-    path = result.out / PICTURE_FILE
+    path = picture_of(result)
     figure.savefig(path, dpi=130)
     plots.close(figure)
     return path
@@ -49,7 +49,7 @@ def _draw_tokens(axes: Any, result: DemoResult) -> None:
 
 
 def _draw_evictions(axes: Any, result: DemoResult) -> None:
-    layers = lost_layers(result)
+    layers = [x for x in SourceLayer if any(arm.tally.evicted[x] for arm in result.arms)]
     for number, (arm, color) in enumerate(zip(result.arms, COLORS, strict=True)):
         rows = [row + _BAR * (number - 1) for row in range(len(layers))]
         bars = axes.barh(rows, [arm.tally.evicted[x] for x in layers], _BAR, color=color)

@@ -62,6 +62,7 @@ class Tally:
 
     stored: Counter[SourceLayer] = field(default_factory=Counter)
     evicted: Counter[SourceLayer] = field(default_factory=Counter)
+    again: Counter[SourceLayer] = field(default_factory=Counter)  # evicted, and computed once more
     missed_batches: int = 0
     orphans: int = 0  # blocks whose parent we never saw: of unknown layer, counted nowhere else
 
@@ -69,6 +70,11 @@ class Tally:
     def protected_lost(self) -> int:
         """Evictions of blocks of a protected layer."""
         return sum(self.evicted[layer] for layer in PROTECTED_LAYERS)
+
+    @property
+    def protected_again(self) -> int:
+        """Those of them that a later request computed again."""
+        return sum(self.again[layer] for layer in PROTECTED_LAYERS)
 
 
 class Books:
@@ -82,6 +88,7 @@ class Books:
         self.known = dict(known)
         self._digests: dict[int | bytes, Digest] = {}
         self._copies: Counter[int | bytes] = Counter()
+        self._lost: set[int | bytes] = set()
         self._decoder = msgspec.msgpack.Decoder(_Batch)
         self.tally = Tally()
 
@@ -95,6 +102,7 @@ class Books:
                     self._remove(event)
                 case _Cleared():
                     self._copies.clear()
+                    self._lost.clear()
 
     def _store(self, event: _Stored) -> None:
         parent = _ROOT
@@ -108,6 +116,9 @@ class Books:
             tokens = event.token_ids[i * event.block_size : (i + 1) * event.block_size]
             parent = self._digests[key] = chain_digest(parent, tokens)
             self._copies[key] += 1
+            if key in self._lost:
+                self._lost.remove(key)
+                self.tally.again[self._layer(key)] += 1
             self.tally.stored[self._layer(key)] += 1
 
     def _remove(self, event: _Removed) -> None:
@@ -117,6 +128,7 @@ class Books:
             self._copies[key] -= 1
             if self._copies[key] == 0:
                 del self._copies[key]
+                self._lost.add(key)
                 self.tally.evicted[self._layer(key)] += 1
 
     def _layer(self, key: int | bytes) -> SourceLayer:
@@ -193,20 +205,20 @@ class Ledger:
 
 
 def layers_of(
-    tokens: Sequence[int], layers: Sequence[SourceLayer]
+    tokens: Sequence[int], layers: Sequence[SourceLayer], size: int = BLOCK
 ) -> Iterable[tuple[Digest, SourceLayer]]:
-    """The layer of each full block of a prompt, of whose tokens each is of one layer.
+    """The layer of each full block of ``size`` tokens, of whose tokens each is of one layer.
 
     A block that two layers share belongs to the more precious one, as in the graph.
     """
-    for number, digest in enumerate(chain_of(tokens)):
-        yield digest, min(layers[number * BLOCK : (number + 1) * BLOCK])
+    for number, digest in enumerate(chain_of(tokens, size)):
+        yield digest, min(layers[number * size : (number + 1) * size])
 
 
-def chain_of(tokens: Sequence[int]) -> list[Digest]:
+def chain_of(tokens: Sequence[int], size: int = BLOCK) -> list[Digest]:
     """Identifies each full block of a prompt."""
     chain, digest = list[Digest](), _ROOT
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        digest = chain_digest(digest, tokens[start : start + BLOCK])
+    for start in range(0, len(tokens) - size + 1, size):
+        digest = chain_digest(digest, tokens[start : start + size])
         chain.append(digest)
     return chain

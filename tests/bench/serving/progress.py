@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .completions import Answer
+
+_PRINTED_EVERY_S: Final = 10.0  # notes, where there is no terminal; chosen
 
 
 class DemoProgress:
@@ -19,6 +24,7 @@ class DemoProgress:
     def __init__(self, requests: int, shown: bool = True) -> None:
         self._requests = requests
         self._prompt = self._cached = 0
+        self._printed = 0.0
         self._progress = Progress(
             TextColumn("{task.description:<28}"),
             BarColumn(),
@@ -56,11 +62,19 @@ class DemoProgress:
         share = self._cached / self._prompt
         self._progress.update(self._task, advance=1, note=f"{share:.0%} of prompt from cache")
 
+    def noted(self, note: str) -> None:
+        """A request of the pass was answered; ``note`` says how it goes."""
+        self._progress.update(self._task, advance=1, note=note)
+        if self._plain and time.monotonic() - self._printed > _PRINTED_EVERY_S:
+            self._printed = time.monotonic()
+            self._progress.console.print(f"  {note}")
+
     def _begin(self, description: str, total: int | None) -> None:
         self._complete()
         if self._plain:
             self._progress.console.print(description)
         self._prompt = self._cached = 0
+        self._printed = time.monotonic()
         self._task = self._progress.add_task(description, total=total, note="")
 
     def _complete(self) -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvgraph.bench.cli import app
 from kvgraph.bench.closed.closed_sidecar import HoldCounts
-from kvgraph.bench.closed.on_paper.closed_paper_arms import PAPER_HOLD, PAPER_STOCK, PaperArm
-from kvgraph.bench.closed.on_paper.open_paper import OpenRun, alone_s, play_open
+from kvgraph.bench.closed.on_paper.closed_paper_arms import (
+    PAPER_HOLD,
+    PAPER_STOCK,
+    PAPER_TOLD,
+    PaperArm,
+)
+from kvgraph.bench.closed.on_paper.open_paper import OpenRun, Sessions, alone_s, play_open
 from kvgraph.bench.closed.on_paper.open_paper_run import OpenResult, Setting
+from kvgraph.bench.closed.on_paper.paper_loop import PaperLoop
 from kvgraph.bench.recorded.agents_fleet import SESSIONS, recorded_requests
 from kvgraph.bench.recorded.agents_requests import AgentRequest
+from kvgraph.bench.serving.vllm_server import HINTS
 from typer.testing import CliRunner
 
 BLOCKS = 300
@@ -76,6 +85,39 @@ def test_what_is_left_behind_names_setting_and_arm(
         ("stock", 4, 0.5),
         ("hold", 4, 0.5),
     ]
+
+
+@pytest.mark.parametrize("layered", [True, False])
+def test_callers_on_paper_are_believed_who_say_where_rules_stand(
+    paper_config: Any, asked: tuple[AgentRequest, ...], monkeypatch: Any, layered: bool
+) -> None:
+    monkeypatch.delenv(HINTS, raising=False)
+    arm = replace(PAPER_TOLD, layered=layered)
+    crowd = Sessions([asked[:3]], 2.0)
+    loop = PaperLoop(paper_config, arm, BLOCKS, crowd, pace=2.0)
+    try:
+        loop.run()
+        assert loop.sidecar is not None
+        loop.now += 1.0
+        loop.sidecar.turn()
+        (engine,) = loop.sidecar.graph.stats().engines.values()
+    finally:
+        loop.engine.close()
+    assert (engine.layers["rules"] > 0) is layered
+    assert HINTS not in os.environ
+
+
+def test_callers_on_paper_expect_to_be_back_at_their_pace(
+    paper_config: Any, asked: tuple[AgentRequest, ...]
+) -> None:
+    waiting = next(each for each in asked if each.waiting and each.returns_s)
+    loop = PaperLoop(paper_config, PAPER_TOLD, BLOCKS, Sessions([[waiting]], 3.0), pace=3.0)
+    try:
+        request = loop.request("one", waiting)
+    finally:
+        loop.engine.close()
+    said = request.kv_transfer_params["kvgraph"]
+    assert said["expected_return_s"] == pytest.approx(3.0 * waiting.returns_s, abs=0.01)
 
 
 @pytest.mark.parametrize(

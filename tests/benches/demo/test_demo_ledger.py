@@ -74,6 +74,15 @@ def test_a_block_is_lost_with_its_last_copy(books: Books) -> None:
     assert books.tally.protected_lost == 1
 
 
+def test_a_lost_block_that_comes_again_is_counted_once(books: Books) -> None:
+    books.apply(payload(stored([1], RULES), removed(1)))
+    assert books.tally.protected_again == 0
+    books.apply(payload(stored([1], RULES), stored([1], RULES)))
+    assert (books.tally.protected_lost, books.tally.protected_again) == (1, 1)
+    books.apply(payload(removed(1), removed(1), {"type": "AllBlocksCleared"}, stored([1], RULES)))
+    assert (books.tally.protected_lost, books.tally.protected_again) == (2, 1)
+
+
 def test_a_reset_evicts_nothing(books: Books) -> None:
     books.apply(payload(stored([1], RULES), {"type": "AllBlocksCleared"}, removed(1)))
     assert not books.tally.evicted

@@ -33,7 +33,7 @@ def play_on_paper(
         clock: In the service model's seconds, a recorded one each.
         starting_s: Users begin within so many of them, evenly.
     """
-    loop = PaperLoop(base, arm, blocks, _Users(users, clock.pace, starting_s))
+    loop = PaperLoop(base, arm, blocks, _Users(users, clock.pace, starting_s), pace=clock.pace)
     try:
         loop.run(clock.end_s)
         waiting = [

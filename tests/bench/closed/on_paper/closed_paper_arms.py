@@ -15,6 +15,8 @@ class PaperArm:
         longest_first: Who waits starts by the longest cached prefix: SGLang's order.
         hold: Whether new sessions wait for room.
         hinted: Whether clients name sessions, and say when they end or wait for a tool.
+        layered: Whether they say where tools and rules stand, and are believed.
+        unprotected: Whether nothing is protected, whatever is said.
         host: Blocks of host memory, for each block of the pool.
         ahead: It brings back what requests that wait lack, before their turn.
         plain: That memory takes all that goes and drops the oldest: nothing is known of it.
@@ -25,6 +27,8 @@ class PaperArm:
     longest_first: bool = False
     hold: bool = False
     hinted: bool = False
+    layered: bool = False
+    unprotected: bool = False
     host: float = 0.0
     ahead: bool = False
     plain: bool = False

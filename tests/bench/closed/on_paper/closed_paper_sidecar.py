@@ -8,7 +8,7 @@ from typing import Final
 
 from ....advisor.assembly import new_graph
 from ....advisor.config.config import Config
-from ....advisor.config.sections import PolicyConfig
+from ....advisor.config.sections import PolicyConfig, ScoreConfig
 from ....advisor.planner import GraphEvictionAdvisor
 from ....graph.messages.events import HOLD_ENDS
 from ....hooks.vllm.holding.no_holding import NoHolding
@@ -36,13 +36,14 @@ class PaperSidecar:
         self._side.client.outbox.open(_QUEUE)
         self._side.client.linked_since = 0.0
         policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
-        config = Config(policy=policy)
-        self._graph = new_graph(config, time)
+        none = ScoreConfig(protected_share=0.0, inferred_share=0.0)
+        config = Config(policy=policy, score=none if arm.unprotected else ScoreConfig())
+        self.graph = new_graph(config, time)
         hello = self._side.hello()
         self._name = hello.engine
-        self._graph.apply(self._name, [hello])
+        self.graph.apply(self._name, [hello])
         self._planner = GraphEvictionAdvisor(
-            self._graph, lambda: {self._name: 0}, interval_s=TOLD_S,
+            self.graph, lambda: {self._name: 0}, interval_s=TOLD_S,
             max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=time,
         )  # fmt: skip
         self._next = 0.0
@@ -55,7 +56,7 @@ class PaperSidecar:
         self._next = now + TOLD_S
         client = self._side.client
         events = [*client.outbox.take_all(), *self._side.heartbeat(0)]
-        self._graph.apply(self._name, events)
+        self.graph.apply(self._name, events)
         self._planner.tick()
         ranking = self._planner.latest.get(self._name)
         word = self._planner.admissions.get(self._name)

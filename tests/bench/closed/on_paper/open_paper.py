@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...figures import quantile
 from ...recorded.agents_requests import AgentRequest
+from ...serving.cache_ledger import Books
 from ..closed_pass import ClosedAnswer
 from ..closed_sidecar import HoldCounts
 from ..closed_users import ClosedTurn
@@ -63,6 +64,7 @@ def play_open(
     requests: Sequence[AgentRequest],
     pace: float,
     running: int,
+    books: Books | None = None,
 ) -> OpenRun:
     """Send each session's requests when they are due, each after the answer to the one before.
 
@@ -70,17 +72,26 @@ def play_open(
         blocks: Of the pool, the null block among them.
         pace: Seconds that a recorded second takes.
         running: Requests that run at once at most.
+        books: Where vLLM's KV events are booked.
     """
-    return _play(base, arm, blocks, _Sessions(_by_session(requests), pace), running)
+    return _play(base, arm, blocks, Sessions(_by_session(requests), pace), running, books)
 
 
 def alone_s(base: VllmConfig, blocks: int, requests: Sequence[AgentRequest]) -> float:
     """What all requests take one after the other on stock, in seconds."""
-    return _play(base, PAPER_STOCK, blocks, _Sessions([requests], 0.0), 1).wall_s
+    return _play(base, PAPER_STOCK, blocks, Sessions([requests], 0.0), 1).wall_s
 
 
-def _play(base: VllmConfig, arm: PaperArm, blocks: int, crowd: _Sessions, running: int) -> OpenRun:
-    loop = PaperLoop(base, arm, blocks, crowd, replace(AGENTS, sequences=running))
+def _play(
+    base: VllmConfig,
+    arm: PaperArm,
+    blocks: int,
+    crowd: Sessions,
+    running: int,
+    books: Books | None = None,
+) -> OpenRun:
+    service = replace(AGENTS, sequences=running)
+    loop = PaperLoop(base, arm, blocks, crowd, service, crowd.pace, books)
     try:
         loop.run()
         return OpenRun(arm.name, tuple(loop.answers), loop.now, loop.held())
@@ -93,12 +104,16 @@ def _by_session(requests: Sequence[AgentRequest]) -> Iterator[list[AgentRequest]
     return (list(own) for _, own in groupby(in_order, key=lambda each: each.session))
 
 
-class _Sessions:
-    """A crowd: each session's requests by the clock, late ones as soon as may be."""
+class Sessions:
+    """A crowd: each session's requests by the clock, late ones as soon as may be.
+
+    Args:
+        pace: Seconds that a recorded second takes.
+    """
 
     def __init__(self, sessions: Iterable[Sequence[AgentRequest]], pace: float) -> None:
         self._left = [deque(own) for own in sessions]
-        self._pace = pace
+        self.pace = pace
         self._began = min(own[0].at for own in self._left)
         self._lengths = [len(own) for own in self._left]
         self._due: list[tuple[float, int]] = []
@@ -121,5 +136,5 @@ class _Sessions:
 
     def _plan(self, user: int, now: float) -> None:
         if own := self._left[user]:
-            due = self._pace * (own[0].at - self._began)
+            due = self.pace * (own[0].at - self._began)
             heapq.heappush(self._due, (max(now, due), user))

@@ -6,16 +6,23 @@ model of the service says. Nothing depends on how busy this machine is, and hour
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from ...paper.paper_engine import PaperEngine, Shape
 from ...paper.paper_model import runner_output
 from ...recorded.agents_requests import AgentRequest
+from ...serving.cache_ledger import Books
 from ...serving.completions import Answer
+from ...serving.vllm_server import HINTS
 from ..closed_pass import ClosedAnswer
 from ..closed_sidecar import HoldCounts
 from ..closed_users import ClosedTurn
@@ -59,6 +66,8 @@ class PaperLoop:
         base: vLLM's configuration of an engine on paper.
         blocks: Of the pool, the null block among them.
         service: What steps take.
+        pace: Seconds that a recorded second takes: callers scale what they expect by it.
+        books: Where vLLM's KV events are booked; None: it makes none.
     """
 
     def __init__(
@@ -68,16 +77,23 @@ class PaperLoop:
         blocks: int,
         crowd: Crowd,
         service: PaperService = AGENTS,
+        pace: float = 1.0,
+        books: Books | None = None,
     ) -> None:
-        self._arm, self._crowd, self._service = arm, crowd, service
+        self._arm, self._crowd, self._service, self._pace = arm, crowd, service, pace
         self.now = 0.0
         warm = int(arm.host * blocks) if arm.hosted else None
         shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, ahead=arm.ahead, stock=arm.stock)
         config = service.config(base, arm.longest_first)
-        self.engine = PaperEngine(config, shape, clock=lambda: self.now)
+        if books is not None:
+            config = _with_events(config)
+        with _believed(arm.layered):
+            self.engine = PaperEngine(config, shape, clock=lambda: self.now)
         self._scheduler = self.engine.scheduler
+        if books is not None:
+            self._scheduler.kv_event_publisher = _Booked(books)
         self._link = PaperLink(self.engine) if self.engine.has_tiers else None
-        self._sidecar = None if arm.stock else PaperSidecar(self.engine, arm, lambda: self.now)
+        self.sidecar = None if arm.stock else PaperSidecar(self.engine, arm, lambda: self.now)
         self.unanswered: dict[str, Unanswered] = {}
         self._numbers = itertools.count()
         self.answers: list[ClosedAnswer] = []
@@ -87,8 +103,8 @@ class PaperLoop:
         while self.now < end_s and (self._scheduler.has_requests() or self._crowd.next_s < end_s):
             for sent in self._crowd.due(self.now):
                 self._send(sent)
-            if self._sidecar is not None:
-                self._sidecar.turn()
+            if self.sidecar is not None:
+                self.sidecar.turn()
             if self._scheduler.has_requests():
                 self._step()
             else:
@@ -96,20 +112,22 @@ class PaperLoop:
 
     def held(self) -> HoldCounts | None:
         """What the engine counted; None where nobody is held."""
-        return self._sidecar.held() if self._sidecar is not None else None
+        return self.sidecar.held() if self.sidecar is not None else None
 
     def _send(self, sent: Sent) -> None:
         asked = sent.turn.request
         name = f"{asked.name}#{next(self._numbers)}"
         self.unanswered[name] = Unanswered(sent)
-        self._scheduler.add_request(self._request(name, asked))
+        self._scheduler.add_request(self.request(name, asked))
 
-    def _request(self, name: str, asked: AgentRequest) -> Request:
+    def request(self, name: str, asked: AgentRequest) -> Request:
+        """What a client of this arm sends."""
         session = asked.session if self._arm.hinted else None
         make = self.engine.make
         request = make(name, list(asked.prompt), len(asked.answer), session_id=session)
         if self._arm.hinted:
-            request.kv_transfer_params = asked.body(1.0, True).get("kv_transfer_params")
+            said = asked.body(self._pace, True, self._arm.layered)
+            request.kv_transfer_params = said.get("kv_transfer_params")
         return request
 
     def _step(self) -> None:
@@ -136,6 +154,42 @@ class PaperLoop:
             del self.unanswered[output.request_id]
             self.answers.append(each.answer(self.now))
             self._crowd.answered(each.sent, self.now)
+
+
+class _Booked:
+    """Stands where vLLM publishes its KV events."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def publish(self, batch: Any) -> None:
+        self._books.apply(msgspec.msgpack.encode(batch))
+
+    def shutdown(self) -> None:
+        """Nothing was opened."""
+
+
+def _with_events(config: VllmConfig) -> VllmConfig:
+    from vllm.config import KVEventsConfig
+
+    config = copy.copy(config)
+    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    return config
+
+
+@contextmanager
+def _believed(everything: bool) -> Iterator[None]:
+    """An engine that starts meanwhile believes its callers, by default or in everything."""
+    before = os.environ.get(HINTS)
+    if everything:
+        os.environ[HINTS] = "all"
+    try:
+        yield
+    finally:
+        if everything and before is None:
+            del os.environ[HINTS]
+        elif everything and before is not None:
+            os.environ[HINTS] = before
 
 
 @dataclass(slots=True)
