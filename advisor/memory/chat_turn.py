@@ -45,7 +45,8 @@ class ChatTurn(NamedTuple):
     """A chat's request under way.
 
     Attributes:
-        before: The chat as it was, to go back to where the engine does not answer.
+        chat: Or the version of it that the request belongs to.
+        before: It as it was, without another version: to go back to where there is no answer.
         number: Of the chat's requests.
         model: As the client calls it.
         over: To be called when its answer is remembered, or there will be none.
@@ -72,7 +73,8 @@ class ChatTurn(NamedTuple):
             return False
         was = msgspec.msgpack.decode(self.before, type=ChatSession)
         for field in was.__struct_fields__:
-            setattr(self.chat, field, getattr(was, field))
+            if field != "other":
+                setattr(self.chat, field, getattr(was, field))
         return not was.blocks
 
     def said(self) -> bytes:

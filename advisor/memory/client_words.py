@@ -10,7 +10,7 @@ import orjson
 
 from ..fleet.turns.callers import BadRequestError
 from ..fleet.turns.prompt_chains import CHARACTERS_PER_TOKEN
-from .chats.chat_blocks import Message
+from .chats.chat_blocks import Message, is_message
 
 _PARAMS, _OURS, _MEMORY = "kv_transfer_params", "kvgraph", "memory"
 _TAGS: Final = frozenset(
@@ -99,7 +99,7 @@ def client_words(body: bytes) -> ClientWords | None:
     messages = fields.get("messages") if isinstance(fields, dict) else None
     if not isinstance(messages, list) or not messages:
         return None
-    if not all(map(_is_message, messages)):
+    if not all(map(is_message, messages)):
         return None
     params = fields.get(_PARAMS)
     ours = params.get(_OURS) if isinstance(params, dict) else None
@@ -112,11 +112,6 @@ def client_words(body: bytes) -> ClientWords | None:
     if memory == _OFF or fields.get("n") not in (None, 1):
         return None
     return ClientWords(fields, messages, memory == _APPEND, _tags(ours, messages))
-
-
-def _is_message(message: object) -> bool:
-    """Whether a message has the form that blocks are made of; the engine judges any other."""
-    return isinstance(message, dict) and isinstance(message.get("tool_calls") or [], list)
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:

@@ -42,12 +42,14 @@ class MemoryApp:
         elif path == "/memory":
             await say(send, 200, self._proxy.status())
         elif path.startswith(_CHATS) and method in ("GET", "DELETE"):
-            found = self._named(path.removeprefix(_CHATS), scope)
-            if not found:
-                return await refuse(send, 404, "no chat of this caller and salt goes by that name")
+            name = path.removeprefix(_CHATS)
+            found, aside = self._named(name, scope), False
             if method == "DELETE":
                 for chat in found:
                     self._proxy.store.forget(chat.key)
+                aside = self._proxy.store.forget_aside(caller_of(scope["headers"]), name)
+            if not found and not aside:
+                return await refuse(send, 404, "no chat of this caller and salt goes by that name")
             await say(send, 200, [_plain(chat) for chat in found])
         elif is_served(path):
             await self._relay.pass_on(scope, receive, send)

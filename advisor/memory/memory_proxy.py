@@ -116,7 +116,8 @@ class MemoryProxy:
 
     def status(self) -> dict[str, Any]:
         """Counts, for people."""
-        return {**asdict(self.counts), "chats": len(self.store), "budget": self.settings.budget}
+        return {**asdict(self.counts), "chats": len(self.store),
+                "unwritten": self.store.unwritten, "budget": self.settings.budget}  # fmt: skip
 
     async def close(self) -> None:
         """Remember what was answered, and close connections."""
@@ -154,7 +155,10 @@ class MemoryProxy:
         self.counts.turns += 1
         async with self.store.lock(of.session):
             chat = self.store.get(_new_chat(of, asked.call.headers, words))
-            before = msgspec.msgpack.encode(chat)
+            if not words.appends:
+                whole, chat = chat.version_for(words.messages)
+                self.store.put(whole)
+            before = msgspec.msgpack.encode(msgspec.structs.replace(chat, other=None))
             turn = ChatTurn(chat, before, chat.requests + 1, words.model, over)
             try:
                 new = chat.follow(words.messages, words.appends, words.tags)
@@ -203,8 +207,8 @@ class MemoryProxy:
         is_new = turn.undo()
         counts.evicted += chat.evictions - left
         counts.recalled += chat.recalls - back
-        if is_new and self.store.holds(chat):
-            self.store.forget(chat.key)
+        if is_new:
+            self.store.forget_new(chat)
         turn.over()
 
 

@@ -23,6 +23,7 @@ from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSe
 from kvgraph.bench.memory.chat_engine import Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
+HEAD = len(b"kvgraph chat 3\n") + 32  # before the chat in its file: the form, and a digest
 APPEND = {"kvgraph": {"memory": "append"}}
 
 
@@ -72,7 +73,8 @@ def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> N
 
 
 def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """Its file says nothing of salts, nor of requests; it was found by one header's key alone."""
+    """Its file has no digest, and says nothing of salts, nor of requests and versions; it was found
+    by one header's key alone."""
     kept = StoreSettings(directory=tmp_path)
     headers = {"X-API-Key": "A"}
 
@@ -84,9 +86,10 @@ def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
 
     def as_before() -> None:
         (path,) = tmp_path.iterdir()
-        file = msgspec.msgpack.decode(path.read_bytes())
-        for field in ("salt", "named", "requests"):
-            del file["chat"][field]
+        chat = msgspec.msgpack.decode(path.read_bytes()[HEAD:])
+        for field in ("salt", "named", "requests", "gone_on", "other"):
+            del chat[field]
+        file = {"version": 2, "chat": chat}
         path.unlink()
         path.with_name(f"0123456789abcdef-{path.name.partition('-')[2]}").write_bytes(
             msgspec.msgpack.encode(file)
@@ -199,7 +202,9 @@ def test_text_that_is_given_up_is_not_counted_any_more(tmp_path: Path) -> None:
 
 def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path) -> None:
     async def run() -> None:
-        (tmp_path / "tmpx.new").write_text("secret")
+        mine, old = f"{'0' * 16}-{'1' * 32}.abcdefgh.new", "tmpabcdefgh.new"
+        (tmp_path / mine).write_bytes(b"kvgraph chat 3\nsecret")
+        (tmp_path / old).write_bytes(b"\x82\xa7version\x02secret")
         store = ChatStore(StoreSettings(directory=tmp_path, disk_bytes=5000))
         assert list(tmp_path.iterdir()) == []
         for key in "abcde":
