@@ -113,6 +113,26 @@ def caller_of(headers: Headers) -> str:
     return hashlib.blake2b(b"\0".join(keys_of(headers)), digest_size=8).hexdigest()
 
 
+def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
+    """A cache's salt that no other API key gets, whatever salt it names.
+
+    What comes back for a caller was computed behind whatever somebody said before it, which an
+    answer then depends on.
+
+    Args:
+        salt: The client's own.
+        key: Of the hash; None: callers are not told apart.
+
+    Returns:
+        32 hexadecimal digits; empty: the request has no API key, or ``key`` is None.
+    """
+    keys = keys_of(headers)
+    if key is None or not keys:
+        return ""
+    said = b"\0".join([*keys, orjson.dumps(salt)])
+    return hashlib.blake2b(said, digest_size=16, key=key[:64]).hexdigest()
+
+
 def salt_of(salt: object) -> str:
     """Digest of a cache's salt; empty if there is none."""
     return hashlib.blake2b(orjson.dumps(salt), digest_size=8).hexdigest() if salt else ""

@@ -11,10 +11,10 @@ from ..fleet.proxy.proxy_app import Relay, refuse, say
 from ..fleet.turns.callers import is_served
 from .chat_turn import caller_of, salt_of
 from .chats.chat_session import ChatSession
+from .client_words import CACHE_SALT
 from .memory_proxy import MemoryProxy
 
 _CHATS: Final = "/memory/"
-_SALT: Final = "cache_salt"  # of the query, as it is a field of requests for chats
 
 
 class MemoryApp:
@@ -59,7 +59,7 @@ class MemoryApp:
     def _named(self, name: str, scope: Scope) -> list[ChatSession]:
         """Chats that go by a name, which came in the path. In a request's header it may have come
         as UTF-8, which servers read as Latin-1: a chat may be known by that, too."""
-        said = parse_qs(scope["query_string"].decode("latin-1")).get(_SALT, [""])
+        said = parse_qs(scope["query_string"].decode("latin-1")).get(CACHE_SALT, [""])
         caller, salt = caller_of(scope["headers"]), salt_of(said[0])
         in_header = name.encode().decode("latin-1")
         found = {

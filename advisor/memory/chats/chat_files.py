@@ -84,7 +84,8 @@ class ChatFiles:
         for name, about, head in _regular_files(directory):
             path = directory / name
             if _BEGUN.fullmatch(name):
-                if _HEAD.startswith(head) or head == _OLD_HEAD[: len(head)]:
+                # A write may have ended before the head was there.
+                if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):
                     with contextlib.suppress(OSError):
                         path.unlink()
             elif ours := _OURS.fullmatch(name):
@@ -242,7 +243,8 @@ def _set_aside(path: Path) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     """Write a file as a whole."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # a start may have found no room for it
+        path.parent.mkdir(mode=0o700, parents=True)
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f"{path.stem}.", suffix=_UNFINISHED, delete=False
     ) as file:
