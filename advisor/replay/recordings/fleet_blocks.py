@@ -11,6 +11,7 @@ from .fleet import FleetRequest
 from .weka import Session, Turn
 
 _NOT_SHARED: Final = -1
+_FIRST: Final = -1  # block before the first one
 
 
 class BlockNumbers:
@@ -18,7 +19,9 @@ class BlockNumbers:
 
     A block is known by the number of the recorded block at its end, which stands for the whole
     prefix. Sessions whose heads (tools, then system prompt) have equal lengths share them, whole
-    blocks of them; a subagent shares with its parent what their recorded numbers share.
+    blocks of them; a subagent shares with its parent what their recorded numbers share. Where
+    numbers are all sessions', equal numbers behind equal ones are one block, until the fleet plays
+    its sessions again: then it shares the heads alone.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of a session's own.
@@ -50,6 +53,8 @@ class BlockNumbers:
 
     def _chain(self, request: FleetRequest, hash_ids: array[int]) -> list[int]:
         step = self._step(request.session)
+        if request.session.is_global:
+            return self._global_chain(request, hash_ids, step)
         head = self._head(request.session, step)
         chain = []
         for hash_id in hash_ids[step - 1 :: step]:
@@ -58,6 +63,15 @@ class BlockNumbers:
             if place != _NOT_SHARED:
                 name = (request.session.tool_tokens, request.session.system_tokens, place)
             chain.append(self._number(name))
+        return chain
+
+    def _global_chain(self, request: FleetRequest, hash_ids: array[int], step: int) -> list[int]:
+        session, chain, before = request.session, list[int](), _FIRST
+        head = (session.tool_tokens + session.system_tokens) // self._size
+        for place, end in enumerate(range(step, len(hash_ids) + 1, step)):
+            lap = 1 if place < head else request.lap
+            before = self._number((lap, before, hash_ids[end - step : end].tobytes()))
+            chain.append(before)
         return chain
 
     def _number(self, name: Hashable) -> int:
