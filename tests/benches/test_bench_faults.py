@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.bench.errors import BenchError
+from kvgraph.bench.faults import mends
 from kvgraph.bench.faults.data import faults_churn
 from kvgraph.bench.faults.data.faults_churn import churn
 from kvgraph.bench.faults.data.faults_mutants import apply_mutants
@@ -23,7 +24,6 @@ from kvgraph.bench.faults.data.faults_replays import (
     replay,
 )
 from kvgraph.bench.faults.data.faults_snapshots import bad_loads_of_damage, bad_loads_of_kills
-from kvgraph.bench.faults import mends
 from kvgraph.bench.faults.faults import FAULTS, Fault, Say, Size, run
 from kvgraph.bench.faults.processes import faults_clock
 from kvgraph.bench.faults.processes.faults_apart import ages_beside_a_stopped_engine
