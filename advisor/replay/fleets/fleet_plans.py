@@ -160,7 +160,10 @@ def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
 def blocks_needed(trace: Trace) -> Ints:
     """int32 ``[requests]``: blocks that each holds at the end of its answer."""
     tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
-    return np.maximum(-(-tokens // trace.block_size), np.diff(trace.starts)).astype(np.int32)
+    needed: Ints = np.maximum(-(-tokens // trace.block_size), np.diff(trace.starts)).astype(
+        np.int32
+    )
+    return needed
 
 
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
