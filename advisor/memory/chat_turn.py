@@ -45,7 +45,8 @@ class ChatTurn(NamedTuple):
     """A chat's request under way.
 
     Attributes:
-        before: The chat as it was, to go back to where the engine does not answer.
+        chat: Or the version of it that the request belongs to.
+        before: It as it was, without another version: to go back to where there is no answer.
         number: Of the chat's requests.
         model: As the client calls it.
         over: To be called when its answer is remembered, or there will be none.
@@ -72,7 +73,8 @@ class ChatTurn(NamedTuple):
             return False
         was = msgspec.msgpack.decode(self.before, type=ChatSession)
         for field in was.__struct_fields__:
-            setattr(self.chat, field, getattr(was, field))
+            if field != "other":
+                setattr(self.chat, field, getattr(was, field))
         return not was.blocks
 
     def said(self) -> bytes:
@@ -109,6 +111,26 @@ def prompt_of(
 def caller_of(headers: Headers) -> str:
     """Digest of the keys that a request came with."""
     return hashlib.blake2b(b"\0".join(keys_of(headers)), digest_size=8).hexdigest()
+
+
+def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
+    """A cache's salt that no other API key gets, whatever salt it names.
+
+    What comes back for a caller was computed behind whatever somebody said before it, which an
+    answer then depends on.
+
+    Args:
+        salt: The client's own.
+        key: Of the hash; None: callers are not told apart.
+
+    Returns:
+        32 hexadecimal digits; empty: the request has no API key, or ``key`` is None.
+    """
+    keys = keys_of(headers)
+    if key is None or not keys:
+        return ""
+    said = b"\0".join([*keys, orjson.dumps(salt)])
+    return hashlib.blake2b(said, digest_size=16, key=key[:64]).hexdigest()
 
 
 def salt_of(salt: object) -> str:

@@ -10,9 +10,10 @@ import orjson
 
 from ..fleet.turns.callers import BadRequestError
 from ..fleet.turns.prompt_chains import CHARACTERS_PER_TOKEN
-from .chats.chat_blocks import Message
+from .chats.chat_blocks import Message, is_message
 
-_PARAMS, _OURS, _MEMORY = "kv_transfer_params", "kvgraph", "memory"
+CACHE_SALT: Final = "cache_salt"
+_PARAMS, _OURS, _MEMORY, _RECALL = "kv_transfer_params", "kvgraph", "memory", "recall"
 _TAGS: Final = frozenset(
     {"layer", "importance", "priority", "pinned", "identity", "memory_id"}
 )  # of a message's hints: docs/hints.md
@@ -52,20 +53,25 @@ class ClientWords(NamedTuple):
         tools = self.fields.get("tools")
         return len(orjson.dumps(tools)) // CHARACTERS_PER_TOKEN if tools else 0
 
-    def body(self, messages: Sequence[Message], tags: Sequence[object], recalls: bool) -> bytes:
+    def body(
+        self, messages: Sequence[Message], tags: Sequence[object], recalls: bool, salt: str = ""
+    ) -> bytes:
         """The request as the engine gets it.
 
         Args:
             messages: In place of the client's.
             tags: Hints about those.
             recalls: Whether text that moved may come back approximately, unless the client says.
+            salt: Of the cache, in place of the client's where text may come back.
         """
         ours = self._params.get(_OURS)
         ours = dict(ours) if isinstance(ours, dict) else {}
         ours.pop(_MEMORY, None)
         ours.pop("messages", None)
         ours |= {"messages": tags} if tags else {}
-        return self._with(messages, {_OURS: ({"recall": True} if recalls else {}) | ours})
+        ours = ({_RECALL: True} if recalls else {}) | ours
+        salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}
+        return self._with(messages, {_OURS: ours}, salted)
 
     def plain(self, messages: Sequence[Message]) -> bytes:
         """The request as an engine gets it that takes no hints.
@@ -80,10 +86,14 @@ class ClientWords(NamedTuple):
         params = self.fields.get(_PARAMS)
         return params if isinstance(params, dict) else {}
 
-    def _with(self, messages: Sequence[Message], ours: dict[str, Any]) -> bytes:
+    def _with(
+        self, messages: Sequence[Message], ours: dict[str, Any], more: Mapping[str, object] = {}
+    ) -> bytes:
         params = {name: value for name, value in (self._params | ours).items() if value}
         fields = {name: value for name, value in self.fields.items() if name != _PARAMS}
-        return orjson.dumps(fields | {"messages": messages} | ({_PARAMS: params} if params else {}))
+        return orjson.dumps(
+            fields | {"messages": messages, **more} | ({_PARAMS: params} if params else {})
+        )
 
 
 def client_words(body: bytes) -> ClientWords | None:
@@ -99,7 +109,7 @@ def client_words(body: bytes) -> ClientWords | None:
     messages = fields.get("messages") if isinstance(fields, dict) else None
     if not isinstance(messages, list) or not messages:
         return None
-    if not all(map(_is_message, messages)):
+    if not all(map(is_message, messages)):
         return None
     params = fields.get(_PARAMS)
     ours = params.get(_OURS) if isinstance(params, dict) else None
@@ -112,11 +122,6 @@ def client_words(body: bytes) -> ClientWords | None:
     if memory == _OFF or fields.get("n") not in (None, 1):
         return None
     return ClientWords(fields, messages, memory == _APPEND, _tags(ours, messages))
-
-
-def _is_message(message: object) -> bool:
-    """Whether a message has the form that blocks are made of; the engine judges any other."""
-    return isinstance(message, dict) and isinstance(message.get("tool_calls") or [], list)
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:

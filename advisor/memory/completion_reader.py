@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from .chats.chat_blocks import Message
+from .chats.chat_blocks import MOST_TOKENS, Message
 
 _MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any
 _DONE: Final = b"[DONE]"  # the last event of a stream
@@ -117,7 +117,8 @@ class CompletionReader:
     def _usage(self, answer: dict[str, Any]) -> None:
         usage = answer.get("usage")
         counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        self.prompt_tokens = counted if isinstance(counted, int) else self.prompt_tokens
+        if isinstance(counted, int) and 0 <= counted < MOST_TOKENS:
+            self.prompt_tokens = counted
 
 
 def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:

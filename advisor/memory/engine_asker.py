@@ -39,6 +39,7 @@ class Prompt(NamedTuple):
         tags: Hints about them.
         recalls: Whether the engine may recall, unless the client says.
         own: What the client means: the body as it came, or all of the chat if it appends.
+        salt: Of the cache, where text may come back; empty: the client's.
     """
 
     words: ClientWords
@@ -46,14 +47,19 @@ class Prompt(NamedTuple):
     tags: Sequence[object]
     recalls: bool
     own: bytes | Sequence[Message]
+    salt: str = ""
 
     def body(self, form: Form) -> bytes:
         """The request's body."""
         if form is Form.OURS:
-            return self.words.body(self.sent, self.tags, self.recalls)
+            return self.words.body(self.sent, self.tags, self.recalls, self.salt)
         if form is Form.PLAIN:
             return self.words.plain(self.sent)
-        return self.own if isinstance(self.own, bytes) else self.words.body(self.own, (), False)
+        return (
+            self.own
+            if isinstance(self.own, bytes)
+            else self.words.body(self.own, (), False, self.salt)
+        )
 
 
 class EngineAsker:

@@ -12,10 +12,10 @@ from ..fleet.turns.callers import is_served
 from ..process.http_service import PROBES
 from .chat_turn import caller_of, salt_of
 from .chats.chat_session import ChatSession
+from .client_words import CACHE_SALT
 from .memory_proxy import MemoryProxy
 
 _CHATS: Final = "/memory/"
-_SALT: Final = "cache_salt"  # of the query, as it is a field of requests for chats
 
 
 class MemoryApp:
@@ -43,12 +43,14 @@ class MemoryApp:
         elif path == "/memory":
             await say(send, 200, self._proxy.status())
         elif path.startswith(_CHATS) and method in ("GET", "DELETE"):
-            found = self._named(path.removeprefix(_CHATS), scope)
-            if not found:
-                return await refuse(send, 404, "no chat of this caller and salt goes by that name")
+            name = path.removeprefix(_CHATS)
+            found, aside = self._named(name, scope), False
             if method == "DELETE":
                 for chat in found:
                     self._proxy.store.forget(chat.key)
+                aside = self._proxy.store.forget_aside(caller_of(scope["headers"]), name)
+            if not found and not aside:
+                return await refuse(send, 404, "no chat of this caller and salt goes by that name")
             await say(send, 200, [_plain(chat) for chat in found])
         elif is_served(path):
             await self._relay.pass_on(scope, receive, send)
@@ -58,7 +60,7 @@ class MemoryApp:
     def _named(self, name: str, scope: Scope) -> list[ChatSession]:
         """Chats that go by a name, which came in the path. In a request's header it may have come
         as UTF-8, which servers read as Latin-1: a chat may be known by that, too."""
-        said = parse_qs(scope["query_string"].decode("latin-1")).get(_SALT, [""])
+        said = parse_qs(scope["query_string"].decode("latin-1")).get(CACHE_SALT, [""])
         caller, salt = caller_of(scope["headers"]), salt_of(said[0])
         in_header = name.encode().decode("latin-1")
         found = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -25,6 +27,7 @@ from .chats.memory_settings import (
 
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
+_SECRET: Final = "KVGRAPH_MEMORY_SECRET"
 _INSTALLS: Final = "pip install 'kvgraph[memory]', or in a clone with pip install '.[memory]'"
 _CHATTY: Final = "bm25s"  # logs a line for each comparison, and sets its own level on import
 
@@ -53,6 +56,9 @@ Ram = Annotated[int, typer.Option(min=1, help="For the text of all chats.")]
 Disk = Annotated[int, typer.Option(min=1, help="For --store.")]
 Host = Annotated[str, typer.Option(help="Where to listen.")]
 Port = Annotated[int, typer.Option(min=0, max=65535)]
+Shared = Annotated[
+    bool, typer.Option(help="Let what one API key said come back for others: answers may show it.")
+]
 Remote = Annotated[
     bool, typer.Option(help="Listen beyond loopback: whoever reaches it may use the engine.")
 ]
@@ -64,7 +70,11 @@ def memory(
     embeddings: Embeddings = None, embedding_model: Embedder = "", sidecar: Sidecar = None,
     strip_think: Strip = True, store: Store = None, ram_mib: Ram = 512, disk_mib: Disk = 4096,
     host: Host = "127.0.0.1", port: Port = 8010, allow_remote: Remote = False,
+<<<<<<< HEAD
     allowed_host: AllowedHosts = None,
+=======
+    share_recall: Shared = False,
+>>>>>>> chats
 ) -> None:  # fmt: skip
     """An OpenAI-compatible address at which chats outlive a token budget."""
     refuse_remote(host, allow_remote)
@@ -75,6 +85,10 @@ def memory(
         budget, high, low, mode, top, least_similarity, gate,
         attention=LOOKS if page else 0.0, strip_think=strip_think,
     )  # fmt: skip
+    if share_recall:
+        settings = replace(settings, salt_key=None)
+    elif secret := os.environ.get(_SECRET):
+        settings = replace(settings, salt_key=hashlib.blake2b(secret.encode()).digest())
     kept = StoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
     embeds = (
         EmbeddingSettings(embeddings, embedding_model, os.environ.get(_KEY)) if embeddings else None

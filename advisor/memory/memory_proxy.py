@@ -13,13 +13,13 @@ import orjson
 
 from ..fleet.proxy.upstream import NothingAnsweredError, Reply, Upstream
 from ..fleet.turns.callers import Asked, BadRequestError, Callers, Headers, Turn
-from .chat_turn import ChatTurn, OneByOne, caller_of, prompt_of, salt_of
+from .chat_turn import ChatTurn, OneByOne, caller_of, caller_salt, prompt_of, salt_of
 from .chats.aboutness import Similarity
 from .chats.chat_session import ChatSession
 from .chats.chat_store import ChatStore
 from .chats.looked_at import Attention
 from .chats.memory_settings import MemorySettings, Mode
-from .client_words import ClientWords, client_words
+from .client_words import CACHE_SALT, ClientWords, client_words
 from .completion_reader import CompletionReader
 from .engine_asker import EngineAsker, Form, Prompt
 from .engine_reach import gone
@@ -116,7 +116,8 @@ class MemoryProxy:
 
     def status(self) -> dict[str, Any]:
         """Counts, for people."""
-        return {**asdict(self.counts), "chats": len(self.store), "budget": self.settings.budget}
+        return {**asdict(self.counts), "chats": len(self.store),
+                "unwritten": self.store.unwritten, "budget": self.settings.budget}  # fmt: skip
 
     async def close(self) -> None:
         """Remember what was answered, and close connections."""
@@ -154,7 +155,10 @@ class MemoryProxy:
         self.counts.turns += 1
         async with self.store.lock(of.session):
             chat = self.store.get(_new_chat(of, asked.call.headers, words))
-            before = msgspec.msgpack.encode(chat)
+            if not words.appends:
+                whole, chat = chat.version_for(words.messages)
+                self.store.put(whole)
+            before = msgspec.msgpack.encode(msgspec.structs.replace(chat, other=None))
             turn = ChatTurn(chat, before, chat.requests + 1, words.model, over)
             try:
                 new = chat.follow(words.messages, words.appends, words.tags)
@@ -168,7 +172,8 @@ class MemoryProxy:
                 raise
             sent, tags = prompt_of(chat.resident, line, self._names and chat.named)
             own = prompt_of(chat.blocks)[0] if words.appends else asked.call.body.data
-            prompt = Prompt(words, sent, tags, by.mode is Mode.KV_RESTORE, own)
+            salt = caller_salt(asked.call.headers, words.fields.get(CACHE_SALT), by.salt_key)
+            prompt = Prompt(words, sent, tags, by.mode is Mode.KV_RESTORE, own, salt)
             counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
             return turn._replace(counted=counted, back=names), prompt
 
@@ -203,8 +208,8 @@ class MemoryProxy:
         is_new = turn.undo()
         counts.evicted += chat.evictions - left
         counts.recalled += chat.recalls - back
-        if is_new and self.store.holds(chat):
-            self.store.forget(chat.key)
+        if is_new:
+            self.store.forget_new(chat)
         turn.over()
 
 
@@ -218,6 +223,6 @@ def _new_chat(turn: Turn, headers: Headers, words: ClientWords) -> ChatSession:
         turn.session,
         turn.name,
         caller_of(headers),
-        salt_of(words.fields.get("cache_salt")),
+        salt_of(words.fields.get(CACHE_SALT)),
         turn.is_named,
     )

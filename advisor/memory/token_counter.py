@@ -13,7 +13,7 @@ from ..fleet.proxy.upstream import BrokenAnswerError, NothingAnsweredError, Upst
 from ..fleet.turns.callers import Body, Call
 from ..fleet.turns.prompt_chains import CHARACTERS_PER_TOKEN
 from .chats.breadcrumbs import with_line
-from .chats.chat_blocks import THOUGHTS, Block
+from .chats.chat_blocks import MOST_TOKENS, THOUGHTS, Block
 
 _WRAPPING: Final = 8  # tokens of a message's borders, where nobody counts; chosen
 _AT_ONCE: Final = 8  # questions; chosen
@@ -72,7 +72,7 @@ class TokenCounter:
         except (NothingAnsweredError, BrokenAnswerError, orjson.JSONDecodeError):
             return 0
         count = read.get("count") if isinstance(read, dict) else None
-        return count if isinstance(count, int) else 0
+        return count if isinstance(count, int) and 0 < count < MOST_TOKENS else 0
 
 
 def about(block: Block) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,7 +21,10 @@ from .errors import SettingsError, UnsupportedError
 from .logits_watch import LogitsWatch
 from .token_ranker import AttentionAndRecency, Ranker
 
+_DROP_CACHES: Final = ("phi3", "phimoe", "phi4_multimodal")  # see ``_drops_at``
 _REMEMBERED: Final = 65_536  # steps of the trace; chosen: an hour of one chat
+
+_log = logging.getLogger(__name__)
 
 
 class Step(NamedTuple):
@@ -88,6 +92,7 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         if not self._ours():
             raise UnsupportedError(f"every layer of {config.model_type} has a sliding window")
         self.trace: deque[Step] = deque(maxlen=_REMEMBERED)
+        self._drops_at = _drops_at(config.get_text_config(decoder=True))
         self._adopt(config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConfKVCache:
@@ -113,6 +118,10 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         ours = self._ours()
         for layer in ours:
             layer.shrink(budgets)
+        if self._drops_at is not None and ours[0].get_seq_length() >= self._drops_at:
+            _log.warning("at %d tokens the model gives up its cache: this one is not used from "
+                         "here on", self._drops_at)  # fmt: skip
+            self._drops_at = None
         held = sum(layer.table.held for layer in ours) / len(ours)
         self.trace.append(Step(tuple(confidence), tuple(budgets), held, time.time()))
 
@@ -166,12 +175,32 @@ def _check_model(config: Any) -> None:
         raise UnsupportedError(f"ConfKVCache does not serve {kind}: it has cross-attention")
     if getattr(config, "reorder_and_upcast_attn", False):
         raise UnsupportedError(f"ConfKVCache does not serve {kind} with reorder_and_upcast_attn")
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "kv_lora_rank", None):
+        raise UnsupportedError(
+            f"ConfKVCache does not serve {kind}: its cache holds latents (kv_lora_rank = "
+            f"{text.kv_lora_rank}), of which attention makes its keys and values anew"
+        )
+    drops_at = _drops_at(text)
+    if drops_at is not None and text.max_position_embeddings > drops_at:
+        raise UnsupportedError(
+            f"ConfKVCache does not serve {kind} beyond {drops_at} tokens, where the model gives up "
+            "its cache (original_max_position_embeddings); for shorter texts, set "
+            f"max_position_embeddings = {drops_at} in model.config"
+        )
     chosen = config._attn_implementation
     if chosen not in (None, conf_attention.REPLACED, conf_attention.NAME):
         raise UnsupportedError(
             f"ConfKVCache stands in for sdpa attention, and {kind} runs {chosen}: load the model "
             "with attn_implementation='sdpa'"
         )
+
+
+def _drops_at(text: Any) -> int | None:
+    """Tokens of a text at which the model gives up its cache, whatever that is: its rotary factors
+    change there. None: it never does."""
+    drops = text.model_type in _DROP_CACHES
+    return getattr(text, "original_max_position_embeddings", None) if drops else None
 
 
 def _check_pyramid(it: ConfKVSettings) -> None:

@@ -43,9 +43,9 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         most = self.budget(it.high) + it.slack + 1  # more only while a longer prompt is read
         self.dtype, self.device = key_states.dtype, key_states.device
         self.store: FloatStore | MixedStore = (
-            MixedStore(key_states, most, it.window, it.slack)
+            MixedStore(key_states, value_states, most, it.window, it.slack)
             if it.int8
-            else FloatStore(key_states, most)
+            else FloatStore(key_states, value_states, most)
         )
         self.table = TokenTable(key_states.shape[0], key_states.device, most)
         self._lowest = self._for_all_rows(it.high)
@@ -184,5 +184,6 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
             raise UnsupportedError(
                 "the model's attention did not ask ConfKVCache: make it with the model's own "
                 "configuration object, ConfKVCache(model.config), and after any call of "
-                "set_attn_implementation"
+                "set_attn_implementation. A model whose attention makes other keys of what its "
+                "cache holds is not served"
             )

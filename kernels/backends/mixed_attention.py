@@ -21,9 +21,9 @@ class Part(NamedTuple):
 
     Attributes:
         keys: [batch, kv heads, tokens, dims], floating point or int8.
-        values: The same shape.
+        values: [batch, kv heads, tokens, value dims], likewise.
         key_scale: float32 [batch, kv heads, dims] of int8 keys, else None.
-        value_scale: Likewise, of the values.
+        value_scale: float32 [batch, kv heads, value dims], likewise.
     """
 
     keys: Tensor
@@ -36,7 +36,7 @@ class Attended(NamedTuple):
     """What queries read, and what they looked at.
 
     Attributes:
-        output: [batch, query heads, queries, dims], in the queries' type.
+        output: [batch, query heads, queries, value dims], in the queries' type.
         mass: float32 [batch, queries, tokens], each token's share of a query's attention, averaged
             over heads; a row sums to 1.
     """
@@ -61,7 +61,7 @@ def mixed_attention(
     batch, heads, count, dims = queries.shape
     kv_heads = parts[0].keys.shape[1]
     grouped = queries.to(torch.float32).reshape(batch, kv_heads, -1, dims) * scale
-    running = _Running(grouped)
+    running = _Running(grouped, parts[0].values.shape[-1])
     logits, first = [], 0
     for part, scaled, low, high in _tiles(parts, grouped, tile):
         seen = scaled @ part.keys[:, :, low:high].to(torch.float32).mT
@@ -72,7 +72,7 @@ def mixed_attention(
         logits.append(seen)
         first += high - low
     mass = running.weights(torch.cat(logits, -1)).reshape(batch, heads, count, -1).mean(1)
-    output = running.result().reshape(batch, heads, count, dims)
+    output = running.result().reshape(batch, heads, count, -1)
     return Attended(output.to(queries.dtype), mass)
 
 
@@ -100,10 +100,10 @@ def _tiles(
 class _Running:
     """The maximum, the sum and the weighted values of the tiles so far."""
 
-    def __init__(self, grouped: Tensor) -> None:
+    def __init__(self, grouped: Tensor, dims: int) -> None:
         self._most = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
         self._sum = torch.zeros_like(self._most)
-        self._read = torch.zeros_like(grouped)
+        self._read = grouped.new_zeros((*grouped.shape[:3], dims))
 
     def add(self, seen: Tensor, part: Part, low: int, high: int) -> None:
         """Take one tile's logits [batch, kv heads, rows, tile] and its values into account."""
@@ -123,7 +123,7 @@ class _Running:
         return (logits - finite).exp() / self._divisor()
 
     def result(self) -> Tensor:
-        """The values read, [batch, kv heads, rows, dims]."""
+        """The values read, [batch, kv heads, rows, value dims]."""
         return self._read / self._divisor()
 
     def _divisor(self) -> Tensor:

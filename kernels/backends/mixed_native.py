@@ -97,6 +97,7 @@ def _fits(part: Part) -> bool:
     return (
         keys.dtype in (torch.float32, torch.int8)
         and keys.dtype == values.dtype
+        and keys.shape == values.shape
         and keys.stride() == values.stride()
         and keys.stride(3) == 1
         and (part.key_scale is None or part.key_scale.is_contiguous())

@@ -516,6 +516,9 @@ def faults(
         float | None, typer.Option(min=0.001, help="Hours of random traffic (traffic).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    only: Annotated[
+        str, typer.Option(help="Mends with this in their names or files (mends).")
+    ] = "",
     out: Annotated[Path, typer.Option(help="Where each fault's result is kept.")] = Path(".faults"),
 ) -> None:
     """Inject faults and say what held: by name, or all in about half an hour on two idle cores."""
@@ -523,7 +526,7 @@ def faults(
         from .faults.faults import run
 
         chosen = secrets.randbelow(1 << 30) if seed is None else seed
-        figures: Figures = run(names or [], full, chosen, out, not as_json, hours)
+        figures: Figures = run(names or [], full, chosen, out, not as_json, hours, only)
     figures.print(as_json)
 
 

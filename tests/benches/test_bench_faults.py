@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.bench.errors import BenchError
+from kvgraph.bench.faults import mends
 from kvgraph.bench.faults.data import faults_churn
 from kvgraph.bench.faults.data.faults_churn import churn
 from kvgraph.bench.faults.data.faults_mutants import apply_mutants
@@ -217,3 +218,37 @@ def test_faults_run_by_name_and_are_kept_and_resumed(
     assert full == [name for name in FAULTS if name != "http"], "a short result is no full one"
     with pytest.raises(BenchError, match=r"no fault is called gremlins; there are load, losses"):
         run(["gremlins"], False, 5, tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("mend", mends.MENDS, ids=lambda mend: mend.name)
+def test_a_mend_that_can_be_taken_out_stands_in_the_tree_once(mend: mends.Mend) -> None:
+    assert (mends.ROOT / mend.file).read_text().count(mend.old) == 1
+    assert mend.new != mend.old
+    places = [word for word in mend.tests.split() if word.startswith("tests/")]
+    assert places
+    assert all((mends.ROOT / place).exists() for place in places)
+
+
+def test_a_mend_is_taken_out_of_a_copy_and_put_back(tmp_path: Path) -> None:
+    mend = mends.Mend("a sum", "sums.py", "a + b", "a - b", "test_sums.py")
+    (tmp_path / "sums.py").write_text("def add(a, b):\n    return a + b\n")
+    (tmp_path / "test_sums.py").write_text(
+        "from sums import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
+    )
+    (tmp_path / "conftest.py").write_text("import sys\n\nsys.path.insert(0, '.')\n")
+    assert mends.tested(tmp_path, mend.tests) == 0
+    with mends.taken_out(tmp_path, mend):
+        assert mends.tested(tmp_path, mend.tests) == 1
+    assert mends.tested(tmp_path, mend.tests) == 0
+    assert mends.tested(tmp_path, "none.py") == 2
+    with (
+        pytest.raises(BenchError, match="0 times"),
+        mends.taken_out(tmp_path, mend._replace(old="a * b")),
+    ):
+        pass
+
+
+def test_mends_run_by_their_name_alone_and_say_which_there_are(tmp_path: Path) -> None:
+    assert "mends" not in FAULTS
+    with pytest.raises(BenchError, match="no mend has it"):
+        run(["mends"], False, 1, tmp_path, False, only="nothing of the kind")

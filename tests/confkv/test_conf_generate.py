@@ -14,10 +14,20 @@ import torch
 from kvgraph.bench.confkv.small_models import FAMILIES, random_model
 from kvgraph.hooks.transformers import conf_attention
 from kvgraph.hooks.transformers.conf_budget import Replayed
+from kvgraph.hooks.transformers.conf_layer import ConfLayer
 from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
 from kvgraph.hooks.transformers.errors import UnsupportedError
 from kvgraph.hooks.transformers.logits_watch import LogitsWatch
-from transformers import DynamicCache, MistralConfig, MistralForCausalLM, Qwen2Config, T5Config
+from kvgraph.hooks.transformers.token_ranker import AttentionAndRecency
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    DynamicCache,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    T5Config,
+)
 from transformers import Qwen2ForCausalLM as Qwen2
 
 TIGHT = ConfKVSettings(low=24, high=40, window=8, slack=4)
@@ -264,6 +274,79 @@ def test_what_it_cannot_serve_is_refused_by_name(llama: Any, prompt: torch.Tenso
     )  # fmt: skip
     with pytest.raises(UnsupportedError, match="every layer of mistral has a sliding window"):
         kvgraph.ConfKVCache(all_slide.config)
+
+
+MLA = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+       "v_head_dim": 12, "num_key_value_heads": 4}  # fmt: skip
+LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
+def made(kind: str, **more: Any) -> Any:
+    """A configuration of a model of a few numbers."""
+    shape = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "pad_token_id": 0, "eos_token_id": None}  # fmt: skip
+    return CONFIG_MAPPING[kind](**{**shape, "max_position_embeddings": 512, **more})
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "minicpm3", "youtu"])
+def test_models_that_cache_latents_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{kind}: its cache holds latents"):
+        kvgraph.ConfKVCache(made(kind, **MLA))
+
+
+@pytest.mark.parametrize("kind", ["phi3", "phimoe"])
+def test_a_model_that_gives_up_its_cache_is_refused_by_name(kind: str) -> None:
+    config = made(kind, num_key_value_heads=2)
+    config.original_max_position_embeddings = 64
+    with pytest.raises(UnsupportedError, match=f"{kind} beyond 64 tokens"):
+        kvgraph.ConfKVCache(config)
+    config.max_position_embeddings = 64
+    kvgraph.ConfKVCache(config)
+
+
+def test_where_a_model_gives_up_its_cache_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = made("phi3", num_key_value_heads=2, max_position_embeddings=64,
+                  original_max_position_embeddings=64, rope_scaling=LONG_ROPE)  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    short = torch.arange(3, 43)[None]
+    generated(model, short, kvgraph.ConfKVCache(model.config, TIGHT), 20)
+    assert "gives up its cache" not in caplog.text
+    cache = kvgraph.ConfKVCache(model.config, TIGHT)
+    generated(model, short, cache, 40)
+    assert caplog.text.count("at 64 tokens the model gives up its cache") == 1
+    assert cache.get_seq_length() == 64
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("width", [8, 24])
+def test_values_may_be_of_another_width_than_keys(int8: bool, width: int) -> None:
+    """What is read after an eviction is what full attention reads of the tokens that stay."""
+    draw = torch.Generator().manual_seed(1)
+    settings = ConfKVSettings(low=24, high=40, window=8, slack=4, int8=int8)
+    ranker = AttentionAndRecency(settings.alpha, settings.gamma, settings.window)
+    layer, module = ConfLayer(settings, 1.0, ranker), torch.nn.Module()
+    module.is_causal, module.num_key_value_groups = True, 2
+    keys, values = torch.zeros(1, 2, 0, 16), torch.zeros(1, 2, 0, width)
+    for count in (30, *[1] * 40):
+        query = torch.randn(1, 4, count, 16, generator=draw)
+        key = torch.randn(1, 2, count, 16, generator=draw)
+        value = torch.randn(1, 2, count, width, generator=draw)
+        keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+        before = layer.table.position[0].tolist() if layer.is_initialized else []
+        with torch.no_grad():
+            mask = torch.ones(1, 1, count, count, dtype=torch.bool).tril() if count > 1 else None
+            read, _ = conf_attention.conf_attention(
+                module, query, *layer.update(key, value), attention_mask=mask
+            )
+        assert read.shape == (1, count, 4, width)
+        seen = [at for at in before if at >= 0] + [keys.shape[2] - 1]
+        if count == 1:
+            mass = (query.unflatten(1, (2, 2)) @ keys[:, :, None, seen].mT / 4).softmax(-1)
+            wanted = (mass @ values[:, :, None, seen]).flatten(1, 2).transpose(1, 2)
+            torch.testing.assert_close(read, wanted, atol=0.1 if int8 else 1e-5, rtol=1e-4)
+    assert len(seen) < 50
 
 
 def test_calls_it_cannot_serve_are_refused_by_name(llama: Any, prompt: torch.Tensor) -> None:

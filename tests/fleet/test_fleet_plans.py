@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from kvgraph.advisor.replay.fleets.fleet_plans import (
     waits,
 )
 from kvgraph.advisor.replay.fleets.plan_cli import plan
+from kvgraph.advisor.replay.traces.reader import load_trace
 from made_trace import chat_trace
 
 
@@ -63,7 +65,8 @@ def test_the_command_prints_plans_and_saves_a_picture(
         main(["plan", str(path), *options, "--picture", str(picture)])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    assert "cheapest with a TTFT of 2 s at p95: 1 engines" in said
+    assert "cheapest with a TTFT of 2 s at p95: 1 engine of 20 blocks" in said
+    assert "larger than a pool" not in said
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -71,3 +74,53 @@ def test_numbers_that_are_none_are_named(tmp_path: Path) -> None:
     for engines, host in (("0", "0"), ("1.5", "0"), ("1", "x"), ("1", "-1")):
         with pytest.raises(ReplayError, match=r"--(engines|host) .*allowed"):
             plan(tmp_path / "none", 10, engines, host)
+
+
+def long_trace(path: Path, prompts: list[int], output: int = 1) -> Path:
+    """Requests of so many blocks of 512 tokens, all of one prefix."""
+    rows = [
+        {"timestamp": 1000 * n, "input_length": 512 * blocks - output, "output_length": output,
+         "hash_ids": list(range(blocks))}
+        for n, blocks in enumerate(prompts)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *words, "--engines", "1,2", "--host", "0", "--processes", "1"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("prompts", [[5] * 6, [2] * 9 + [5]])
+def test_a_plan_has_pools_in_which_every_prompt_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: list[int]
+) -> None:
+    path, picture = long_trace(tmp_path / "t.jsonl", prompts), tmp_path / "plan.png"
+    words = [str(path), "--blocks", "4", "--picture", str(picture)]
+    said = " ".join(said_by(capsys, *words).split())
+    count = prompts.count(5)
+    assert f"{count} of {len(prompts)} requests are larger than a pool of 4 blocks" in said
+    assert "pools of 8 blocks, 2 times as large" in said
+    assert "1 engine of 8 blocks" in said
+    found = json.loads(said_by(capsys, *words, "--json"))
+    assert (found["too_large"], found["best"]["blocks"], found["best"]["cost"]) == (count, 8, 2.0)
+    assert found["best"]["hit_rate"] > 0.5
+    assert all(row["refused"] == 0 for row in found["plans"])
+
+
+def test_an_answer_takes_room_too(tmp_path: Path) -> None:
+    trace = load_trace(long_trace(tmp_path / "t.jsonl", [4]))
+    longer = replace(trace, output_tokens=trace.output_tokens + 1)
+    terms = PlanTerms(4)
+    assert terms.for_trace(trace) == (terms, 0)
+    assert terms.for_trace(longer)[1] == 1
+
+
+def test_what_refuses_a_request_is_not_the_cheapest(tmp_path: Path) -> None:
+    trace = load_trace(long_trace(tmp_path / "t.jsonl", [5] * 6))
+    found = compare_plans(trace, plans_of([1, 2], [0]), PlanTerms(4))
+    assert [row.refused for row in found] == [6] * len(found)
+    assert cheapest(found, 1e9) is None

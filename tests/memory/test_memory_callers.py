@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ import pytest
 pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
+from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.proxy.upstream import BrokenAnswerError
+from kvgraph.advisor.memory import memory_cli, memory_server
+from kvgraph.advisor.memory.chat_turn import caller_salt
 from kvgraph.advisor.memory.chats.chat_blocks import Block
 from kvgraph.advisor.memory.chats.chat_session import ChatSession
 from kvgraph.advisor.memory.chats.chat_store import ChatStore
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, StoreSettings
 from kvgraph.bench.memory.chat_engine import Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
+HEAD = len(b"kvgraph chat 3\n") + 32  # before the chat in its file: the form, and a digest
 APPEND = {"kvgraph": {"memory": "append"}}
 
 
@@ -72,7 +77,8 @@ def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> N
 
 
 def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
-    """Its file says nothing of salts, nor of requests; it was found by one header's key alone."""
+    """Its file has no digest, and says nothing of salts, nor of requests and versions; it was found
+    by one header's key alone."""
     kept = StoreSettings(directory=tmp_path)
     headers = {"X-API-Key": "A"}
 
@@ -84,9 +90,10 @@ def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
 
     def as_before() -> None:
         (path,) = tmp_path.iterdir()
-        file = msgspec.msgpack.decode(path.read_bytes())
-        for field in ("salt", "named", "requests"):
-            del file["chat"][field]
+        chat = msgspec.msgpack.decode(path.read_bytes()[HEAD:])
+        for field in ("salt", "named", "requests", "gone_on", "other"):
+            del chat[field]
+        file = {"version": 2, "chat": chat}
         path.unlink()
         path.with_name(f"0123456789abcdef-{path.name.partition('-')[2]}").write_bytes(
             msgspec.msgpack.encode(file)
@@ -96,6 +103,85 @@ def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     as_before()
     assert asyncio.run(talk("two")) == 3
     assert len(list(tmp_path.iterdir())) == 1
+
+
+KEYS = [{"Authorization": "Bearer A"}, {"Authorization": "Bearer B"}, {"X-API-Key": "C"},
+        {"Authorization": "Bearer A", "X-API-Key": "B"}]  # fmt: skip
+
+
+async def salt_for(memory: Remembering, **more: Any) -> str | None:
+    """The cache salt under which the engine gets a request; its hints do not say whose it is."""
+    assert (await memory.chat([user("one")], **more)).status_code == 200
+    sent = memory.engine.got[-1]
+    for key in more.get("headers", {}).values():
+        assert key not in json.dumps(sent)
+    salt = sent.get("cache_salt")
+    assert salt is None or isinstance(salt, str)
+    return salt
+
+
+@pytest.mark.parametrize("salt", [{}, {"cache_salt": "acme"}])
+def test_text_comes_back_for_the_api_key_alone_that_said_it(salt: dict[str, str]) -> None:
+    async def scene(memory: Remembering) -> None:
+        salts = [await salt_for(memory, headers=each, **salt) for each in KEYS]
+        assert None not in salts
+        assert len(set(salts)) == len(KEYS)
+        assert salts == [await salt_for(memory, headers=each, **salt) for each in KEYS]
+        assert await salt_for(memory, headers=KEYS[0], cache_salt="other") not in salts
+        assert await salt_for(memory, **salt) == salt.get("cache_salt")  # nobody's key
+        # A client that names the salt of another does not get its text.
+        assert await salt_for(memory, headers=KEYS[1], cache_salt=salts[0]) not in salts
+
+    play(scene, SETTINGS)
+
+
+def test_salts_stay_as_they_came_where_no_text_comes_back_or_it_is_shared() -> None:
+    own = {"headers": KEYS[0], "cache_salt": "acme"}
+
+    async def shared(memory: Remembering) -> None:
+        assert await salt_for(memory, **own) == "acme"
+        assert await salt_for(memory, headers=KEYS[0]) is None
+
+    async def asks(memory: Remembering) -> None:
+        await shared(memory)
+        wants = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
+        assert await salt_for(memory, **own, **wants) not in (None, "acme")
+
+    async def refuses(memory: Remembering) -> None:
+        wants = {"kv_transfer_params": {"kvgraph": {"recall": False}}}
+        assert await salt_for(memory, **own, **wants) == "acme"
+
+    play(shared, replace(SETTINGS, salt_key=None))
+    play(asks, replace(SETTINGS, mode=Mode.DISCARD))
+    play(refuses, SETTINGS)
+
+
+def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
+    async def scene(memory: Remembering) -> None:
+        memory.engine.refuses = lambda body: "kv_transfer_params" in body or "cache_salt" in body
+        assert await salt_for(memory, headers=KEYS[0]) is None
+
+    play(scene, SETTINGS)
+
+
+def test_salts_do_not_follow_from_keys_but_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[MemorySettings] = []
+    monkeypatch.setattr(memory_cli.asyncio, "run", lambda _: None)
+    monkeypatch.setattr(memory_server, "serve_memory", lambda _, by, *__: served.append(by))
+
+    def salts(*words: str) -> str:
+        with pytest.raises(SystemExit, match="0"):
+            main(["memory", "http://127.0.0.1:1", "--budget", "1000", *words])
+        return caller_salt([(b"authorization", b"Bearer A")], None, served[-1].salt_key)
+
+    assert salts() != salts() != ""
+    monkeypatch.setenv("KVGRAPH_MEMORY_SECRET", "s" * 200)
+    kept = salts()
+    assert salts() == kept != ""
+    monkeypatch.setenv("KVGRAPH_MEMORY_SECRET", "t")
+    assert salts() not in ("", kept)
+    assert salts("--share-recall") == ""
+    assert str(served[0].salt_key) not in repr(served)
 
 
 def test_chats_that_nobody_named_are_not_written(tmp_path: Path) -> None:
@@ -199,7 +285,9 @@ def test_text_that_is_given_up_is_not_counted_any_more(tmp_path: Path) -> None:
 
 def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path) -> None:
     async def run() -> None:
-        (tmp_path / "tmpx.new").write_text("secret")
+        mine, old = f"{'0' * 16}-{'1' * 32}.abcdefgh.new", "tmpabcdefgh.new"
+        (tmp_path / mine).write_bytes(b"kvgraph chat 3\nsecret")
+        (tmp_path / old).write_bytes(b"\x82\xa7version\x02secret")
         store = ChatStore(StoreSettings(directory=tmp_path, disk_bytes=5000))
         assert list(tmp_path.iterdir()) == []
         for key in "abcde":

@@ -118,3 +118,33 @@ def test_a_reset_forgets_it(make: Callable[..., Any]) -> None:
     behind_spliced(engine)
     assert engine.reset()
     assert moved(engine, **session("mine")) == 0
+
+
+def test_a_named_tenants_text_is_its_own_whatever_the_salt(make: Callable[..., Any]) -> None:
+    def asks(tenant: str | None, **fields: Any) -> dict[str, Any]:
+        said = {"recall": True, **({"tenant": tenant} if tenant else {})}
+        return {"kv_transfer_params": {"kvgraph": said}, **fields}
+
+    engine = make()
+    said = [*HEAD, *DOCUMENT, *words(20, 5)]
+    used(engine, said, **asks("acme"))
+    others = (asks("other"), asks(None), asks("acme", cache_salt="theirs"))
+    for number, other in enumerate(others, 1):  # no prefix of them is cached
+        assert used(engine, [*DOCUMENT[number:], *words(9, 7)], **other)["spliced"] == 0
+    assert used(engine, [*DOCUMENT[5:], *words(9, 8)], **asks("acme"))["spliced"] > 0
+
+
+def test_two_sessions_call_the_same_approximate_text_by_different_hashes(
+    make: Callable[..., Any],
+) -> None:
+    def hashes(name: str) -> list[bytes]:
+        request = engine.ask([*DOCUMENT, *LATER], 4, **session(name))
+        engine.settle()
+        return list(request.block_hashes)
+
+    engine = make()
+    used(engine, [*HEAD, *DOCUMENT, *words(20, 5)], **session("first"))
+    one, other = hashes("one"), hashes("other")
+    assert len(one) == len(other) > 5
+    assert one != other
+    assert one[-1] != other[-1]

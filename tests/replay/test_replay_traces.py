@@ -129,11 +129,81 @@ def test_a_negative_delay_is_named(tmp_path: Path) -> None:
         load_trace(path)
 
 
-def test_a_line_without_a_place_in_time_is_named(tmp_path: Path) -> None:
-    body = {"session_id": "a", "input_length": 500, "output_length": 100, "hash_ids": [1]}
-    path = write(tmp_path / "a.jsonl", [{"delay": 5, **body}])
-    with pytest.raises(TraceError, match=r"a\.jsonl:1: delay on a session's first line"):
-        load_trace(path)
+def test_sessions_without_time_stamps_come_as_their_answers_let_them(tmp_path: Path) -> None:
+    body = {"input_length": 500, "output_length": 100, "hash_ids": [1]}
+    rows = [
+        {"session_id": "a", **body},
+        {"session_id": "a", "delay": 2000, **body},
+        {"session_id": "b", "delay": 500, **body},
+        {"session_id": "a", **body},
+        {"session_id": "b", "timestamp": None, "delay": None, **body},
+    ]
+    trace = load_trace(write(tmp_path / "a.jsonl", rows))
+    assert trace.session.tolist() == [0, 1, 1, 0, 0]
+    answer = 500 / 20_000 + 100 * 0.02
+    assert trace.at.tolist() == pytest.approx(
+        [0.0, 0.5, 0.5 + answer, 2.0 + answer, 2.0 + 2 * answer]
+    )
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        {1: -1, 2: 1, 3: 2, 7: -1},
+        {3: 2, 2: 1, 1: -1, 7: -1},
+        {3: 2, 1: -1, 7: None, 2: 1},
+        {2: 1, 7: 7, 1: None, 3: 2},
+        {3: 1, 2: 1, 7: -1, 1: 3},  # a ring
+    ],
+)
+def test_a_bailian_child_may_stand_before_its_parent(
+    tmp_path: Path, parents: dict[int, int | None]
+) -> None:
+    rows = [
+        {"chat_id": chat, "parent_chat_id": parent, "timestamp": 60.0 - n, "input_length": 40,
+         "output_length": 3, "hash_ids": [1, 2, 3]}
+        for n, (chat, parent) in enumerate(parents.items())
+    ]  # fmt: skip
+    trace = load_trace(write(tmp_path / "q.jsonl", rows))
+    session = dict(zip([*parents][::-1], trace.session.tolist(), strict=True))
+    assert session[1] == session[2] == session[3] != session[7]
+    assert sorted(set(session.values())) == [0, 1]
+    assert int(trace.last.sum()) == 2
+
+
+def test_children_of_a_parent_that_the_file_lacks_are_one_session(tmp_path: Path) -> None:
+    rows = [
+        {"chat_id": chat, "parent_chat_id": 99, "timestamp": chat, "input_length": 40,
+         "output_length": 3, "hash_ids": [1, 2, 3]}
+        for chat in (5, 6)
+    ]  # fmt: skip
+    assert load_trace(write(tmp_path / "q.jsonl", rows)).session.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+@pytest.mark.parametrize("rows", [MOONCAKE, [{"kvgraph_trace": 1, "block_size": 512}]])
+def test_a_byte_order_mark_is_left_out(tmp_path: Path, name: str, rows: list[Any]) -> None:
+    if rows is not MOONCAKE:
+        rows = [*rows, {"at": 0, "input_length": 1024, "hash_ids": [1, 2]}]
+    text = b"\xef\xbb\xbf" + "\r\n".join(map(json.dumps, rows)).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert len(load_trace(path)) == len([row for row in rows if "hash_ids" in row])
+    path.write_bytes(b"\xef\xbb\xbf\n" + text.removeprefix(b"\xef\xbb\xbf"))
+    assert len(load_trace(path)) > 0
+
+
+def test_what_is_null_is_absent_and_what_a_table_writes_is_a_number(tmp_path: Path) -> None:
+    rows = [
+        {**MOONCAKE[0], "output_length": None, "session_id": None, "delay": None, "turn": None},
+        {**MOONCAKE[1], "output_length": 9.0, "input_length": "1500", "ended": None,
+         "output_hash_ids": None, "layers": None, "seconds": None},
+    ]  # fmt: skip
+    trace = load_trace(write(tmp_path / "t.jsonl", rows))
+    assert trace.output_tokens.tolist() == [0, 9]
+    assert trace.input_tokens.tolist() == [1024, 1500]
+    with pytest.raises(TraceError, match=r"t\.jsonl:1: .*output_length"):
+        load_trace(write(tmp_path / "t.jsonl", [{**MOONCAKE[0], "output_length": 1.5}]))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", '{"kvgraph_trace":1,"block_size":16}\n'])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvgraph.advisor.cli import main
+from kvgraph.advisor.replay.closed.played_runs import runs_for
 from kvgraph.advisor.replay.errors import ReplayError, TraceError
 from kvgraph.advisor.replay.recordings.fleet import (
     MAX_GAP_S,
@@ -89,14 +91,14 @@ def test_reads_a_directory_gzipped_or_not(tmp_path: Path) -> None:
         (weka([request(-1.0, 640)]), "requests.*t`"),
         (weka([request(0.0, 640, hash_ids=[1, 2])]), r"requests\[0\].hash_ids has 2 entries"),
         (weka([request(0.0, 64, hash_ids=[-1])]), "hash_ids"),
-        (weka([request(0.0, 64, hash_ids=[1 << 40])]), "hash_ids"),
+        (weka([request(0.0, 64, hash_ids=[1 << 64])]), "hash_ids"),
         (weka([request(0.0, 64, hash_ids=["x"])]), "hash_ids"),
         (weka([request(0.0, 128, hash_ids=[5, 5])]), "5 follows two different prefixes"),
         (weka([request(0.0, 128), request(1.0, 128, 1)]), "1 follows two different prefixes"),
         (weka([request(0.0, 640, **{"out": 1 << 40})]), "out"),
         (weka([request(0.0, 640, stop="x" * 100)]), "stop"),
         (weka(work(), block_size=0), "block_size"),
-        (weka(work(), hash_id_scope="global"), "hash_id_scope"),
+        (weka(work(), hash_id_scope="planet"), "allowed: local, global"),
         ({"block_size": 64}, "requests"),
         (weka([{"type": "subagent", "t": 0, "requests": []}]), "requests"),
     ],
@@ -264,6 +266,61 @@ def test_a_session_played_again_shares_its_head_only(tmp_path: Path) -> None:
     first, again = numbers.prompt(play(each, "a")), numbers.prompt(play(each, "a@2"))
     assert first[:3] == again[:3]
     assert not set(first[3:]) & set(again[3:])
+
+
+def test_numbers_have_sixty_four_bits_and_what_is_null_is_absent(tmp_path: Path) -> None:
+    ids = [(1 << 64) - 1, 1 << 63, 13835058055282163712]
+    asked = {"t": 0, "in": 192.0, "out": None, "type": None, "stop": None, "hash_ids": ids}
+    found = session(tmp_path, [asked], tool_tokens=None, hash_id_scope=None)
+    assert found.turns[0].hash_ids.tolist() == ids
+    assert (found.turns[0].output_tokens, found.tool_tokens, found.is_global) == (0, 0, False)
+    numbers = BlockNumbers(64)
+    assert numbers.prompt(play(found)) == [0, 1, 2]
+
+
+def test_a_session_of_which_no_time_was_recorded_ends(tmp_path: Path) -> None:
+    found = session(tmp_path, [{"t": 0, "in": 64, "hash_ids": [1]}])
+    requests = lay_over_users([found], 2, 2 * MAX_GAP_S, seed=1)
+    assert 2 < len(requests) <= 2 * 2 * MAX_GAP_S
+    runs = runs_for([found], 2, 60.0, block_size=64, seed=1)
+    assert 2 < len(runs) < 1000
+
+
+def test_a_session_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(weka(work())).encode())
+    assert len(read_session(path).turns) == len(work())
+
+
+def test_numbers_of_all_sessions_are_shared_by_those_of_one_lap(tmp_path: Path) -> None:
+    known = {"hash_id_scope": "global", "tool_tokens": 64, "system_tokens": 0}
+    one = session(tmp_path, [request(0.0, 256, hash_ids=[10, 20, 30, 40])], "a", **known)
+    other = session(tmp_path, [request(0.0, 256, hash_ids=[10, 20, 99, 40])], "b", **known)
+    plain = session(tmp_path, [request(0.0, 256, hash_ids=[10, 20, 30, 40])], "c")
+    numbers = BlockNumbers(64)
+    first = numbers.prompt(play(one))
+    assert first == numbers.prompt(play(one, "another"))
+    second = numbers.prompt(play(other))
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True, True, False, False]
+    later = numbers.prompt(replace(play(one), lap=2))
+    assert [a == b for a, b in zip(first, later, strict=True)] == [True, False, False, False]
+    assert not set(numbers.prompt(play(plain))[2:]) & {*first, *second}
+    assert len(BlockNumbers(128).prompt(play(one))) == 2
+
+
+def test_a_global_number_may_follow_several_prefixes(tmp_path: Path) -> None:
+    asked = [request(0.0, 128, hash_ids=[1, 5]), request(1.0, 128, hash_ids=[2, 5])]
+    found = session(tmp_path, asked, hash_id_scope="global")
+    numbers = BlockNumbers(64)
+    one, other = (numbers.prompt(play(found, index=index)) for index in (0, 1))
+    assert not {*one} & {*other}
+
+
+def test_laps_of_a_fleet_are_told_apart(tmp_path: Path) -> None:
+    found = session(tmp_path, work(), hash_id_scope="global")
+    requests = lay_over_users([found], 1, 20_000, seed=1)
+    laps = {each.run: each.lap for each in requests}
+    assert [*laps.values()][:3] == [1, 2, 3]
 
 
 def test_subagents_are_sessions_that_start_from_what_they_share(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,8 @@ from .chat_blocks import Message
 from .chat_session import ChatSession
 
 _MOST: Final = 32  # names in a line; chosen: it reminds, and is no list
+_NAME: Final = re.compile(r"((?:file|tool):)?(.*?)(#\d+)?", re.DOTALL)  # ours: kind, and number
+_ODD: Final = re.compile(r"[^\w./-]")
 
 
 def breadcrumb(chat: ChatSession, characters: int) -> str:
@@ -36,4 +39,18 @@ def _line(names: Sequence[str], shown: int) -> str:
     """The line that names the newest blocks, and counts the older ones."""
     older = len(names) - shown
     parts = [f"{older} older"] if older else []
-    return f"[left out: {', '.join([*parts, *names[older:]])}]"
+    return f"[left out: {', '.join([*parts, *map(_plain, names[older:])])}]"
+
+
+def _plain(name: str) -> str:
+    """A block's name without what could end the line, or speak for somebody: most of a name is a
+    tool's or a model's words, and the line stands in what the user says."""
+    found = _NAME.fullmatch(name)
+    assert found is not None, "it takes any text"
+    kind, said, number = found.groups()
+    return f"{kind or ''}{_ODD.sub(_escaped, said)}{number or ''}"
+
+
+def _escaped(odd: re.Match[str]) -> str:
+    """As in a URL."""
+    return "".join(f"%{byte:02X}" for byte in odd[0].encode(errors="replace"))

@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import orjson
 
 Message = dict[str, Any]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+MOST_TOKENS: Final = 1 << 32  # of one prompt; chosen: an engine that says more says nonsense
 
 _SOURCES: Final = {"system": "system", "developer": "system", "tool": "tool", "function": "tool"}
 _THOUGHT: Final = re.compile(r"\A(?:\s*<think>)?(?:(?!<think>).)*?</think>\s*", re.DOTALL)
@@ -40,9 +42,9 @@ class Block(msgspec.Struct):
     source: str
     messages: list[Message]
     digests: list[bytes]
-    turn: int
-    place: int | None
-    tokens: int = 0
+    turn: Count
+    place: Count | None
+    tokens: Count = 0
     tags: dict[str, Any] = {}
 
     @property
@@ -71,6 +73,11 @@ class Block(msgspec.Struct):
     def calls(self) -> bool:
         """Whether tools' results belong to it."""
         return bool(self.messages and self.messages[0].get("tool_calls"))
+
+
+def is_message(message: object) -> bool:
+    """Whether a message has the form that blocks are made of; the engine judges any other."""
+    return isinstance(message, dict) and isinstance(message.get("tool_calls") or [], list)
 
 
 def source_of(message: Message) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from .block_names import BlockNames
-from .chat_blocks import Block, Message, digest_of, source_of, without_thoughts
+from .chat_blocks import Block, Count, Message, digest_of, source_of, without_thoughts
 
 
 class ChatSession(msgspec.Struct, weakref=True):
@@ -27,6 +28,8 @@ class ChatSession(msgspec.Struct, weakref=True):
         fixed: Tokens of a prompt that belong to no block: the tools' descriptions.
         crumb: Tokens of the line in the prompt that names what has left.
         evictions, recalls: Blocks that left the prompt, and that came back, so far.
+        gone_on: Orders the versions of a chat by when a client went on with each; 0: never.
+        other: Another version of the chat, as ``version_for`` keeps it, which has none itself.
     """
 
     key: str
@@ -35,13 +38,15 @@ class ChatSession(msgspec.Struct, weakref=True):
     salt: str = ""
     named: bool = True
     blocks: list[Block] = []
-    turn: int = 0
-    requests: int = 0
-    places: int = 0
-    fixed: int = 0
-    evictions: int = 0
-    recalls: int = 0
-    crumb: int = 0
+    turn: Count = 0
+    requests: Count = 0
+    places: Count = 0
+    fixed: Count = 0
+    evictions: Count = 0
+    recalls: Count = 0
+    crumb: Count = 0
+    gone_on: Count = 0
+    other: ChatSession | None = None
 
     @property
     def resident(self) -> list[Block]:
@@ -59,6 +64,45 @@ class ChatSession(msgspec.Struct, weakref=True):
         """What the prompt takes, as far as its blocks are counted."""
         there = (block.tokens for block in self.blocks if block.place is not None)
         return self.fixed + self.crumb + sum(there)
+
+    @property
+    def versions(self) -> list[ChatSession]:
+        """It, and its other version, if there is one."""
+        return [self] if self.other is None else [self, self.other]
+
+    def version_for(self, messages: Sequence[Message]) -> tuple[ChatSession, ChatSession]:
+        """Which version of the chat goes on with what a client says, and repeats.
+
+        Titles, tags and the like are asked for under a chat's name, and must not cut it: what
+        shares nothing with the chat is another version. So is what keeps half of it or less, which
+        is the chat at once, as an edit is, and leaves the version before it as the other. Whichever
+        the client goes on with is the chat; beside the newest version, the one stays that a client
+        went on with last.
+
+        Returns:
+            The chat from now on, and the version that ``messages`` belong to: the same, or its
+            other.
+        """
+        digests = [digest_of(each) for each in messages]
+        fits = [_Fit(each, messages, digests) for each in self.versions]
+        best = max(fits, key=lambda fit: (fit.common, fit.known))
+        version = best.version
+        if best.goes_on or (version is self and best.is_edited):
+            version.gone_on = 1 + max(each.gone_on for each in self.versions)
+            version.other = next((each for each in self.versions if each is not version), None)
+            if version is not self:
+                self.other = None
+            return version, version
+        last = max(self.versions, key=lambda each: each.gone_on)
+        new = version._copy() if best.common else ChatSession(
+            self.key, self.name, self.caller, self.salt, self.named
+        )  # fmt: skip
+        self.other = last.other = None
+        if best.common and version is self:
+            new.other = last
+            return new, new
+        last.other = new
+        return last, new
 
     def follow(
         self, messages: Sequence[Message], appends: bool, tags: Mapping[int, dict[str, Any]]
@@ -127,16 +171,31 @@ class ChatSession(msgspec.Struct, weakref=True):
         for block in blocks:
             block.place, self.places = self.places, self.places + 1
 
+    def _copy(self) -> ChatSession:
+        """A version of its own, which nobody went on with yet."""
+        blocks = [
+            msgspec.structs.replace(each, messages=[*each.messages], digests=[*each.digests],
+                                    tags={**each.tags})
+            for each in self.blocks
+        ]  # fmt: skip
+        return msgspec.structs.replace(self, blocks=blocks, gone_on=0, other=None)
+
+    def systems(self, messages: Sequence[Message]) -> int:
+        """With how many system messages both the chat and ``messages`` begin."""
+        number = 0
+        for block, message in zip(self.blocks, messages, strict=False):
+            if {block.source, source_of(message)} != {"system"}:
+                break
+            number += 1
+        return number
+
     def _leading(self, messages: Sequence[Message], digests: Sequence[bytes]) -> int:
         """Replace the system messages that the chat begins with by those that ``messages`` begin
         with; how many those are."""
-        number = 0
-        for block, message, digest in zip(self.blocks, messages, digests, strict=False):
-            if {block.source, source_of(message)} != {"system"}:
-                break
+        number = self.systems(messages)
+        for block, message, digest in zip(self.blocks[:number], messages, digests, strict=False):
             if block.digests != [digest]:
                 block.messages, block.digests, block.tokens = [message], [digest], 0
-            number += 1
         return number
 
     def _tag(self, tags: Mapping[int, dict[str, Any]], same: int, sent: int) -> None:
@@ -164,6 +223,28 @@ class ChatSession(msgspec.Struct, weakref=True):
             messages -= len(block.digests)
             kept.append(block)
         self.blocks = kept
+
+
+class _Fit:
+    """How a client's messages fit a version of its chat, apart from the systems' at the beginning.
+
+    Attributes:
+        known: Messages that the version has.
+        common: How many of its first messages are repeated.
+        goes_on: Whether all are, or all but a last answer, which clients may shorten.
+        is_edited: Whether more than half are, wherever they stand.
+    """
+
+    def __init__(
+        self, version: ChatSession, messages: Sequence[Message], digests: Sequence[bytes]
+    ) -> None:
+        self.version, start = version, version.systems(messages)
+        known = [digest for block in version.blocks for digest in block.digests][start:]
+        said = digests[start:]
+        self.known, self.common = len(known), _common(said, known)
+        left = self.known - self.common
+        self.goes_on = not left or (left == 1 and 0 < self.common < len(said) - 1)
+        self.is_edited = 2 * (Counter(said) & Counter(known)).total() > self.known
 
 
 def _common(first: Sequence[bytes], second: Sequence[bytes]) -> int:

@@ -43,6 +43,11 @@ class ChatStore:
     def __len__(self) -> int:
         return len(self._chats)
 
+    @property
+    def unwritten(self) -> int:
+        """Chats whose newest state should be in the directory, and could not be written."""
+        return len(self._files.unwritten) if self._files is not None else 0
+
     def lock(self, key: str) -> asyncio.Lock:
         """Whoever changes a chat holds it."""
         return self._locks.setdefault(key, asyncio.Lock())
@@ -55,12 +60,22 @@ class ChatStore:
             chat = self._files.read(key) if self._files is not None else None
         chat = new if chat is None else chat
         # An earlier version may have kept it under less than what says whose it is.
-        chat.name, chat.caller, chat.salt, chat.named = new.name, new.caller, new.salt, new.named
+        for each in chat.versions:
+            each.name, each.caller, each.salt, each.named = (
+                new.name,
+                new.caller,
+                new.salt,
+                new.named,
+            )
         self._load(chat)
-        self._chats[key] = self._in_use[key] = chat
+        self.put(chat)
         if key not in self._sizes:
             self._measure(chat, _encoded(chat))
         return chat
+
+    def put(self, chat: ChatSession) -> None:
+        """Let a version be the chat of its key."""
+        self._chats[chat.key] = self._in_use[chat.key] = chat
 
     def chats(self) -> list[ChatSession]:
         """All that are in memory, the one used last at the end."""
@@ -74,13 +89,16 @@ class ChatStore:
         return [chat for chat in found.values() if (chat.caller, chat.salt, chat.name) == asked]
 
     def holds(self, chat: ChatSession) -> bool:
-        """Whether a chat was not forgotten, nor begun anew since."""
-        return self._in_use.get(chat.key) is chat
+        """Whether a chat, or a version of it, was not forgotten, nor begun anew since."""
+        whole = self._in_use.get(chat.key)
+        return whole is not None and any(each is chat for each in whole.versions)
 
-    async def keep(self, chat: ChatSession) -> None:
-        """Note that a chat changed, unless it was forgotten; forgets what is beyond the budgets."""
-        if not self.holds(chat):
+    async def keep(self, version: ChatSession) -> None:
+        """Note that a version of a chat changed, unless it was forgotten; forgets what is beyond
+        the budgets."""
+        if not self.holds(version):
             return
+        chat = self._in_use[version.key]
         self._load(chat)
         self._chats[chat.key] = chat
         if self._files is not None and chat.named:
@@ -90,7 +108,21 @@ class ChatStore:
         else:
             size = _encoded(chat)
         self._measure(chat, size)
-        self._within_memory(chat)
+        self._within_memory(chat, version)
+
+    def forget_new(self, version: ChatSession) -> None:
+        """Forget a version of which nothing was said, and the chat if that is all of it."""
+        if not self.holds(version):
+            return
+        chat = self._in_use[version.key]
+        if chat is version:
+            self.forget(chat.key)
+        else:
+            chat.other = None
+
+    def forget_aside(self, caller: str, name: str) -> bool:
+        """Remove what could not be read of a caller's chats under a name; whether there was any."""
+        return self._files is not None and self._files.forget_aside(name, caller) > 0
 
     def forget(self, key: str) -> None:
         """Forget a chat, its file too."""
@@ -101,23 +133,31 @@ class ChatStore:
 
     def _load(self, chat: ChatSession) -> None:
         """Read the text that was given up, for want of room, from the chat's file."""
-        without = [block for block in chat.blocks if not block.messages]
+        without = [block for block in _blocks(chat) if not block.messages]
         kept = self._files.read(chat.key) if without and self._files is not None else None
         if kept is not None:
-            texts = {tuple(block.digests): block.messages for block in kept.blocks}
+            texts = {tuple(block.digests): block.messages for block in _blocks(kept)
+                     if block.messages}  # fmt: skip
             for block in without:
                 block.messages = texts.get(tuple(block.digests), [])
 
-    def _within_memory(self, used: ChatSession) -> None:
-        """Give up the chats used longest ago, whole; those with files are read again from there."""
-        for key, chat in list(self._chats.items()):
+    def _within_memory(self, used: ChatSession, version: ChatSession) -> None:
+        """Give up the chats used longest ago, whole; those with files are read again from there,
+        and go first."""
+        unwritten = self._files.unwritten if self._files is not None else set[str]()
+        for key, chat in sorted(self._chats.items(), key=lambda each: each[0] in unwritten):
             if self._bytes <= self._most:
                 return
             if chat is not used and not self.lock(key).locked():
                 self._drop(key)
-                self.forgotten += self._files is None or not chat.named
+                self.forgotten += self._files is None or not chat.named or key in unwritten
+                unwritten.discard(key)
+        if self._sizes[used.key] > self._most and version is used and used.other is not None:
+            used.other = None
+            self._measure(used, _encoded(used))
         beyond = self._sizes[used.key] - self._most
-        for block in used.away if beyond > 0 else ():
+        away = [block for each in used.versions for block in each.away]
+        for block in away if beyond > 0 else ():
             size = _encoded(block.messages) + _beside([block])
             block.messages = []  # its digests stay: its client may repeat it
             self._sizes[used.key] -= size
@@ -127,13 +167,18 @@ class ChatStore:
                 return
 
     def _measure(self, chat: ChatSession, encoded: int) -> None:
-        size = encoded + _beside(chat.blocks)
+        size = encoded + _beside(_blocks(chat))
         self._bytes += size - self._sizes.get(chat.key, 0)
         self._sizes[chat.key] = size
 
     def _drop(self, key: str) -> None:
         self._chats.pop(key, None)
         self._bytes -= self._sizes.pop(key, 0)
+
+
+def _blocks(chat: ChatSession) -> list[Block]:
+    """Blocks of all versions of a chat."""
+    return [block for each in chat.versions for block in each.blocks]
 
 
 def _encoded(what: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -50,6 +51,8 @@ class MemorySettings:
         shortest: Blocks of fewer tokens are spliced by no engine; chosen: what engines splice at
             least unless their model's calibration says more.
         strip_think: Whether thoughts leave the prompt with the turn that they belong to.
+        salt_key: Of the keyed hash that gives each API key a cache salt of its own where recall is
+            asked for; None: what one caller said may come back for another.
     """
 
     budget: int
@@ -69,6 +72,7 @@ class MemorySettings:
     most_moved: int = 1024
     shortest: int = 32
     strip_think: bool = True
+    salt_key: bytes | None = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     floors: dict[str, float] = field(default_factory=lambda: dict(FLOORS))
 
     def __post_init__(self) -> None:

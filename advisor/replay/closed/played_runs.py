@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ReplayError
-from ..recordings.fleet import FleetRequest
+from ..recordings.fleet import LEAST_S, FleetRequest
 from ..recordings.signals import Signals
 from ..recordings.traffic import trace_lines
 from ..recordings.weka import Session
@@ -80,9 +80,10 @@ def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[Fl
     """Run by run; a request's time is its number, so that a trace has them in this order."""
     rng = random.Random(f"{seed}/closed")
     pile: list[Session] = []
-    number = 0
+    number = lap = 0
     for run in range(count):
         if not pile:
+            lap += 1
             pile = list(sessions)
             rng.shuffle(pile)
         session = pile.pop()
@@ -90,7 +91,7 @@ def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[Fl
         for index, turn in enumerate(session.turns):
             last = index + 1 == len(session.turns)
             back = None if last else _pause_s(session, index + 1) + (turn.api_s or 0.0)
-            yield FleetRequest(float(number), 0, name, name, session, index, back)
+            yield FleetRequest(float(number), 0, name, name, session, index, back, lap)
             number += 1
 
 
@@ -106,4 +107,5 @@ def _least_s(session: Session) -> float:
     """Seconds that a session takes where nobody waits for anything but answers."""
     service = ServiceModel()
     answers = sum(service.seconds(0, turn.output_tokens) for turn in session.turns)
-    return answers + sum(_pause_s(session, index) for index in range(len(session.turns)))
+    pauses = sum(_pause_s(session, index) for index in range(len(session.turns)))
+    return max(LEAST_S, answers + pauses)

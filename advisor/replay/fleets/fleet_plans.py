@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from ..lab.arms import Settings, new_orders
 from ..lab.cells import run_cells
 from ..orders.orders import EvictionOrder
 from ..traces.duration import AGENTS_SERVICE, HostLink
-from ..traces.trace import Trace
+from ..traces.trace import Ints, Trace
 from .fleet_routing import FleetRouting, NotingRouter
 
 Seconds = npt.NDArray[np.float64]
@@ -44,21 +44,36 @@ class PlanTerms:
     """What an engine is.
 
     Attributes:
-        blocks: Of an engine's pool.
+        blocks: Of an engine's pool: one that costs 1.
         prefill_tokens_per_s: Prompt tokens that it computes per second, one prompt at a time.
         policy: What orders its blocks.
         host_cost: Cost of as much host memory as a pool, where an engine costs 1; the default is
             chosen.
+        times: How many pools of ``blocks`` each engine has, as one that is spread over as many
+            GPUs; it costs as much.
     """
 
     blocks: int
     prefill_tokens_per_s: float = AGENTS_SERVICE.prefill_tokens_per_s
     policy: str = "lru"
     host_cost: float = 0.05
+    times: int = 1
+
+    @property
+    def pool(self) -> int:
+        """Blocks that an engine of a plan has."""
+        return self.blocks * self.times
 
     def cost(self, plan: Plan) -> float:
-        """What a plan costs, in engines."""
-        return plan.engines * (1 + plan.host * self.host_cost)
+        """What a plan costs, in engines of ``blocks``."""
+        return self.times * plan.engines * (1 + plan.host * self.host_cost)
+
+    def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
+        """The same with pools in which every request of a trace has room, and how many requests
+        have none in ``blocks``: an engine refuses a prompt that can never fit."""
+        needed = blocks_needed(trace)
+        times = max(1, -(-int(needed.max(initial=0)) // self.blocks))
+        return replace(self, times=times), int((needed > self.blocks).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,8 @@ class PlanFound:
         hit_rate, host_rate: Shares of the prompt blocks found in pools, and loaded.
         ttft_p50_s, ttft_p95_s: Seconds from a request's arrival until its prompt is computed.
         busiest: Share of the time in which the busiest engine computes prompts.
+        blocks: Of each engine's pool.
+        refused: Requests that are larger than that pool: no plan that has some serves the trace.
     """
 
     plan: Plan
@@ -79,6 +96,8 @@ class PlanFound:
     ttft_p50_s: float
     ttft_p95_s: float
     busiest: float
+    blocks: int
+    refused: int
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -109,8 +128,9 @@ def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
 
 
 def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
-    """The cheapest plan whose TTFT is good enough at p95; None: none is."""
-    good = [row for row in found if row.ttft_p95_s <= ttft_s]
+    """The cheapest plan that serves all requests, and whose TTFT is good enough at p95; None: none
+    is."""
+    good = [row for row in found if not row.refused and row.ttft_p95_s <= ttft_s]
     return min(good, key=lambda row: (row.cost, row.ttft_p95_s), default=None)
 
 
@@ -131,7 +151,19 @@ def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
     ttft, busy = waits(trace.at, computed / terms.prefill_tokens_per_s + loading, router.where)
     p50, p95 = np.percentile(ttft, [50, 95]).tolist() if len(ttft) else (0.0, 0.0)
     hit_rate, host_rate = float(outcome.hits.sum() / total), float(outcome.warmed.sum() / total)
-    return PlanFound(plan, terms.cost(plan), hit_rate, host_rate, p50, p95, busy)
+    refused = int((blocks_needed(trace) > terms.pool).sum())
+    return PlanFound(
+        plan, terms.cost(plan), hit_rate, host_rate, p50, p95, busy, terms.pool, refused
+    )
+
+
+def blocks_needed(trace: Trace) -> Ints:
+    """int32 ``[requests]``: blocks that each holds at the end of its answer."""
+    tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
+    needed: Ints = np.maximum(-(-tokens // trace.block_size), np.diff(trace.starts)).astype(
+        np.int32
+    )
+    return needed
 
 
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
@@ -160,8 +192,8 @@ def _run(shared: tuple[Trace, PlanTerms], plan: Plan) -> PlanFound:
 
 
 def _instance(order: EvictionOrder, plan: Plan, terms: PlanTerms) -> Instance:
-    host = HostTier(round(plan.host * terms.blocks)) if plan.host else None
-    return Instance(terms.blocks, order, host=host)
+    host = HostTier(round(plan.host * terms.pool)) if plan.host else None
+    return Instance(terms.pool, order, host=host)
 
 
 def _router(trace: Trace, plan: Plan, terms: PlanTerms) -> Router:

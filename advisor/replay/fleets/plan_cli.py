@@ -53,17 +53,26 @@ def plan(
     terms = PlanTerms(blocks, prefill, policy, host_cost)
     console = Console(stderr=True, quiet=as_json)
     with console.status(f"{len(plans)} plans") as status:
+        read = load_trace(trace)
+        terms, too_large = terms.for_trace(read)
         found = compare_plans(
-            load_trace(trace), plans, terms, processes=processes,
+            read, plans, terms, processes=processes,
             progress=lambda done, total: status.update(f"{done} of {total} plans"),
         )  # fmt: skip
     best = cheapest(found, ttft)
     draw_plans(found, best, ttft, picture)
     if as_json:
         rows = [row.as_dict() for row in found]
-        typer.echo(json.dumps({"plans": rows, "best": best and best.as_dict()}))
+        said = {"plans": rows, "best": best and best.as_dict(), "too_large": too_large}
+        typer.echo(json.dumps(said))
         return
     Console().print(_table(found, best, trace.name))
+    if too_large:
+        typer.echo(
+            f"{too_large:,} of {len(read):,} requests are larger than a pool of {blocks:,} blocks: "
+            f"no engine serves them. Planned with pools of {terms.pool:,} blocks, {terms.times} "
+            f"times as large and as dear"
+        )
     typer.echo(_sentence(best, ttft))
     typer.echo(f"picture: {picture}")
 
@@ -99,7 +108,9 @@ def _sentence(best: PlanFound | None, ttft: float) -> str:
         return f"no plan has a TTFT of {ttft:g} s at p95: try more engines or more host memory"
     plan = best.plan
     memory = f"{plan.host:g} pools of host memory each" if plan.host else "no host memory"
+    engines = "1 engine" if plan.engines == 1 else f"{plan.engines} engines"
     return (
-        f"cheapest with a TTFT of {ttft:g} s at p95: {plan.engines} engines with {memory}, "
+        f"cheapest with a TTFT of {ttft:g} s at p95: {engines} of {best.blocks:,} blocks with "
+        f"{memory}, "
         f"routing {plan.routing} (simulated: prompts one after the other, decoding free)"
     )

@@ -16,6 +16,10 @@ MAX_GAP_S: Final = 1800.0
 """Pauses inside a session are cut to this: who is away longer is not at work."""
 
 
+LEAST_S: Final = 1.0
+"""That a session takes its user, also where no time of it was recorded: else it has no end."""
+
+
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
     """A turn of a session that a user plays.
@@ -26,6 +30,7 @@ class FleetRequest:
         scope: The run in which its recorded block numbers hold: a subagent's is its parent's.
         index: Which turn of ``session`` it is.
         returns_s: Seconds until the session's next request, cut; None after the last one.
+        lap: How often the fleet has begun its sessions anew by then, from 1.
     """
 
     at: float
@@ -35,6 +40,7 @@ class FleetRequest:
     session: Session
     index: int
     returns_s: float | None
+    lap: int = 1
 
     @property
     def turn(self) -> Turn:
@@ -61,6 +67,7 @@ class _Run(NamedTuple):
     name: str
     scope: str
     session: Session
+    lap: int
 
 
 def lay_over_users(
@@ -142,19 +149,19 @@ def _pile(sessions: Sequence[Session], rng: random.Random) -> Iterator[_Run]:
         rng.shuffle(order)
         for session in order:
             name = session.name if lap == 1 else f"{session.name}@{lap}"
-            yield _Run(name, name, session)
+            yield _Run(name, name, session, lap)
 
 
 def _play(run: _Run, user: int, start: float) -> Iterator[FleetRequest]:
     """The requests of a session that begins at ``start``, and those of its subagents."""
-    name, scope, session = run
+    name, scope, session, lap = run
     offsets = _offsets(session)
     for index, offset in enumerate(offsets):
         after = offsets[index + 1] - offset if index + 1 < len(offsets) else None
-        yield FleetRequest(start + offset, user, name, scope, session, index, after)
+        yield FleetRequest(start + offset, user, name, scope, session, index, after, lap)
     for number, agent in enumerate(session.subagents, 1):
         begins = start + _when(session, offsets, agent)
-        yield from _play(_Run(f"{name}.{number}", scope, agent), user, begins)
+        yield from _play(_Run(f"{name}.{number}", scope, agent, lap), user, begins)
 
 
 def _offsets(session: Session) -> list[float]:
@@ -174,4 +181,4 @@ def _when(session: Session, offsets: Sequence[float], agent: Session) -> float:
 
 def _busy_s(session: Session) -> float:
     """Seconds that a user plays a session; its subagents run beside it."""
-    return _offsets(session)[-1] + (session.turns[-1].api_s or 0.0)
+    return max(LEAST_S, _offsets(session)[-1] + (session.turns[-1].api_s or 0.0))

@@ -11,6 +11,7 @@ from .fleet import FleetRequest
 from .weka import Session, Turn
 
 _NOT_SHARED: Final = -1
+_FIRST: Final = -1  # block before the first one
 
 
 class BlockNumbers:
@@ -20,7 +21,8 @@ class BlockNumbers:
     prefix. Sessions with tools of equal length share these, and behind them the system prompt where
     its length is equal, too: whole blocks. Sessions of one harness share all of their heads that
     they have in common, with nobody else. A subagent shares with its parent what their recorded
-    numbers share.
+    numbers share. Where numbers are all sessions', equal numbers behind equal ones are one block, until
+    the fleet plays its sessions again: then it shares the heads alone.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of a session's own.
@@ -52,6 +54,8 @@ class BlockNumbers:
 
     def _chain(self, request: FleetRequest, hash_ids: array[int]) -> list[int]:
         step = self._step(request.session)
+        if request.session.is_global and not request.session.harness:
+            return self._global_chain(request, hash_ids, step)
         head = self._head(request.session, step)
         chain = []
         for hash_id in hash_ids[step - 1 :: step]:
@@ -68,6 +72,15 @@ class BlockNumbers:
         if (place + 1) * self._size <= session.tool_tokens:
             return session.tool_tokens, place
         return session.tool_tokens, session.system_tokens, place
+
+    def _global_chain(self, request: FleetRequest, hash_ids: array[int], step: int) -> list[int]:
+        session, chain, before = request.session, list[int](), _FIRST
+        head = (session.tool_tokens + session.system_tokens) // self._size
+        for place, end in enumerate(range(step, len(hash_ids) + 1, step)):
+            lap = 1 if place < head else request.lap
+            before = self._number((lap, before, hash_ids[end - step : end].tobytes()))
+            chain.append(before)
+        return chain
 
     def _number(self, name: Hashable) -> int:
         return self._numbers.setdefault(name, len(self._numbers))

@@ -2,7 +2,8 @@
 
 The format is the public kv-cache-tester corpus's: ``tool_tokens`` and ``system_tokens`` say how
 long the head of the prompt is, ``requests`` hold ``t`` (s), ``in``, ``out``, ``hash_ids`` (full
-blocks, numbered inside the file; a number stands for its whole prefix), ``stop``, ``api_time``,
+blocks, numbered inside the file; a number stands for its whole prefix. Where ``hash_id_scope`` is
+``global``, equal numbers behind equal ones are equal blocks in all files), ``stop``, ``api_time``,
 ``think_time``; entries of type ``subagent`` hold ``requests`` of their own, timed from their start.
 """
 
@@ -24,7 +25,7 @@ _MAX_DEPTH: Final = 8  # of subagents in subagents: chosen
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-BlockNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+BlockNumber = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: an array's own bound
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -62,6 +63,7 @@ class Session:
         began: Seconds after its parent's first request; 0 without a parent.
         turns: By time; at least one.
         harness: Whose tools and system prompt these are; empty: whoever's have equal lengths.
+        is_global: Whether its blocks' numbers are all sessions', and not its own.
     """
 
     name: str
@@ -72,14 +74,15 @@ class Session:
     turns: tuple[Turn, ...]
     subagents: tuple[Session, ...]
     harness: str = ""
+    is_global: bool = False
 
 
 class _Entry(msgspec.Struct):
     t: Seconds
-    type: Word = ""
+    type: Word | None = None
     # a request
     input_tokens: Tokens | None = msgspec.field(default=None, name="in")
-    output_tokens: Tokens = msgspec.field(default=0, name="out")
+    output_tokens: Tokens | None = msgspec.field(default=None, name="out")
     hash_ids: list[BlockNumber] | None = None
     stop: Word | None = None
     input_types: list[Word] | None = None
@@ -87,19 +90,21 @@ class _Entry(msgspec.Struct):
     think_time: Seconds | None = None
     # a subagent
     requests: list[_Entry] | None = None
-    tool_tokens: Tokens = 0
-    system_tokens: Tokens = 0
+    tool_tokens: Tokens | None = None
+    system_tokens: Tokens | None = None
 
 
 class _File(msgspec.Struct):
     block_size: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     requests: list[_Entry]
-    tool_tokens: Tokens = 0
-    system_tokens: Tokens = 0
-    hash_id_scope: Word = "local"
+    tool_tokens: Tokens | None = None
+    system_tokens: Tokens | None = None
+    hash_id_scope: Word | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(_File)
+_SCOPES: Final = ("local", "global")  # of blocks' numbers
+# Not strict: see ``formats``.
+_decoder: Final = msgspec.json.Decoder(_File, strict=False)
 
 
 def read_sessions(
@@ -134,8 +139,9 @@ def read_session(path: Path) -> Session:
     data = read_whole(path, MAX_FILE)
     try:
         file = _decoder.decode(data)
-        if file.hash_id_scope != "local":
-            raise TraceError(f"hash_id_scope = {file.hash_id_scope!r}: allowed: local")
+        scope = file.hash_id_scope or _SCOPES[0]
+        if scope not in _SCOPES:
+            raise TraceError(f"hash_id_scope = {scope!r}: allowed: {', '.join(_SCOPES)}")
         name = path.name.removesuffix(".gz").removesuffix(".json")
         head = _Entry(
             t=0.0,
@@ -143,7 +149,7 @@ def read_session(path: Path) -> Session:
             tool_tokens=file.tool_tokens,
             system_tokens=file.system_tokens,
         )
-        return _Builder(file.block_size).session(name, head, "requests")
+        return _Builder(file.block_size, scope == _SCOPES[1]).session(name, head, "requests")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TraceError) as error:
         raise TraceError(f"{path}: {error or type(error).__name__}") from None
 
@@ -151,10 +157,10 @@ def read_session(path: Path) -> Session:
 class _Builder:
     """Makes sessions of one file's entries, and checks what types cannot say."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, is_global: bool) -> None:
+        self._block_size, self._is_global = block_size, is_global
         self._before: dict[int, int] = {}  # block number → the one before it, -1 for none
-        self._checked = array("I")  # the last chain
+        self._checked = array("Q")  # the last chain
 
     def session(self, name: str, entry: _Entry, where: str, depth: int = 0) -> Session:
         """The session whose requests an entry holds; ``where`` is the field they stand in."""
@@ -170,14 +176,15 @@ class _Builder:
         return Session(
             name,
             self._block_size,
-            entry.tool_tokens,
-            entry.system_tokens,
+            entry.tool_tokens or 0,
+            entry.system_tokens or 0,
             0.0,
             tuple(sorted(turns, key=lambda turn: turn.at)),
             tuple(
                 self._subagent(f"{name}.{number}", each, f"{where}[{i}].requests", start, depth)
                 for number, (i, each) in enumerate(agents, 1)
             ),
+            self._is_global,
         )
 
     def _subagent(self, name: str, entry: _Entry, where: str, start: float, depth: int) -> Session:
@@ -195,12 +202,16 @@ class _Builder:
                 f"{where}.hash_ids has {len(entry.hash_ids)} entries; {entry.input_tokens} tokens "
                 f"in blocks of {self._block_size} need {least}"
             )
-        hash_ids = array("I", entry.hash_ids)
-        self._check_prefixes(hash_ids, where)
+        try:
+            hash_ids = array("Q", entry.hash_ids)
+        except OverflowError:
+            raise TraceError(f"{where}.hash_ids: allowed: numbers up to 2^64 - 1") from None
+        if not self._is_global:
+            self._check_prefixes(hash_ids, where)
         return Turn(
             entry.t - start,
             entry.input_tokens,
-            entry.output_tokens,
+            entry.output_tokens or 0,
             hash_ids[:least],
             entry.stop or "",
             tuple(entry.input_types or ()),

@@ -18,11 +18,11 @@ Layers = Annotated[list[tuple[Name, Tokens, Tokens]], msgspec.Meta(max_length=10
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One line of any format; the fields that it has tell which."""
+    """One line of any format; the fields that it has tell which. None is as if it were absent."""
 
     # every format
     input_length: Tokens | None = None
-    output_length: Tokens = 0
+    output_length: Tokens | None = None
     hash_ids: list[BlockHash] | None = None
     timestamp: Time | None = None  # ms; Qwen-Bailian: s
     # aiperf
@@ -37,8 +37,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     block_size: Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None = None
     at: Time | None = None  # s since the recording began
     session: Name | None = None
-    output_hash_ids: list[BlockHash] = []
-    ended: bool = False
+    output_hash_ids: list[BlockHash] | None = None
+    ended: bool | None = None
     cached_tokens: Tokens | None = None
     seconds: Time | None = None  # that the request took
     # what a caller said: absent where nobody said anything
@@ -55,6 +55,8 @@ class Format:
     Attributes:
         block_size: Tokens a hash id stands for; None where the header says.
         unit: Seconds that one unit of ``timestamp`` is.
+        timed: Whether each line says when it came; sessions without time stamps come as their
+            answers let them.
         required: Fields without which a line means nothing.
         foreign: Fields that only lines of another format have.
     """
@@ -64,6 +66,7 @@ class Format:
     unit: float
     required: tuple[str, ...]
     foreign: tuple[str, ...]
+    timed: bool = True
 
     def check(self, line: Line) -> None:
         """Refuse a line of another format, and one that lacks a field.
@@ -79,7 +82,7 @@ class Format:
         for name in self.required:
             if getattr(line, name) is None:
                 raise TraceError(f"{name} is missing; a {self.name} line needs it")
-        if line.timestamp is None and line.delay is None and line.at is None:
+        if self.timed and line.timestamp is None and line.at is None:
             raise TraceError(f"timestamp is missing; a {self.name} line needs it")
 
 
@@ -90,14 +93,15 @@ _AIPERF: Final = ("session_id", "delay")
 _BODY: Final = ("input_length", "hash_ids")
 
 MOONCAKE: Final = Format("mooncake", 512, 1e-3, _BODY, _OURS + _BAILIAN + _AIPERF)
-AIPERF: Final = Format("aiperf", 512, 1e-3, (*_BODY, "session_id"), _OURS + _BAILIAN)
+AIPERF: Final = Format("aiperf", 512, 1e-3, (*_BODY, "session_id"), _OURS + _BAILIAN, timed=False)
 BAILIAN: Final = Format("qwen-bailian", 16, 1.0, (*_BODY, "chat_id"), _OURS + _AIPERF)
 RECORDED: Final = Format(
     "kvgraph", None, 1.0, (*_BODY, "at"), ("timestamp", *_BAILIAN, *_AIPERF, "kvgraph_trace")
 )
 HEADER_VERSION: Final = 1
 
-_decoder: Final = msgspec.json.Decoder(Line)
+# Not strict: exporters of tables write 1024.0 or "1024" where a column has a null.
+_decoder: Final = msgspec.json.Decoder(Line, strict=False)
 
 
 def decode_line(data: bytes) -> Line:

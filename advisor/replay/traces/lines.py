@@ -13,12 +13,14 @@ from ..errors import TraceError
 
 MAX_LINE: Final = 8 << 20  # bytes: a prompt of a million blocks still fits; chosen
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_MARK: Final = b"\xef\xbb\xbf"  # UTF-8's byte order mark, which spreadsheets write
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(line number, line)``, numbered from 1, blank lines left out.
 
-    Gzip is recognised by its content. At most ``MAX_LINE`` bytes are held at once.
+    Gzip is recognised by its content; a byte order mark is left out. At most ``MAX_LINE`` bytes are
+    held at once.
 
     Raises:
         TraceError: The file cannot be read, its gzip is damaged, or a line has no end.
@@ -30,7 +32,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 number += 1
                 if len(line) > MAX_LINE:
                     raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
-                if not line.isspace():
+                line = line.removeprefix(_MARK) if number == 1 else line
+                if line and not line.isspace():
                     yield number, line
     except EOFError:
         raise TraceError(f"{path}:{number + 1}: the gzip file is truncated") from None
@@ -41,7 +44,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_whole(path: Path, limit: int) -> bytes:
-    """All of a file, gzipped or not, of which ``limit`` bytes at most are held.
+    """All of a file, gzipped or not, without a byte order mark; ``limit`` bytes of it at most are
+    held.
 
     Raises:
         TraceError: The file cannot be read, its gzip is damaged, or it is longer.
@@ -57,7 +61,7 @@ def read_whole(path: Path, limit: int) -> bytes:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > limit:
         raise TraceError(f"{path}: longer than {limit} bytes")
-    return data
+    return data.removeprefix(_MARK)
 
 
 def new_file(path: Path) -> TextIO:

@@ -86,6 +86,7 @@ class _Draft:
         self._links: dict[tuple[int, int], int] = {}  # (block before, hash) → block
         self._sessions = array("q")
         self._session_rows: dict[str | int, int] = {}
+        self._same: list[int] = []  # row of a session → an earlier one that is the same, or itself
         self._free_at: dict[int, float] = {}  # session → when its turn before was done
         self._service = ServiceModel()
         self._said = SaidDraft()
@@ -97,7 +98,7 @@ class _Draft:
         self._check_blocks(line.input_length, len(line.hash_ids))
         session = self._session(line)
         at = self._arrival(line, session)
-        chain = self._chain(line.hash_ids + line.output_hash_ids)
+        chain = self._chain(line.hash_ids + (line.output_hash_ids or []))
         if len(self._ids) + len(self.at) + len(chain) > MAX_REFERENCES:
             raise TraceError(f"more than {MAX_REFERENCES:,} requests and block references")
         self._said.add(line)
@@ -105,7 +106,7 @@ class _Draft:
         self._lengths.append(len(chain))
         self._prompts.append(len(line.hash_ids))
         self._inputs.append(line.input_length)
-        self._outputs.append(line.output_length)
+        self._outputs.append(line.output_length or 0)
         self._sessions.append(session)
         self.at.append(at)
 
@@ -126,6 +127,10 @@ class _Draft:
         matchable = np.minimum(prompts, (inputs - 1) // self._size) if recorded else prompts
         named = bool(self._session_rows)
         session = np.array(self._sessions, dtype=np.int32)[order]
+        if self._same:
+            rows = np.array([self._first(row) for row in session.tolist()], dtype=np.int32)
+            _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+            session = np.argsort(np.argsort(first))[inverse].astype(np.int32)
         if not named:
             flat, ends = blocks.tolist(), starts.tolist()
             chains = [flat[a:b] for a, b in pairwise(ends)]
@@ -173,14 +178,13 @@ class _Draft:
         if line.timestamp is not None:
             at = line.timestamp * self._kind.unit
         else:
-            if session not in self._free_at:
-                raise TraceError("delay on a session's first line; it needs a timestamp")
-            assert line.delay is not None
-            at = self._free_at[session] + line.delay * self._kind.unit
+            # A closed loop, as far as one pass can tell: sessions begin together, and each turn
+            # comes after the answer to the one before.
+            at = self._free_at.get(session, 0.0) + (line.delay or 0.0) * self._kind.unit
         if self._kind is AIPERF:
             assert line.input_length is not None
             self._free_at[session] = at + self._service.seconds(
-                line.input_length, line.output_length
+                line.input_length, line.output_length or 0
             )
         return at
 
@@ -194,8 +198,23 @@ class _Draft:
         return self._session_rows.setdefault(name, len(self._session_rows))
 
     def _conversation(self, line: Line) -> int:
-        """A row for the conversation: a chat points to the chat that it continues."""
+        """A row for the conversation: a chat points to the chat that it continues, whose line may
+        stand behind its own."""
         assert line.chat_id is not None
-        parent = self._session_rows.get(-1 if line.parent_chat_id is None else line.parent_chat_id)
-        row = len(self._session_rows) if parent is None else parent
-        return self._session_rows.setdefault(line.chat_id, row)
+        row = self._row_of(line.chat_id)
+        if line.parent_chat_id is not None and line.parent_chat_id >= 0:
+            one, other = sorted([self._first(row), self._first(self._row_of(line.parent_chat_id))])
+            self._same[other] = one
+        return row
+
+    def _row_of(self, chat: int) -> int:
+        row = self._session_rows.setdefault(chat, len(self._same))
+        if row == len(self._same):
+            self._same.append(row)
+        return row
+
+    def _first(self, row: int) -> int:
+        """The first row that is the same conversation's."""
+        while self._same[row] != row:
+            self._same[row] = row = self._same[self._same[row]]
+        return row

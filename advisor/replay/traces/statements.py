@@ -82,7 +82,7 @@ class SaidDraft:
         layers = _layers(line)
         waiting, expected, seconds = line.waiting_for_tool, line.expected_return_s, line.seconds
         self._layers.append(self._known.setdefault(layers, layers))
-        self._ended.append(line.ended)
+        self._ended.append(line.ended or False)
         self._waiting.append(_NOBODY if waiting is None else waiting)
         self._expected.append(float("nan") if expected is None else expected)
         self._seconds.append(float("nan") if seconds is None else seconds)

@@ -65,14 +65,15 @@ class MixedStore:
     ``group`` of them go.
 
     Args:
+        keys, values: Some of the layer's, whose widths may differ.
         most: Tokens, unless a prompt brings more.
     """
 
-    def __init__(self, like: Tensor, most: int, window: int, group: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, most: int, window: int, group: int) -> None:
         self._window, self._group = window, group
         self._old = 0
-        self._recent = FloatStore(like, window + group)
-        self._planes = Cells(like, most - window), Cells(like, most - window)
+        self._recent = FloatStore(keys, values, window + group)
+        self._planes = Cells(keys, most - window), Cells(values, most - window)
 
     @property
     def held(self) -> int:

@@ -39,13 +39,14 @@ class FloatStore:
     """Keys and values as the model made them, contiguous.
 
     Args:
+        keys, values: Some of the layer's, whose widths may differ.
         most: Tokens, unless a prompt brings more.
     """
 
-    def __init__(self, like: Tensor, most: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:
         self._most = most
         self.held = 0
-        self._keys, self._values = _room(like, 0), _room(like, 0)
+        self._keys, self._values = _room(keys, 0), _room(values, 0)
 
     @property
     def keys(self) -> Tensor:

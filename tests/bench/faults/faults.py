@@ -32,11 +32,13 @@ class Size:
         full: At the size that its figures are stated for.
         seed: Of everything random; printed with the result.
         hours: How long random traffic goes on; None: as its figures need it.
+        only: Of ``mends``: those that have this text in their names or files.
     """
 
     full: bool
     seed: int
     hours: float | None = None
+    only: str = ""
 
     def of(self, short: int, full: int) -> int:
         """``short``, or ``full``."""
@@ -68,21 +70,31 @@ FAULTS: Final = {
 }
 """Name → the module and the function in it that is the fault."""
 
+BY_NAME: Final = {"mends": ".mends:run"}
+"""Likewise, of those that run only when they are named: they need a clone, and hours."""
+
 
 def run(
-    names: list[str], full: bool, seed: int, out: Path, progress: bool, hours: float | None = None
+    names: list[str],
+    full: bool,
+    seed: int,
+    out: Path,
+    progress: bool,
+    hours: float | None = None,
+    only: str = "",
 ) -> Figures:
     """Run the named faults, or all of them; each one's record goes to ``out``.
 
     Raises:
         BenchError: A name is none.
     """
-    unknown = [name for name in names if name not in FAULTS]
+    there = {**FAULTS, **BY_NAME}
+    unknown = [name for name in names if name not in there]
     if unknown:
-        raise BenchError(f"no fault is called {', '.join(unknown)}; there are {', '.join(FAULTS)}")
+        raise BenchError(f"no fault is called {', '.join(unknown)}; there are {', '.join(there)}")
     console = Console(stderr=True, quiet=not progress)
     console.print(f"seed {seed}")
-    size, figures, records = Size(full, seed, hours), Figures("faults"), dict[str, Record]()
+    size, figures, records = Size(full, seed, hours, only), Figures("faults"), dict[str, Record]()
     for name in names or FAULTS:
         kept = Record.read(out / f"{name}.json") if full and not names else None
         if kept is not None and kept.full:
@@ -97,7 +109,7 @@ def run(
 
 
 def _measure(name: str, size: Size, console: Console) -> Record:
-    module, _, function = FAULTS[name].partition(":")
+    module, _, function = (FAULTS.get(name) or BY_NAME[name]).partition(":")
     fault: Fault = getattr(importlib.import_module(module, __package__), function)
     figures, started = Figures(name), time.monotonic()
     with console.status(name) as status:

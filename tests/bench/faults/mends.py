@@ -1,0 +1,194 @@
+"""Mends, each taken out again: does a test say so?
+
+``kvgraph bench faults mends`` copies the tree, and for each entry of ``MENDS`` replaces the mend by
+what stood there before, or by what a slip of the pen would make of it, and runs the entry's tests.
+A mend whose tests then still pass is one that the next change may lose.
+"""
+# ruff: noqa: E501 -- an entry is a line
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import BenchError
+from ..figures import Figures
+from .faults import Say, Size
+
+ROOT: Final = Path(__file__).parents[3]
+_LEFT_OUT: Final = (".*", "__pycache__", "node_modules", "build", "*.egg-info")
+_MOST_S: Final = 900.0  # of an entry's tests; chosen: several times the longest
+_PASSED, _FAILED, _OTHERWISE = 0, 1, 2  # what pytest returns; the last: nothing was tested
+
+
+class Mend(NamedTuple):
+    """A mend, and what shall notice that it is gone.
+
+    Attributes:
+        name: Of what it mends.
+        file: Where it stands, from the root.
+        old: Its text there, which stands there once.
+        new: What the mutant has in its place.
+        tests: pytest's arguments.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+_CHATS, _FILES = "advisor/memory/chats", "tests/memory/test_memory_files.py"
+_CALLERS, _TOLD = "tests/memory/test_memory_callers.py", "tests/memory/test_memory_told.py"
+_TRACES, _TRAFFIC = "tests/replay/test_replay_traces.py", "tests/replay/test_replay_traffic.py"
+_READER, _FORMATS = "advisor/replay/traces/reader.py", "advisor/replay/traces/formats.py"
+_WEKA, _PLANS = "advisor/replay/recordings/weka.py", "advisor/replay/fleets/fleet_plans.py"
+_CONF, _FAULTS = "tests/confkv/test_conf_generate.py", "tests/engine/test_engine_faults.py"
+_PAGE, _STORE = "tests/dashboards/test_dashboards_app.py", "tests/store/test_shared_store.py"
+
+# One line each, however long; what a later mend needs is one more line.
+# fmt: off
+MENDS: Final = (
+    # Chats on disk
+    Mend("a damaged chat is no error", f"{_CHATS}/chat_files.py", "except (OSError, *BAD_PAYLOAD, MemoryError):", "except (OSError, msgspec.DecodeError):", f"{_FILES} -k damaged"),
+    Mend("a chat's digest is compared", f"{_CHATS}/chat_files.py", "if _sum(data) != digest:", "if False:", f"{_FILES} -k damaged"),
+    Mend("odd messages in an older file", f"{_CHATS}/chat_files.py", "return chat if fits else None", "return chat", f"{_FILES} -k damaged"),
+    Mend("what cannot be read is set aside", f"{_CHATS}/chat_files.py", "        os.replace(path, aside)\n", "        path.unlink()\n", f"{_FILES} -k 'damaged or others'"),
+    Mend("unfinished files of others stay", f"{_CHATS}/chat_files.py", "if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
+    Mend("chats of others do not count", f"{_CHATS}/chat_files.py", "if _is_ours(head):\n", "if True:\n", f"{_FILES} -k others"),
+    Mend("a deleted chat leaves nothing aside", "advisor/memory/memory_app.py", "aside = self._proxy.store.forget_aside(caller_of(scope[\"headers\"]), name)", "aside = False", f"{_FILES} -k damaged"),
+    Mend("a full disk is in the status", f"{_CHATS}/chat_files.py", "self.unwritten.add(chat.key)", "pass", f"{_FILES} -k disk"),
+    Mend("what is not on disk leaves memory last", f"{_CHATS}/chat_store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),
+    Mend("a side question cuts no chat", "advisor/memory/memory_proxy.py", "if not words.appends:", "if False:", f"{_FILES} -k side"),
+    Mend("the version that went on is kept", f"{_CHATS}/chat_session.py", "last = max(self.versions, key=lambda each: each.gone_on)", "last = self", f"{_FILES} -k 'side or anew'"),
+    # What goes into a prompt, and whose it is
+    Mend("names in a prompt are escaped", f"{_CHATS}/breadcrumbs.py", "map(_plain, names[older:])", "names[older:]", _TOLD),
+    Mend("each API key has a salt", "advisor/memory/client_words.py", "salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}", "salted = {}", _CALLERS),
+    Mend("a client's own salt is not another's", "advisor/memory/chat_turn.py", "said = b\"\\0\".join([*keys, orjson.dumps(salt)])", "said = orjson.dumps(salt)", _CALLERS),
+    Mend("a salt does not follow from a key", "advisor/memory/chat_turn.py", "digest_size=16, key=key[:64])", "digest_size=16)", _CALLERS),
+    # Traces and plans
+    Mend("a child before its parent", _READER, "self._same[other] = one", "pass", f"{_TRACES} -k child"),
+    Mend("a byte order mark", "advisor/replay/traces/lines.py", "line = line.removeprefix(_MARK) if number == 1 else line", "pass", f"{_TRACES} -k mark"),
+    Mend("a byte order mark in a session", "advisor/replay/traces/lines.py", "return data.removeprefix(_MARK)", "return data", f"{_TRAFFIC} -k mark"),
+    Mend("null is absent", _FORMATS, "output_length: Tokens | None = None", "output_length: Tokens = 0", f"{_TRACES} -k null"),
+    Mend("numbers of tables", _FORMATS, "msgspec.json.Decoder(Line, strict=False)", "msgspec.json.Decoder(Line)", f"{_TRACES} -k null"),
+    Mend("sessions without time stamps", _FORMATS, "timed=False)", "timed=True)", f"{_TRACES} -k stamps"),
+    Mend("numbers of sixty-four bits", _WEKA, "hash_ids = array(\"Q\", entry.hash_ids)", "hash_ids = array(\"I\", entry.hash_ids)", f"{_TRAFFIC} -k bits"),
+    Mend("numbers of all sessions", "advisor/replay/recordings/fleet_blocks.py", "if request.session.is_global:", "if False:", f"{_TRAFFIC} -k 'lap or global'"),
+    Mend("a session without time ends", "advisor/replay/closed/played_runs.py", "return max(LEAST_S, answers + pauses)", "return answers + pauses", f"{_TRAFFIC} -k ends"),
+    Mend("a plan that refuses prompts", _PLANS, "if not row.refused and row.ttft_p95_s", "if row.ttft_p95_s", "tests/fleet/test_fleet_plans.py"),
+    Mend("a plan's pools hold every prompt", "advisor/replay/fleets/plan_cli.py", "terms, too_large = terms.for_trace(read)", "too_large = 0", "tests/fleet/test_fleet_plans.py"),
+    # ConfKVCache
+    Mend("latents are refused", "hooks/transformers/conf_cache.py", "if getattr(text, \"kv_lora_rank\", None):", "if False:", f"{_CONF} -k latents"),
+    Mend("a model that gives up its cache", "hooks/transformers/conf_cache.py", "if drops_at is not None and text.max_position_embeddings > drops_at:", "if False:", f"{_CONF} -k 'gives_up'"),
+    Mend("values of another width", "hooks/transformers/slots/stores.py", "_room(keys, 0), _room(values, 0)", "_room(keys, 0), _room(keys, 0)", f"{_CONF} -k width"),
+    # Tiers, and what vLLM is promised
+    Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py"),
+    Mend("workers hear of a reset first", "hooks/vllm/transfers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *self.ledger.directory.voided.take())", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
+    Mend("an adapter's blocks stay off the disk", "hooks/vllm/observe/observer.py", "            if request.lora_request is not None:\n", "            if False:\n", "tests/tiers/test_tiers_spilling.py -k adapter"),
+    Mend("a load that nobody ordered fails", "hooks/vllm/transfers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
+    Mend("promises are kept whatever fails", "hooks/vllm/transfers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", _FAULTS),
+    # Recall
+    Mend("nothing approximate is registered", "hooks/vllm/recall/exact_only.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
+    Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/own_branch.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
+    Mend("recall is a named tenant's own", "hooks/vllm/recall/opt_in.py", "(request.cache_salt or \"\", meaning.tenant or \"\")", "(request.cache_salt or \"\", \"\")", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
+    # The shared store
+    Mend("a store that all may write to", "hooks/store/directory_store.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
+    Mend("a link in a store", "hooks/store/directory_store.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
+    Mend("a record's checksum", "hooks/store/sealed_records.py", "checksum = zlib.crc32(record, zlib.crc32(key, self._seed))", "checksum = zlib.crc32(key, self._seed)", _STORE),
+    # Who may say and see what
+    Mend("one tenant's share of a pool", "graph/ranking/protection.py", "granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)", "granted = np.ones(len(places), dtype=np.bool_)", "tests/graph/ranking/test_graph_protection.py"),
+    Mend("intents reach their tenant's blocks", "graph/intents/targets.py", "rows = rows[blocks.tenant[rows] == tenant]", "pass", "tests/graph/intents tests/advisor/intents"),
+    Mend("names and blocks need the token", "dashboards/page_access.py", "if not (self._is_bearer(authorization) or self._has_cookie(request)):", "if False:", _PAGE),
+    Mend("changes need the edit token", "dashboards/page_access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
+    Mend("the door asks for a token", "advisor/sockets/door.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_door.py"),
+)
+# fmt: on
+
+
+def run(figures: Figures, size: Size, say: Say) -> None:
+    """Take each mend out in a copy of the tree, and count those that no test misses.
+
+    A figure of an entry's name is true where a test failed.
+
+    Raises:
+        BenchError: This is no clone, an entry fits the tree no more, or tests fail in any case.
+    """
+    mends = [each for each in MENDS if size.only in each.name or size.only in each.file]
+    if not mends:
+        names = ", ".join(each.name for each in MENDS)
+        raise BenchError(f"--only {size.only!r}: no mend has it in its name or file: {names}")
+    survived = 0
+    with tempfile.TemporaryDirectory(prefix="kvgraph-mends-") as directory:
+        tree = copied_tree(Path(directory))
+        say(f"the tests of {len(mends)} mends as they are")
+        for tests in dict.fromkeys(each.tests for each in mends):
+            if tested(tree, tests) != _PASSED:
+                raise BenchError(f"these fail without any change: {tests}")
+        for number, mend in enumerate(mends):
+            say(f"{number} of {len(mends)}, {survived} survived: {mend.name}")
+            with taken_out(tree, mend):
+                ended = tested(tree, mend.tests)
+            if ended not in (_PASSED, _FAILED):
+                raise BenchError(f"{mend.name}: its mutant lets no test run: {mend.new!r}")
+            survived += ended == _PASSED
+            figures.add(f"killed: {mend.name}", ended == _FAILED, "bool", "true")
+    figures.add("mends_survived", survived, f"of {len(mends)}", "0")
+
+
+def copied_tree(directory: Path) -> Path:
+    """A copy of the tree that can be imported as kvgraph from ``directory``.
+
+    Raises:
+        BenchError: This is no clone.
+    """
+    if not (ROOT / "pyproject.toml").exists():
+        raise BenchError("mends are taken out of a clone's files: run it in one")
+    tree = directory / "kvgraph"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+    (tree / "bench").symlink_to(tree / "tests" / "bench")
+    return tree
+
+
+@contextmanager
+def taken_out(tree: Path, mend: Mend) -> Iterator[None]:
+    """The tree without a mend, until the end of the block.
+
+    Raises:
+        BenchError: Its text does not stand in its file once.
+    """
+    path = tree / mend.file
+    text = path.read_text()
+    if text.count(mend.old) != 1:
+        raise BenchError(f"{mend.name}: {mend.file} has its text {text.count(mend.old)} times")
+    path.write_text(text.replace(mend.old, mend.new))
+    try:
+        yield
+    finally:
+        path.write_text(text)
+
+
+def tested(tree: Path, tests: str) -> int:
+    """What pytest says of a tree; a test that hangs has failed."""
+    environment = os.environ | {
+        "PYTHONPATH": str(tree.parent), "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_ADDOPTS": "-x -q -p no:cacheprovider",
+    }  # fmt: skip
+    words: Sequence[str] = [sys.executable, "-m", "pytest", *shlex.split(tests)]
+    try:
+        ended = subprocess.run(
+            words, cwd=tree, env=environment, timeout=_MOST_S, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return _FAILED
+    return ended.returncode if ended.returncode in (_PASSED, _FAILED) else _OTHERWISE

@@ -1,0 +1,364 @@
+"""Chats in a directory: damage, other people's files, and a disk that takes nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("bm25s")
+
+from chat_scenes import user
+from kvgraph.advisor.memory.chats import chat_files
+from kvgraph.advisor.memory.chats.chat_files import ChatFiles
+from kvgraph.advisor.memory.chats.chat_session import ChatSession
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
+from kvgraph.bench.memory.chat_engine import ChatEngine, remembering
+from kvgraph.graph.errors import ConfigError
+
+SETTINGS = MemorySettings(budget=1000)
+HEAD = b"kvgraph chat 3\n"
+BODY = len(HEAD) + 32
+APPEND = {"kvgraph": {"memory": "append"}}
+
+
+async def spoken(directory: Path, *texts: str, **more: Any) -> list[str]:
+    """A chat that is appended to by a new process for each text; the last prompt."""
+    prompt: list[str] = []
+    for text in texts:
+        async with remembering(SETTINGS, kept=StoreSettings(directory=directory)) as memory:
+            answer = await memory.chat([user(text)], kv_transfer_params=APPEND, **more)
+            assert answer.status_code == 200, answer.text
+            prompt = memory.prompt()
+    return prompt
+
+
+def older(data: bytes) -> bytes:
+    """A file as it was before it had a digest."""
+    return msgspec.msgpack.encode({"version": 2, "chat": msgspec.msgpack.decode(data[BODY:])})
+
+
+def flipped(data: bytes, seed: int) -> bytes:
+    bits, rng = bytearray(data), random.Random(seed)
+    at = rng.randrange(8 * len(bits))
+    bits[at // 8] ^= 1 << at % 8
+    return bytes(bits)
+
+
+DAMAGES = {
+    "no UTF-8": lambda data: data.replace("ä".encode(), b"\xff\xa4", 1),
+    "deep": lambda _: b"\x91" * 100_000,
+    "deep behind a head": lambda data: data[:BODY] + b"\x91" * 100_000,
+    "empty": lambda _: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "cut in its head": lambda data: data[:20],
+    "zeros": lambda data: bytes(len(data)),
+    "one letter": lambda data: data.replace(b"one", b"two", 1),
+    "older, no UTF-8": lambda data: older(data).replace("ä".encode(), b"\xff\xa4", 1),
+    "older, deep": lambda data: older(data)[:20] + b"\x91" * 100_000,
+    "older, of four billion": lambda data: older(data)[:10] + b"\xdd\xff\xff\xff\xff",
+    "older, odd calls": lambda data: older(data).replace(
+        b"\xa4role\xa4user", b"\xaatool_calls\x05"
+    ),
+    "older, no number of ours": lambda data: older(data).replace(
+        b"\xa6places\x02", b"\xa6places\xcf" + b"\xff" * 8
+    ),
+    "another version": lambda data: older(data).replace(b"version\x02", b"version\x07"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_is_set_aside_and_its_chat_begins_anew(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = StoreSettings(directory=tmp_path)
+
+    async def run() -> None:
+        await spoken(tmp_path, "one äöü")
+        (path,) = tmp_path.iterdir()
+        good = path.read_bytes()
+        bad = DAMAGES[name](good)
+        assert bad != good
+
+        path.write_bytes(bad)
+        with caplog.at_level(logging.WARNING):
+            assert await spoken(tmp_path, "two") == ["two"]
+        lines = [each.getMessage() for each in caplog.records if path.name in each.getMessage()]
+        assert len(lines) == 1
+        assert "äöü" not in lines[0]
+        aside = path.with_name(path.name + ".unreadable")
+        assert aside.read_bytes() == bad
+        assert await spoken(tmp_path, "three") == ["two", "well then", "three"]
+
+        path.write_bytes(bad)
+        async with remembering(SETTINGS, kept=kept) as memory:
+            assert (await memory.client.get("/memory/s")).status_code == 404
+            assert (await memory.client.delete("/memory/s")).status_code == 200
+            assert (await memory.client.delete("/memory/s")).status_code == 404
+        assert list(tmp_path.iterdir()) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_digest", [True, False])
+def test_whatever_bit_is_flipped_chats_are_answered(tmp_path: Path, has_digest: bool) -> None:
+    async def run() -> None:
+        await spoken(tmp_path, "one äöü", "two")
+        (path,) = tmp_path.iterdir()
+        good = path.read_bytes() if has_digest else older(path.read_bytes())
+        for seed in range(25):
+            path.write_bytes(flipped(good, seed))
+            async with remembering(SETTINGS, kept=StoreSettings(directory=tmp_path)) as memory:
+                answer = await memory.chat([user("three")], kv_transfer_params=APPEND)
+                assert answer.status_code == 200, (seed, answer.text)
+                if has_digest:  # nothing damaged is taken for what was said
+                    assert memory.prompt() == ["three"], seed
+                assert (await memory.client.get("/memory/s")).status_code in (200, 404)
+                assert (await memory.client.delete("/memory/s")).status_code in (200, 404)
+
+    asyncio.run(run())
+
+
+def test_a_file_without_a_digest_is_read(tmp_path: Path) -> None:
+    async def run() -> None:
+        await spoken(tmp_path, "one")
+        (path,) = tmp_path.iterdir()
+        path.write_bytes(older(path.read_bytes()))
+        assert await spoken(tmp_path, "two") == ["one", "well then", "two"]
+        assert path.read_bytes().startswith(HEAD)
+
+    asyncio.run(run())
+
+
+def test_files_of_others_are_left_alone_and_do_not_count(tmp_path: Path) -> None:
+    stem = f"{'0' * 16}-{'1' * 32}"
+    others = {
+        "thesis.new": b"mine", "plan.chat": b"mine", "a-b.chat": b"x" * 9000,
+        "tmpabcdefgh.new": b"mine", f"{stem}.abcdefgh.new": b"mine", f"{stem}.chat.new": b"mine",
+        "tmpABC.new": HEAD, "notes-2026.chat": HEAD + b"x" * 9000,
+    }  # fmt: skip
+    for name, data in others.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / f"{'2' * 16}-{'3' * 32}.chat").mkdir()
+    (tmp_path / f"{'4' * 16}-{'5' * 32}.chat").symlink_to(tmp_path / "thesis.new")
+    os.mkfifo(tmp_path / f"{'6' * 16}-{'7' * 32}.chat")
+    foreign = tmp_path / f"{stem}.chat"
+    foreign.write_bytes(b"somebody's")
+
+    async def run() -> None:
+        files = ChatFiles(tmp_path, 3000)
+        for key in "abc":
+            await files.write(ChatSession(key, key, "caller"))
+        assert [files.read(key) is not None for key in "abc"] == [True] * 3
+        files.forget("a")
+        assert len(list(tmp_path.glob("*.chat"))) == 6 + 2
+
+    asyncio.run(run())
+    assert {name: (tmp_path / name).read_bytes() for name in others} == others
+    assert (tmp_path / f"{stem}.chat.unreadable").read_bytes() == b"somebody's"
+
+
+def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def run() -> None:
+        kept = StoreSettings(directory=tmp_path)
+        async with remembering(SETTINGS, kept=kept) as memory:
+
+            async def says(text: str, session: str = "s") -> list[str]:
+                await memory.chat([user(text)], session, kv_transfer_params=APPEND)
+                return memory.prompt()
+
+            async def unwritten() -> int:
+                return int((await memory.client.get("/memory")).json()["unwritten"])
+
+            assert await says("one") == ["one"]
+            with monkeypatch.context() as context:
+                context.setattr(chat_files.os, "replace", full)
+                assert len(await says("two")) == 3
+                assert len(await says("three")) == 5
+                await says("other", "t")
+                assert await unwritten() == 2
+            said = [each for each in caplog.records if "No space left" in each.getMessage()]
+            assert len(said) == 1
+            assert len(list(tmp_path.iterdir())) == 1  # nothing half-written stays
+            assert len(await says("four")) == 7
+            assert await unwritten() == 1
+            await memory.client.delete("/memory/t")
+            assert await unwritten() == 0
+        assert len(await spoken(tmp_path, "five")) == 9
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+
+
+def test_what_is_not_on_disk_leaves_memory_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def run() -> None:
+        kept = StoreSettings(ram_bytes=9000, directory=tmp_path)
+        async with remembering(SETTINGS, kept=kept) as memory:
+
+            async def says(text: str, session: str) -> list[str]:
+                await memory.chat([user(text)], session, kv_transfer_params=APPEND)
+                return memory.prompt()
+
+            await says("one", "s")
+            with monkeypatch.context() as context:
+                context.setattr(chat_files.os, "replace", full)
+                await says("two", "s")
+            for number in range(5):
+                await says(f"x{number} " + "y" * 1500, f"other{number}")
+            assert memory.proxy.store.forgotten == 0
+            assert len(memory.proxy.store) < 6
+            assert len(await says("three", "s")) == 5  # and what was not written is there
+
+    asyncio.run(run())
+
+
+def test_a_directory_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "chats"):
+        with pytest.raises(ConfigError, match=r"--store .*file"):
+            ChatFiles(path, 1000)
+
+
+def test_a_start_on_a_full_disk_serves_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def run() -> None:
+        with monkeypatch.context() as context:
+            context.setattr(Path, "mkdir", full)
+            files = ChatFiles(tmp_path / "chats", 1000)
+            await files.write(ChatSession("a", "a", "caller"))
+            assert files.unwritten == {"a"}
+        await files.write(ChatSession("a", "a", "caller"))
+        assert not files.unwritten
+        assert files.read("a") is not None
+
+    asyncio.run(run())
+
+
+def titles(body: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"answer {len(body['messages'])}"}
+
+
+SIDES = {
+    "a title": lambda chat: [user("### Task: a title for: " + json.dumps(chat)[-300:])],
+    "a title under a system's words": lambda chat: [
+        {"role": "system", "content": "You make titles."}, user("the title of " + str(chat)[-200:])
+    ],
+    "with the first message": lambda chat: [chat[0], user("which title has this?")],
+    "with the newest messages": lambda chat: [*chat[-3:], user("which title has this?")],
+    "of another model's form": lambda chat: [
+        {"role": "user", "content": [{"type": "text", "text": "tags?"}]}
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("budget", [150, 10_000])
+@pytest.mark.parametrize("kind", SIDES)
+def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_path: Path) -> None:
+    async def played(sides: int, directory: Path) -> tuple[Any, list[list[str]]]:
+        engine, chat = ChatEngine(), list[Any]()
+        engine.says = titles
+        prompts: list[list[str]] = []
+        kept = StoreSettings(directory=directory)
+        async with remembering(MemorySettings(budget, settled=0), engine, kept) as memory:
+            for turn in range(14):
+                chat.append(user(f"turn {turn} " + "word " * 10))
+                answer = await memory.chat(chat)
+                prompts.append(memory.prompt())
+                chat.append(answer.json()["choices"][0]["message"])
+                if turn > 3:
+                    for side in range(sides):  # a title, tags, what to ask next
+                        asked = [*SIDES[kind](chat)[:-1], user(f"{SIDES[kind](chat)[-1]} {side}")]
+                        answer = await memory.chat(asked)
+                        assert answer.status_code == 200
+            (known,) = (await memory.client.get("/memory/s")).json()
+        return known, prompts
+
+    plain = asyncio.run(played(0, tmp_path / "plain"))
+    for sides in (1, 3):
+        known, prompts = asyncio.run(played(sides, tmp_path / f"{sides}"))
+        assert prompts == plain[1]
+        if kind != "with the first message":  # which is an edit, until the chat goes on
+            assert known == plain[0]
+
+
+def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remembering(SETTINGS, kept=StoreSettings(directory=tmp_path)) as memory:
+
+            async def talk(chat: list[Any], turns: int) -> list[Any]:
+                for turn in range(turns):
+                    chat = [*chat, user(f"turn {turn}")]
+                    chat.append((await memory.chat(chat)).json()["choices"][0]["message"])
+                return chat
+
+            async def known() -> list[str]:
+                (one,) = (await memory.client.get("/memory/s")).json()
+                return [each["name"] for each in one["blocks"]]
+
+            first = await talk([user("hello")], 4)
+            second = await talk([user("another matter")], 1)
+            assert len(await known()) == 9
+            second = await talk(second, 1)
+            assert len(await known()) == len(second) == 5
+            await memory.chat([user("a title?")])
+            second = await talk(second, 1)
+            assert len(await known()) == len(second) == 7
+            assert len(memory.proxy.store) == 1
+            assert (await memory.client.delete("/memory/s")).status_code == 200
+            assert len(memory.proxy.store) == 0
+            assert not list(tmp_path.iterdir())
+            assert first[0] == user("hello")
+
+    asyncio.run(run())
+
+
+def test_a_side_question_that_fails_leaves_the_chat(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remembering(SETTINGS, kept=StoreSettings(directory=tmp_path)) as memory:
+            await memory.chat([user("one")], kv_transfer_params=APPEND)
+            memory.engine.refuses = lambda _: True
+            assert (await memory.chat([user("a title?")])).status_code == 400
+            memory.engine.refuses = lambda _: False
+            await memory.chat([user("two")], kv_transfer_params=APPEND)
+            assert memory.prompt() == ["one", "well then", "two"]
+
+    asyncio.run(run())
+
+
+def test_a_side_question_meanwhile_leaves_the_answer_to_the_chat() -> None:
+    async def run() -> None:
+        async with remembering(SETTINGS) as memory:
+            await memory.chat([user("one")], kv_transfer_params=APPEND)
+            body = {"model": "m", "messages": [user("two")], "kv_transfer_params": APPEND}
+            headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
+            path, data = "/v1/chat/completions", json.dumps(body).encode()
+            begun = await memory.proxy.begin(memory.proxy.callers.read("POST", path, headers, data))
+            await memory.chat([user("a title?")])
+            async for _ in memory.proxy.rest(*begun):
+                pass
+            await memory.chat([user("three")], kv_transfer_params=APPEND)
+            assert memory.prompt() == ["one", "well then", "two", "well then", "three"]
+
+    asyncio.run(run())
