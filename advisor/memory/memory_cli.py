@@ -70,11 +70,8 @@ def memory(
     embeddings: Embeddings = None, embedding_model: Embedder = "", sidecar: Sidecar = None,
     strip_think: Strip = True, store: Store = None, ram_mib: Ram = 512, disk_mib: Disk = 4096,
     host: Host = "127.0.0.1", port: Port = 8010, allow_remote: Remote = False,
-<<<<<<< HEAD
     allowed_host: AllowedHosts = None,
-=======
     share_recall: Shared = False,
->>>>>>> chats
 ) -> None:  # fmt: skip
     """An OpenAI-compatible address at which chats outlive a token budget."""
     refuse_remote(host, allow_remote)

@@ -21,8 +21,8 @@ class BlockNumbers:
     prefix. Sessions with tools of equal length share these, and behind them the system prompt where
     its length is equal, too: whole blocks. Sessions of one harness share all of their heads that
     they have in common, with nobody else. A subagent shares with its parent what their recorded
-    numbers share. Where numbers are all sessions', equal numbers behind equal ones are one block, until
-    the fleet plays its sessions again: then it shares the heads alone.
+    numbers share. Where numbers are all sessions', equal numbers behind equal ones are one block,
+    until the fleet plays its sessions again: then it shares the heads alone.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of a session's own.
