@@ -184,7 +184,7 @@ class _Builder:
                 self._subagent(f"{name}.{number}", each, f"{where}[{i}].requests", start, depth)
                 for number, (i, each) in enumerate(agents, 1)
             ),
-            self._is_global,
+            is_global=self._is_global,
         )
 
     def _subagent(self, name: str, entry: _Entry, where: str, start: float, depth: int) -> Session:

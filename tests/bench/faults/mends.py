@@ -83,7 +83,7 @@ MENDS: Final = (
     Mend("numbers of tables", _FORMATS, "msgspec.json.Decoder(Line, strict=False)", "msgspec.json.Decoder(Line)", f"{_TRACES} -k null"),
     Mend("sessions without time stamps", _FORMATS, "timed=False)", "timed=True)", f"{_TRACES} -k stamps"),
     Mend("numbers of sixty-four bits", _WEKA, "hash_ids = array(\"Q\", entry.hash_ids)", "hash_ids = array(\"I\", entry.hash_ids)", f"{_TRAFFIC} -k bits"),
-    Mend("numbers of all sessions", "advisor/replay/recordings/fleet_blocks.py", "if request.session.is_global:", "if False:", f"{_TRAFFIC} -k 'lap or global'"),
+    Mend("numbers of all sessions", "advisor/replay/recordings/fleet_blocks.py", "if request.session.is_global and not request.session.harness:", "if False:", f"{_TRAFFIC} -k 'lap or global'"),
     Mend("a session without time ends", "advisor/replay/closed/played_runs.py", "return max(LEAST_S, answers + pauses)", "return answers + pauses", f"{_TRAFFIC} -k ends"),
     Mend("a plan that refuses prompts", _PLANS, "if not row.refused and row.ttft_p95_s", "if row.ttft_p95_s", "tests/fleet/test_fleet_plans.py"),
     Mend("a plan's pools hold every prompt", "advisor/replay/fleets/plan_cli.py", "terms, too_large = terms.for_trace(read)", "too_large = 0", "tests/fleet/test_fleet_plans.py"),
