@@ -128,6 +128,12 @@ def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Not
         yield _notice(
             "warning", engine, f"It is {engine.state}: until that is over it gets no advice."
         )
+    if engine.left_out:
+        yield _notice(
+            "warning", engine,
+            f"{engine.left_out:,} of its KV events were left out, the last because: "
+            f"{engine.last_left_out}.",
+        )  # fmt: skip
     applied = engine.graph.applied if engine.graph is not None else None
     if applied is not None and applied.dropped:
         yield _notice(
