@@ -147,7 +147,7 @@ def answer_to(
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RemoteError(f"what answers at {url} is not a kvgraph sidecar") from None
 
 
@@ -190,5 +190,5 @@ def _detail(error: urllib.error.HTTPError) -> str:
     """Why, in the sidecar's words; empty if it does not say."""
     try:
         return str(json.loads(error.read(4096))["detail"])
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+    except (OSError, HTTPException, ValueError, RecursionError, KeyError, TypeError):
         return ""

@@ -113,6 +113,10 @@ class KvEventSource:
         if self._replay.is_late:
             yield from self._order.next_attempt("no answer")
 
+    def lost_step(self) -> None:
+        """Note that something of what arrived was not applied."""
+        self._order.left_out()
+
     def close(self) -> None:
         """Close the sockets."""
         self._live.close()

@@ -86,7 +86,11 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # whatever it is, the next look may go better
+                why = f"the look failed ({type(error).__name__})"
+                self._note([replace(each, trouble=why) for each in self.latest])
 
 
 def _asked(before: Watched, anew: bool) -> Watched:
