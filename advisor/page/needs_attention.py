@@ -122,8 +122,8 @@ def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Itera
     yield _notice(
         "serious", engine,
         f"It finds nothing: of {told.requests:,} requests in the last ten minutes "
-        f"{told.repeated:,} began as another prompt had begun before, and {told.found / told.asked:.0%} of their "
-        f"blocks were in the cache. Of most of them, the first block: {REASON_TEXTS[reason]}. "
+        f"{told.repeated:,} began as another prompt had begun before, and "
+        f"{told.found / told.asked:.0%} of their blocks were in the cache. Of most of them, the first block: {REASON_TEXTS[reason]}. "
         "Is prefix caching on, the pool large enough, and the same hash seed and salt used "
         "everywhere? `kvgraph doctor` looks.",
         "misses",
