@@ -118,14 +118,14 @@ def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Itera
         return
     if told.found > _NOTHING * told.asked or told.repeated < _REPEATED * told.requests:
         return
-    reason = REASON_NAMES[told.reason]
+    why, share = REASON_TEXTS[REASON_NAMES[told.reason]], told.found / told.asked
     yield _notice(
         "serious", engine,
         f"It finds nothing: of {told.requests:,} requests in the last ten minutes "
-        f"{told.repeated:,} began as another prompt had begun before, and "
-        f"{told.found / told.asked:.0%} of their blocks were in the cache. Of most of them, the first block: {REASON_TEXTS[reason]}. "
-        "Is prefix caching on, the pool large enough, and the same hash seed and salt used "
-        "everywhere? `kvgraph doctor` looks.",
+        f"{told.repeated:,} began as another prompt had begun before, and {share:.0%} of their "
+        f"blocks were in the cache. Of most of them, the first block: {why}. Is prefix caching on, "
+        "the pool large enough, and the same hash seed and salt used everywhere? "
+        "`kvgraph doctor` looks.",
         "misses",
     )  # fmt: skip
 
