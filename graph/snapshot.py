@@ -34,8 +34,15 @@ from .tables.tables import Tables
 _MAGIC: Final = b"KVGSNAP\x0c"
 _DIGEST_BYTES: Final = 32
 _MOST_BYTES: Final = 8 << 30  # of a file that is read; a block takes some hundred; chosen
-_Names = dict[str, list[str | tuple[int, str]]]  # by what they are of
 _INTERNERS: Final = ("segment_names", "tenants", "memories")
+
+
+class _Names(msgspec.Struct):
+    segment_names: list[str]
+    tenants: list[str]
+    memories: list[str]
+    sessions: list[str]
+    tools: list[list[int | str]]
 
 
 def save(graph: KVCacheGraph, path: Path) -> int:
@@ -120,12 +127,12 @@ def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> No
     tables.blocks.tiers[:] = 0
     tables.edges.load_columns(_shifted(_section(arrays, "edges"), EdgeStore.times(), now))
     sessions = _shifted(_section(arrays, "sessions"), SessionTable.times(), now)
-    tables.sessions.load_columns(sessions, names["sessions"])
-    tables.sessions.load_learned(_section(arrays, "learned"), names["tools"])
+    tables.sessions.load_columns(sessions, names.sessions)
+    tables.sessions.load_learned(_section(arrays, "learned"), names.tools)
     tables.sessions.interrupt()
     for name in _INTERNERS:
         interner: Interner = getattr(tables, name)
-        interner.restore(names[name])
+        interner.restore(getattr(names, name))
 
 
 def _verified(raw: bytes, path: Path) -> dict[str, npt.NDArray[Any]]:

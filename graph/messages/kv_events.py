@@ -328,7 +328,9 @@ def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEven
 
 def _tier(medium: str | None) -> Tier:
     """Where blocks of a medium are."""
-    tier = Tier.HOT if medium is None else _MEDIA.get(medium.upper())
+    if medium is None:
+        return Tier.HOT
+    tier = _MEDIA.get(medium.upper())
     if tier is None:
         allowed = ", ".join(_MEDIA)
         raise WireError(f"medium {medium[:32]!r} is not known; allowed: {allowed}")
