@@ -17,6 +17,7 @@ from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
     AnyEvent,
+    BlocksAttended,
     BlocksEmbedded,
     BlocksRemoved,
     BlocksResident,
@@ -328,6 +329,10 @@ def test_a_chain_of_a_million_blocks_is_walked_without_recursion() -> None:
         RequestStarted("r", pack(1, 1), 32, 0, 16, "s"),
         BlocksSpilled(pack(1), 3, 10),
         BlocksEmbedded(pack(1), 4, b"\0" * 7),
+        *(
+            BlocksAttended(pack(1), np.array([mass], dtype="<f4").tobytes())
+            for mass in (3e38, -1.0, np.nan, np.inf)
+        ),
     ],
 )
 def test_events_without_meaning_change_nothing_and_are_counted(event: object) -> None:
