@@ -70,12 +70,24 @@ class Intake:
                 self._subscriber.lose(run.engine)
             time.sleep(_BREATH_S)
         for source in self._sources:
-            for observed in source.receive(MESSAGES_A_TURN):
-                if observed is None:
-                    self._forget(source.engine)
-                else:
-                    self._apply(source.engine, observed)
+            try:
+                self._watch(source)
+            except Exception as error:  # costs this source its picture, and nobody else anything
+                self.counters["watch_failed"] += 1
+                self._notices.warn(
+                    "watch", "%s could not be followed (%s)", source.engine, type(error).__name__
+                )
+                logger.debug("a source could not be followed", exc_info=True)
+                source.lost_step()
+                self._forget(source.engine)
         self._note_turn()
+
+    def _watch(self, source: KvEventSource) -> None:
+        for observed in source.receive(MESSAGES_A_TURN):
+            if observed is None:
+                self._forget(source.engine)
+            elif not self._apply(source.engine, observed):
+                source.lost_step()
 
     def woke(self) -> None:
         """Note that the loop waits no longer."""

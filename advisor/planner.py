@@ -235,10 +235,19 @@ class GraphEvictionAdvisor:
                 self._rest(self._clock() - began, _ORDERS_APART_S)
                 continue
             self._rank_now = False
-            self.tick()
+            self._try_tick()
             self._wake()
             self._rest(self._clock() - began)
             due = self._clock() + self._interval_s
+
+    def _try_tick(self) -> None:
+        """Whatever one round meets, the next may go better: advice expires meanwhile."""
+        try:
+            self.tick()
+        except Exception as error:
+            self.counters["failed"] += 1
+            self._notices.warn("tick", "a round of ranking failed (%s)", type(error).__name__)
+            logger.debug("a round of ranking failed", exc_info=True)
 
     def _rest(self, took_s: float, least_s: float = 0.0) -> None:
         """However fast engines evict, there is rest after each ranking; more of it, but for what is

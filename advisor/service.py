@@ -21,12 +21,14 @@ from .config.config import Config
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
 from .policies.registry import set_weights
+from .process.notices import Notices
 from .process.parent import ParentWatch
 from .shadows.other_weights import OtherWeights
 from .status import StatusBoard
 
 logger = logging.getLogger(__name__)
 
+_AFTER_FAILURE_S: Final = 0.05  # what failed is still there: it does not take a core; chosen
 _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are checked; chosen
 
 
@@ -60,6 +62,7 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stopping = False
+        self._notices = Notices(logger, clock)
         self._parent = ParentWatch(parent) if parent is not None else None
         with ExitStack() as opened:
             if self._parent is not None:
@@ -116,9 +119,15 @@ class Service:
 
     def _turn(self) -> None:
         self._sleep()
-        self.parts.intake.receive_and_apply()
-        self._publish()
-        self._maintain()
+        steps = (self.parts.intake.receive_and_apply, self._publish, self._maintain)
+        for name, step in zip(("receiving", "publishing", "maintenance"), steps, strict=True):
+            try:
+                step()
+            except Exception as error:  # the others go on, and the next turn may go better
+                self.parts.intake.counters["turns_failed"] += 1
+                self._notices.warn(name, "%s failed (%s)", name, type(error).__name__)
+                logger.debug("%s failed", name, exc_info=True)
+                time.sleep(_AFTER_FAILURE_S)
 
     def _sleep(self) -> None:
         """Sleep until something arrives, the planner has new advice, or a deadline is due."""

@@ -194,6 +194,8 @@ class StatusBoard:
                 ranked_protected=0,
                 graph=stats.engines.get(source.engine),
                 tiers=None,
+                left_out=source.counters["kv_left_out"],
+                last_left_out=source.last_left_out,
             )
 
     def _counters(self, stats: GraphStats) -> dict[str, Mapping[str, int]]:

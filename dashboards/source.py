@@ -42,6 +42,8 @@ class EngineStatus:
         room: How much new context may start there; None: nothing was said yet.
         ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
         hashing: By what it tells blocks apart, in words; empty where it does not say.
+        left_out: KV events of a watched engine that could not be read, and do not count.
+        last_left_out: Why the last of them did not.
     """
 
     id: str
@@ -63,6 +65,8 @@ class EngineStatus:
     room: AdmissionAdvice | None = None
     ranked_by: str = "lru"
     hashing: str = ""
+    left_out: int = 0
+    last_left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,9 +232,9 @@ class KVCacheGraph:
 
     def adopt(self, tables: Tables, embeddings: dict[str, npt.NDArray[Any]]) -> None:
         """Take over restored tables, and embeddings, in place of the present, empty ones."""
-        self.tables = tables
-        self._ingest = Ingest(tables)
-        self._ingest.semantic.load_vectors(embeddings)
+        ingest = Ingest(tables)
+        ingest.semantic.load_vectors(embeddings)
+        self.tables, self._ingest = tables, ingest
         self.changes.all_changed()
 
     def check_integrity(self) -> None:

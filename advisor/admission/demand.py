@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.sessions.sessions import SessionTable
+from ...graph.tables.block_columns import known_depth
 from ...graph.tables.tables import Tables
 from ...graph.types import SessionState
 
@@ -67,7 +68,7 @@ def _reached(tables: Tables, engine: int) -> npt.NDArray[np.int32]:
     blocks = tables.blocks
     resident = blocks.pick(blocks.resident(engine))
     reached = np.zeros(tables.sessions.size + 1, dtype=np.int32)  # the last stands for NO_ROW
-    np.maximum.at(reached, resident.of(blocks.session), resident.of(blocks.depth) + 1)
+    np.maximum.at(reached, resident.of(blocks.session), known_depth(resident.of(blocks.depth)) + 1)
     return reached[:-1]
 
 

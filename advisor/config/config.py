@@ -141,7 +141,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"configuration file {str(path)!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's own, of UTF-8, of numbers, of nesting
         raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}") from None
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...graph.errors import ConfigError
 from .config import Config, load
 from .edits import WeightEditor
 
@@ -69,10 +68,10 @@ class ConfigWatch:
     def _reread(self) -> Config | None:
         try:
             fresh = load(self._path, self._overrides)
-        except ConfigError as error:
+        except Exception as error:  # whatever a file holds, the old one stays
             self.counters["refused"] += 1
-            self.last_error = str(error)
-            logger.warning("configuration not reloaded, the old one stays: %s", error)
+            self.last_error = str(error) or type(error).__name__
+            logger.warning("configuration not reloaded, the old one stays: %s", self.last_error)
             return None
         self.last_error = None
         if fresh == self.config:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ...dashboards.answers.graph_view import GraphView, Links, Names, Nodes
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.queries.views import block_name
+from ...graph.tables.block_columns import known_depth
 from ...graph.tables.blocks import Selection
 from ...graph.tables.edge_list import BLOCK_TO_BLOCK
 from ...graph.tables.edges import STORED
@@ -86,7 +87,7 @@ def _nodes(
     used = Selection(blocks, rows).last_used()
     columns: dict[str, npt.NDArray[Any]] = {
         "parent": place[blocks.parent[rows]],
-        "depth": blocks.depth[rows],
+        "depth": known_depth(blocks.depth[rows]),
         "layer": blocks.layer[rows],
         "importance": np.rint(blocks.importance[rows] * 100).astype(np.int64),
         "tiers": np.bitwise_or.reduce(tiers, axis=0),

@@ -8,6 +8,7 @@ from typing import Final
 from ...dashboards.answers.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import WINDOW_S
+from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS
 from ...graph.messages.block_hashing import REMEDY, BlockHashing, disagreements
 from ...graph.tables.tables import Tables
 from ..reasons.guard_words import beside_lru_lately
@@ -23,6 +24,9 @@ _MINUTE_S: Final = 60.0
 _LONG_S: Final = 1.0  # a wait that people feel; chosen
 _MANY: Final = 0.1  # of the requests: at least so many must wait, to call it a queue; chosen
 _LEAST: Final = 3  # requests: at least so many must wait, to call it a queue; chosen
+_ENOUGH_REQUESTS: Final = 50  # requests from which it means something that none found any; chosen
+_NOTHING: Final = 0.01  # of the blocks: so few found are as good as none; chosen
+_REPEATED: Final = 0.5  # of the requests: so many begin like another, to expect hits; chosen
 _LOST: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
 _ORDER: Final = ("serious", "warning", "info")
 _BEYOND: Final = {
@@ -108,6 +112,24 @@ def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Noti
         )
 
 
+def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+    told = tables.history.requests.repeats(engine.id, now - WINDOW_S)
+    if told.reason is None or told.requests < _ENOUGH_REQUESTS:
+        return
+    if told.found > _NOTHING * told.asked or told.repeated < _REPEATED * told.requests:
+        return
+    why, share = REASON_TEXTS[REASON_NAMES[told.reason]], told.found / told.asked
+    yield _notice(
+        "serious", engine,
+        f"It finds nothing: of {told.requests:,} requests in the last ten minutes "
+        f"{told.repeated:,} began as another prompt had begun before, and {share:.0%} of their "
+        f"blocks were in the cache. Of most of them, the first block: {why}. Is prefix caching on, "
+        "the pool large enough, and the same hash seed and salt used everywhere? "
+        "`kvgraph doctor` looks.",
+        "misses",
+    )  # fmt: skip
+
+
 def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
     """What gives room for copies, or more of it; ``most`` is the engine that needs it most."""
     tiers = [each.tiers for each in (status.engines if most is None else [most])]
@@ -128,6 +150,12 @@ def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Not
         yield _notice(
             "warning", engine, f"It is {engine.state}: until that is over it gets no advice."
         )
+    if engine.left_out:
+        yield _notice(
+            "warning", engine,
+            f"{engine.left_out:,} of its KV events were left out, the last because: "
+            f"{engine.last_left_out}.",
+        )  # fmt: skip
     applied = engine.graph.applied if engine.graph is not None else None
     if applied is not None and applied.dropped:
         yield _notice(
@@ -135,6 +163,7 @@ def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Not
             f"{applied.dropped:,} of its events never arrived, since its start; each gap cost a "
             "resync. The sidecar was away or too slow.",
         )  # fmt: skip
+    yield from _of_nothing_found(tables, engine, now)
     yield from _of_queue(tables, engine, now)
     yield from _of_protection(tables, engine)
     yield from _of_prefetch(engine)

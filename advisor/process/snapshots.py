@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -38,14 +39,16 @@ class SnapshotKeeper:
         self.counters: Counter[str] = Counter()
 
     def restore(self) -> None:
-        """Fill the empty graph from the last snapshot; without a good one it starts empty."""
-        if self._path is None or not self._path.exists():
+        """Fill the empty graph from the last snapshot; without a good one it starts empty, and
+        sets that one aside as ``NAME.refused``."""
+        if self._path is None or not os.path.lexists(self._path):
             return
         try:
             load(self._graph, self._path)
         except SnapshotError as error:
             self.counters["refused"] += 1
-            logger.warning("starting with an empty graph: %s", error)
+            kept = _set_aside(self._path)
+            logger.warning("starting with an empty graph: %s%s", error, kept)
             return
         self.counters["restored"] += 1
         self._saved_version = self._graph.changes.total
@@ -58,8 +61,8 @@ class SnapshotKeeper:
             return
         try:
             self.counters["bytes"] = save(self._graph, self._path)
-        except SnapshotError as error:
-            self._note_failure(error)
+        except Exception as error:  # whatever it is, the next round may go better
+            self._note_failure(str(error) or type(error).__name__)
             return
         if self._error is not None:
             logger.info("snapshots are written again to %s", self._path)
@@ -89,14 +92,22 @@ class SnapshotKeeper:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            try:
-                self.save()
-            except Exception as error:  # ours: it is tried again
-                self._note_failure(error)
+            self.save()
 
-    def _note_failure(self, error: Exception) -> None:
+    def _note_failure(self, error: str) -> None:
         self.counters["failed"] += 1
         if self._error is None:
-            said = error if isinstance(error, SnapshotError) else repr(error)
-            logger.warning("%s; serving from memory, and trying again", said)
-        self._error = str(error) or type(error).__name__
+            logger.warning("%s; serving from memory, and trying again", error)
+        self._error = error
+
+
+def _set_aside(path: Path) -> str:
+    """Keep a refused snapshot under another name, over an older one; says so, for the log."""
+    aside = path.with_name(f"{path.name}.refused")
+    try:
+        if not path.is_file():
+            return ""
+        path.replace(aside)
+    except OSError as error:
+        return f"; it stays where it is ({error.strerror or error})"
+    return f"; it is kept as {aside.name}"

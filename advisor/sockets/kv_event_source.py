@@ -2,9 +2,10 @@
 
 Its PUB socket gives ``[topic, seq, batch]``; a request ``[b"", first seq]`` to its replay ROUTER
 gives ``[b"", topic, seq, batch]`` for what it still has, and an END marker of sequence −1
-(``vllm.distributed.kv_events``). That ROUTER drops silently under load, and END proves nothing:
-what counts is that the numbers are contiguous. Events of one publisher are therefore applied only
-in their order, and if a batch cannot be had again, that engine's residency is forgotten.
+(``vllm.distributed.kv_events``); older ones, and SGLang, leave the topic out. That ROUTER drops
+silently under load, and END proves nothing: what counts is that the numbers are contiguous. Events
+of one publisher are therefore applied only in their order, and if a batch cannot be had again, that
+engine's residency is forgotten.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from collections.abc import Callable, Generator, Iterator
 import zmq
 
 from ...graph.errors import WireError
+from ...graph.messages.events import AnyEvent
 from ...graph.messages.wire import parse_seq
 from ..config.sections import ObserveConfig
 from ..process.notices import Notices
-from .kv_order import KvOrder, Observed, SourceState
+from .kv_order import Batch, KvOrder, SourceState
 from .kv_replay import REPLAY_TIMEOUT_S, KvReplay, is_end
 from .kv_subscription import KvSubscription
 from .sequence import SequenceTracker
 
 logger = logging.getLogger(__name__)
+
+Observed = list[AnyEvent] | None
+"""Events to apply, or None: forget everything that was known of this engine's residency."""
 
 
 class KvEventSource:
@@ -35,6 +40,10 @@ class KvEventSource:
         context: Makes the sockets; only the thread that calls ``receive`` may use this object.
         config: Where the publisher is, and its replay socket if it has one.
         replay_timeout_s: An attempt to have a gap filled ends when nothing came for so long.
+
+    Attributes:
+        last_seen: When its last message arrived; None before the first.
+        last_left_out: Why an event was left out last; ``kv_left_out`` counts them.
     """
 
     def __init__(
@@ -47,9 +56,11 @@ class KvEventSource:
         self.engine = config.engine
         self.config = config
         self.last_seen: float | None = None
+        self.last_left_out = ""
         self.counters: Counter[str] = Counter()
         self._clock = clock
         self._notices = Notices(logger, clock)
+        self._topic = config.topic.encode()
         self._live = KvSubscription(context, config.endpoint, config.topic)
         self._replay = KvReplay(context, config.replay_endpoint, clock, replay_timeout_s)
         self._order = KvOrder(config.endpoint, self._replay, self.counters, clock)
@@ -81,6 +92,18 @@ class KvEventSource:
 
     def receive(self, limit: int) -> Iterator[Observed]:
         """What has arrived, up to about ``limit`` batches, as it is to be applied."""
+        for batch in self._in_order(limit):
+            decoder = self._order.life.decoder
+            if batch is None:
+                decoder.forget()
+                yield None
+            else:
+                # Only in the publisher's order: what a batch means depends on those before it.
+                events = decoder.translate(batch)
+                self._note_left_out()
+                yield events
+
+    def _in_order(self, limit: int) -> Iterator[Batch]:
         for frames in self._replay.read(limit):
             yield from self._take_replayed(frames)
         # What the publisher sent before it went away is read before its going is noticed.
@@ -90,12 +113,16 @@ class KvEventSource:
         if self._replay.is_late:
             yield from self._order.next_attempt("no answer")
 
+    def lost_step(self) -> None:
+        """Note that something of what arrived was not applied."""
+        self._order.left_out()
+
     def close(self) -> None:
         """Close the sockets."""
         self._live.close()
         self._replay.close()
 
-    def _follow_connection(self) -> Iterator[Observed]:
+    def _follow_connection(self) -> Iterator[Batch]:
         for stands in self._live.changes():
             if not stands:
                 self.counters["kv_disconnects"] += 1
@@ -105,7 +132,7 @@ class KvEventSource:
             else:
                 self._order.connected()
 
-    def _read_live(self, limit: int) -> Generator[Observed, None, bool]:
+    def _read_live(self, limit: int) -> Generator[Batch, None, bool]:
         """Takes up to ``limit`` live batches; its value is whether that was all."""
         batches = self._live.read(limit)
         while True:
@@ -115,11 +142,15 @@ class KvEventSource:
                 return bool(end.value)
             yield from self._take_live(frames)
 
-    def _take_live(self, frames: list[bytes]) -> Iterator[Observed]:
+    def _take_live(self, frames: list[bytes]) -> Iterator[Batch]:
+        # ZeroMQ subscribes by prefix: `kv@pod-1` brings what `kv@pod-10` publishes, too.
+        if self._topic and frames[0] != self._topic:
+            self.counters["kv_other_topics"] += 1
+            return
         self.counters["kv_messages"] += 1
         self.last_seen = self._clock()
         try:
-            seq, events = self._order.life.decoder.decode(frames)
+            seq, events = self._order.life.decoder.read(frames)
         except WireError as error:
             self._refuse(error)
             return
@@ -127,24 +158,36 @@ class KvEventSource:
             yield from self._order.meet_first(_digest(frames[2]))
         yield from self._order.take_live(seq, events)
 
-    def _take_replayed(self, frames: list[bytes]) -> Iterator[Observed]:
+    def _take_replayed(self, frames: list[bytes]) -> Iterator[Batch]:
         if is_end(frames):
             yield from self._order.end_of_replay()
             return
         try:
-            if len(frames) != 4:
-                raise WireError(f"a replayed message has 4 frames, got {len(frames)}")
-            seq = parse_seq(frames[2])
+            if len(frames) not in (3, 4):
+                raise WireError(f"a replayed message has 3 or 4 frames, got {len(frames)}")
+            *_, raw_seq, payload = frames
+            seq = parse_seq(raw_seq)
             self._order.skip_lost_beginning(seq)
             if not self._order.wants(seq):
                 return
-            events = self._order.life.decoder.decode_payload(frames[3])
+            events = self._order.life.decoder.read_payload(payload)
         except WireError as error:
             self._refuse(error)
             return
         if seq == 0:
-            self._order.life.first = _digest(frames[3])
+            self._order.life.first = _digest(payload)
         yield from self._order.take_replayed(seq, events)
+
+    def _note_left_out(self) -> None:
+        """Count what the decoder left out since the last call."""
+        decoder = self._order.life.decoder
+        if not decoder.left_out:
+            return
+        self.counters["kv_left_out"] += decoder.left_out
+        self.last_left_out, decoder.left_out = decoder.last_left_out, 0
+        if decoder.torn:
+            self._order.left_out()
+        self._notices.warn("left_out", "a KV event was left out: %s", self.last_left_out)
 
     def _refuse(self, error: WireError) -> None:
         self.counters["kv_refused"] += 1

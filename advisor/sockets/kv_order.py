@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ...graph.messages.events import AnyEvent
-from ...graph.messages.kv_events import KvEventDecoder
+from ...graph.messages.kv_events import KvEvent, KvEventDecoder
 from ..process.notices import Notices
 from .kv_replay import KvReplay
 from .sequence import Arrival, SequenceTracker
 
 logger = logging.getLogger(__name__)
 
-Observed = list[AnyEvent] | None
-"""Events to apply, or None: forget everything that was known of this engine's residency."""
+Batch = list[KvEvent] | None
+"""A publisher's events, or None: forget everything that was known of this engine's residency."""
 
 
 class SourceState(StrEnum):
@@ -26,7 +25,7 @@ class SourceState(StrEnum):
     WAITING = "waiting"  # not connected
     FOLLOWING = "synced"
     REPLAYING = "replaying"  # a gap is being filled; live batches wait
-    PARTIAL = "partial"  # it was joined late: what came before is unknown
+    PARTIAL = "partial"  # it was joined late, or events were left out: some of it is unknown
     DEGRADED = "degraded"  # a gap could not be filled
 
 
@@ -88,7 +87,7 @@ class KvOrder:
             if self._replay.is_possible:
                 self._start_replay()
 
-    def meet_first(self, digest: bytes) -> Iterator[Observed]:
+    def meet_first(self, digest: bytes) -> Iterator[Batch]:
         """Take a batch 0; if its content differs from before, the publisher was restarted
         unseen."""
         known = self.life.first
@@ -98,7 +97,7 @@ class KvOrder:
             yield None
         self.life.first = digest
 
-    def take_live(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+    def take_live(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
         """Take a live batch."""
         if self._replay.active:
             yield from self._hold(seq, events)
@@ -108,12 +107,17 @@ class KvOrder:
             self.life.joining = False
             yield events
 
+    def left_out(self) -> None:
+        """Note that an event was left out that may have said what the engine's pool holds."""
+        if self.life.known is SourceState.FOLLOWING:
+            self.life.known = SourceState.PARTIAL
+
     def wants(self, seq: int) -> bool:
         """Whether a replayed batch is next; otherwise it is known, or the next attempt asks
         for it."""
         return self.sequence.classify(seq) is Arrival.NEXT
 
-    def take_replayed(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+    def take_replayed(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
         """Take a replayed batch that is next."""
         self.life.joining = False
         self.sequence.accept(seq)
@@ -125,7 +129,7 @@ class KvOrder:
     def _expected(self) -> int:
         return self.sequence.expected or 0
 
-    def _fill_gap(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+    def _fill_gap(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
         self._counters["kv_gaps"] += 1
         if self._replay.is_possible:
             self._replay.hold(seq, events)
@@ -139,7 +143,7 @@ class KvOrder:
         yield None
         yield events
 
-    def _hold(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+    def _hold(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
         if self.sequence.classify(seq) is Arrival.DUPLICATE:
             self.sequence.duplicates += 1
             return
@@ -167,7 +171,7 @@ class KvOrder:
         self.life.known = SourceState.PARTIAL
         self._counters["kv_joined_late"] += 1
 
-    def end_of_replay(self) -> Iterator[Observed]:
+    def end_of_replay(self) -> Iterator[Batch]:
         """Note that the publisher says it has sent all."""
         if not self._replay.active:
             return  # END of an attempt whose gap was filled before it ended
@@ -177,14 +181,14 @@ class KvOrder:
             return
         yield from self.next_attempt("holes in the replay")
 
-    def next_attempt(self, why: str) -> Iterator[Observed]:
+    def next_attempt(self, why: str) -> Iterator[Batch]:
         """Ask once more, or give up."""
         if self._replay.is_exhausted:
             yield from self._give_up(why)
         else:
             self._ask()
 
-    def _flush(self) -> Iterator[Observed]:
+    def _flush(self) -> Iterator[Batch]:
         """Apply held batches that are next now; the gap is filled once none is left."""
         while (events := self._replay.release(self._expected)) is not None:
             self.sequence.accept(self._expected)
@@ -193,7 +197,7 @@ class KvOrder:
         if not self._replay.waiting and not self.life.joining:
             self._replay.end()
 
-    def _give_up(self, why: str) -> Iterator[Observed]:
+    def _give_up(self, why: str) -> Iterator[Batch]:
         """Leave the gap: forget what was known, and continue from the newest unbroken run."""
         self._lose(SourceState.DEGRADED, why)
         self._counters["kv_replays_failed"] += 1

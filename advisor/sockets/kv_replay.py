@@ -8,7 +8,7 @@ from typing import Final
 
 import zmq
 
-from ...graph.messages.events import AnyEvent
+from ...graph.messages.kv_events import KvEvent
 from ...graph.messages.wire import MAX_FRAME_BYTES
 
 MAX_ATTEMPTS: Final = 5  # per gap; chosen
@@ -44,7 +44,7 @@ class KvReplay:
         self._endpoint = endpoint
         self._clock = clock
         self._timeout_s = timeout_s
-        self._waiting: dict[int, list[AnyEvent]] = {}
+        self._waiting: dict[int, list[KvEvent]] = {}
         self._deadline = 0.0
         self.socket: zmq.Socket[bytes] | None = None
         self.active = False
@@ -111,11 +111,11 @@ class KvReplay:
             except zmq.Again:
                 return
 
-    def hold(self, seq: int, events: list[AnyEvent]) -> None:
+    def hold(self, seq: int, events: list[KvEvent]) -> None:
         """Keep a live batch until the gap is filled."""
         self._waiting[seq] = events
 
-    def release(self, seq: int) -> list[AnyEvent] | None:
+    def release(self, seq: int) -> list[KvEvent] | None:
         """The batch of this number, if it waits."""
         return self._waiting.pop(seq, None)
 
@@ -128,7 +128,7 @@ class KvReplay:
         """Note that the gap is filled, or need not be."""
         self.active = False
 
-    def give_up(self) -> dict[int, list[AnyEvent]]:
+    def give_up(self) -> dict[int, list[KvEvent]]:
         """Leave the gap; returns the batches that waited."""
         held, self._waiting = self._waiting, {}
         self.close()
@@ -154,7 +154,7 @@ class KvReplay:
 
 def is_end(frames: list[bytes]) -> bool:
     """Whether a replayed message says that it is the last; it does not say that all came."""
-    return len(frames) == 4 and frames[2] == _END
+    return len(frames) in (3, 4) and frames[-2] == _END
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, hwm: int) -> zmq.Socket[bytes]:

@@ -88,9 +88,9 @@ class Watcher:
         while not self._stopping.wait(self._interval_s):
             try:
                 self.look()
-            except Exception as error:  # it is looked at again
-                trouble = f"what it answers cannot be shown ({type(error).__name__})"
-                self._note([replace(each, trouble=trouble) for each in self.latest])
+            except Exception as error:  # whatever it is, the next look may go better
+                why = f"the look failed ({type(error).__name__})"
+                self._note([replace(each, trouble=why) for each in self.latest])
 
 
 def _asked(before: Watched, anew: bool) -> Watched:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections import Counter
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..columns.row_pool import distinct
+from ..tables.block_columns import UNPLACED
 from ..tables.tables import Tables
 from ..types import NO_ROW, Rows
 
 Flags = npt.NDArray[np.bool_]
 _COMPARED: Final = 512  # rows that are compared together; chosen
 _COMPARED_PAIRS: Final = 1 << 15  # chosen
-_REPAIR_PASSES: Final = 64  # over links whose parent became deeper, at most; chosen
+_MOST_RAISED: Final = 1 << 14  # rows above new links that one call looks at; chosen
+_DEEPEST: Final = np.iinfo(np.int32).max
 
 
 class ChainLinker:
     """Sets ``parent`` and ``depth``; keeps every parent strictly shallower than its child.
 
     This invariant makes a cycle impossible, whatever an engine or an attacker sends: a link that
-    cannot hold it is cut and counted.
+    cannot hold it is not made, and counted as ``links_refused``. Once a row has a depth, it only
+    becomes shallower, so that no link below it is ever looked at: blocks of which nobody said what
+    stands before them begin deep (``UNPLACED``), and rise when it is told.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
-        self.cut_links = 0
+        self._counters = counters
 
     def extend(self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64]) -> None:
         """Link runs of consecutive blocks that were stored, each run behind a block of its own.
@@ -36,20 +42,17 @@ class ChainLinker:
             before: int32 ``[runs]``: the row before each run, ``NO_ROW`` at the start of a chain.
             counts: int64 ``[runs]``: blocks in each run, at least one.
         """
-        depth = self._tables.blocks.depth
         starts = np.cumsum(counts) - counts
         parents = np.empty_like(rows)
         parents[1:] = rows[:-1]
         parents[starts] = before
         starts, before, counts = _joined(rows, starts, before)
         if _holds_any(rows, before):
-            self._deepen_in_order(rows, new, before, starts, counts)
-            depths = depth[rows]
+            moved = self._place_in_order(rows, new, before, starts, counts)
         else:
-            base = np.where(before == NO_ROW, 0, depth[before] + 1)
             within = np.arange(len(rows)) - np.repeat(starts, counts)
-            depths = np.where(new, np.repeat(base, counts) + within, depth[rows])
-        self._link(rows, new, parents, depths)
+            moved = self._place(rows, new, np.repeat(self._behind(before), counts) + within)
+        self._link(rows, parents, moved)
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64]) -> None:
         """Link whole chains from their start: the ``i``-th row of each has depth ``i``.
@@ -63,7 +66,8 @@ class ChainLinker:
         parents = np.empty_like(rows)
         parents[1:] = rows[:-1]
         parents[starts[counts > 0]] = NO_ROW
-        self._link(rows, new, parents, np.arange(len(rows)) - np.repeat(starts, counts))
+        moved = self._place(rows, new, np.arange(len(rows)) - np.repeat(starts, counts))
+        self._link(rows, parents, moved)
 
     def ancestors(self, row: int, until: Rows) -> Rows:
         """int32: ``row`` and its ancestors, up to the first that is in the chain ``until``.
@@ -96,59 +100,84 @@ class ChainLinker:
             row = int(blocks.parent[row - count + 1])
         return chain if row == NO_ROW and not at else chain[:0]
 
-    def _deepen_in_order(
+    def _behind(self, before: Rows) -> npt.NDArray[np.int64]:
+        """int64 ``[n]``: the depth behind each of these rows; 0 behind ``NO_ROW``."""
+        depth = self._tables.blocks.depth[before].astype(np.int64)
+        return np.where(before == NO_ROW, 0, depth + 1)
+
+    def _place(self, rows: Rows, new: Flags, told: npt.NDArray[np.int64]) -> Flags:
+        """Set the depths that are told of new rows, and of those whose place was not known;
+        returns which of them changed."""
+        depth = self._tables.blocks.depth
+        known = depth[rows]
+        moved: Flags = new | ((known >= UNPLACED) & (told < UNPLACED))
+        moved &= known != told
+        depth[rows[moved]] = np.minimum(told[moved], _DEEPEST)
+        return moved
+
+    def _place_in_order(
         self,
         rows: Rows,
         new: Flags,
         before: Rows,
         starts: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
-    ) -> None:
-        """Set depths where a run continues another run of the same batch."""
-        depth = self._tables.blocks.depth
-        for start, count, row in zip(
-            starts.tolist(), counts.tolist(), before.tolist(), strict=True
-        ):
-            base = 0 if row == NO_ROW else int(depth[row]) + 1
-            run = rows[start : start + count]
-            fresh = np.arange(base, base + count, dtype=np.int32)
-            depth[run] = np.where(new[start : start + count], fresh, depth[run])
+    ) -> Flags:
+        """``_place`` where a run continues another run of the same batch."""
+        moved = np.empty(len(rows), dtype=np.bool_)
+        for run, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+            part = slice(start, start + count)
+            base = self._behind(before[run : run + 1])
+            moved[part] = self._place(rows[part], new[part], base + np.arange(count))
+        return moved
 
-    def _link(self, rows: Rows, new: Flags, parents: Rows, depths: npt.NDArray[Any]) -> None:
-        """Give parents to rows that have none, and all of them their depth."""
-        blocks = self._tables.blocks
-        moved = blocks.depth[rows] != depths
-        blocks.depth[rows[moved]] = depths[moved]
-        orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW) & (parents != rows)
-        if orphan.any():
-            self._tables.links.link(rows[orphan], parents[orphan])
-        elif not moved.any():
+    def _link(self, rows: Rows, parents: Rows, moved: Flags) -> None:
+        """Give parents to rows that have none."""
+        blocks, links = self._tables.blocks, self._tables.links
+        if moved.any():
+            above = blocks.parent[rows]
+            astray = (above != NO_ROW) & (blocks.depth[above] >= blocks.depth[rows])
+            if astray.any():  # where a chain begins is told, and contradicts what was said before
+                self._counters["links_refused"] += int(astray.sum())
+                links.cut(distinct(rows[astray]))
+        orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW)
+        if not orphan.any():
             return  # all of it was known, as of most chains
-        parents = blocks.parent[rows]
-        upside_down = (parents != NO_ROW) & (blocks.depth[parents] >= blocks.depth[rows])
-        if (moved & ~new).any() or upside_down.any():  # rare: an old row may have children
-            self._repair_depths()
+        rows, parents = rows[orphan], parents[orphan]
+        fits = blocks.depth[parents] < blocks.depth[rows]
+        links.link(rows[fits], parents[fits])
+        if not fits.all():
+            self._raise_all(rows[~fits], parents[~fits])
 
-    def _repair_depths(self) -> None:
-        """Push children below parents that became deeper; cut what does not settle."""
-        blocks = self._tables.blocks
-        size = blocks.size
-        for _ in range(_REPAIR_PASSES):
-            sunk = self._too_shallow(size)
-            if sunk.size == 0:
-                return
-            blocks.depth[sunk] = blocks.depth[blocks.parent[sunk]] + 1
-        self._cut(self._too_shallow(size))
+    def _raise_all(self, rows: Rows, parents: Rows) -> None:
+        """Link rows to parents that have to become shallower for it, in order."""
+        blocks, budget = self._tables.blocks, _MOST_RAISED
+        for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):
+            if blocks.parent[row] != NO_ROW:
+                continue  # it stands here twice
+            path, can_rise = self._path_to_raise(row, parent, budget)
+            budget -= len(path)
+            if not can_rise:
+                self._counters["links_refused"] += 1
+                continue
+            above = int(blocks.depth[row]) - 1
+            blocks.depth[path] = np.arange(above, above - len(path), -1)
+            link = np.array([row, parent], dtype=np.int32)
+            self._tables.links.link(link[:1], link[1:])
 
-    def _too_shallow(self, size: int) -> Rows:
-        blocks = self._tables.blocks
-        parent = blocks.parent[:size]
-        bad = (parent != NO_ROW) & (blocks.depth[:size] <= blocks.depth[parent])
-        return np.flatnonzero(bad & blocks.alive[:size]).astype(np.int32)
-
-    def _cut(self, rows: Rows) -> None:
-        self._tables.links.cut(rows)
-        self.cut_links += len(rows)
+    def _path_to_raise(self, row: int, parent: int, most: int) -> tuple[Rows, bool]:
+        """``parent`` and those before it that are too deep for a link to ``row``; and whether they
+        can rise: not if one of them is ``row`` or stands where it was told to, or if they are more
+        than ``most``."""
+        blocks, path, at = self._tables.blocks, list[int](), parent
+        room = int(blocks.depth[row]) - 1
+        least = UNPLACED if room >= UNPLACED else 0  # what is not known stays told from what is
+        can_rise = True
+        while can_rise and at != NO_ROW and (depth := int(blocks.depth[at])) > room:
+            can_rise = at != row and depth >= UNPLACED and room >= least and len(path) < most
+            path.append(at)
+            at, room = int(blocks.parent[at]), room - 1
+        return np.array(path, dtype=np.int32), can_rise
 
 
 def _holds_any(rows: Rows, some: Rows) -> bool:

@@ -19,6 +19,7 @@ _MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs; chosen
 _FADES_S: Final = 60.0  # seconds from one fading of all edges to the next; chosen
 _PART: Final = 1 << 16  # edges that fade in one slice; chosen
 _FLOOR: Final = 0.05
+_MOST_MASS: Final = 1e6  # a share is 1 at most, summed over heads and layers; chosen
 _EMA_SHARE: Final = 0.2  # of the newest sample in the mean of attention; chosen
 _MUCH: Final = 2.0  # times what a block would get if all got the same; chosen
 _GAIN: Final = 0.05  # of what importance lacks to the most, per sample; chosen
@@ -40,7 +41,7 @@ class CoAttendance:
         """A sampled decode step read these blocks, each with its share of the attention."""
         whole = len(event.mass) % 4 == 0 and len(event.hashes) == 2 * len(event.mass)
         mass = np.frombuffer(event.mass, dtype="<f4") if whole else _NOTHING
-        if not whole or not np.isfinite(mass).all():
+        if not whole or not ((mass >= 0) & (mass <= _MOST_MASS)).all():
             self._counters["events_refused"] += 1
             return
         blocks = self._tables.blocks

@@ -57,7 +57,7 @@ class Ingest:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.counters: Counter[str] = Counter()
-        self._chains = ChainLinker(tables)
+        self._chains = ChainLinker(tables, self.counters)
         self.held = HeldBook()
         self._turns = TurnRecorder(tables, self._chains, self.held, self.counters)
         self._copies = CopyRecorder(tables, self.counters)

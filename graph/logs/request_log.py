@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isnan
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..columns.columns import grown
 from ..messages.events import HOLD_ENDS
+from .reasons import Reason
 from .request_facts import NOBODY, Hold, Miss, Other, PromptBlocks, RequestNames
 
 if TYPE_CHECKING:
@@ -55,6 +56,24 @@ _RECORD: Final = np.dtype(
         ("detail", "u1"),
     ]
 )
+
+
+class Repeats(NamedTuple):
+    """What requests found that could have found something.
+
+    Attributes:
+        requests: How many there were.
+        repeated: Of these: that found nothing, though another prompt had begun the same before.
+        found: Blocks that they found.
+        asked: Full blocks of their prompts.
+        reason: Why most of ``repeated`` found none; None without any.
+    """
+
+    requests: int
+    repeated: int
+    found: int
+    asked: int
+    reason: Reason | None
 
 
 class RequestLog:
@@ -172,6 +191,16 @@ class RequestLog:
     def again(self, engine: str, since: float) -> int:
         """Blocks that requests of an engine computed again which began since then."""
         return int(self._begun(engine, since)["again"].sum())
+
+    def repeats(self, engine: str, since: float) -> Repeats:
+        """How requests of an engine fared that began since then and could have found a block."""
+        begun = self._begun(engine, since)
+        could = begun[(begun["asked"] > 0) & (begun["reason"] != Reason.NOT_CACHEABLE)]
+        found = could["pool"] + could["loaded"] + could["prefetched"]
+        first = could[(found == 0) & (could["index"] == 0)]
+        reasons = first["reason"][first["reason"] != Reason.NEVER_SEEN]
+        most = Reason(int(np.bincount(reasons).argmax())) if len(reasons) else None
+        return Repeats(len(could), len(reasons), int(found.sum()), int(could["asked"].sum()), most)
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
         """float32 ``[n]``: how long requests of an engine that began since then had waited in its

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 Sums = npt.NDArray[np.int64]
+_TOP: Final = np.iinfo(np.uint32).max
 
 
 class StepSums:
@@ -57,7 +59,9 @@ class StepSums:
         newest = self._advance(step)
         step = max(step, newest - self._steps + 1)
         self._begun = max(self._begun, newest - step + 1)
-        self._sums[step % self._steps] += np.array(self._pending, dtype=np.uint32)
+        # A few requests may claim as many tokens as a column holds: it stays at its top.
+        sums = self._sums[step % self._steps]
+        sums[:] = np.minimum(sums + np.array(self._pending, dtype=np.int64), _TOP)
         self._pending = [0] * len(self.columns)
 
     def last(self, seconds: float, now: float) -> dict[str, int]:

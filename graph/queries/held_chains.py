@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..tables.block_columns import known_depth
 from ..tables.tables import Tables
 from ..types import NO_ROW, Rows, Tier
 
@@ -49,7 +50,7 @@ def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChain
     known &= ~(given_up | given_up_later)
     depth = tables.blocks.depth
     return HeldChains(*(
-        np.where(known & (rows != NO_ROW), depth[rows] + 1, 0).astype(np.int32)
+        np.where(known & (rows != NO_ROW), known_depth(depth[rows]) + 1, 0).astype(np.int32)
         for rows in (tips, pool, copied)
     ))  # fmt: skip
 
@@ -62,8 +63,8 @@ def shared_chains(tables: Tables, tips: Rows) -> Rows:
         tips: As of ``held_chains``.
     """
     rows, given_up = _last_held(tables, tips, None, int(Tier.POOL))
-    depth = tables.blocks.depth
-    return np.where(~given_up & (rows != NO_ROW), depth[rows] + 1, 0).astype(np.int32)
+    depth = known_depth(tables.blocks.depth[rows])
+    return np.where(~given_up & (rows != NO_ROW), depth + 1, 0).astype(np.int32)
 
 
 def _last_held(

@@ -16,6 +16,7 @@ from ..ranking.places import Order, places, who_ranks
 from ..ranking.policy import terms_of
 from ..ranking.rules import beyond_share, is_superseded, standings
 from ..ranking.view import View
+from ..tables.block_columns import known_depth
 from ..tables.blocks import Selection
 from ..tables.edge_list import BLOCK_TO_BLOCK, Edge
 from ..tables.identity import salt_of
@@ -98,7 +99,8 @@ def edge_link(tables: Tables, edge: Edge) -> dict[str, Any]:
 def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
     """The properties of one block that mean something to a person."""
     blocks, sessions = tables.blocks, tables.sessions
-    session, depth, tokens = int(blocks.session[row]), int(blocks.depth[row]), blocks.tokens[row]
+    session, tokens = int(blocks.session[row]), blocks.tokens[row]
+    depth = int(known_depth(blocks.depth[row : row + 1])[0])
     start = depth * int(tokens)
     return {
         "id": _block(tables, row),

@@ -16,6 +16,10 @@ Times = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.uint32]
 
 DEFAULT_LAYER: Final = SourceLayer.USER_TURN
+UNPLACED: Final = 1 << 20
+"""Depths from here on are of blocks of which nobody said how many stand before them, counted from
+where their chain is known. Chosen: deeper than chains are, and worth little as a tie of scores."""
+FIRST_KNOWN: Final = UNPLACED + (1 << 16)  # room above it for blocks that are told later; chosen
 
 
 class BlockColumns(Columns):
@@ -23,7 +27,7 @@ class BlockColumns(Columns):
 
     alive: Mask = column(np.bool_, True)
     parent: Rows = column(np.int32, NO_ROW)
-    depth: Rows = column(np.int32, 0)  # blocks before this one in its chain
+    depth: Rows = column(np.int32, FIRST_KNOWN)  # blocks before this one in its chain
     layer: npt.NDArray[np.uint8] = column(np.uint8, int(DEFAULT_LAYER))
     flags: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.BlockFlag
     stated: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.Authority: who stated the layer
@@ -58,3 +62,13 @@ class EdgeSums(Columns):
 
     degree: npt.NDArray[np.uint16] = column(np.uint16, 0)  # a count that reached the top stays
     weight: npt.NDArray[np.float32] = column(np.float32, 0.0)
+
+
+def known_depth(depth: Rows) -> Rows:
+    """int32 ``[n]``: how many blocks stand before each, as far as its chain is known.
+
+    Args:
+        depth: int32 ``[n]``, of the column.
+    """
+    beyond = np.maximum(depth - FIRST_KNOWN, 0)
+    return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)

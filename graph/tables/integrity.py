@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..types import NO_ROW, EdgeType, Rows
+from ..types import LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows
 from .edge_list import BLOCK_TO_BLOCK
 from .edges import STORED
 from .tables import Tables
@@ -16,11 +16,11 @@ from .tables import Tables
 def check_integrity(tables: Tables) -> None:
     """Raise ``AssertionError`` naming the first invariant that does not hold."""
     _check_index(tables)
+    _check_references(tables)
     _check_chains(tables)
     _check_links(tables)
     _check_edges(tables)
     _check_sums(tables)
-    _check_references(tables)
     _check_names(tables)
 
 
@@ -94,8 +94,16 @@ def _check_sums(tables: Tables) -> None:
 def _check_references(tables: Tables) -> None:
     blocks, sessions = tables.blocks, tables.sessions
     live = blocks.live_rows()
-    assert (blocks.session[live] < sessions.size).all(), "a block's session is none"
     tips = sessions.tip[: sessions.size]
+    for what, rows in (
+        ("parent", blocks.parent[live]),
+        ("session", blocks.session[live]),
+        ("tip", tips),
+    ):
+        assert (rows >= NO_ROW).all(), f"a {what} is below the first row"
+    assert (blocks.layer[live] < len(LAYER_NAMES)).all(), "a block's layer is none"
+    assert (sessions.state[: sessions.size] < len(STATE_NAMES)).all(), "a session's state is none"
+    assert (blocks.session[live] < sessions.size).all(), "a block's session is none"
     assert blocks.alive[tips[tips != NO_ROW]].all(), "a session's tip is not in use"
     assert not blocks.tiers[:, : blocks.size][:, ~blocks.alive[: blocks.size]].any(), (
         "a row not in use is resident"

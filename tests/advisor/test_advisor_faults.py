@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
@@ -191,14 +192,19 @@ def test_an_engine_that_is_gone_does_not_cost_the_other_its_advice(
 
 def test_a_killed_sidecar_is_back_in_step_after_each_restart(socket_directory: Path) -> None:
     sidecar = SidecarProcess(socket_directory, sidecar__interval_s=0.05)
+    took, started = list[float](), 0.0
     with sidecar, FakeEngine(sidecar.endpoint, num_blocks=40, options=QUICK) as engine:
-        for generation in range(4):
+        for generation in range(8):
             serve(engine, generation, 50)
             until(lambda: is_advised(engine), f"generation {generation}")
+            if generation:
+                took.append(time.monotonic() - started)
             sidecar.kill()
             serve(engine, generation, 50)  # nobody listens: it goes on
             until(lambda: engine.client.ranking() is None, "old advice is let go")
+            started = time.monotonic()
             sidecar.start()
+    assert float(np.median(took)) < 5, "seconds until it advises again"
 
 
 def test_a_stopped_sidecar_is_done_without_and_taken_up_again(socket_directory: Path) -> None:

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -415,6 +416,23 @@ def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(
     engine.ranking(lambda keys: keys == {2})
 
 
+@pytest.mark.parametrize("step", ["receive", "publish", "expire"])
+def test_a_step_that_fails_costs_its_turn_and_not_the_loop(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    running = start()
+    engine = connect(running)
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+    parts = running.service.parts
+    with monkeypatch.context() as broken:
+        broken.setattr(parts.publisher if step == "publish" else parts.subscriber, step, _fail)
+        engine.send(PRESSURE)
+        running.until(lambda s: s["counters"]["ingest"].get("turns_failed", 0) >= 2)
+    engine.send(BlocksStored(packed([2]), 1, 16))
+    engine.ranking(lambda keys: keys == {1, 2})
+
+
 def test_health_tells_when_advice_grows_stale(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,6 +526,44 @@ def test_an_engine_without_our_hook_is_watched_through_its_kv_events(
     running.until(lambda s: s["engines"][0]["state"] == "waiting")
     running.until(lambda s: s["graph"]["engines"] == {})
     context.term()
+
+
+def test_a_watched_engine_that_cannot_be_followed_costs_its_own_picture(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zmq.Context() as context, ExitStack() as opened:
+        publishers = [opened.enter_context(context.socket(zmq.XPUB)) for _ in range(2)]
+        for number, publisher in enumerate(publishers):
+            publisher.setsockopt(zmq.LINGER, 0)
+            publisher.bind(f"ipc://{tmp_path}/kv{number}")
+        observe = [{"endpoint": f"ipc://{tmp_path}/kv{number}"} for number in range(2)]
+        running = start(sidecar__observe=observe)
+        assert all(publisher.poll(10_000) for publisher in publishers)
+
+        def publish(number: int, seq: int, *keys: int, **more: Any) -> None:
+            stored = {"type": "BlockStored", "block_hashes": keys, "parent_block_hash": None,
+                      "token_ids": [], "block_size": 16, **more}  # fmt: skip
+            payload = msgspec.msgpack.encode([1.0, [stored], 0])
+            publishers[number].send_multipart([b"", seq.to_bytes(8, "big"), payload])
+
+        def residents(status: dict[str, Any]) -> list[int]:
+            return [(each["graph"] or {}).get("resident", 0) for each in status["engines"]]
+
+        publish(0, 0, 1, 2)
+        publish(1, 0, 3)
+        running.until(lambda s: residents(s) == [2, 1])
+        first = running.service.parts.sources[0]
+        with monkeypatch.context() as broken:
+            broken.setattr(first, "receive", _fail)
+            running.until(lambda s: s["counters"]["ingest"].get("watch_failed", 0) >= 1)
+            publish(1, 1, 4)
+            running.until(lambda s: residents(s) == [0, 2])
+        publish(0, 1, 5)
+        publish(0, 2, 6, block_size=0)
+        status = running.until(lambda s: residents(s) == [1, 2] and s["engines"][0]["left_out"])
+        assert [each["state"] for each in status["engines"]] == ["partial", "synced"]
+        assert "block_size" in status["engines"][0]["last_left_out"]
+        assert status["engines"][0]["silent_s"] < 60
 
 
 @pytest.mark.parametrize(("guard", "ranked_by"), [(False, "classic"), (True, "lru")])

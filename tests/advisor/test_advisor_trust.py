@@ -7,7 +7,7 @@ import errno
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kvgraph.advisor.process.snapshots import SnapshotKeeper
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import EventSubscriber
 from kvgraph.graph import snapshot
+from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages import wire
 from kvgraph.graph.messages.events import (
@@ -194,6 +195,47 @@ def test_an_error_of_ours_ends_no_saving(tmp_path: Path, monkeypatch: pytest.Mon
         time.sleep(0.01)
     assert keeper.counters["saved"]
     keeper.stop()
+
+
+@pytest.mark.parametrize(
+    "refusal", [SnapshotError("damaged"), MemoryError(), RecursionError("deep"), KeyError("x")]
+)
+def test_a_refused_snapshot_is_set_aside_and_a_failed_one_is_tried_again(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Exception,
+) -> None:
+    path = tmp_path / "graph.snap"
+    path.write_bytes(b"of another build")
+    graph = KVCacheGraph()
+    keeper = SnapshotKeeper(graph, path, 0.01, time.monotonic)
+    keeper.restore()
+    assert [each.name for each in tmp_path.iterdir()] == ["graph.snap.refused"]
+    assert (tmp_path / "graph.snap.refused").read_bytes() == b"of another build"
+    assert len(caplog.records) == 1
+    assert "graph.snap.refused" in caplog.text
+
+    def fails(*_: object) -> int:
+        raise refusal
+
+    monkeypatch.setattr("kvgraph.advisor.process.snapshots.save", fails)
+    graph.apply("e", [BlocksStored(b"\1" * 8, None, 16)])
+    keeper.start()
+    try:
+        until(lambda: keeper.counters["failed"] >= 3)
+        monkeypatch.undo()
+        until(lambda: keeper.counters["saved"] >= 1)
+    finally:
+        keeper.stop()
+    assert caplog.text.count("serving from memory") == 1
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")

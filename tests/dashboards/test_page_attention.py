@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from kvgraph.advisor.page.engine_pages import engines_view
 from kvgraph.advisor.page.needs_attention import notices
@@ -17,8 +18,10 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import AdmissionAdvice
 from kvgraph.graph.messages.events import (
     AdmissionReport,
+    BlocksStored,
     EngineHello,
     Pressure,
+    RequestFinished,
     RequestHeld,
     RequestReleased,
     RequestStarted,
@@ -66,6 +69,35 @@ def said_of(graph: KVCacheGraph, engine: EngineStatus) -> list[str]:
 
 def test_nothing_does_where_all_is_well(graph: KVCacheGraph) -> None:
     assert said(graph) == []
+
+
+def asked(graph: KVCacheGraph, count: int, shared: int, found: int) -> None:
+    """So many requests of eight blocks, of which they share the first ones, and find some."""
+    for number in range(count):
+        own = range(10**6 + 8 * number, 10**6 + 8 * number + 8 - shared)
+        keys = np.array([*range(1, 1 + shared), *own], dtype="<u8").tobytes()
+        name, session, cached = f"r{number}", f"s{number}", found * 16 if number else 0
+        started = RequestStarted(name, keys, 129, cached, 16, session)
+        graph.apply("e", [started, BlocksStored(keys, None, 16)])
+        graph.apply("e", [RequestFinished(name, keys, 129, 129, "stop", session)])
+
+
+def test_prompts_that_begin_alike_and_find_nothing_are_told(graph: KVCacheGraph) -> None:
+    asked(graph, 60, shared=4, found=0)
+    (text,) = [each for each in said(graph) if "finds nothing" in each]
+    assert text.startswith("gpu-0: It finds nothing: of 60 requests in the last ten minutes 59 ")
+
+
+@pytest.mark.parametrize(
+    ("count", "shared", "found"),
+    [(40, 4, 0), (60, 0, 0), (60, 4, 4), (60, 4, 1)],
+    ids=["too few", "nothing in common", "all is found", "some is found"],
+)
+def test_nothing_is_told_of_prompts_that_could_not_find_more_or_did(
+    graph: KVCacheGraph, count: int, shared: int, found: int
+) -> None:
+    asked(graph, count, shared, found)
+    assert not [each for each in said(graph) if "finds nothing" in each]
 
 
 def test_the_limit_of_protection_that_was_hit_is_named(graph: KVCacheGraph) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 import random
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -105,6 +111,102 @@ def test_every_bit_flip_and_every_cut_is_noticed(graph: KVCacheGraph, tmp_path: 
         with pytest.raises(SnapshotError, match=r"graph\.snap"):
             snapshot.load(empty, path)
         assert len(empty.tables.blocks) == 0
+
+
+def signed(payload: bytes) -> bytes:
+    """A snapshot of this version whose digest is right, whatever is in it."""
+    magic = b"KVGSNAP\x0c"
+    return magic + hashlib.blake2b(payload, digest_size=32).digest() + payload
+
+
+def packed(arrays: dict[str, Any], save: Callable[..., None] = np.savez) -> bytes:
+    buffer = io.BytesIO()
+    save(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def of_strange_names(arrays: dict[str, Any], names: bytes) -> bytes:
+    return packed({**arrays, "names": np.frombuffer(names, dtype=np.uint8)})
+
+
+def with_a_bit(payload: bytes, field: int, value: int) -> bytes:
+    """A zip archive with another value at a place of its first central header."""
+    changed = bytearray(payload)
+    changed[changed.find(b"PK\1\2") + field] = value
+    return bytes(changed)
+
+
+STRANGE: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
+    "no archive": lambda arrays, payload: b"text",
+    "names that nest": lambda arrays, payload: of_strange_names(arrays, b"[" * 100_000),
+    "names that are none": lambda arrays, payload: of_strange_names(arrays, b"null"),
+    "names of no text": lambda arrays, payload: of_strange_names(arrays, b"\xff\xfe"),
+    "a number of 5,000 digits": lambda arrays, payload: of_strange_names(arrays, b"1" * 5000),
+    "an encrypted part": lambda arrays, payload: with_a_bit(payload, 8, 1),
+    "an unknown compression": lambda arrays, payload: with_a_bit(payload, 10, 99),
+    "complex depths": lambda arrays, payload: packed(
+        {**arrays, "blocks.depth": arrays["blocks.depth"].astype("c16")}
+    ),
+    "dates": lambda arrays, payload: packed(
+        {**arrays, "blocks.created": arrays["blocks.created"].astype("M8[s]")}
+    ),
+    "one column less": lambda arrays, payload: packed(
+        {name: each for name, each in arrays.items() if name != "blocks.parent"}
+    ),
+    "a layer that is none": lambda arrays, payload: packed(
+        {**arrays, "blocks.layer": arrays["blocks.layer"] + 200}
+    ),
+    "a state that is none": lambda arrays, payload: packed(
+        {**arrays, "sessions.state": arrays["sessions.state"] + 77}
+    ),
+    "parents before the first": lambda arrays, payload: packed(
+        {**arrays, "blocks.parent": arrays["blocks.parent"] - 5}
+    ),
+    "strange embeddings": lambda arrays, payload: packed(
+        {**arrays, "embeddings.rows": np.array(["x"]), "embeddings.vectors": np.array(7)}
+    ),
+    "a bomb": lambda arrays, payload: packed(
+        {**arrays, "edges.more": np.zeros(1 << 26, np.uint8)}, np.savez_compressed
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_right_digest_says_nothing_of_the_content(
+    graph: KVCacheGraph, tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "graph.snap"
+    snapshot.save(graph, path)
+    payload = path.read_bytes()[40:]
+    with np.load(io.BytesIO(payload)) as archive:
+        arrays = dict(archive)
+    path.write_bytes(signed(STRANGE[what](arrays, payload)))
+    empty = KVCacheGraph()
+    tables = empty.tables
+    with pytest.raises(SnapshotError, match=r"graph\.snap"):
+        snapshot.load(empty, path)
+    assert empty.tables is tables, "nothing of it was taken"
+
+
+def test_a_part_is_never_larger_than_it_says_in_the_file(
+    graph: KVCacheGraph, tmp_path: Path
+) -> None:
+    """A snapshot takes as much memory as its file has bytes, some times over."""
+    path = tmp_path / "graph.snap"
+    path.write_bytes(signed(packed({"a": np.zeros(1 << 28, np.uint8)}, np.savez_compressed)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SnapshotError, match="compressed"):
+            snapshot.load(KVCacheGraph(), path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "graph.snap")
+    with pytest.raises(SnapshotError, match="not a regular file"):
+        snapshot.load(KVCacheGraph(), tmp_path / "graph.snap")
 
 
 def test_a_failed_write_leaves_the_last_snapshot(graph: KVCacheGraph, tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +16,8 @@ from kvgraph.graph.columns.row_pool import RowPool
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
+    AnyEvent,
+    BlocksAttended,
     BlocksEmbedded,
     BlocksRemoved,
     BlocksResident,
@@ -153,6 +159,128 @@ def test_cycles_cannot_be_made(events: list[BlocksStored]) -> None:
     assert len(graph.rank("e", 10).order) > 0
 
 
+class Visited(np.ndarray):  # type: ignore[type-arg]
+    """A column that counts how many of its values are looked at."""
+
+    rows = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Visited.rows += getattr(found, "size", 1)
+        return found
+
+
+def rows_visited(graph: KVCacheGraph, event: AnyEvent) -> int:
+    """How many values of the columns that chains are made of one event costs."""
+    blocks, Visited.rows = graph.tables.blocks, 0
+    for name in ("parent", "depth"):
+        setattr(blocks, name, getattr(blocks, name).view(Visited))
+    graph.apply("e", [event])
+    for name in ("parent", "depth"):
+        setattr(blocks, name, getattr(blocks, name).view(np.ndarray))
+    return Visited.rows
+
+
+A_KEY_COSTS = 64  # values of two columns, at most
+OTHERS = 50_000
+
+
+def crowded(*chains: range) -> KVCacheGraph:
+    """A graph that knows some chains, and many blocks behind the first of them."""
+    graph = KVCacheGraph()
+    for chain in chains:
+        graph.apply("e", [BlocksStored(pack(*chain), None, 16)])
+    for start in range(10**6, 10**6 + OTHERS, 500):
+        keys = pack(*range(start, start + 500))
+        graph.apply("e", [BlocksStored(keys, chains[0][-1], 16)])
+    return graph
+
+
+@pytest.mark.parametrize("length", [1, 2, 47, 48, 64, 250, 3000])
+def test_a_chain_told_behind_its_own_end_costs_what_it_says_and_only_once(length: int) -> None:
+    chain = range(1, length + 1)
+    graph = crowded(chain)
+    parents = graph.tables.blocks.parent[:length].tolist()
+    bad = BlocksStored(pack(*chain), chain[-1], 16)
+    assert rows_visited(graph, bad) <= A_KEY_COSTS * (length + 8)
+    assert graph.tables.blocks.parent[:length].tolist() == parents, "what was known stays"
+    for turn in range(3):
+        keys = pack(*chain, 10**7 + turn)
+        started = RequestStarted(f"r{turn}", keys, 16 * length + 17, 0, 16, f"s{turn}")
+        assert rows_visited(graph, started) <= A_KEY_COSTS * (length + 8)
+    graph.check_integrity()
+
+
+@pytest.mark.parametrize("length", [1, 2, 48, 1000])
+def test_a_ring_of_blocks_whose_beginning_nobody_told_is_cut_once(length: int) -> None:
+    graph = crowded(range(1, 3))
+    ring = range(10, 10 + length)
+    for place, key in enumerate(ring):  # each behind the next, the last behind the first
+        behind = ring[(place + 1) % length]
+        seen = rows_visited(graph, BlocksStored(pack(key), behind, 16))
+        assert seen <= A_KEY_COSTS * (place + 8), "those above it may have to rise"
+    graph.check_integrity()
+    assert graph.counters["links_refused"] == 1
+    linked = sum(graph.tables.blocks.parent[row] != NO_ROW for row in rows_of(graph, ring))
+    assert linked == length - 1
+
+
+def test_chains_that_cross_cost_what_they_say() -> None:
+    one, other = range(1, 301), range(301, 601)
+    graph = crowded(one, other)
+    for crossing in ((*one, *other), (*other, *one), (*one[::-1],), (*one[::2], *other[::-1])):
+        for behind in (None, one[-1], other[-1], 10**6 + 499):
+            event = BlocksStored(pack(*crossing), behind, 16)
+            assert rows_visited(graph, event) <= A_KEY_COSTS * len(crossing)
+            graph.check_integrity()
+        started = RequestStarted("r", pack(*crossing), 16 * len(crossing) + 1, 0, 16, "s")
+        assert rows_visited(graph, started) <= A_KEY_COSTS * len(crossing)
+        graph.check_integrity()
+    depths = graph.tables.blocks.depth[rows_of(graph, one)]
+    assert depths.tolist() == list(range(300))
+
+
+def test_a_long_chain_without_a_beginning_cannot_be_made_to_rise_for_ever() -> None:
+    """Each of these events wants all that stands above it to make room."""
+    graph = KVCacheGraph()
+    long = range(1, 100_001)
+    graph.apply("e", [BlocksStored(pack(*long), 10**9, 16)])
+    for key in range(10**6, 10**6 + 50):
+        graph.apply("e", [BlocksStored(pack(key + 10**6), key, 16)])
+    ends = list(range(10**6, 10**6 + 50))
+    seen = rows_visited(graph, BlocksStored(pack(*ends), long[-1], 16))
+    assert seen <= 4 * (1 << 14) + A_KEY_COSTS * 50
+    graph.check_integrity()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_chain_told_in_pieces_in_any_order_is_whole_in_the_end(data: st.DataObject) -> None:
+    length = data.draw(st.integers(2, 40))
+    cuts = sorted({0, length, *data.draw(st.lists(st.integers(1, length - 1), max_size=8))})
+    pieces = [range(a + 1, b + 1) for a, b in itertools.pairwise(cuts)]
+    graph = KVCacheGraph()
+    for piece in data.draw(st.permutations(pieces)):
+        behind = piece[0] - 1 or None
+        graph.apply("e", [BlocksStored(pack(*piece), behind, 16)])
+        graph.apply("e", [BlocksStored(pack(1000 + piece[0]), piece[-1], 16)])  # a branch
+        graph.check_integrity()
+    rows = rows_of(graph, range(1, length + 1))
+    assert graph.tables.blocks.parent[rows].tolist() == [NO_ROW, *rows[:-1]]
+    branches = rows_of(graph, [1000 + piece[0] for piece in pieces])
+    ends = rows_of(graph, [piece[-1] for piece in pieces])
+    assert graph.tables.blocks.parent[branches].tolist() == ends
+    graph.apply("e", [RequestStarted("r", pack(*range(1, length + 1)), 16 * length, 0, 16, "s")])
+    graph.check_integrity()
+    assert graph.tables.blocks.depth[rows].tolist() == list(range(length))
+    assert graph.counters["links_refused"] == 0
+
+
+def rows_of(graph: KVCacheGraph, keys: Iterable[int]) -> list[int]:
+    found: list[int] = graph.tables.blocks.find(np.array(list(keys), dtype=np.uint64)).tolist()
+    return found
+
+
 contrary_chains = st.lists(
     st.lists(st.integers(1, 8), min_size=1, max_size=6).map(
         lambda keys: RequestStarted("r", pack(*keys), 16 * len(keys), 0, 16, "s")
@@ -201,6 +329,10 @@ def test_a_chain_of_a_million_blocks_is_walked_without_recursion() -> None:
         RequestStarted("r", pack(1, 1), 32, 0, 16, "s"),
         BlocksSpilled(pack(1), 3, 10),
         BlocksEmbedded(pack(1), 4, b"\0" * 7),
+        *(
+            BlocksAttended(pack(1), np.array([mass], dtype="<f4").tobytes())
+            for mass in (3e38, -1.0, np.nan, np.inf)
+        ),
     ],
 )
 def test_events_without_meaning_change_nothing_and_are_counted(event: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 from typing import Any
@@ -211,8 +212,10 @@ def test_the_three_shapes_of_a_batch() -> None:
 def test_a_publisher_keeps_the_shape_of_its_first_good_batch() -> None:
     decoder = KvEventDecoder()
     decoder.decode_payload(encode([1.5, [STORED]]))
+    assert decoder.decode_payload(encode([1.5, ARRAYS])) == []
+    assert decoder.left_out == len(ARRAYS)
     with pytest.raises(WireError):
-        decoder.decode_payload(encode([1.5, ARRAYS]))
+        decoder.decode_payload(encode({"events": 7}))
 
 
 def test_hashes_in_bytes_are_their_low_64_bits() -> None:
@@ -236,15 +239,139 @@ def test_events_of_a_newer_kind_cost_only_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "named"),
     [
-        {"block_size": 0}, {"block_size": -16}, {"block_size": 2**31}, {"block_hashes": [-1]},
-        {"block_hashes": ["x"]}, {"parent_block_hash": -5}, {"block_hashes": None},
+        ({"block_size": 0}, "block_size"),
+        ({"block_size": -16}, "block_size"),
+        ({"block_size": 2**31}, "block_size"),
+        ({"block_hashes": ["x"]}, "block_hashes"),
+        ({"parent_block_hash": "x"}, "parent_block_hash"),
+        ({"block_hashes": None}, "block_hashes"),
+        ({"medium": 7}, "medium"),
+        ({"medium": "tape"}, "tape"),
+        ({"group_idx": "x"}, "group_idx"),
     ],
+)
+@pytest.mark.parametrize("known", [True, False], ids=["later", "first"])
+def test_an_event_that_means_nothing_costs_only_itself(
+    change: dict[str, Any], named: str, known: bool
+) -> None:
+    decoder, bad = KvEventDecoder(), {**STORED, **change}
+    if known:
+        assert decoder.decode_payload(encode([1.5, [STORED]]))
+    assert decoder.decode_payload(encode([1.5, [bad]])) == [], "alone in its batch"
+    assert decoder.decode_payload(encode([1.5, [STORED, bad, REMOVED, bad]])) == OURS[:2]
+    assert decoder.left_out == 3
+    assert named in decoder.last_left_out
+    assert decoder.torn == ("medium" not in change or change["medium"] == 7)
+
+
+def test_a_copy_need_not_say_more_than_its_hash() -> None:
+    """vLLM's OffloadingConnector tells copies without their size, tokens and parent."""
+    copy = {**STORED, "medium": "CPU", "block_size": 0, "token_ids": [], "parent_block_hash": None}
+    decoder = KvEventDecoder()
+    events = decoder.decode_payload(encode([1.5, [copy, STORED, REMOVED]]))
+    assert events == [BlocksSpilled(pack(1, 2**64 - 1), 2, 0), *OURS[:2]]
+    assert decoder.left_out == 0
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [("cpu", 2), ("CPU", 2), ("Cpu", 2), ("CPU_PINNED", 2), ("cpu_pinned", 2), ("host", 2),
+     ("storage", 4), ("Disk", 4)],
 )  # fmt: skip
-def test_impossible_values_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(WireError):
-        KvEventDecoder().decode_payload(encode([1.5, [{**STORED, **change}]]))
+def test_media_are_read_in_any_case(medium: str, tier: int) -> None:
+    batch = [{**STORED, "medium": medium}, {**REMOVED, "medium": medium}]
+    events = KvEventDecoder().decode_payload(encode([1.5, batch]))
+    assert events == [BlocksSpilled(pack(1, 2**64 - 1), tier, 0), CopiesDropped(pack(3), tier)]
+    gpu = {**STORED, "medium": "gpu"}
+    assert KvEventDecoder().decode_payload(encode([1.5, [gpu]])) == OURS[:1]
+
+
+def test_signed_hashes_are_the_same_64_bits() -> None:
+    stored = {**STORED, "block_hashes": [-5, 7, -(2**63)], "parent_block_hash": -1}
+    removed = {**REMOVED, "block_hashes": [-5, 2**64 - 5]}
+    told, gone = KvEventDecoder().decode_payload(encode([1.5, [stored, removed]]))
+    assert told == BlocksStored(pack(2**64 - 5, 7, 2**63), 2**64 - 1, 16, "s")
+    assert gone == BlocksRemoved(pack(2**64 - 5, 2**64 - 5))
+
+
+def of_group(event: dict[str, Any], group: int | None, kind: str | None = None) -> dict[str, Any]:
+    kinds = {} if kind is None else {"kv_cache_spec_kind": kind}
+    return {**event, "group_idx": group, **kinds}
+
+
+def held_after(*batches: list[dict[str, Any]]) -> set[int]:
+    """What a pool holds by these batches."""
+    decoder, held = KvEventDecoder(), set[int]()
+    for batch in batches:
+        for event in decoder.decode_payload(encode([1.5, batch])):
+            keys = set(np.frombuffer(getattr(event, "hashes", b""), "<u8").tolist())
+            if isinstance(event, BlocksStored):
+                held |= keys
+            elif isinstance(event, BlocksRemoved):
+                held -= keys
+            elif isinstance(event, BlocksCleared):
+                held.clear()
+    return held
+
+
+def stored_blocks(*keys: int, parent: int | None = None) -> dict[str, Any]:
+    return {**STORED, "block_hashes": list(keys), "parent_block_hash": parent}
+
+
+def removed_blocks(*keys: int) -> dict[str, Any]:
+    return {**REMOVED, "block_hashes": list(keys)}
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("full", ["full_attention", "mla_attention", "sink_full_attention"])
+def test_the_first_group_with_full_attention_says_what_is_resident(full: str, window: int) -> None:
+    """In whichever order the groups are told; our hooks observe the same one."""
+    chain = stored_blocks(1, 2, 3, 4)
+    told = [
+        of_group(chain, 1, full),
+        of_group(stored_blocks(3, 4), window, "sliding_window"),
+        of_group({**stored_blocks(900), "block_size": 64}, 3, "mamba"),
+        of_group(chain, 4, "full_attention"),
+    ]
+    gone = [
+        of_group(removed_blocks(1, 2), window),
+        of_group(removed_blocks(3), 4),
+        of_group(removed_blocks(4), 1),
+    ]
+    for order in itertools.permutations(told):
+        assert held_after(list(order), gone) == {1, 2, 3}
+
+
+def test_groups_of_which_no_kind_is_told_count_as_one_by_their_first() -> None:
+    told = [of_group(stored_blocks(1, 2), 0), of_group(stored_blocks(1, 2), 1)]
+    assert held_after(told, [of_group(removed_blocks(1), 1)]) == {1, 2}
+    assert held_after(told, [of_group(removed_blocks(1), 0)]) == {2}
+    assert held_after([stored_blocks(1, 2)], [removed_blocks(1)]) == {2}
+
+
+def test_copies_of_groups_that_do_not_count_do_not_either() -> None:
+    decoder = KvEventDecoder()
+    told = [of_group(stored_blocks(1), 0, "full_attention")]
+    copies = [{**of_group(stored_blocks(1), group), "medium": "CPU"} for group in (0, 1)]
+    lost = [{**of_group(removed_blocks(1), group), "medium": "CPU"} for group in (1, 0)]
+    events = decoder.decode_payload(encode([1.5, [*told, *copies, *lost]]))
+    assert events[1:] == [BlocksSpilled(pack(1), 2, 0), CopiesDropped(pack(1), 2)]
+
+
+def test_a_block_stays_until_its_last_copy_in_the_pool_is_gone() -> None:
+    told = [stored_blocks(1, 2, 3), stored_blocks(3, parent=2)]
+    assert held_after(told, [removed_blocks(3)]) == {1, 2, 3}
+    assert held_after(told, [removed_blocks(3), removed_blocks(3)]) == {1, 2}
+    assert held_after(told, [removed_blocks(3, 3, 1)]) == {2}
+    assert held_after(told, [CLEARED, stored_blocks(3), removed_blocks(3)]) == set()
+
+
+def test_what_a_request_found_is_not_one_more_copy() -> None:
+    """It is told from the first block on, where a request wants it told."""
+    told = [stored_blocks(1, 2, 3), stored_blocks(1, 2, 3), stored_blocks(1, 2)]
+    assert held_after(told, [removed_blocks(3), removed_blocks(2)]) == {1}
 
 
 def test_no_token_and_no_salt_gets_past_the_decoder() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -18,7 +21,15 @@ from kvgraph.advisor.config.config import load
 from kvgraph.advisor.remote import RemoteError, ask
 from kvgraph.advisor.serve import leave_note, ready_line
 from kvgraph.advisor.service import Service
-from kvgraph.graph.ipc.runtime import RunningSidecar, RuntimeNote, token_of
+from kvgraph.advisor.sockets import endpoints
+from kvgraph.graph.errors import ConfigError
+from kvgraph.graph.ipc.runtime import (
+    RunningSidecar,
+    RuntimeNote,
+    running_sidecars,
+    runtime_dir,
+    token_of,
+)
 from kvgraph.graph.messages import wire
 from kvgraph.graph.messages.events import BlocksResident, BlocksStored, EngineHello, Pressure
 from kvgraph.hooks.client import ClientOptions
@@ -182,6 +193,27 @@ def command(*arguments: str) -> None:
     assert not end.value.code
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe", b'{"pid": "' + b"\xc3" * 9 + b'"}', b"[" * 100_000, b"", b"null", b"1" * 5000,
+        b'{"pid": -1, "endpoint": "e", "http": "h"}', b'{"pid": 0, "endpoint": "e", "http": "h"}',
+        b'{"pid": 36893488147419103232, "endpoint": "e", "http": "h"}',
+        b'{"pid": 1.5, "endpoint": "e", "http": "h"}', b" " * (1 << 20), None,
+    ],
+)  # fmt: skip
+def test_a_strange_note_costs_only_itself(content: bytes | None) -> None:
+    """None: a pipe, which nobody writes to."""
+    note = RuntimeNote.write(RunningSidecar(os.getpid(), "ipc:///e", "http://h", "token"))
+    strange = runtime_dir() / "1.json"
+    if content is None:
+        os.mkfifo(strange)
+    else:
+        strange.write_bytes(content)
+    assert [each.pid for each in running_sidecars()] == [os.getpid()]
+    note.remove()
+
+
 def test_explain_reads_the_token_by_itself(
     sidecar: OverTcp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,3 +259,54 @@ def test_rows_beyond_an_engines_pool_are_forgotten(sidecar: OverTcp) -> None:
     until(lambda: not sum(map(counted, service.graph.engines)), "its rows are forgotten")
     socket.close(0)
     context.term()
+
+
+def test_two_that_start_at_one_moment_on_one_path_are_told_apart(tmp_path: Path) -> None:
+    """The second looks who is there while the first is about to bind."""
+    path, context = tmp_path / "s", zmq.Context[Any]()
+    first, second = context.socket(zmq.ROUTER), context.socket(zmq.ROUTER)
+    refused: list[str] = []
+
+    def start_too() -> None:
+        try:
+            endpoints.bind(second, f"ipc://{path}")
+        except ConfigError as error:
+            refused.append(str(error))
+
+    other = threading.Thread(target=start_too)
+    with open(tmp_path / "s.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other.start()
+        other.join(0.1)
+        assert other.is_alive(), "it waits for whoever is about to bind"
+        first.bind(f"ipc://{path}")
+        (tmp_path / "s.lock").unlink()
+    other.join(20)
+    assert len(refused) == 1
+    assert "another sidecar serves it" in refused[0]
+    endpoints.unlink(f"ipc://{path}")
+    assert path.exists(), "who leaves takes nobody else's path away"
+    context.destroy(linger=0)
+    path.unlink(missing_ok=True)
+    again = zmq.Context[Any]()
+    third = again.socket(zmq.ROUTER)
+    endpoints.bind(third, f"ipc://{path}")
+    assert "s.lock" not in {each.name for each in tmp_path.iterdir()}, "no lock is left behind"
+    again.destroy(linger=0)
+
+
+def test_starts_at_one_moment_leave_one_sidecar(tmp_path: Path) -> None:
+    context, gate = zmq.Context[Any](), threading.Barrier(8)
+    routers = [context.socket(zmq.ROUTER) for _ in range(8)]
+
+    def bound(router: zmq.Socket[bytes]) -> bool:
+        gate.wait()
+        try:
+            endpoints.bind(router, f"ipc://{tmp_path}/s")
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(bound, routers)) == 1
+    context.destroy(linger=0)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from kvgraph.advisor.sockets.kv_replay import MAX_ATTEMPTS
 from kvgraph.bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
@@ -178,6 +179,85 @@ def test_garbage_is_refused_and_the_rest_goes_on(publisher: Publisher, watcher: 
     publisher.publish(stored(2))
     watcher.until(lambda: watcher.blocks == {1, 2})
     assert watcher.source.counters["kv_refused"] == 4
+
+
+def test_a_replay_without_the_topic_is_read_too(publisher: Publisher) -> None:
+    """Older vLLM and SGLang send one frame less."""
+    publisher.topic = None
+    publisher.publish(stored(1))
+    watcher = Watcher.of(publisher, QUICK_S)
+    try:
+        watcher.until(lambda: watcher.blocks == {1} and watcher.settled())
+        publisher.wait_for_subscriber()
+        publisher.mute = {1}
+        publisher.publish(stored(2))
+        publisher.publish(stored(3))
+        watcher.until(lambda: watcher.blocks == {1, 2, 3})
+        assert watcher.source.state == "synced"
+        assert watcher.forgotten == 0
+    finally:
+        watcher.close()
+
+
+def test_another_topic_with_the_same_beginning_is_somebody_elses(publisher: Publisher) -> None:
+    """ZeroMQ subscribes by prefix."""
+    watcher = Watcher(publisher.endpoint, publisher.replay_endpoint, QUICK_S, topic="kv@pod-1")
+    try:
+        watcher.until(lambda: watcher.source.state == "synced")
+        publisher.wait_for_subscriber()
+        publisher.topic = b"kv@pod-1"
+        publisher.publish(stored(1))
+        for seq, topic in enumerate((b"kv@pod-10", b"kv@pod-1\0", b"kv@pod-11")):
+            payload = msgspec.msgpack.encode([1.5, [stored(50 + seq)]])
+            publisher.pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
+        publisher.publish(stored(2))
+        watcher.until(lambda: watcher.blocks == {1, 2})
+        assert watcher.source.state == "synced"
+        assert watcher.source.counters["kv_other_topics"] == 3
+        assert watcher.source.sequence.gaps == 0
+    finally:
+        watcher.close()
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_an_event_that_cannot_be_read_costs_itself_and_the_state_says_so(
+    tmp_path: Path, replay: bool
+) -> None:
+    publisher = Publisher(tmp_path, replay=replay)
+    watcher = Watcher.of(publisher, QUICK_S)
+    try:
+        watcher.until(lambda: watcher.source.state == "synced")
+        publisher.wait_for_subscriber()
+        publisher.publish(stored(1))
+        publisher.publish(stored(2), {**stored(9), "medium": "tape"})
+        watcher.until(lambda: watcher.blocks == {1, 2})
+        assert watcher.source.state == "synced", "no block of the pool is concerned"
+        assert "tape" in watcher.source.last_left_out
+        publisher.publish({**stored(9), "block_size": 0})
+        publisher.publish({**stored(9), "block_hashes": None}, stored(3))
+        watcher.until(lambda: watcher.blocks == {1, 2, 3})
+        assert watcher.source.state == "partial"
+        assert watcher.source.counters["kv_left_out"] == 3
+        assert "block_hashes" in watcher.source.last_left_out
+        assert (watcher.forgotten, watcher.source.sequence.gaps) == (0, 0)
+    finally:
+        watcher.close()
+        publisher.close()
+
+
+def test_batches_that_wait_for_a_replay_mean_what_they_mean_behind_it(
+    publisher: Publisher, watcher: Watcher
+) -> None:
+    """Which group counts, and how often a block is in the pool, is told by those before them."""
+    window = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
+    full = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+    publisher.mute = {0}
+    publisher.publish({**stored(1, 2), **full})
+    publisher.publish({**stored(2), **full, "parent_block_hash": 1})
+    publisher.publish({**removed(1), "group_idx": 0}, {**removed(2), "group_idx": 1})
+    publisher.publish({**stored(3), **window})
+    watcher.until(lambda: watcher.source.sequence.expected == 4 and watcher.settled())
+    assert watcher.blocks == {1, 2}
 
 
 @pytest.mark.engine

@@ -45,6 +45,7 @@ class Publisher:
         ends: Whether a replay says that it is over.
         late_s: How long a replay is in coming.
         forgets_before: The first number that a replay still has.
+        topic: Of what it publishes; None: a replay leaves the frame out, as older ones do.
         requests: Replays that were asked for.
     """
 
@@ -58,6 +59,7 @@ class Publisher:
         self.late_s = 0.0
         self.requests = 0
         self.forgets_before = 0
+        self.topic: bytes | None = b""
         self._thread: threading.Thread | None = None
         self.start()
 
@@ -103,7 +105,7 @@ class Publisher:
 
     def send(self, seq: int, payload: bytes) -> None:
         """Whatever the caller likes."""
-        self.pub.send_multipart([b"", seq.to_bytes(8, "big"), payload])
+        self.pub.send_multipart([self.topic or b"", seq.to_bytes(8, "big"), payload])
 
     def _serve(self) -> None:
         while not self._stop.is_set():
@@ -116,15 +118,16 @@ class Publisher:
                 self._replay(client, int.from_bytes(first, "big"))
 
     def _replay(self, client: bytes, first: int) -> None:
+        head = [client, b""] if self.topic is None else [client, b"", self.topic]
         for seq, payload in list(self.buffer):
             if seq < max(first, self.forgets_before):
                 continue
             if self.holes.get(seq, 0) > 0:
                 self.holes[seq] -= 1
                 continue
-            self._router.send_multipart([client, b"", b"", seq.to_bytes(8, "big"), payload])
+            self._router.send_multipart([*head, seq.to_bytes(8, "big"), payload])
         if self.ends:
-            self._router.send_multipart([client, b"", b"", END, b""])
+            self._router.send_multipart([*head, END, b""])
 
 
 class Watcher:
@@ -135,10 +138,14 @@ class Watcher:
     """
 
     def __init__(
-        self, endpoint: str, replay_endpoint: str | None, replay_timeout_s: float = REPLAY_TIMEOUT_S
+        self,
+        endpoint: str,
+        replay_endpoint: str | None,
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
+        topic: str = "",
     ) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        config = ObserveConfig(endpoint=endpoint, replay_endpoint=replay_endpoint)
+        config = ObserveConfig(endpoint=endpoint, replay_endpoint=replay_endpoint, topic=topic)
         self.source = KvEventSource(self.context, config, time.monotonic, replay_timeout_s)
         self.blocks: set[int] = set()
         self.events: list[AnyEvent | None] = []

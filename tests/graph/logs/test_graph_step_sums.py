@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.step_sums import StepSums
+from kvgraph.graph.messages.events import RequestFinished, RequestStarted
 
 
 @pytest.fixture
@@ -53,3 +55,23 @@ def test_columns_have_names(sums: StepSums) -> None:
     assert sums.series_by_name(0.0)[1]["b"].tolist() == []
     sums.add((1, 2), 5.0)
     assert sums.series_by_name(15.0)[1]["b"].tolist() == [2, 0]
+
+
+def test_a_sum_stays_at_its_top_whatever_requests_claim() -> None:
+    sums = StepSums(("asked", "found"), 10.0, 4)
+    for now in (1.0, 2.0, 11.0, 12.0, 12.5):
+        sums.add(((1 << 31) - 1, 1), now)
+    sums.add((0, 1), 21.0)
+    assert sums.last(100.0, 21.0) == {"asked": 2 * ((1 << 31) - 1) + (1 << 32) - 1, "found": 6}
+
+
+def test_requests_that_claim_absurd_lengths_cost_the_next_ones_nothing() -> None:
+    now = [1.0]
+    graph, most = KVCacheGraph(clock=lambda: now[0]), (1 << 31) - 1
+    for number in range(9):
+        now[0] += 4.0
+        started = RequestStarted(f"r{number}", b"\1" * 8, most, 0, 16, "s")
+        graph.apply(
+            "e", [started, RequestFinished(f"r{number}", b"\1" * 8, most, most, "stop", "s")]
+        )
+    assert graph.counters["requests"] == 9
