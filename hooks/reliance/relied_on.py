@@ -220,12 +220,15 @@ _TIERS: Final = (  # transfers
     *_read("vllm.config", "CacheConfig", "block_size user_specified_block_size", Part.TIERS),
     *_read("vllm.config", "CacheConfig", "kv_cache_dtype_skip_layers", Part.TIERS),
     *_read("vllm.config", "ModelConfig", "hf_config use_mla", Part.TIERS),
-    *_called("vllm.config", {"ModelConfig.compute_hash": ""}, Part.TIERS),
+    *_called("vllm.config.utils", {"normalize_value": "x"}, Part.TIERS),
+    *_named("vllm.envs", "environment_variables", Part.TIERS),
+    *_read("vllm.config", "VllmConfig", "load_config weight_transfer_config", Part.TIERS),
+    *_read("vllm.config", "LoadConfig", "load_format", Part.TIERS),
     *_read("vllm.config", "ParallelConfig", "data_parallel_index rank", Part.TIERS),
     *_read("vllm.config", "ParallelConfig", "pipeline_parallel_size", Part.TIERS),
     *_read("vllm.config", "ParallelConfig", "tensor_parallel_size", Part.TIERS),
     *_read("vllm.config", "VllmConfig", "speculative_config", Part.TIERS),
-    *_read("vllm.config", "SpeculativeConfig", "draft_model_config", Part.TIERS),
+    *_read("vllm.config", "SpeculativeConfig", "draft_model_config draft_load_config", Part.TIERS),
 )
 _ENDS: Final = (  # api, ends
     *_named("vllm.renderers", "ChatParams", Part.ENDS),
