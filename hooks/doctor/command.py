@@ -20,6 +20,7 @@ from ...graph.errors import ConfigError, VersionError, WireError
 from ...graph.messages import wire
 from ...graph.messages.events import Pressure
 from ..access import Access
+from ..reliance.conditions import SET, live_unknown_places
 from ..reliance.fit import Part
 from ..reliance.live_vllm import live_misfits
 from ..reliance.releases import TESTED, WHAT_FITS, is_known, is_tested
@@ -57,6 +58,7 @@ _NO_CUDA_BUILDS: Final = (
     f"it does not fit this torch; beside one for CPUs, pip uninstall {' '.join(_FOR_CUDA)}: "
     "PyPI's builds are for CUDA and break vLLM's import"
 )
+_ASKS: Final = "there it may run otherwise than stock vLLM; report them"
 _NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 
 
@@ -90,6 +92,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     if installed.ok:
         yield _check("vllm serve", check_start)
         yield _check("hooks", check_hooks)
+        yield _check("conditions", check_conditions)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
     yield _check("hints", check_hints)
@@ -149,6 +152,14 @@ def check_hooks() -> Check:
             detail = f"no {part.value} with this vLLM: {'; '.join(problems)}"
             return Check("hooks", True, detail, _NOT_FITTING)
     return Check("hooks", True, f"all {len(RELIED_ON)} names that we rely on fit")
+
+
+def check_conditions() -> Check:
+    """Does vLLM ask for what we set where nobody looked."""
+    if places := live_unknown_places():
+        detail = f"vLLM asks whether there is a KV connector in unknown places: {', '.join(places)}"
+        return Check("conditions", True, detail, _ASKS)
+    return Check("conditions", True, f"what vLLM does with a {SET} is known")
 
 
 def check_engine(arguments: str) -> Check:

@@ -15,7 +15,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..reliance.releases import WHAT_FITS, is_known
+from ..reliance.conditions import live_unknown_places
+from ..reliance.releases import READ, WHAT_FITS, is_known
 from .aggregation import spare_aggregation
 from .api.given_template import given_template, remember_templates
 from .beside import follow_connectors
@@ -207,6 +208,13 @@ def _check_version() -> None:
             "kvgraph: %s, and this is %s; `kvgraph doctor` shows what it lacks",
             WHAT_FITS,
             vllm.__version__,
+        )
+    if vllm.__version__.partition("+")[0] not in READ and (places := live_unknown_places()):
+        logger.warning(
+            "kvgraph: this vLLM (%s) asks in places that we do not know whether there is a KV "
+            "connector, and may run otherwise than without us there: %s",
+            vllm.__version__,
+            ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else ""),
         )
 
 

@@ -172,5 +172,5 @@ class LiveSessions:
     def _comes_from_elsewhere(self, request: Request) -> bool:
         """Whether another engine computed the prompt, and keeps its blocks until they are
         fetched."""
-        params = request.kv_transfer_params if self._fetches else None
-        return bool(params) and bool(params.get("do_remote_prefill"))
+        params = request.kv_transfer_params or {}
+        return self._fetches and bool(params.get("do_remote_prefill"))
