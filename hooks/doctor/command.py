@@ -33,6 +33,7 @@ from .environment import (
     Check,
     check_admission,
     check_ends,
+    check_frontend,
     check_hints,
     check_layers,
     check_protection,
@@ -96,6 +97,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
     yield _check("hints", check_hints)
+    yield _check("frontend", check_frontend)
     yield _check("layers", check_layers)
     yield _check("ends", check_ends)
     yield _check("admission", check_admission)

@@ -31,6 +31,8 @@ from .settings import (
     PLUGIN_GROUP,
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
+    WITHOUT_API,
+    has_python_api,
     reads_layers,
     switched_on,
 )
@@ -69,6 +71,7 @@ def _wrap_engine_config() -> None:
         return
     _check_version()
     _check_rivals()
+    _check_frontend()
 
     @functools.wraps(original)
     def create_engine_config(*args: Any, **kwargs: Any) -> VllmConfig:
@@ -216,6 +219,11 @@ def _check_version() -> None:
             vllm.__version__,
             ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else ""),
         )
+
+
+def _check_frontend() -> None:
+    if not has_python_api() and multiprocessing.parent_process() is None:
+        logger.warning("kvgraph: %s", WITHOUT_API)
 
 
 def _check_rivals() -> None:

@@ -92,7 +92,7 @@ def attach_recall(
         calibration = calibration_for(config)
     except (ConfigError, RopeError, StorageError) as error:
         level = logging.WARNING if switch is Switch.EVERYBODY else logging.INFO
-        logger.log(level, _REFUSED, error)
+        logger.log(level, _REFUSED, str(error))  # with it, whoever keeps records kept the engine
         bridge.recall = RefusedRecall(str(error), opt_in)
         return bridge.recall
     most = MOST_TOKENS // group.block_size

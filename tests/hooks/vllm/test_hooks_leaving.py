@@ -88,7 +88,7 @@ def test_an_engine_that_was_shut_down_leaves_no_pool_behind(
     pool = weakref.ref(engine.pool)
     engine.close()
     del engine
-    for _ in range(200):  # the client's thread may be about to end
+    for _ in range(20):  # the client's thread may be about to end
         gc.collect()
         if pool() is None:
             break
