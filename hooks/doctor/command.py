@@ -20,9 +20,9 @@ from ...graph.errors import ConfigError, VersionError, WireError
 from ...graph.messages import wire
 from ...graph.messages.events import Pressure
 from ..access import Access
-from ..reliance.conditions import SET, live_unknown_places
+from ..reliance.conditions import SET
 from ..reliance.fit import Part
-from ..reliance.live_vllm import live_misfits
+from ..reliance.live_vllm import live_misfits, live_unknown_places
 from ..reliance.releases import TESTED, WHAT_FITS, is_known, is_tested
 from ..reliance.relied_on import RELIED_ON
 from ..socket_directory import SocketDirectory

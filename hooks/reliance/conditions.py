@@ -81,13 +81,6 @@ def unknown_places(package: Path) -> list[str]:
     return sorted(set(_places(package)) - KNOWN)
 
 
-def live_unknown_places() -> list[str]:
-    """The same of the installed vLLM."""
-    import vllm
-
-    return unknown_places(Path(vllm.__file__).parent)
-
-
 def _places(package: Path) -> Iterator[str]:
     for path in package.rglob("*.py"):
         name = path.relative_to(package).as_posix()

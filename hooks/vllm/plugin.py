@@ -15,7 +15,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..reliance.conditions import live_unknown_places
+from ..reliance.live_vllm import live_unknown_places
 from ..reliance.releases import READ, WHAT_FITS, is_known
 from .aggregation import spare_aggregation
 from .api.given_template import given_template, remember_templates

@@ -253,7 +253,7 @@ def test_where_a_vllm_asks_for_what_we_set_is_named(tmp_path: Path) -> None:
 
 def test_all_places_of_the_installed_vllm_are_known() -> None:
     import vllm
-    from kvgraph.hooks.reliance.conditions import live_unknown_places
+    from kvgraph.hooks.reliance.live_vllm import live_unknown_places
 
     assert live_unknown_places() == []
     assert vllm.__version__.partition("+")[0] in releases.READ
