@@ -250,6 +250,7 @@ def recalls(
 
     def new(shape: Any, limits: Any) -> Any:
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+        monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
         keep_calibration(paper_config.model_config, tmp_path, limits)
         return recalling(paper(shape))
 

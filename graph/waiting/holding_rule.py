@@ -106,7 +106,7 @@ class HoldingRule:
             self.saturation.came(queued=queued or len(self._order) > 0)
         self._counted = True
         if self._rests(idle, asks.since) and not len(self._order):
-            self._let_in(asks)
+            self._pass(asks)
             return False
         return self.turn_comes(asks, advice)
 
@@ -118,7 +118,7 @@ class HoldingRule:
         if self.is_let_in(asks.request_id):
             return False
         if not asks.blocks or advice is None or not self._must_wait(asks, advice):
-            self._let_in(asks)
+            self._pass(asks)
             return False
         self._order.add(asks)
         return True
@@ -236,6 +236,12 @@ class HoldingRule:
 
     def _rests(self, idle: bool, now: float) -> bool:
         return idle and now - self._ran_at >= _ABOUT_TO_RUN_S
+
+    def _pass(self, asks: Held) -> None:
+        """Let in one that did not wait; only what takes room makes its tenant known."""
+        if asks.blocks:
+            self._order.served(asks.tenant)
+        self._let_in(asks)
 
     def _let_in(self, asks: Held) -> None:
         self._room.promise(asks.request_id, asks.blocks)

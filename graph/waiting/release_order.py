@@ -7,11 +7,14 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
-_MOST_TENANTS: Final = (
-    4096  # remembered; the one that started a request longest ago is forgotten. Chosen
-)
+_MOST_TENANTS: Final = 4096
+"""Remembered of those that were served once, and of those that were served again: the one that
+started a request longest ago is forgotten. Chosen."""
+_STRANGERS: Final = "\0strangers"  # no tenant has this name
+"""Whoever was never served: all of them are one tenant, since a caller may take a new name, or cache
+salt, for each request."""
 _DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
 _MOST_LOOKED_AT: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
 
@@ -45,17 +48,20 @@ class _Place(NamedTuple):
     Attributes:
         since: ``HoldingOrder._now`` when it came.
         number: How many came before it.
+        payer: The tenant that pays: its own, or the one that all strangers are.
     """
 
     since: float
     number: int
     held: Held
+    payer: str | None
 
 
 _Lane = OrderedDict[str, _Place]
 """Requests of one tenant, priority and kind (returning or new), by id, in order of arrival."""
-_Turn = tuple[int, bool, float, int, _Lane]
-"""Where a lane stands among all, by its first request; numbers differ, so lanes never compare."""
+_Turn = tuple[int, bool, float, int, int, _Lane]
+"""Where a lane stands among all, by its first request, and the lane's ``id``: lanes never compare,
+also where a request that stood in one stands in another now."""
 
 
 class HoldingOrder:
@@ -64,19 +70,24 @@ class HoldingOrder:
     Order: by priority; within one, sessions served here before come first; then fairly among
     tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each tenant's own
     requests in order of arrival. A client with a thousand sessions therefore delays only itself.
-    A tenant pays for what starts, and not for what goes away before. Every operation costs
-    O(log n) of those that wait, spread over all.
+    A tenant pays for what starts, and not for what goes away before. Tenants of which nothing
+    started yet are one, so that who takes a new name for each request has the share of one. Every
+    operation costs O(log n) of those that wait, spread over all.
 
     Where there is no room, what a request will cost counts too: see ``pop_patient``.
     """
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, Held] = OrderedDict()
-        self._lanes: dict[int, dict[tuple[str | None, bool], _Lane]] = {}
+        self._lanes: dict[int, OrderedDict[tuple[str | None, bool], _Lane]] = {}
         """By priority; without empty ones."""
         self._turns: list[_Turn] = []  # a heap: each lane once, no later than where it stands now
         self._ends: OrderedDict[str | None, float] = OrderedDict()
         """Where each tenant's last started request ends, the latest last."""
+        self._once: OrderedDict[str, float] = OrderedDict()
+        """The same of tenants that were served once: names that nobody uses again push out no
+        others."""
+        self._strange: dict[str, dict[str, _Place]] = {}  # who waits as a stranger, by name and id
         self._now = 0.0  # blocks started so far, as a fair share of one tenant
         self._count = 0
 
@@ -88,7 +99,7 @@ class HoldingOrder:
     @property
     def tenants(self) -> int:
         """Tenants whose last started request is remembered."""
-        return len(self._ends)
+        return len(self._ends) + len(self._once)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -97,12 +108,18 @@ class HoldingOrder:
         """Add ``held``, behind those of its tenant."""
         self._count += 1
         self._held[held.request_id] = held
-        lanes = self._lanes.setdefault(held.priority, {})
-        lane = lanes.setdefault((held.tenant, held.returning), OrderedDict())
-        lane[held.request_id] = _Place(self._now, self._count, held)
-        if len(lane) == 1:
-            heapq.heappush(self._turns, self._turn(lane))
-            self._forget()
+        tenant = held.tenant
+        if self._is_stranger(tenant):
+            place = _Place(self._now, self._count, held, _STRANGERS)
+            self._strange.setdefault(tenant, {})[held.request_id] = place
+        else:
+            place = _Place(self._now, self._count, held, tenant)
+        self._queue(place)
+
+    def served(self, tenant: str | None) -> None:
+        """Note that a request of ``tenant`` starts that did not wait: it is no stranger."""
+        if tenant is not None:
+            self._end(tenant, self._ended(tenant))
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
@@ -134,8 +151,8 @@ class HoldingOrder:
         found = self._least_served(latest)
         if found is None:
             return None
-        start, tenant, priority = found
-        lanes = [self._lanes[priority].get((tenant, kind)) for kind in (False, True)]
+        start, payer, priority = found
+        lanes = [self._lanes[priority].get((payer, kind)) for kind in (False, True)]
         waiting = (held for lane in lanes if lane for held in _looked_at(lane))
         patient = (held for held in waiting if held.since <= latest)
         best = max(patient, key=lambda held: _claim(held, due, now))
@@ -150,10 +167,12 @@ class HoldingOrder:
         held, start = place.held, self._start(place)
         if self._turns and self._turns[0][3] == place.number:
             self._now = max(self._now, start)
-        self._ends[held.tenant] = start + held.blocks
-        self._ends.move_to_end(held.tenant)
-        if len(self._ends) > _MOST_TENANTS:
-            self._ends.popitem(last=False)
+        if place.payer == _STRANGERS:
+            self._ends[_STRANGERS] = start + held.blocks
+        self._end(held.tenant, start + held.blocks)
+        lanes, key = self._lanes.get(held.priority), (place.payer, held.returning)
+        if lanes is not None and key in lanes:
+            lanes.move_to_end(key)  # ``_least_served`` looks at the first ones
         return held
 
     def drop(self, request_id: str) -> Held | None:
@@ -162,37 +181,78 @@ class HoldingOrder:
         return place.held if place is not None else None
 
     def _least_served(self, latest: float) -> tuple[float, str | None, int] | None:
-        """Where the tenant whose turn it is starts, its name and its request's priority; of those
+        """Where the tenant whose turn it is starts, who pays, and its request's priority; of those
         that wait since ``latest`` or longer. The first of a lane is the one that waits longest."""
         for priority in sorted(self._lanes):
             firsts = map(_first, islice(self._lanes[priority].values(), _MOST_LOOKED_AT))
             patient = [place for place in firsts if place.held.since <= latest]
             if patient:
-                turns = ((self._start(each), each.number, each.held.tenant) for each in patient)
-                start, _, tenant = min(turns)  # numbers differ, so tenants never compare
-                return start, tenant, priority
+                turns = ((self._start(each), each.number, each.payer) for each in patient)
+                start, _, payer = min(turns)  # numbers differ, so payers never compare
+                return start, payer, priority
         return None
 
     def _remove(self, request_id: str) -> _Place | None:
         held = self._held.pop(request_id, None)
         if held is None:
             return None
-        lanes, key = self._lanes[held.priority], (held.tenant, held.returning)
+        name = held.tenant or ""
+        strange = self._strange.get(name, {})
+        if strange.pop(request_id, None) is None:
+            return self._unqueue(held, held.tenant)
+        if not strange:
+            del self._strange[name]
+        return self._unqueue(held, _STRANGERS)
+
+    def _queue(self, place: _Place) -> None:
+        held = place.held
+        lanes = self._lanes.setdefault(held.priority, OrderedDict())
+        lane = lanes.setdefault((place.payer, held.returning), OrderedDict())
+        lane[held.request_id] = place
+        if len(lane) == 1:
+            heapq.heappush(self._turns, self._turn(lane))
+            self._forget()
+
+    def _unqueue(self, held: Held, payer: str | None) -> _Place:
+        lanes, key = self._lanes[held.priority], (payer, held.returning)
         lane = lanes[key]
-        place = lane.pop(request_id)
+        place = lane.pop(held.request_id)
         if not lane:
             del lanes[key]  # the heap's entry is dead: who comes next opens another lane
         if not lanes:
             del self._lanes[held.priority]
         return place
 
+    def _is_stranger(self, tenant: str | None) -> TypeGuard[str]:
+        return tenant is not None and tenant not in self._ends and tenant not in self._once
+
+    def _end(self, tenant: str | None, end: float) -> None:
+        """Remember where a tenant's last started request ends; it is no stranger from now on."""
+        if tenant is not None and self._is_stranger(tenant):
+            book: OrderedDict[Any, float] = self._once
+            for place in self._strange.pop(tenant, {}).values():  # in order of arrival
+                self._unqueue(place.held, _STRANGERS)
+                self._queue(place._replace(payer=tenant))
+        else:
+            book = self._ends
+            if tenant is not None:
+                self._once.pop(tenant, None)
+        book[tenant] = end
+        book.move_to_end(tenant)
+        if len(book) > _MOST_TENANTS:
+            book.popitem(last=False)
+
+    def _ended(self, payer: str | None) -> float:
+        known = self._ends.get(payer)
+        return known if known is not None else self._once.get(payer or "", 0.0)
+
     def _start(self, place: _Place) -> float:
-        return max(place.since, self._ends.get(place.held.tenant, 0.0))
+        return max(place.since, self._ended(place.payer))
 
     def _turn(self, lane: _Lane) -> _Turn:
         place = _first(lane)
         held = place.held
-        return held.priority, not held.returning, self._start(place), place.number, lane
+        return held.priority, not held.returning, self._start(place), place.number, id(lane), lane
 
     def _forget(self) -> None:
         if len(self._turns) > 2 * sum(map(len, self._lanes.values())) + _DEAD_ENTRIES:

@@ -20,8 +20,9 @@ from ...graph.errors import ConfigError, VersionError, WireError
 from ...graph.messages import wire
 from ...graph.messages.events import Pressure
 from ..access import Access
+from ..reliance.conditions import SET
 from ..reliance.fit import Part
-from ..reliance.live_vllm import live_misfits
+from ..reliance.live_vllm import live_misfits, live_unknown_places
 from ..reliance.releases import TESTED, WHAT_FITS, is_known, is_tested
 from ..reliance.relied_on import RELIED_ON
 from ..socket_directory import SocketDirectory
@@ -32,6 +33,7 @@ from .environment import (
     Check,
     check_admission,
     check_ends,
+    check_frontend,
     check_hints,
     check_layers,
     check_protection,
@@ -57,6 +59,7 @@ _NO_CUDA_BUILDS: Final = (
     f"it does not fit this torch; beside one for CPUs, pip uninstall {' '.join(_FOR_CUDA)}: "
     "PyPI's builds are for CUDA and break vLLM's import"
 )
+_ASKS: Final = "there it may run otherwise than stock vLLM; report them"
 _NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 
 
@@ -90,9 +93,11 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     if installed.ok:
         yield _check("vllm serve", check_start)
         yield _check("hooks", check_hooks)
+        yield _check("conditions", check_conditions)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
     yield _check("hints", check_hints)
+    yield _check("frontend", check_frontend)
     yield _check("layers", check_layers)
     yield _check("ends", check_ends)
     yield _check("admission", check_admission)
@@ -149,6 +154,14 @@ def check_hooks() -> Check:
             detail = f"no {part.value} with this vLLM: {'; '.join(problems)}"
             return Check("hooks", True, detail, _NOT_FITTING)
     return Check("hooks", True, f"all {len(RELIED_ON)} names that we rely on fit")
+
+
+def check_conditions() -> Check:
+    """Does vLLM ask for what we set where nobody looked."""
+    if places := live_unknown_places():
+        detail = f"vLLM asks whether there is a KV connector in unknown places: {', '.join(places)}"
+        return Check("conditions", True, detail, _ASKS)
+    return Check("conditions", True, f"what vLLM does with a {SET} is known")
 
 
 def check_engine(arguments: str) -> Check:

@@ -46,9 +46,12 @@ from ..vllm.settings import (
     ON,
     PROTECT_STALE_VARIABLE,
     REFUSE_AFTER_VARIABLE,
+    RUST_FRONTEND_VARIABLE,
     SAMPLING_VARIABLE,
     SWITCH_VARIABLE,
+    WITHOUT_API,
     admission_switched_on,
+    has_python_api,
     read_sampling_share,
     read_seconds,
     reads_ends,
@@ -118,8 +121,17 @@ def check_layers() -> Check:
     hints = "counts" if policy.trust is Trust.ALL else "counts if it comes with the secret"
     if policy.trust is not Trust.ALL and policy.secret is None:
         hints = f"does not count: {HINTS_VARIABLE}=all, or secret:FILE, believes it"
+    if not has_python_api():
+        hints = f"is not read: {RUST_FRONTEND_VARIABLE} is set"
     said = f"what callers say of messages {hints}"
     return Check("layers", True, f"on: parts of prompts are told apart; {said}")
+
+
+def check_frontend() -> Check:
+    """Do requests come through an API of Python's, in which parts of ours live."""
+    if has_python_api():
+        return Check("frontend", True, "vLLM's own, in Python")
+    return Check("frontend", True, WITHOUT_API, f"unset {RUST_FRONTEND_VARIABLE} if you need that")
 
 
 def check_ends() -> Check:

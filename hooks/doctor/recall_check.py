@@ -9,7 +9,7 @@ from ...graph.errors import ConfigError
 from ...kernels.errors import KernelError
 from ..recall.gate import calibration_file, kept_calibrations
 from ..tiers.budget import WARM_VARIABLE, read_settings
-from ..vllm.settings import OFF, ON, RECALL_VARIABLE
+from ..vllm.settings import OFF, ON, RECALL_SHARED_VARIABLE, RECALL_VARIABLE, recall_is_shared
 from .environment import CORRECT, Check
 
 _CALIBRATE: Final = "kvgraph calibrate MODEL"
@@ -25,6 +25,8 @@ def check_recall() -> Check:
     if value in OFF:
         return Check("recall", None, f"off by {RECALL_VARIABLE}")
     whose = "for every request" if value else "for requests that ask"
+    if recall_is_shared():
+        whose += f", all of one domain but for salts and tenants ({RECALL_SHARED_VARIABLE})"
     passed, told = _models()
     if not _has_tiers():
         detail = f"{whose}, but there are no tiers to read copies from; {told}"

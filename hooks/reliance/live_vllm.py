@@ -6,8 +6,10 @@ import dis
 import importlib
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
+from .conditions import unknown_places
 from .fit import VALUE, Need, Part, Shape, misfits
 from .relied_on import RELIED_ON
 
@@ -18,6 +20,11 @@ _IMPLIED: Final = ("self", "cls")
 def live_misfits(part: Part = Part.ALL) -> list[str]:
     """What the installed vLLM lacks for ``part``, or requires beyond what we know."""
     return misfits(tuple(need for need in RELIED_ON if need.part is part), live_shape)
+
+
+def live_unknown_places() -> list[str]:
+    """Where the installed vLLM asks for what we set, and nobody looked; see ``conditions``."""
+    return unknown_places(Path(str(importlib.import_module("vllm").__file__)).parent)
 
 
 def live_shape(need: Need) -> Shape:

@@ -6,6 +6,7 @@ from typing import Final
 
 TESTED: Final = "0.32"  # the tests run with it, and real engines of its CPU build
 COMPARED: Final = ("0.31", "0.33")  # names and parameters, in the sources of the release
+READ: Final = ("0.31.0", "0.32.0", "0.33.0")  # of which ``conditions.KNOWN`` is the whole list
 _FITTING: Final = ", ".join(sorted((TESTED, *COMPARED)))
 WHAT_FITS: Final = f"vLLM {_FITTING} fit; tests run with {TESTED}.x"
 

@@ -42,8 +42,8 @@ class DirectoryStore:
         capacity: Bytes in all.
 
     Raises:
-        StorageError: There is no such directory and none can be made, it cannot be written, or
-            every user of the machine can write to it.
+        StorageError: There is no such directory and none can be made, it cannot be written, every
+            user of the machine can write to it, or another user owns it.
     """
 
     def __init__(self, path: str, capacity: int) -> None:
@@ -53,12 +53,18 @@ class DirectoryStore:
         self._sweeping = threading.Lock()
         try:
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            mode = self._path.stat().st_mode
+            there = self._path.stat()
+            mode = there.st_mode
             self._mode = stat.S_IMODE(mode) & _SHARED  # a group's members share what is in it
         except OSError as error:
             raise StorageError(f"shared store {path}: {error.strerror or error}") from error
         if mode & stat.S_IWOTH:
             raise StorageError(f"shared store {path}: every user can write to it (chmod o-w)")
+        if there.st_uid not in (0, os.geteuid()):
+            raise StorageError(
+                f"shared store {path}: it belongs to user {there.st_uid}, who can put anything "
+                f"there; allowed: root and this process's user {os.geteuid()}"
+            )
         if not os.access(self._path, os.W_OK | os.X_OK):
             raise StorageError(f"shared store {path}: it cannot be written")
 

@@ -207,6 +207,11 @@ class JobBook:
         self._open[job.id] = _Open(job, finish, self._workers)
         self.pressing += not isinstance(job, _NOBODY_WAITS)
 
+    @property
+    def has_new(self) -> bool:
+        """Whether jobs were opened since they were taken last."""
+        return bool(self._new)
+
     def take(self) -> tuple[Job, ...]:
         """Take the jobs that were opened since the last call."""
         jobs, self._new = tuple(self._new), []

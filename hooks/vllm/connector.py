@@ -125,8 +125,6 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     def detach(self, wait_s: float) -> None:
         """Leave the engine to itself, but for what vLLM was promised."""
         side, self.side = self.side, Detached(self.side.bridge)
-        if isinstance(side.bridge, TierCacheBridge):
-            side.bridge.idle.unbind()
         side.leave(wait_s)
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:

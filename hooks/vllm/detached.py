@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..tiers.jobs import TierAnswer, TierWork
 from .holding.no_holding import NoHolding
@@ -34,12 +34,13 @@ class Detached:
 
     def __init__(self, bridge: TierCacheBridge | NoTiers | None = None) -> None:
         self.bridge = bridge or NoTiers()
+        self.bridge.retire()
         self.holding = NoHolding()
 
     @property
     def busy(self) -> bool:
         """Whether workers still have something to report."""
-        return self.bridge.busy
+        return self.bridge.owes
 
     def hold_at(
         self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
@@ -57,11 +58,9 @@ class Detached:
         """Note that a request runs, perhaps after a load that it was promised."""
         self.bridge.request_resumed(request.request_id)
 
-    def request_finished(
-        self, request: Request, block_ids: Sequence[Sequence[int]]
-    ) -> dict[str, Any] | None:
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """Note that a request ended, perhaps before a load that it was promised."""
-        return self.bridge.request_finished(request.request_id)
+        self.bridge.promise_ended(request.request_id)
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Return the orders that the workers still need."""

@@ -15,7 +15,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..reliance.releases import WHAT_FITS, is_known
+from ..reliance.live_vllm import live_unknown_places
+from ..reliance.releases import READ, WHAT_FITS, is_known
 from .aggregation import spare_aggregation
 from .api.given_template import given_template, remember_templates
 from .beside import follow_connectors
@@ -30,6 +31,8 @@ from .settings import (
     PLUGIN_GROUP,
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
+    WITHOUT_API,
+    has_python_api,
     reads_layers,
     switched_on,
 )
@@ -68,6 +71,7 @@ def _wrap_engine_config() -> None:
         return
     _check_version()
     _check_rivals()
+    _check_frontend()
 
     @functools.wraps(original)
     def create_engine_config(*args: Any, **kwargs: Any) -> VllmConfig:
@@ -208,6 +212,18 @@ def _check_version() -> None:
             WHAT_FITS,
             vllm.__version__,
         )
+    if vllm.__version__.partition("+")[0] not in READ and (places := live_unknown_places()):
+        logger.warning(
+            "kvgraph: this vLLM (%s) asks in places that we do not know whether there is a KV "
+            "connector, and may run otherwise than without us there: %s",
+            vllm.__version__,
+            ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else ""),
+        )
+
+
+def _check_frontend() -> None:
+    if not has_python_api() and multiprocessing.parent_process() is None:
+        logger.warning("kvgraph: %s", WITHOUT_API)
 
 
 def _check_rivals() -> None:

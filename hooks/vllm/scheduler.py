@@ -42,7 +42,7 @@ from .pool.index import BlockIndex
 from .pool.tap import PoolTap
 from .recall.recall_support import attach_recall
 from .sampled.sample_reporter import SampleReporter
-from .settings import hold_max_s, protect_stale_s
+from .settings import CONNECTOR, hold_max_s, protect_stale_s
 from .store.tier_support import new_bridge
 from .transfers.no_tiers import NoTiers
 from .transfers.spiller import StepTaken
@@ -141,7 +141,10 @@ class SchedulerSide:
             holds: Asks ``holding`` whether a request is to be held; must not raise.
             gone: Tells ``holding`` of a held request that was removed; must not raise.
         """
-        sessions = LiveSessions(self._pool, self.group, self.observer.meaning, self.bridge.copied)
+        sessions = LiveSessions(
+            self._pool, self.group, self.observer.meaning, self.bridge.copied,
+            _fetches_prompts(scheduler),
+        )  # fmt: skip
         queue = HoldingQueue(scheduler, holds, gone)
         pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size or 1
         bounds = HoldingBounds(pool, hold_max_s(HOLD_MAX_S), step)
@@ -276,6 +279,12 @@ class SchedulerSide:
         """After a reset, offer and register nothing old: there may be new weights."""
         if self.tap.was_reset:
             self._changes.take()
+
+
+def _fetches_prompts(scheduler: Scheduler) -> bool:
+    """Whether a connector of the user's brings what other engines computed."""
+    config = getattr(scheduler.connector, "_kv_transfer_config", None)
+    return config is not None and config.kv_connector != CONNECTOR and config.is_kv_consumer
 
 
 def _model_name(config: VllmConfig) -> str:

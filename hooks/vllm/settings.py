@@ -51,14 +51,28 @@ RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
 RECALL_ALWAYS_VARIABLE: Final = "AITHER_KVCACHE_RECALL_ALWAYS"
 """Text that asks for it comes back also where computing it is quicker: to try recall on a small
 model. Off where it is not set."""
+RECALL_SHARED_VARIABLE: Final = "AITHER_KVCACHE_RECALL_SHARED"
+"""Requests that name no tenant and have no cache salt find each other's text. Off where it is not
+set: what comes back was computed behind what its own prompt held, and answers depend on that."""
 ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
+RUST_FRONTEND_VARIABLE: Final = "VLLM_USE_RUST_FRONTEND"  # vLLM's own
+WITHOUT_API: Final = (
+    f"vLLM's Rust frontend ({RUST_FRONTEND_VARIABLE}) has no API process of Python's: hints about "
+    "messages are not read, chats are told apart by their tokens alone, and no request that waits "
+    "too long is refused; all that the engine does itself goes on, other hints count"
+)
 
 
 def switched_on() -> bool:
     """Whether the environment asks for us: set, and not to 0, false, off or no."""
     return _is_on(SWITCH_VARIABLE)
+
+
+def has_python_api() -> bool:
+    """Whether requests come through vLLM's API in Python, in which parts of ours live."""
+    return os.environ.get(RUST_FRONTEND_VARIABLE, "").strip().lower() in ("", *OFF)
 
 
 def admission_switched_on() -> bool:
@@ -69,6 +83,11 @@ def admission_switched_on() -> bool:
 def recalls_always() -> bool:
     """Whether text comes back also where computing it is quicker."""
     return _is_on(RECALL_ALWAYS_VARIABLE)
+
+
+def recall_is_shared() -> bool:
+    """Whether all who name no tenant and have no salt may see one another."""
+    return _is_on(RECALL_SHARED_VARIABLE)
 
 
 def reads_ends() -> bool:

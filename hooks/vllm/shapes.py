@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
+_NO_CONNECTOR: Final = "DeepseekV41"
 _ITEM_BYTES: Final = {"float32": 4, "float": 4, "half": 2, "float16": 2, "bfloat16": 2}
 """Of vLLM's names for what a cache holds; the others stand for a byte or less."""
 
@@ -36,6 +37,25 @@ def reason_to_decline(config: VllmConfig) -> str | None:
     user = config.kv_transfer_config
     if user is not None and user.has_connector("HiSparseConnector"):
         return "HiSparse keeps its blocks in several pools; one is supported"
+    return _reason_without_connector(config) if user is None else None
+
+
+def _reason_without_connector(config: VllmConfig) -> str | None:
+    """What this engine does as long as it has no connector, and would not do with ours; None if
+    there is nothing. See ``reliance.conditions``."""
+    if ahead := getattr(config, "num_hash_lookahead_tokens", 0):
+        return (
+            f"blocks are hashed with {ahead} tokens behind them for the draft model, and this vLLM "
+            "drops that, and the last block of each hit, where there is a KV connector"
+        )
+    if config.parallel_config.prefill_context_parallel_size > 1 and any(
+        each.startswith(_NO_CONNECTOR) for each in config.model_config.architectures
+    ):
+        return f"{_NO_CONNECTOR} with prefill context parallelism does not start with a connector"
+    extra = config.additional_config
+    backend = extra.get("decode_backend", "auto") if isinstance(extra, dict) else "auto"
+    if backend != "auto":
+        return f"decode_backend={backend!r} does not start with a connector; supported: auto"
     return None
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hall import Clock, Hall
 from kvgraph.bench.paper.paper_engine import Shape, request_maker
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
+from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.tiers.jobs import Spill
 from paper import begin_load, fail, park, text
 
@@ -34,6 +40,7 @@ def test_a_load_that_was_not_ordered_costs_nobody_else(
     computed = running.num_computed_tokens
     for _ in range(6):
         engine.step()
+        engine.finish_copies()  # the workers say at once that the load failed
         assert running.num_computed_tokens >= computed, "a request was rolled back for ours"
     assert engine.side is None
     engine.settle()
@@ -100,6 +107,115 @@ def test_advice_that_contradicts_itself_lets_an_engine_fall_idle(paper: Any) -> 
         advise(engine, [key for old in range(seed) for key in keys(text(6, old))])
         engine.serve(text(6, seed), output=4)  # raises if the engine never falls idle
     assert engine.side.bridge.ledger.counts.spilled
+
+
+ALWAYS_OURS = (  # completes what vLLM was promised, and workers' jobs
+    "vllm/barrier.py", "vllm/connector.py", "vllm/detached.py", "vllm/transfers/bridge.py",
+    "vllm/transfers/no_tiers.py", "vllm/transfers/promises.py", "vllm/transfers/worker.py",
+    "vllm/sampled/sample_words.py", "vllm/aggregation.py", "vllm/recall/exact_only.py",
+    "tiers/jobs.py", "tiers/voided.py", "tiers/answers.py", "vllm/transfers/first_words.py",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def called_of_ours() -> Iterator[set[str]]:
+    """Which files of the hooks are run on this thread, by their path in them."""
+    found: set[str] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and "/hooks/" in path and "/tests/" not in path:
+            found.add(path.partition("/hooks/")[2])
+
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.fixture
+def in_use(paper: Any, recalls: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine with one feature in use: a request decodes, all its copies were made, and if one is
+    held, there can be room for it."""
+
+    def new(feature: str, asynchronous: bool) -> tuple[Any, Any, dict[str, Any], Any]:
+        shape = Shape(blocks=65, asynchronous=asynchronous, warm=64)
+        asks: dict[str, Any] = {}
+        if feature == "plain":
+            engine = paper(replace(shape, warm=None))
+        elif feature == "recall":
+            monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+            engine = recalls(shape, SpliceLimits(least_tokens=16, margin=2, most_generations=2))
+            asks = {"kv_transfer_params": {"kvgraph": {"recall": True, "session": "s"}}}
+        else:
+            engine = paper(shape, clock=Clock() if feature == "holding" else None)
+        hall = Hall(engine) if feature == "holding" else None
+        if hall is not None:
+            hall.say(0)
+        request = engine.ask(text(7, 3), 24, **asks)
+        for _ in range(8):
+            engine.step()
+            engine.finish_copies()
+        assert engine.outputs[request.request_id]
+        if hall is not None:
+            hall.say(0)
+            held = engine.ask(text(4, 4), 1).request_id
+            assert held in hall.held
+        return engine, request, asks, (lambda: hall.say(None)) if hall else (lambda: None)
+
+    return new
+
+
+FAULTS = (
+    "observer.requests_preempted", "observer.request_finished", "observer.request_queued",
+    "observer.request_looked_up", "observer.request_scheduled", "bridge.step", "bridge.step_ended",
+    "bridge.offered", "bridge.request_finished", "holding.step",
+    "holding.finished", "sampled", "client.ranking", "arranger.step_ended", "tap.take",
+)  # fmt: skip
+
+
+@SCHEDULERS
+@pytest.mark.parametrize("feature", ["plain", "tiers", "recall", "holding"])
+@pytest.mark.parametrize("broken", FAULTS)
+def test_after_a_fault_an_engine_falls_idle_and_is_stock(
+    in_use: Any, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, feature: str, broken: str
+) -> None:
+    engine, request, asks, there_is_room = in_use(feature, asynchronous)
+    owner, _, name = broken.rpartition(".")
+    broken_part = getattr(engine.side, owner) if owner else engine.side
+    monkeypatch.setattr(broken_part, name, fail)
+    other = engine.ask(text(5, 9), 12, **asks)
+    there_is_room()
+    engine.settle()  # raises if the engine never falls idle
+    assert engine.side is None
+    assert not engine.connector.has_pending_push_work()
+    assert len(engine.outputs[request.request_id]) == 24
+    assert len(engine.outputs[other.request_id]) == 12
+    with called_of_ours() as called:
+        engine.serve(text(6, 11), 8, **asks)
+        engine.serve(text(6, 11), 8, **asks)
+    assert called <= set(ALWAYS_OURS)
+    assert not engine.scheduler.has_requests()
+    assert engine.is_whole()
+
+
+@SCHEDULERS
+@pytest.mark.parametrize("broken", ["idle.worked", "ledger.started", "recall.take_due"])
+def test_orders_and_answers_beside_a_fault_are_not_lost(
+    paper: Any, asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job whose order or answer is lost is waited for in every step, for ever."""
+    engine = paper(Shape(asynchronous=asynchronous))
+    owner, _, name = broken.partition(".")
+    for seed in range(6):
+        engine.ask(text(6, seed), 4)
+    for _ in range(4 if broken != "ledger.started" else 0):
+        engine.step()
+    monkeypatch.setattr(getattr(engine.side.bridge, owner), name, fail)
+    engine.settle()
+    assert engine.side is None or broken == "ledger.started"
+    assert engine.is_whole()
 
 
 def keys(prompt: list[int]) -> list[int]:

@@ -230,7 +230,25 @@ def test_tenants_take_turns_where_there_is_no_room(rule: HoldingRule) -> None:
         )
     started = [name for now in range(20, 60) for name in step(rule, float(now), 0, free=True)]
     assert sum("modest" in name for name in started) == 3
-    assert sum("greedy" in name for name in started[: started.index("modest 2 patience")]) <= 11
+    assert sum("greedy" in name for name in started[: started.index("modest 2 patience")]) <= 12
+
+
+def test_who_was_let_in_without_waiting_is_no_stranger_if_that_took_room(
+    rule: HoldingRule,
+) -> None:
+    """A short prompt takes none: it would make any new name known for nothing."""
+    for name, blocks in (("honest", 10), ("cheap", 0)):
+        said = word(None), 0.5
+        assert not rule.arrives(
+            asks(f"{name} first", said[1], blocks, tenant=name), said[0], idle=False, queued=True
+        )
+    for number in range(50):
+        rule.arrives(asks(f"x{number}", 1.0, tenant=f"n{number}"), word(0), idle=False, queued=True)
+    for name in ("cheap", "honest"):
+        rule.arrives(asks(f"{name} again", 1.0, tenant=name), word(0), idle=False, queued=True)
+    started = [name for now in range(20, 90) for name in step(rule, float(now), 0, free=True)]
+    assert started.index("honest again patience") <= 1
+    assert started.index("cheap again patience") == 51
 
 
 def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: HoldingRule) -> None:

@@ -8,6 +8,14 @@ import pytest
 from kvgraph.graph.waiting.release_order import _MOST_TENANTS, Held, HoldingOrder
 
 
+def order_of(known: str) -> HoldingOrder:
+    """An order that has served each of these tenants before."""
+    order = HoldingOrder()
+    for tenant in known:
+        order.served(tenant)
+    return order
+
+
 def drain(order: HoldingOrder) -> list[str]:
     names = []
     while (held := order.peek()) is not None:
@@ -32,7 +40,7 @@ def test_what_went_away_is_not_paid_for(one_stays: bool) -> None:
 
 
 def test_what_started_is_paid_for_even_if_nothing_of_its_tenant_waited_since() -> None:
-    order = HoldingOrder()
+    order = order_of("ab")
     order.add(Held("a0", 0.0, 50, tenant="a"))
     order.add(Held("b0", 0.0, 10, tenant="b"))
     assert order.take(order.peek().request_id).request_id == "a0"
@@ -60,7 +68,7 @@ def test_tenants_without_an_end_that_start_are_forgotten_the_oldest_first() -> N
     for number in range(2 * _MOST_TENANTS):
         order.add(Held(f"r{number}", 0.0, 1, tenant=f"salt-{number}"))
         assert order.take(f"r{number}") is not None
-    assert order.tenants == _MOST_TENANTS
+    assert order.tenants == _MOST_TENANTS + 1, "those of one request, and what they are together"
     assert order.entries <= 67
     assert drain(order) == ["one"]
 
@@ -73,7 +81,7 @@ def anyone(rng: random.Random, number: int) -> Held:
 
 
 def test_the_heap_gives_what_a_search_through_all_gives() -> None:
-    rng, order = random.Random(3), HoldingOrder()
+    rng, order = random.Random(3), order_of("abcd")
     waiting: dict[str, tuple[Held, float, int]] = {}
     ends: dict[str | None, float] = {}
     now = 0.0
@@ -113,7 +121,7 @@ def test_the_heap_gives_what_a_search_through_all_gives() -> None:
 
 
 def test_the_patient_start_by_priority_then_tenant_then_what_they_waited_for_their_size() -> None:
-    order = HoldingOrder()
+    order = order_of("abc")
     order.add(Held("a-long", 0.0, 100, tenant="a"))
     order.add(Held("a-short", 5.0, 10, returning=True, tenant="a"))
     order.add(Held("b", 6.0, 100, tenant="b"))
@@ -143,3 +151,74 @@ def test_who_is_overdue_goes_before_those_of_its_tenant_that_are_shorter() -> No
     order.add(Held("short", 3.0, 1))
     names = [order.pop_patient(60.0, 2.0, 70.0).request_id for _ in range(3)]  # type: ignore[union-attr]
     assert names == ["long", "longer", "short"]
+
+
+def crowd(order: HoldingOrder, since: int, count: int, uses: int = 1) -> None:
+    """Requests of somebody who takes a new name for every ``uses`` of them."""
+    for number in range(since, since + count):
+        order.add(Held(f"crowd {number}", float(number), 5, tenant=f"salt-{number // uses}"))
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("held", [10, 400])
+def test_a_new_name_for_each_request_is_the_share_of_one_tenant(held: int, patient: bool) -> None:
+    """And the crowd stays as large as it is, whatever starts of it."""
+    order, started, number = order_of("h"), [], 0
+    for round_ in range(40):
+        crowd(order, number, more := held + round_ - len(order))
+        number += more
+        if round_ == 4:
+            for each in range(6):
+                order.add(Held(f"honest {each}", float(number), 5, tenant="h"))
+        if patient:
+            found = order.pop_patient(float(number), -1.0, float(number))
+        else:
+            found = order.take(order.peek().request_id)  # type: ignore[union-attr]
+        started.append(found.request_id.split()[0])  # type: ignore[union-attr]
+    honest = [at for at, name in enumerate(started) if name == "honest"]
+    assert len(honest) == 6
+    assert honest[-1] <= 4 + 2 * 6
+
+
+def test_all_that_wait_of_a_tenant_leave_the_strangers_with_its_first() -> None:
+    order = HoldingOrder()
+    for number in range(3):
+        order.add(Held(f"a{number}", 0.0, 10, tenant="a"))
+    crowd(order, 0, 50)
+    assert order.take("a0") is not None
+    names = drain(order)
+    assert names.index("a2") <= 6, "it takes turns with all strangers together"
+    assert [name for name in names if name[0] == "a"] == ["a1", "a2"]
+    assert not order._strange
+
+
+def test_who_goes_away_as_a_stranger_leaves_nothing_behind() -> None:
+    order = HoldingOrder()
+    crowd(order, 0, 50, uses=5)
+    for number in range(50):
+        assert order.drop(f"crowd {number}") is not None
+    assert not order._strange
+    assert not order._lanes
+    assert order.peek() is None
+
+
+def test_names_that_are_used_once_push_out_nobody_who_came_again() -> None:
+    order = HoldingOrder()
+    for _ in range(2):
+        order.served("honest")
+    for number in range(2 * _MOST_TENANTS):
+        order.served(f"salt-{number}")
+    crowd(order, 0, 30)
+    order.add(Held("honest", 1.0, 5, tenant="honest"))
+    assert drain(order).index("honest") <= 1
+
+
+def test_of_more_tenants_than_are_looked_at_each_has_its_turn() -> None:
+    order = HoldingOrder()
+    for number in range(200):
+        order.served(f"t{number}")
+    for number in range(200):
+        for each in range(20):
+            order.add(Held(f"{number} {each}", 0.0, 1, tenant=f"t{number}"))
+    found = [order.pop_patient(1.0, -9.0, 2.0) for _ in range(600)]
+    assert {held.tenant for held in found if held} == {f"t{number}" for number in range(200)}

@@ -348,3 +348,26 @@ def test_recall_is_told_with_what_calibrations_say(
     assert check.ok is ok
     assert told in check.detail
     assert bool(check.remedy) == (not warm or not any(models.values()))
+
+
+@pytest.mark.parametrize(("value", "python"), [(None, True), ("0", True), ("1", False)])
+def test_what_the_rust_frontend_takes_away_is_said(
+    value: str | None, python: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    from kvgraph.hooks.doctor import environment
+    from kvgraph.hooks.vllm import plugin
+
+    monkeypatch.setenv("AITHER_KVCACHE_LAYERS", "1")
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+    if value is None:
+        monkeypatch.delenv("VLLM_USE_RUST_FRONTEND", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", value)
+    frontend = environment.check_frontend()
+    assert frontend.ok
+    assert bool(frontend.remedy) is not python
+    assert ("of messages counts" in environment.check_layers().detail) is python
+    assert ("messages is not read" in environment.check_layers().detail) is not python
+    plugin._check_frontend()
+    assert ("no API process of Python's" in caplog.text) is not python

@@ -219,3 +219,62 @@ def test_doctor_says_which_versions_fit(
     assert check.ok
     assert check.detail.startswith(words)
     assert bool(check.remedy) is warns
+
+
+ASKING = {
+    "v1/core/new.py": "class Pool:\n  def size(self, c):\n    return not c.kv_transfer_config\n",
+    "v1/alias.py": "def f(c):\n  kv = c.kv_transfer_config\n  if kv:\n    return kv\n",
+    "v1/named.py": "async def g(c):\n  return getattr(c, 'kv_transfer_config', None)\n",
+    "v1/bare.py": "def h(kv_transfer_config):\n  return kv_transfer_config\n",
+    "v1/worker/worker_base.py": "class WorkerBase:\n  def __init__(self, c):\n"
+    "    self.kv = c.kv_transfer_config\n  def more(self, c):\n    return c.kv_transfer_config\n",
+    "v1/broken.py": "kv_transfer_config = (\n",
+    "v1/silent.py": "# kv_transfer_config\ndef none():\n  return 'kv_transfer_config of it'\n",
+    "distributed/kv_transfer/own.py": "def x(c):\n  return c.kv_transfer_config\n",
+}
+
+
+def test_where_a_vllm_asks_for_what_we_set_is_named(tmp_path: Path) -> None:
+    from kvgraph.hooks.reliance.conditions import unknown_places
+
+    for name, source in ASKING.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert unknown_places(tmp_path) == [
+        "v1/alias.py:f",
+        "v1/bare.py:h",
+        "v1/broken.py:?",
+        "v1/core/new.py:Pool.size",
+        "v1/named.py:g",
+        "v1/worker/worker_base.py:WorkerBase.more",
+    ]
+
+
+def test_all_places_of_the_installed_vllm_are_known() -> None:
+    import vllm
+    from kvgraph.hooks.reliance.live_vllm import live_unknown_places
+
+    assert live_unknown_places() == []
+    assert vllm.__version__.partition("+")[0] in releases.READ
+    assert {each.rpartition(".")[0] for each in releases.READ} == {
+        releases.TESTED, *releases.COMPARED
+    }  # fmt: skip
+
+
+def test_unknown_places_are_told_once_and_by_doctor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvgraph.hooks.vllm import plugin
+
+    for module in (plugin, doctor):
+        monkeypatch.setattr(module, "live_unknown_places", lambda: ["v1/core/new.py:Pool.size"])
+    plugin._check_version()
+    assert "new.py" not in caplog.text, "of a release that was read, nobody asks at each start"
+    monkeypatch.setattr("vllm.__version__", "0.33.1")
+    plugin._check_version()
+    assert caplog.text.count("v1/core/new.py:Pool.size") == 1
+    check = doctor.check_conditions()
+    assert check.ok
+    assert check.remedy
+    assert "v1/core/new.py:Pool.size" in check.detail

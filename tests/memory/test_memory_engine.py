@@ -82,6 +82,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = (
         ("AITHER_KVCACHE_CALIBRATIONS", str(directory)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
         ("OMP_NUM_THREADS", "1"), ("AITHER_KVCACHE_RECALL_ALWAYS", "1"),  # so small a model
+        ("AITHER_KVCACHE_RECALL_SHARED", "1"),
     )  # fmt: skip
     plan = ServerPlan(
         str(RECALLS), True, directory, blocks=256, max_model_len=512, settings=settings,

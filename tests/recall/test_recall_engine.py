@@ -31,6 +31,7 @@ def calibrated(
 ) -> None:
     """Engines with this configuration find a calibration of their model in ``directory``."""
     patch.setenv(DIRECTORY_VARIABLE, str(directory))
+    patch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
     keep_calibration(config.model_config, directory, LIMITS, passed)
 
 
@@ -279,6 +280,7 @@ def test_nor_do_they_when_their_request_is_preempted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
     limits = replace(LIMITS, most_generations=generations)
     keep_calibration(paper_config.model_config, tmp_path, limits)
     engine = recalling(paper(Shape(blocks=33)))
@@ -321,6 +323,7 @@ def test_what_is_spliced_has_other_names_than_what_was_computed(
 ) -> None:
     """The same text again, whose computed blocks are gone from pool and memory meanwhile."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", "1")
     keep_calibration(paper_config.model_config, tmp_path, SpliceLimits(margin=0))
     engine = recalling(paper(Shape(blocks=65, warm=400)))
     document, later = words(96, 1), words(96, 2)
@@ -361,3 +364,90 @@ def test_a_calibration_that_was_edited_is_refused(
     path.write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"cannot be read .*calibrate again"):
         load(read["identity"], path)
+
+
+def saying(recall: bool | None = True, salt: str | None = None, **names: str) -> dict[str, Any]:
+    """What a request says of itself."""
+    tag: dict[str, Any] = {**({} if recall is None else {"recall": recall}), **names}
+    return {"kv_transfer_params": {"kvgraph": tag}, **({"cache_salt": salt} if salt else {})}
+
+
+@pytest.mark.parametrize("hints", ["session", "all"])
+@pytest.mark.parametrize("shared", ["", "1"])
+@pytest.mark.parametrize(
+    ("one", "other", "finds"),
+    [
+        (saying(session="s"), saying(session="s"), {"", "1"}),
+        (saying(session="s"), saying(session="t"), {"1"}),
+        (saying(session="s"), saying(), {"1"}),
+        (saying(), saying(), {"1"}),
+        (saying(salt="x"), saying(salt="x"), {"", "1"}),
+        (saying(salt="x", session="s"), saying(salt="x", session="t"), {"", "1"}),
+        (saying(salt="x"), saying(salt="y"), set()),
+        (saying(salt="x", session="s"), saying(session="s"), set()),
+        (saying(salt="x", session="s"), saying(salt="y", session="s"), set()),
+    ],
+)
+def test_whose_text_is_found(
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    hints: str, shared: str, one: dict[str, Any], other: dict[str, Any], finds: set[str],
+) -> None:  # fmt: skip
+    calibrated(paper_config, tmp_path, monkeypatch)
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", shared)
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints)
+    engine = recalling(paper(Shape(blocks=97)))
+    used(engine, joined(HEAD, DOCUMENT, ASK), **one)
+    told = used(engine, joined(DOCUMENT, ASK), **other)
+    assert bool(told.get("spliced")) is (shared in finds)
+
+
+@pytest.mark.parametrize("shared", ["", "1"])
+@pytest.mark.parametrize(
+    ("hints", "one", "other", "finds"),
+    [
+        ("all", saying(tenant="a"), saying(tenant="a"), True),
+        ("all", saying(tenant="a", session="s"), saying(tenant="a", session="t"), True),
+        ("all", saying(tenant="a", session="s"), saying(tenant="b", session="s"), False),
+        ("all", saying(tenant="a", session="s"), saying(session="s"), False),
+        ("all", saying(tenant="a", salt="x"), saying(tenant="b", salt="x"), False),
+        ("session", saying(tenant="a", session="s"), saying(tenant="b", session="s"), True),
+    ],
+)
+def test_named_tenants_are_apart_where_their_names_count(
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    shared: str, hints: str, one: dict[str, Any], other: dict[str, Any], finds: bool,
+) -> None:  # fmt: skip
+    calibrated(paper_config, tmp_path, monkeypatch)
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL_SHARED", shared)
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", hints)
+    engine = recalling(paper(Shape(blocks=97)))
+    used(engine, joined(HEAD, DOCUMENT, ASK), **one)
+    assert bool(used(engine, joined(DOCUMENT, ASK), **other).get("spliced")) is finds
+
+
+def test_who_says_not_whose_text_it_is_is_told_why_nothing_comes_back(
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated(paper_config, tmp_path, monkeypatch)
+    monkeypatch.delenv("AITHER_KVCACHE_RECALL_SHARED")
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL", "1")
+    engine = recalling(paper(Shape(blocks=97)))
+    for _ in range(2):
+        assert "name its session" in used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)["refused"]
+        assert used(engine, joined(DOCUMENT, ASK)) == {}, "who did not ask is not bothered"
+    assert not engine.side.bridge.recall._opt_in._nobodys
+
+
+def test_two_sessions_with_one_text_have_private_names_of_their_own(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    asked = []
+    for name in ("one", "two"):
+        asked.append(engine.ask(joined(DOCUMENT, ASK, words(60, 8)), 40, **session(name)))
+        engine.settle()
+    exact = joined(DOCUMENT, ASK, words(60, 8))
+    plain = engine.make("probe", exact, 1).block_hashes
+    one, two = (each.block_hashes for each in asked)
+    assert len(one) == len(two) > 8
+    private = [each for each in one if each not in plain]
+    assert len(private) > 4
+    assert not set(private) & set(two)

@@ -53,6 +53,7 @@ def recall(
             AITHER_KVCACHE_SIDECAR=f"ipc://{tmp_path_factory.mktemp('s')}/nobody",
             AITHER_KVCACHE_WARM_GIB=str(400.5 * BLOCK_BYTES / 2**30),
             AITHER_KVCACHE_CALIBRATIONS=str(calibrations),
+            AITHER_KVCACHE_RECALL_SHARED="1",
         )
         .run()
         .result

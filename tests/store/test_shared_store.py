@@ -140,6 +140,20 @@ def test_who_may_be_someone_else_s_directory_is_refused(tmp_path: Path) -> None:
         DirectoryStore(str(tmp_path / "file" / "s"), ROOM)
 
 
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns it can put forged values there; the checksum has no key."""
+    (tmp_path / "s").mkdir(mode=0o755)
+    records(tmp_path)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "s", 65_534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    with pytest.raises(StorageError, match="belongs to user"):
+        records(tmp_path)
+
+
 def test_after_a_reset_it_neither_gives_nor_takes(tmp_path: Path) -> None:
     store = records(tmp_path)
     store.write(key(1), bytes(SIZE))

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import time
+from copy import copy as copied
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,12 +53,11 @@ def test_answers_of_workers_add_up() -> None:
 
 
 def model_at(path: object, commit: str | None = None) -> Any:
-    config = SimpleNamespace(_commit_hash=commit)
-    return SimpleNamespace(model=str(path), hf_config=config, compute_hash=lambda: "shape")
+    return SimpleNamespace(model=str(path), hf_config=SimpleNamespace(_commit_hash=commit))
 
 
 def test_weights_are_told_apart_though_their_directory_has_one_name(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.transfers.disk_file import weights_of
+    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
 
     (tmp_path / "parts").mkdir()
     for at in ("model.safetensors", "parts/more.safetensors"):
@@ -71,7 +71,7 @@ def test_weights_are_told_apart_though_their_directory_has_one_name(tmp_path: Pa
 
 
 def test_a_link_to_other_weights_of_the_same_size_and_time_is_noticed(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.transfers.disk_file import weights_of
+    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
 
     link = tmp_path / "model.gguf"
     found = []
@@ -85,7 +85,7 @@ def test_a_link_to_other_weights_of_the_same_size_and_time_is_noticed(tmp_path: 
 
 
 def test_a_folder_that_contains_itself_is_walked_once(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.transfers.disk_file import weights_of
+    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
 
     (tmp_path / "model.safetensors").write_bytes(b"old")
     (tmp_path / "again").symlink_to(tmp_path)
@@ -94,13 +94,13 @@ def test_a_folder_that_contains_itself_is_walked_once(tmp_path: Path) -> None:
 
 
 def test_a_name_on_a_hub_is_told_by_its_commit() -> None:
-    from kvgraph.hooks.vllm.transfers.disk_file import weights_of
+    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
 
     assert weights_of(model_at("a/b", "aaa")) != weights_of(model_at("a/b", "bbb"))
 
 
 def test_weights_that_cannot_be_told_from_others_get_no_disk(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, opened: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of an object store only configurations are here; a hub's name may have no commit."""
     (tmp_path / "config.json").write_text("{}")
@@ -111,23 +111,28 @@ def test_weights_that_cannot_be_told_from_others_get_no_disk(
     assert not (tmp_path / "disk").exists()
 
 
-def opened(model: Any, directory: Path, index: int = 0, rank: int = 0) -> Any:
+@pytest.fixture
+def opened(paper_config: Any) -> Any:
+    """Opens a worker's disk for a model as ``model_at`` describes it."""
     from kvgraph.hooks.vllm.transfers.disk_file import open_disk
 
-    parallel = SimpleNamespace(
-        data_parallel_index=index, data_parallel_rank=0, rank=rank, tensor_parallel_size=2,
-        pipeline_parallel_size=1,
-    )  # fmt: skip
-    cache = SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256")
-    config = SimpleNamespace(
-        model_config=model, parallel_config=parallel, cache_config=cache, speculative_config=None
-    )
-    memory = SimpleNamespace(layout=cpu_layout("vec", 2, 12, 2, 32, 32))
-    settings = TierSettings(1 << 20, 4 << 16, directory)
-    return open_disk(config, settings, memory, 1 << 16)
+    def disk(model: Any, directory: Path, index: int = 0, rank: int = 0) -> Any:
+        config, described = copied(paper_config), copied(paper_config.model_config)
+        described.model, described.hf_config = model.model, copied(described.hf_config)
+        described.hf_config._commit_hash = model.hf_config._commit_hash
+        config.model_config = described
+        config.parallel_config = copied(config.parallel_config)
+        config.parallel_config.data_parallel_index, config.parallel_config.rank = index, rank
+        memory = SimpleNamespace(layout=cpu_layout("vec", 2, 12, 2, 32, 32))
+        settings = TierSettings(1 << 20, 4 << 16, directory)
+        return open_disk(config, settings, memory, 1 << 16)
+
+    return disk
 
 
-def test_each_worker_of_each_independent_engine_has_a_disk_of_its_own(tmp_path: Path) -> None:
+def test_each_worker_of_each_independent_engine_has_a_disk_of_its_own(
+    tmp_path: Path, opened: Any
+) -> None:
     model = model_at("a/b", "aaa")
     disks = [opened(model, tmp_path, index, rank) for index in (0, 1) for rank in (0, 1)]
     assert None not in disks
@@ -136,7 +141,7 @@ def test_each_worker_of_each_independent_engine_has_a_disk_of_its_own(tmp_path: 
     assert len(list(tmp_path.glob("*.tier"))) == 4
 
 
-def test_two_models_that_take_turns_keep_their_disks(tmp_path: Path) -> None:
+def test_two_models_that_take_turns_keep_their_disks(tmp_path: Path, opened: Any) -> None:
     for _ in range(2):
         for number, model in enumerate((model_at("a/b", "aaa"), model_at("c/d", "ccc"))):
             disk = opened(model, tmp_path)
@@ -152,6 +157,7 @@ def aged(directory: Path, seconds: float) -> None:
 
 def test_files_of_other_weights_and_models_age_out_unless_somebody_has_them_open(
     tmp_path: Path,
+    opened: Any,
 ) -> None:
     day = 86_400
     served = opened(model_at("e/f", "served"), tmp_path)
@@ -171,7 +177,7 @@ def test_files_of_other_weights_and_models_age_out_unless_somebody_has_them_open
 
 
 def test_orphans_give_way_to_a_file_that_needs_their_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a disk with room for two files, the one that was left first goes."""
     names, pwrite = list[str](), os.pwrite

@@ -60,6 +60,8 @@ class LiveSessions:
         group: The observed KV cache group.
         read: What a request's caller says of it.
         copied: How many of these hashes, from the first on, a tier can bring back.
+        fetches: Whether this engine gets prompts' blocks from engines that computed them; else a
+            caller that says so of a request is not believed.
     """
 
     def __init__(
@@ -68,8 +70,9 @@ class LiveSessions:
         group: ObservedGroup,
         read: Callable[[Request], Meaning],
         copied: Callable[[Sequence[bytes]], int],
+        fetches: bool = False,
     ) -> None:
-        self._pool = pool
+        self._pool, self._fetches = pool, fetches
         self._group = group
         self._read = read
         self._copied = copied
@@ -127,7 +130,7 @@ class LiveSessions:
         return Arrival(self._named(name, request, hashes), self._is_known(name, hashes), meaning)
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
-        if self._names.is_new(name) and not _comes_from_elsewhere(request):
+        if self._names.is_new(name) and not self._comes_from_elsewhere(request):
             return self._new_context(hashes, new=True)
         if self._names.is_one_session(name, self._queued[name]) and self._is_here(name, hashes):
             return 0
@@ -146,7 +149,7 @@ class LiveSessions:
         return middle is not None and self._found((hashes[0], middle.hash)) == 2
 
     def _by_prompt(self, request: Request, hashes: Sequence[bytes]) -> int:
-        if _comes_from_elsewhere(request):
+        if self._comes_from_elsewhere(request):
             return 0
         return self._new_context(hashes, new=False)
 
@@ -166,8 +169,8 @@ class LiveSessions:
             here = bisect_left(hashes, True, key=lambda each: block_of(each + suffix) is None)
         return here + self._copied(hashes[here:])
 
-
-def _comes_from_elsewhere(request: Request) -> bool:
-    """Whether another engine computed the prompt, and keeps its blocks until they are fetched."""
-    params = request.kv_transfer_params
-    return bool(params) and bool(params.get("do_remote_prefill"))
+    def _comes_from_elsewhere(self, request: Request) -> bool:
+        """Whether another engine computed the prompt, and keeps its blocks until they are
+        fetched."""
+        params = request.kv_transfer_params or {}
+        return self._fetches and bool(params.get("do_remote_prefill"))

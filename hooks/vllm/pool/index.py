@@ -57,7 +57,6 @@ class BlockIndex:
         self._clock = clock
         self._ids: dict[int, int] = {}
         self._further: dict[int, int] = {}  # by key: how many blocks hold it beside the first
-        self._blocks = np.array(pool.blocks, dtype=object)  # by id; many are fetched at once
         self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
         self.late = LateNotes()
@@ -145,10 +144,15 @@ class BlockIndex:
         if but is not None:
             unused &= ~but[ids]
         if unused.all():
-            return FoundBlocks.of(keys, self._blocks[ids].tolist(), ids)
-        found = FoundBlocks.of(keys[unused], self._blocks[ids[unused]].tolist(), ids[unused])
+            return FoundBlocks.of(keys, self._at(ids), ids)
+        found = FoundBlocks.of(keys[unused], self._at(ids[unused]), ids[unused])
         places = np.flatnonzero(unused)[found.places].tolist()
         return found._replace(places=places)
+
+    def _at(self, ids: Places) -> list[KVCacheBlock]:
+        # Not from an array of objects: Python's collector does not look through one, and blocks
+        # lead to their pool, so that an engine of this process would never go.
+        return list(map(self._pool.blocks.__getitem__, ids.tolist()))
 
     def freed_without_a_word(self, hashes: Sequence[bytes]) -> None:
         """Note that a chain was freed, of which nobody told which blocks hold it.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ....kernels.maths.rope import rope_from_config
 from ...recall.gate import identity_of
-from ..transfers.disk_file import weights_of
+from ..transfers.kv_identity import weights_of
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

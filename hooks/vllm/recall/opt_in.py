@@ -50,10 +50,14 @@ class OptIn:
     Args:
         everybody: Whether a request that says nothing opted in.
         meaning: What a request's caller says.
+        shared: Whether all who name no tenant and have no cache salt may see one another.
     """
 
-    def __init__(self, everybody: bool, meaning: Callable[[Request], Meaning]) -> None:
-        self._everybody, self._meaning = everybody, meaning
+    def __init__(
+        self, everybody: bool, meaning: Callable[[Request], Meaning], shared: bool = False
+    ) -> None:
+        self._everybody, self._meaning, self._shared = everybody, meaning, shared
+        self._nobodys: set[str] = set()  # requests under way that ask, and say not whose they are
         self._domains: dict[str, Domain | None] = {}
         self._owners: dict[str, Owner] = {}
 
@@ -70,8 +74,13 @@ class OptIn:
             self._domains[request.request_id] = self._read(request)
         return self._domains[request.request_id]
 
+    def is_nobodys(self, request_id: str) -> bool:
+        """Whether a request asked in words, and does not say whose text it is."""
+        return request_id in self._nobodys
+
     def forget(self, request_id: str) -> None:
         """Note that a request ended."""
+        self._nobodys.discard(request_id)
         self._domains.pop(request_id, None)
         self._owners.pop(request_id, None)
 
@@ -83,7 +92,18 @@ class OptIn:
             return None
         meaning = self._meaning(request)
         wanted = self._everybody if meaning.recall is None else meaning.recall
-        domain = (request.cache_salt or "", meaning.tenant or "")
-        if wanted and meaning.session is not None:
+        if not wanted:
+            return None
+        domain = self._domain(request.cache_salt, meaning)
+        if domain is None:
+            if meaning.recall:
+                self._nobodys.add(request.request_id)
+        elif meaning.session is not None:
             self._owners[request.request_id] = domain, meaning.session
-        return domain if wanted else None
+        return domain
+
+    def _domain(self, salt: str | None, meaning: Meaning) -> Domain | None:
+        """Who may see one another: a tenant, those with one salt, else a session alone."""
+        if self._shared or salt or meaning.tenant:
+            return salt or "", meaning.tenant or "", ""
+        return None if meaning.session is None else ("", "", meaning.session)

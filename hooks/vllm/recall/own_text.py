@@ -15,7 +15,7 @@ from .own_branch import Owner
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-_SHARED: Final = 2  # parts of a domain that sessions share: salt and tenant; see ``OptIn``
+_SHARED: Final = 3  # parts of a domain without a generation; see ``OptIn``
 
 
 @dataclass(frozen=True, slots=True)

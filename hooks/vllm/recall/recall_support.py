@@ -14,7 +14,7 @@ from ....kernels.errors import RopeError, StorageError
 from ...once import Once
 from ...recall.gate import Calibration, calibration_file, load
 from ...recall.span_index import SpanIndex
-from ..settings import recalls_always
+from ..settings import recall_is_shared, recalls_always
 from ..transfers.bridge import TierCacheBridge
 from ..transfers.no_tiers import NoRecall, NoTiers
 from .exact_only import ExactOnly
@@ -52,7 +52,8 @@ class RefusedRecall(NoRecall):
         self, request: Request, first: int, answer: tuple[int | None, bool]
     ) -> tuple[int | None, bool]:
         """Leave the answer as it is."""
-        if self._opt_in.domain(request) is not None:
+        asks = self._opt_in.domain(request) is not None
+        if asks or self._opt_in.is_nobodys(request.request_id):
             self._once.warn("refused", _REFUSED, self._reason)
             self._refused.add(request.request_id)
         return answer
@@ -84,14 +85,14 @@ def attach_recall(
         if switch is Switch.EVERYBODY:
             logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
         return NoRecall()
-    opt_in = OptIn(switch is Switch.EVERYBODY, meaning)
+    opt_in = OptIn(switch is Switch.EVERYBODY, meaning, recall_is_shared())
     try:
         if manager is None:
             raise ConfigError("vLLM's record of requests is not to be had")
         calibration = calibration_for(config)
     except (ConfigError, RopeError, StorageError) as error:
         level = logging.WARNING if switch is Switch.EVERYBODY else logging.INFO
-        logger.log(level, _REFUSED, error)
+        logger.log(level, _REFUSED, str(error))  # with it, whoever keeps records kept the engine
         bridge.recall = RefusedRecall(str(error), opt_in)
         return bridge.recall
     most = MOST_TOKENS // group.block_size

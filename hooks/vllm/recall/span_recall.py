@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ...recall.cover import SpliceLimits
 from ...recall.said_blocks import Domain
 from ...recall.span_index import Piece, SpanIndex
 from ...tiers.ledger import TierLedger
+from ..settings import RECALL_SHARED_VARIABLE
 from ..transfers.loader import Loader
 from ..transfers.no_tiers import NoRecall
 from .exact_only import ExactOnly
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
     from ..observe.group import ObservedGroup
     from ..pool.tap import Cached
+
+NOBODYS: Final = (
+    "it says not whose text it is: name its session or tenant, or send a cache salt "
+    f"(or have the operator set {RECALL_SHARED_VARIABLE}=1)"
+)
 
 
 class SpanRecall(NoRecall):
@@ -127,6 +133,7 @@ class SpanRecall(NoRecall):
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Keep what an ended request's exact blocks say; returns its usage, if it opted in."""
         request, read = self._running.pop(request_id, None), self._own.read(request_id)
+        refused = self._opt_in.is_nobodys(request_id)
         if request is not None:
             self._keep(request)
         self._plans.take(request_id)
@@ -136,6 +143,8 @@ class SpanRecall(NoRecall):
         self.exact_only.forget(request_id)
         self.exact.pop(request_id, None)
         self._tried.discard(request_id)
+        if refused:
+            return {"kvgraph": {"recall": {"refused": NOBODYS}}}
         if request is None or read is None:
             return None
         return {"kvgraph": {"recall": _usage(read, request.num_prompt_tokens)}}

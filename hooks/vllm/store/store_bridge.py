@@ -110,13 +110,13 @@ class StoreBridge(TierCacheBridge):
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers did; by their first words it is known how records are named."""
+        counts = self.ledger.counts
+        failed, loaded = counts.store_failed, counts.store_loaded
+        super().answered(answer, received)  # first: it is said once
         self._names += [start.store_name for start in answer.starts]
         if answer.starts and self.lookup is not None and len(self._names) == self._workers:
             self.lookup.names = self._names if all(self._names) else []
             self.lookup.mark(self._hello)
-        counts = self.ledger.counts
-        failed, loaded = counts.store_failed, counts.store_loaded
-        super().answered(answer, received)
         if counts.store_failed > failed and counts.store_loaded == loaded and self.lookup:
             self.lookup.distrust()
 

@@ -10,7 +10,7 @@ from ....kernels.errors import StorageError
 from ...store.sealed_records import SealedRecords
 from ...store.shared_store import open_store
 from ...store.store_settings import StoreSettings
-from ..transfers.disk_file import disk_identity
+from ..transfers.kv_identity import disk_identity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -135,9 +135,20 @@ class TierCacheBridge:
         begun = self.recall.request_scheduled(request, ids, to_load)
         self.loader.request_scheduled(request, ids, 0 if begun else to_load)
 
+    def retire(self) -> None:
+        """Decide nothing any more: from now on only ``request_resumed``, ``promise_ended``,
+        ``outstanding``, ``answered`` and ``owes`` are asked, and resets of the pool are followed.
+        """
+        self.idle.unbind()
+        self.recall = NoRecall()
+
     def request_resumed(self, request_id: str) -> None:
         """Note that a request runs which we did not schedule: its promise is kept."""
         self.promises.request_resumed(request_id)
+
+    def promise_ended(self, request_id: str) -> None:
+        """Note that a request ended, perhaps before the load that it was promised."""
+        self.promises.request_finished(request_id)
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Note that a request ended; returns what its caller is to know of its cache."""
@@ -145,7 +156,7 @@ class TierCacheBridge:
         self._found.pop(request_id, None)
         self._idle_writer.request_finished(request_id, self.recall.exact.get(request_id))
         self.loader.request_finished(request_id)
-        self.promises.request_finished(request_id)
+        self.promise_ended(request_id)
         return self.recall.request_finished(request_id)
 
     def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
@@ -177,14 +188,14 @@ class TierCacheBridge:
         self._idle_writer.step()
         if offered:
             self._prefetcher.step(spare)
-        work = self.outstanding()
-        self.idle.worked(bool(tokens or work.jobs))
-        return work
+        self.idle.worked(bool(tokens or ledger.book.has_new))
+        return self.outstanding()  # last: an order that is taken and not returned is lost
 
     def outstanding(self) -> TierWork:
         """Take the orders that the workers were not given yet."""
+        voided = self.ledger.directory.voided.take()  # first: nothing may fail once jobs are taken
         broken, self._broken = tuple(self._broken), []
-        return TierWork(self.ledger.book.take() + broken, *self.ledger.directory.voided.take())
+        return TierWork(self.ledger.book.take() + broken, *voided)
 
     def step_ended(self) -> None:
         """Note that a step's output arrived."""
@@ -192,20 +203,25 @@ class TierCacheBridge:
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers did, and requests whose loads are over."""
-        try:
-            if starts := self._first_words.add(answer.starts):
-                self.ledger.started(starts)
+        try:  # said once: what is not heard here is waited for in vain
             self.ledger.book.answer_all(answer.done)
         finally:
             self.promises.received(received)
+        if starts := self._first_words.add(answer.starts):
+            self.ledger.started(starts)
 
     @property
-    def busy(self) -> bool:
-        """Whether the engine must go on stepping to learn the end of a job, or to take an order.
+    def owes(self) -> bool:
+        """Whether the engine must go on stepping to learn the end of a job.
 
         A write to the disk does not count: no request waits for it, and a disk may hang.
         """
-        return bool(self._broken or self.ledger.book.pressing or self.recall.busy or self.idle.due)
+        return bool(self._broken or self.ledger.book.pressing)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it must go on stepping for that, to begin a job, or to take an order."""
+        return bool(self.owes or self.recall.busy or self.idle.due)
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""

@@ -24,7 +24,7 @@ class NoTiers:
     """The bridge of an engine whose blocks have no copies; see ``TierCacheBridge``."""
 
     keeps_promises = False
-    busy = False
+    busy = owes = False
     reports: tuple[Callable[[], AnyEvent], ...] = ()
 
     def request_queued(self, request: Request) -> None:
@@ -43,7 +43,13 @@ class NoTiers:
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """Do nothing: nothing is to be loaded."""
 
+    def retire(self) -> None:
+        """Do nothing: nothing was promised."""
+
     def request_resumed(self, request_id: str) -> None:
+        """Do nothing: no load was promised."""
+
+    def promise_ended(self, request_id: str) -> None:
         """Do nothing: no load was promised."""
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:

@@ -123,7 +123,8 @@ def remembering_engine(
     template.write_text(_TEMPLATE)
     settings = (
         ("AITHER_KVCACHE_CALIBRATIONS", str(scratch)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
-        ("OMP_NUM_THREADS", "1"), *(_ALWAYS if model is RECALLS else ()),
+        ("OMP_NUM_THREADS", "1"), ("AITHER_KVCACHE_RECALL_SHARED", "1"),
+        *(_ALWAYS if model is RECALLS else ()),
         *(_SAMPLED if sampled else (("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),)),
     )  # fmt: skip
     plan = ServerPlan(

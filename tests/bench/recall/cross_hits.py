@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ def run_crossed(requests: int, seed: int) -> Crossed:
     """Play random requests: salts, opted in or not, shared documents in any order, aborts."""
     with tempfile.TemporaryDirectory() as scratch:
         config = base_config(ensure_model(TINY))
+        os.environ["AITHER_KVCACHE_RECALL_SHARED"] = "1"  # those without a salt are one caller
         keep_calibration(
             config.model_config, Path(scratch), SpliceLimits(margin=2, most_generations=4)
         )

@@ -54,7 +54,7 @@ def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
         environment |= {
             "AITHER_KVCACHE_GRAPH": "1", "AITHER_KVCACHE_WARM_GIB": str(_WARM_GIB.get(part, 2)),
             "AITHER_KVCACHE_SIDECAR": f"ipc://{scratch}/nobody",
-            "AITHER_KVCACHE_CALIBRATIONS": str(scratch),
+            "AITHER_KVCACHE_CALIBRATIONS": str(scratch), "AITHER_KVCACHE_RECALL_SHARED": "1",
         }  # fmt: skip
     with log.open("w") as output:
         done = subprocess.run(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
+from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -73,3 +76,21 @@ def test_an_engine_that_shuts_down_ends_its_workers_whatever_fails(
     connector.shutdown()
     assert ended == [True]
     assert not connector.side.attached
+
+
+@pytest.mark.parametrize("warm", [None, 64])
+def test_an_engine_that_was_shut_down_leaves_no_pool_behind(
+    paper_config: Any, warm: int | None
+) -> None:
+    """In a notebook several engines live in one process, one after the other."""
+    engine = PaperEngine(paper_config, Shape(blocks=65, warm=warm))
+    engine.serve(text(7, 1), 4)
+    pool = weakref.ref(engine.pool)
+    engine.close()
+    del engine
+    for _ in range(20):  # the client's thread may be about to end
+        gc.collect()
+        if pool() is None:
+            break
+        time.sleep(0.01)
+    assert pool() is None

@@ -37,6 +37,7 @@ def engine_args(monkeypatch: pytest.MonkeyPatch) -> Any:
 def config(user: Any = None, prefix_caching: bool = True, encoder_decoder: bool = False) -> Any:
     return SimpleNamespace(
         kv_transfer_config=user,
+        additional_config={},
         cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
         model_config=SimpleNamespace(
             is_encoder_decoder=encoder_decoder,

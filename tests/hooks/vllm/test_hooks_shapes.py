@@ -57,6 +57,66 @@ def test_pools_of_another_kind_are_declined(paper_config: Any) -> None:
     assert "HiSparse" in str(shapes.reason_to_decline(config))
 
 
+class LookingAhead(SimpleNamespace):
+    """A configuration of a vLLM whose hashes look ahead for a draft model, without a connector."""
+
+    @property
+    def num_hash_lookahead_tokens(self) -> int:
+        return 0 if self.kv_transfer_config is not None else 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda config: None, None),
+        (lambda config: vars(config).update(num_hash_lookahead_tokens=0), None),
+        (lambda config: LookingAhead(**vars(config)), "draft model"),
+        (lambda config: vars(config).update(additional_config={"decode_backend": "auto"}), None),
+        (
+            lambda config: vars(config).update(additional_config={"decode_backend": "fast"}),
+            "decode_backend='fast'",
+        ),
+        (
+            lambda config: config.model_config.hf_config.__setattr__(
+                "architectures", ["DeepseekV41ForCausalLM"]
+            ),
+            None,
+        ),
+        (
+            lambda config: (
+                config.model_config.hf_config.__setattr__(
+                    "architectures", ["DeepseekV41ForCausalLM"]
+                ),
+                object.__setattr__(config.parallel_config, "prefill_context_parallel_size", 2),
+            )[0],
+            "DeepseekV41",
+        ),
+    ],
+)
+def test_what_vllm_does_without_any_connector_alone_is_left_stock(
+    paper_config: Any, change: Any, words: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vllm.config import KVTransferConfig
+
+    config = SimpleNamespace(**vars(copy.deepcopy(paper_config)))
+    config.model_config = SimpleNamespace(
+        is_attention_free=False, is_encoder_decoder=False,
+        architectures=config.model_config.architectures, hf_config=SimpleNamespace(),
+    )  # fmt: skip
+    config = change(config) or config
+    config.model_config.architectures = getattr(
+        config.model_config.hf_config, "architectures", config.model_config.architectures
+    )
+    found = shapes.reason_to_decline(config)
+    assert (found is None) if words is None else (words in str(found))
+    if words is not None:
+        plugin.attach(config)
+        assert config.kv_transfer_config is None
+        assert caplog.text.count(words) == 1
+    config.kv_transfer_config = KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both")
+    assert shapes.reason_to_decline(config) is None, "the user's connector took that already"
+
+
 def test_a_model_that_only_keeps_states_is_declined(paper_config: Any) -> None:
     model = SimpleNamespace(is_attention_free=True)
     config = SimpleNamespace(cache_config=paper_config.cache_config, model_config=model)

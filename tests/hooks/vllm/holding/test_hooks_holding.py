@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,17 +234,47 @@ def test_what_brings_no_block_is_not_held(hall: Hall) -> None:
     assert hall.held == []
 
 
-def test_a_prompt_that_another_engine_computed_is_not_held(hall: Hall) -> None:
-    from kvgraph.hooks.vllm.holding.arrivals import _comes_from_elsewhere
+@pytest.mark.parametrize("role", [None, "kv_producer", "kv_consumer", "kv_both"])
+def test_a_prompt_that_another_engine_computed_is_not_held_where_prompts_are_fetched(
+    paper: Callable[..., Any], role: str | None
+) -> None:
+    """Anybody can say so; it is believed of an engine whose user's connector fetches prompts."""
+    from kvgraph.hooks.vllm.scheduler import _fetches_prompts
+    from vllm.config import KVTransferConfig
 
+    hall = Hall(paper(shape(), clock=Clock()))
+    assert not _fetches_prompts(hall.engine.scheduler), "ours alone"
+    if role is not None:
+        user = KVTransferConfig(kv_connector="NixlConnector", kv_role=role)
+        beside = SimpleNamespace(connector=SimpleNamespace(_kv_transfer_config=user))
+        hall.holding._sessions._fetches = _fetches_prompts(beside)  # type: ignore[arg-type]
     hall.busy()
     hall.say(0)
-    request = hall.engine.make("remote", tokens_of(4, 1), 1)
-    request.kv_transfer_params = {"do_remote_prefill": True}
-    assert _comes_from_elsewhere(request)
-    hall.engine.outputs["remote"] = []
-    hall.engine.scheduler.add_request(request)
-    assert hall.held == []
+    remote = hall.ask(4, 1, kv_transfer_params={"do_remote_prefill": True})
+    assert hall.held == ([] if role in ("kv_consumer", "kv_both") else [remote])
+
+
+def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(
+    paper: Callable[..., Any],
+) -> None:
+    hall = Hall(paper(shape(), clock=Clock()))
+    hall.say(None)
+    hall.ask(6, 3000, cache_salt="modest")
+    hall.engine.settle()  # it was served once
+    hall.busy()
+    hall.say(0)
+    for number in range(80):
+        hall.ask(4, 100 + number, cache_salt=f"new {number}")
+    mine = hall.ask(6, 4000, cache_salt="modest")
+    assert mine in hall.held
+    before = len(hall.started)
+    for _ in range(400):
+        hall.step(room=0)
+        if mine in hall.started:
+            break
+        hall.clock.now += 0.25
+    assert mine in hall.started
+    assert len(hall.started) - before <= 4
 
 
 def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
