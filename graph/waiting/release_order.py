@@ -13,8 +13,8 @@ _MOST_TENANTS: Final = 4096
 """Remembered of those that were served once, and of those that were served again: the one that
 started a request longest ago is forgotten. Chosen."""
 _STRANGERS: Final = "\0strangers"  # no tenant has this name
-"""Whoever was never served: all of them are one tenant, since a caller may take a new name, or cache
-salt, for each request."""
+"""Whoever was never served: all of them are one tenant, since a caller may take a new name, or
+cache salt, for each request."""
 _DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
 _MOST_LOOKED_AT: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
 

@@ -234,4 +234,8 @@ def _model(told: dict[str, Any]) -> str:
 
 def _named(models: list[str] | None) -> str:
     # Whoever answers at an engine's address chose these names: a line of them, and no escapes.
-    return "nothing that it lists" if models is None else ", ".join(ascii(each)[1:-1] for each in models)[:400]
+    return (
+        "nothing that it lists"
+        if models is None
+        else ", ".join(ascii(each)[1:-1] for each in models)[:400]
+    )
