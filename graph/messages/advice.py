@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ..types import Keys, as_keys
-from .fields import MAX_NAME, Count, Hashes, Seconds
+from .fields import MAX_NAME, Count, Hashes, Seconds, Unit
 
 PRESSING_SHARE: Final = 0.02
 """Share of a pool: when so much happened since the last ranking, a new one is made at once (see
@@ -76,7 +76,8 @@ class AdmissionAdvice:
         known_of: The opinion does not know what the engine started after this time (same
             seconds): subtract it from the room.
         heard: How many of the engine's batches the opinion knows.
-        again: Share of the prompt blocks asked lately that were computed again; for people.
+        again: Share of the prompt blocks asked lately that were computed again: the more, the more
+            rarely anybody starts for whom there is no room.
         lifted_pools: Pools' worth of prompt blocks to be asked before there may be a limit again,
             since one saved nothing; 0: there may be one at any time. For people.
     """
@@ -158,12 +159,14 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
     live_sessions: Count
     fitting_sessions: Count
     heard: Count = 0
+    again: Unit = 0.0
 
     @classmethod
     def of(cls, advice: AdmissionAdvice, age_s: float) -> AdmissionMessage:
         """The message for an opinion."""
         room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
-        return cls(advice.epoch, age_s, room, live, fitting, advice.heard)
+        again = min(1.0, max(0.0, advice.again))
+        return cls(advice.epoch, age_s, room, live, fitting, advice.heard, again)
 
     def at(self, now: float) -> AdmissionAdvice:
         """The opinion, dated in the receiver's own clock."""
@@ -174,6 +177,7 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
             self.live_sessions,
             self.fitting_sessions,
             heard=self.heard,
+            again=self.again,
         )
 
 

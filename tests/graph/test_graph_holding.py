@@ -95,6 +95,37 @@ def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: Holdin
     assert step(rule, 4.2, 0, free=True) == ["b patience"]
 
 
+def test_holding_does_not_end_itself_by_shortening_the_queue(rule: HoldingRule) -> None:
+    assert rule.arrives(asks("waits", 1.0), word(0), idle=False, queued=True)
+    for number in range(200):
+        asked = asks(str(number), 1.0 + number, 0)
+        assert not rule.arrives(asked, word(0), idle=False, queued=False), "it brings nothing"
+        step(rule, 1.0, 0)
+    assert rule.saturation.is_reached, "one waits for room all the time"
+    assert rule.arrives(asks("next", 300.0), word(0), idle=False, queued=False)
+    rule.removed("waits")
+    rule.removed("next")
+    for number in range(200):
+        rule.arrives(asks(str(number), 400.0 + number, 0), word(0), idle=False, queued=False)
+        step(rule, 400.0, 0)
+    assert not rule.saturation.is_reached
+
+
+@pytest.mark.parametrize(("again", "starts_after"), [(0.0, 0.2), (0.06, 0.2), (0.16, 2.2)])
+def test_who_starts_without_room_is_rarer_the_more_is_computed_again(
+    rule: HoldingRule, again: float, starts_after: float
+) -> None:
+    said = AdmissionAdvice(1, 0.0, 0, 2, 1, 0.0, again=again)
+    for name in "ab":
+        rule.arrives(asks(name, 0.0), said, idle=False, queued=True)
+    patient = HOLD_PATIENCE_S + 1.0
+    assert len(rule.released(said, patient, idle=False, free=True)) == 1
+    assert not rule.released(said, patient + 1.0, idle=False, free=True), "it took a second"
+    begin = patient + 1.0 + starts_after
+    assert not rule.released(said, begin - 0.15, idle=False, free=True)
+    assert len(rule.released(said, begin, idle=False, free=True)) == 1
+
+
 def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
     rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     for _ in range(200):

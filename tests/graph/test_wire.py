@@ -45,7 +45,7 @@ def test_events_and_advice_survive_the_wire() -> None:
     for advice in (
         RankingMessage(3, 0.1, pack(1, 2), b"", b""),
         ResyncRequest("gap"),
-        AdmissionMessage(9, 0.25, 480, 38, 31),
+        AdmissionMessage(9, 0.25, 480, 38, 31, again=0.25),
         AdmissionMessage(9, 0.25, None, 3, 31),
     ):
         assert wire.decode_advice(wire.encode_advice(1, advice)) == (1, advice)

@@ -85,7 +85,8 @@ class HoldingQueue:
         last = self._last
         if last is None or last.is_finished():
             return True
-        return bool(last.num_computed_tokens >= last.num_prompt_tokens)
+        # Tokens count as computed from when their step is scheduled on: only an answer tells.
+        return bool(last.num_output_tokens > 0)
 
     def outranks_running(self, request: Request) -> bool:
         """Whether one that runs is of worse priority than a request."""
