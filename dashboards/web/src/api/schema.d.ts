@@ -1127,7 +1127,8 @@ export interface components {
          *         layers: Cached blocks by source layer, all ten of them.
          *         states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended,
          *             or none for blocks of no session.
-         *         protected: Of these: by their layer.
+         *         protected: Of these: kept by their layer.
+         *         protection: What is kept whatever scores say, and what that costs, in words.
          */
         PoolView: {
             /** Engine */
@@ -1148,6 +1149,8 @@ export interface components {
             };
             /** Protected */
             protected: number;
+            /** Protection */
+            protection: string;
         };
         /**
          * RankedBlock

@@ -67,9 +67,8 @@ function factsOf(engine: EngineView, { graph, silent_s }: EngineStatus) {
     version: engine.version,
     "connected by": engine.kind === "hook" ? "the hook: takes advice" : "KV events: watched only",
     "last heard of": `${duration(silent_s)} ago`,
-    "in its pool":
-      graph &&
-      `${counted(graph.resident, "block")}, ${whole(graph.protected - graph.over_share)} protected`,
+    "in its pool": graph && counted(graph.resident, "block"),
+    "kept whatever scores say": graph?.protection.replace(/^protected: /, ""),
     pool: pressure && `${whole(pressure.total_blocks)} blocks`,
     requests: pressure && `${pressure.running} running, ${pressure.waiting} waiting`,
     "advice applied": graph?.applied && `${counted(graph.applied.moved, "block")} moved`,

@@ -6,8 +6,7 @@ export interface EngineStatus {
   readonly tiers?: TierReport | null;
   readonly graph?: {
     readonly resident: number;
-    readonly protected: number;
-    readonly over_share: number;
+    readonly protection: string;
     readonly pressure?: {
       readonly total_blocks: number;
       readonly running: number;

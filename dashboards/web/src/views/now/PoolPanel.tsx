@@ -23,9 +23,7 @@ export function PoolPanel({ pool }: { pool: PoolView }) {
       <div className="pool">
         <Sliced title="by source layer" slices={layers} free={free} />
         <Sliced title="by what their session does" slices={states} free={free} />
-        <p className="dim">
-          {whole(pool.protected)} of {whole(pool.cached)} are protected by their layer.
-        </p>
+        {pool.protection && <p className="dim">{pool.protection}</p>}
       </div>
     </Panel>
   );
