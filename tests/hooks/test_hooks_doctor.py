@@ -226,7 +226,7 @@ def test_sampling_as_it_is_asked_for(
     ("layers", "hints", "ok", "words"),
     [
         ("0", "", None, "off by AITHER_KVCACHE_LAYERS"),
-        ("0", "all", None, "off; "),
+        ("off", "all", None, "off by "),
         ("1", "", True, "does not count: AITHER_KVCACHE_HINTS=all, or secret:FILE, believes it"),
         ("1", "secret:FILE", True, "counts if it comes with the secret"),
         ("{bad", "", False, "is not understood"),

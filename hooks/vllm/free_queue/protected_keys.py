@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ....graph.messages.advice import EvictionRanking
-from ....graph.types import FIRST_SHARE, Keys
+from ....graph.types import MOST_SHARE, Keys
 from ...keys import key_in_pool, keys_in_pool
 from ...link.held_ranking import places_of
 from ..pool.found_blocks import hash_of
@@ -45,7 +45,7 @@ class ProtectedKeys:
         self.evicted_protected = 0
         self._stale_s = stale_s
         self._clock = clock
-        self._most_stated = int(FIRST_SHARE * blocks)  # as a sidecar does while it knows no price
+        self._most_stated = int(MOST_SHARE * blocks)  # until a sidecar knows them, and their price
         self._stated: dict[int, _Said] = {}  # by key, the latest last
         self._over: set[int] = set()  # the part of these whose last word was that it is over
         self._looked_through = 0.0  # ts of the ranking by which these were looked through

@@ -15,6 +15,7 @@ from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import BlocksResident
+from kvgraph.graph.ranking.profile import Rules
 from kvgraph.hooks.keys import key_of
 
 HEAD = 7  # protected blocks that open the prompts of one tenant
@@ -69,7 +70,7 @@ class LateSidecar:
 
     def _link(self) -> None:
         """A new sidecar greets the engine; it lives for as long as callers' words outlive it."""
-        self._graph = KVCacheGraph(clock=self._clock)
+        self._graph = KVCacheGraph(rules=Rules(protected_share=0.5), clock=self._clock)
         self._planner = GraphEvictionAdvisor(
             self._graph, lambda: {"engine": 0}, interval_s=0.5, max_ranked=4096,
             prefetch=PrefetchConfig(), clock=self._clock,
