@@ -22,10 +22,20 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
     for engine in status["engines"]:
         if facts := admission_facts(engine):
             parts.append(facts_report(f"admission of {engine['name']}", facts))
-    if said := {e["name"]: e["graph"]["protection"] for e in status["engines"] if e["graph"]}:
+    if said := _protection(status["engines"]):
         parts.append(facts_report("what is kept whatever scores say", said))
     parts += [_tiers(engine) for engine in status["engines"] if engine["tiers"]]
     return Group(*parts)
+
+
+def _protection(engines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What engines keep whatever scores say, where anything is named."""
+    known = {each["name"]: each["graph"] or {} for each in engines}
+    return {
+        name: graph["protection"]
+        for name, graph in known.items()
+        if graph.get("budget") is not None
+    }
 
 
 def hashing_warnings(engines: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -41,11 +41,9 @@ class SourceLayer(IntEnum):
 LAYER_NAMES: Final = tuple(layer.name.lower() for layer in SourceLayer)
 LAYER_BY_NAME: Final = {layer.name.lower(): layer for layer in SourceLayer}
 PROTECTED_LAYERS: Final = frozenset({SourceLayer.AXIOMS, SourceLayer.IDENTITY, SourceLayer.RULES})
-FIRST_SHARE: Final = 1 / 16
-"""Share of a pool that may be kept whatever scores say, before its price is known; chosen."""
 MOST_SHARE: Final = 0.5
-"""… and the most that is ever kept unless an operator says otherwise: half of a pool still serves
-those who protect nothing."""
+"""Share of a pool that is ever kept whatever scores say, unless an operator says otherwise: half of
+it still serves those who protect nothing. Chosen."""
 DEFAULT_IMPORTANCE: Final = np.array(
     [1.0, 0.95, 0.9, 0.7, 0.5, 0.5, 0.4, 0.35, 0.3, 0.2], dtype=np.float32
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Final
 
@@ -32,7 +32,9 @@ from ..times.unix_time import Unix
 from .logged.eviction_views import chosen_engine
 
 _PROTECTED: Final = "protected_layer"
-_SHARES: Final = ("protected_share", "tenant_share", "inferred_share", "reserved")
+_SHARES: Final = (
+    "protected_share", "protected_price_points", "tenant_share", "inferred_share", "reserved",
+)  # fmt: skip
 MOST: Final = 200  # blocks per answer; chosen
 
 
@@ -171,6 +173,12 @@ def _empty(graph: KVCacheGraph, engine: str | None, at: float) -> RankingView:
     )
 
 
+def _said(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
+    """These numbers of a configuration; a share that nobody said is none."""
+    found = {name: getattr(score, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def weights_view(
     watch: ConfigWatch, written: Config | None, policy: Policy, at: float
 ) -> WeightsView:
@@ -191,10 +199,10 @@ def weights_view(
         heeds=heeded(policy.name),
         policies=list(POLICIES),
         guard=config.policy.guard,
-        score={name: getattr(score, name) for name in numbers},
+        score=_said(score, numbers),
         edge_types=score.edge_types.model_dump(),
         protected_layers=sorted(score.protected_layers),
-        defaults={name: getattr(default, name) for name in numbers},
+        defaults=_said(default, numbers),
         edge_type_defaults=default.edge_types.model_dump(),
         meanings=weight_meanings(),
         layers=list(LAYER_NAMES),

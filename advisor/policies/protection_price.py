@@ -22,9 +22,9 @@ from ...graph.ranking.protection import Limit
 from ...graph.ranking.rules import limits_of_kept
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
-from ...graph.tables.engine_words import ProtectionBudget
+from ...graph.tables.engine_words import ProtectionBudget, first_share
 from ...graph.tables.walks import Walk
-from ...graph.types import FIRST_SHARE, MOST_SHARE, NO_ROW, Keys, Rows, layer_mask
+from ...graph.types import MOST_SHARE, NO_ROW, Keys, Rows, layer_mask
 from .shadow import Found, RankedShadow, Uses
 from .trust import Evidence, fading
 
@@ -132,7 +132,7 @@ class ProtectionPrice:
     def __init__(self, capacity: int) -> None:
         self._capacity, self._uses = capacity, Uses()
         self._bare = RankedShadow(capacity, self._uses)  # keeps nothing
-        self._now = _Arm(FIRST_SHARE, RankedShadow(capacity, self._uses))
+        self._now = _Arm(first_share(capacity), RankedShadow(capacity, self._uses))
         self._more: _Arm | None = None
         self._rest = 0.0  # walked blocks until more is tried again
         self._patience = 1.0  # doubles with each time that what was kept proved too dear

@@ -42,9 +42,9 @@ _RULES: Final[Mapping[str, str]] = {
     "reserved": "room is reserved for its session: it goes after those without",
     "pinned": "it is leased: it goes after those that are not",
     "protected_layer": "its layer is protected: it goes when nothing else is left",
-    BEYOND_SHARE: "its layer is protected, but more of it is in the pool than [score] "
-    "protected_share and tenant_share keep or, where nobody said which layer it is of, "
-    "inferred_share: it goes like others",
+    BEYOND_SHARE: "its layer is protected, but more of it is in the pool than may be kept for its "
+    "price ([score] protected_price_points, or protected_share; tenant_share, inferred_share): it "
+    "goes like others",
 }
 _WEIGHTS: Final[Mapping[str, str]] = {
     "age": "per second since a block's last use; the policy classic's alone",
@@ -55,7 +55,8 @@ _WEIGHTS: Final[Mapping[str, str]] = {
     "hit_count": "for each time that a block was found; the policy classic's alone",
     "session_credit": "for a session that runs or will return; the policy classic's alone",
     "session_memory_s": "seconds over which an idle session's claim fades",
-    "protected_share": "of a pool: what protected layers keep of it at most",
+    "protected_share": "of a pool: what is kept of it at most, whatever it costs",
+    "protected_price_points": "points of what is found that protection and leases may cost",
     "tenant_share": "of a pool: what one named tenant's protected layers keep at most",
     "inferred_share": "of a pool: what system texts that nobody named keep at most",
     "reserved": "blocks of each pool for sessions that came back before; below 1 a share of it",

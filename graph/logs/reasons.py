@@ -68,8 +68,8 @@ RULE_TEXTS: Final = (
     "the engine's last ranking did not name it, as it was newer than that or stood too far down, "
     "so the longest unused went first",
     "longer ago than the log reaches",
-    "its layer is protected, but more of it is in the pool than [score] protected_share and "
-    "tenant_share keep",
+    "its layer is protected, but more of it is in the pool than may be kept for its price ([score] "
+    "protected_price_points, or protected_share; tenant_share)",
 )
 
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
-from ..types import FIRST_SHARE
+from ..types import MOST_SHARE
+
+_FIRST_SHARE: Final = 1 / 16  # of a pool, that is kept before its price is known; chosen
+_FIRST_BLOCKS: Final = 8  # … but so many at least: a rule of a small pool; chosen
+
+
+def first_share(pool_blocks: int) -> float:
+    """The share of a pool that may be kept whatever scores say, before its price is known."""
+    return max(_FIRST_SHARE, min(MOST_SHARE, _FIRST_BLOCKS / max(1, pool_blocks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +32,7 @@ class ProtectionBudget:
             all of it is kept, or nobody knows yet.
     """
 
-    share: float = FIRST_SHARE
+    share: float
     points: float | None = None
     points_ever: float | None = None
     more_points: float | None = None

@@ -14,12 +14,12 @@ from ..logs.no_history import NoHistory
 from ..sessions.forks import ForkBook
 from ..sessions.memory_facts import MemoryFacts
 from ..sessions.sessions import SessionTable
-from ..types import FIRST_SHARE, MAX_ENGINES, NO_ROW
+from ..types import MAX_ENGINES, NO_ROW
 from .all_edges import AllEdges
 from .blocks import BlockTable
 from .chain_links import ChainLinks
 from .edges import EdgeStore
-from .engine_words import EngineWords, ProtectionBudget
+from .engine_words import EngineWords, ProtectionBudget, first_share
 from .identity import salt_of
 from .regret import RegretBook
 from .walks import WalkLog
@@ -107,7 +107,7 @@ class Tables:
         if self.protected_share is not None:
             return self.protected_share
         budget = self.budgets.get(engine)
-        return FIRST_SHARE if budget is None else budget.share
+        return budget.share if budget else first_share(self.pool_blocks.get(engine, 0))
 
     def name_of(self, engine: int) -> str | None:
         """The id of the engine in a residency column; None if nobody is there."""

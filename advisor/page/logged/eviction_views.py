@@ -128,7 +128,8 @@ def protected_lost(log: EvictionLog) -> str | None:
         )
     if beyond:
         said.append(
-            f"{beyond:,} blocks of protected layers were evicted, since more of them is in the "
-            "pool than [score] protected_share and tenant_share keep. Protect less, or raise these."
+            f"{beyond:,} blocks of protected layers were evicted: more of them is in the pool than "
+            "may be kept for its price. Protect less, or say how much it may cost ([score] "
+            "protected_price_points) or how much is kept ([score] protected_share, tenant_share)."
         )
     return " ".join(said) or None

@@ -23,6 +23,7 @@ from kvgraph.bench.hotpath import (
 )
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.ranking.profile import Rules
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
@@ -215,7 +216,7 @@ class Listener:
 
     def __init__(self, connector: Any, clock: Callable[[], float]) -> None:
         self._side, self._clock = connector.side, clock
-        self.graph = KVCacheGraph(clock=clock)
+        self.graph = KVCacheGraph(rules=Rules(protected_share=0.5), clock=clock)
         self._client = self._side.client
         self._client.outbox.open()
         self._client.linked_since = clock()
