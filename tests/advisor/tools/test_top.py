@@ -46,7 +46,8 @@ def now(engine: str = "host:1") -> dict[str, Any]:
         "windows": [window(0), window(1000)],
         "history": {"step_s": 10.0, "asked": [0, 100, 100], "computed": [0, 100, 0]},
         "pools": [
-            {"engine": "e", "name": engine, "blocks": 200, "cached": 100, "protected": 7, "protection": "protected: 7 blocks",
+            {"engine": "e", "name": engine, "blocks": 200, "cached": 100, "protected": 7,
+             "protection": "protected: 7 blocks",
              "layers": {"rules": 0, "context": 100}, "states": {"idle": 100}}
         ],
         "tiers": [{"engine": "e", "tier": "warm", "blocks": 5, "capacity": 10, "bytes": 10**9}],

@@ -93,14 +93,14 @@ MENDS: Final = (
     Mend("values of another width", "hooks/transformers/slots/stores.py", "_room(keys, 0), _room(values, 0)", "_room(keys, 0), _room(keys, 0)", f"{_CONF} -k width"),
     # Tiers, and what vLLM is promised
     Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py"),
-    Mend("workers hear of a reset first", "hooks/vllm/transfers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *self.ledger.directory.voided.take())", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
+    Mend("workers hear of a reset first", "hooks/vllm/transfers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observe/observer.py", "            if request.lora_request is not None:\n", "            if False:\n", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a load that nobody ordered fails", "hooks/vllm/transfers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
     Mend("promises are kept whatever fails", "hooks/vllm/transfers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", _FAULTS),
     # Recall
     Mend("nothing approximate is registered", "hooks/vllm/recall/exact_only.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
     Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/own_branch.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
-    Mend("recall is a named tenant's own", "hooks/vllm/recall/opt_in.py", "(request.cache_salt or \"\", meaning.tenant or \"\")", "(request.cache_salt or \"\", \"\")", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
+    Mend("recall is a named tenant's own", "hooks/vllm/recall/opt_in.py", "return salt or \"\", meaning.tenant or \"\", \"\"", "return salt or \"\", \"\", \"\"", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
     # The shared store
     Mend("a store that all may write to", "hooks/store/directory_store.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
     Mend("a link in a store", "hooks/store/directory_store.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
@@ -111,6 +111,12 @@ MENDS: Final = (
     Mend("names and blocks need the token", "dashboards/page_access.py", "if not (self._is_bearer(authorization) or self._has_cookie(request)):", "if False:", _PAGE),
     Mend("changes need the edit token", "dashboards/page_access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
     Mend("the door asks for a token", "advisor/sockets/door.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_door.py"),
+    # What callers say costs others little, and nobody goes before others by a word
+    Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_protection_price.py"),
+    Mend("holding does not end itself", "graph/waiting/holding_rule.py", "queued=queued or len(self._order) > 0", "queued=queued", "tests/graph/test_graph_holding.py"),
+    Mend("starts without room rest by what they cost", "graph/waiting/pacing.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
+    Mend("only a consumer fetches prompts", "hooks/vllm/holding/arrivals.py", "return self._fetches and bool(params.get(\"do_remote_prefill\"))", "return bool(params.get(\"do_remote_prefill\"))", "tests/hooks/vllm/holding/test_hooks_holding.py"),
+    Mend("an engine falls idle after an error", "hooks/vllm/detached.py", "return self.bridge.owes", "return True", _FAULTS),
 )
 # fmt: on
 
