@@ -79,6 +79,7 @@ class Guard:
             case = _Case(LruShadow(capacity), RankedShadow(capacity), trust)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
+            tables.budgets.pop(engine, None)
         case.appraise(view)
         for walk in tables.walks.take(engine):
             case.follow(walk, view)
@@ -102,9 +103,9 @@ class Guard:
         """Decide how much may be kept; where LRU ranks, nothing that costs anything."""
         if case.price is None:
             return
-        allowed = view.rules.protected_price_points if case.trust.trusted else 0.0
-        case.price.rank(view, scores)
-        changed = case.price.settle(view, allowed)
+        by_policy = case.trust.trusted and self._name != LruPolicy.name
+        allowed = view.rules.protected_price_points if by_policy else 0.0
+        changed = case.price.rank(view, scores) and case.price.settle(view, allowed)
         view.tables.budgets[view.engine] = budget = case.price.budget
         if changed:
             logger.info(
@@ -185,5 +186,7 @@ def _newest_first(tables: Tables, engine: int) -> Rows:
     return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 
+# Under LRU the engine gets no order, and so does not put first what is superseded or over; pools
+# with and without protection do so alike, and only their difference counts.
 def _by_lru(view: View, picked: Selection) -> Scores:
     return whole_scores(view, LruPolicy(), picked)

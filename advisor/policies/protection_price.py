@@ -1,11 +1,9 @@
-"""``ProtectionPrice``: what it costs to keep blocks whatever scores say, and how much of a pool may
-be kept for a given price.
+"""``ProtectionPrice``: what protection and leases cost in hits, and how large a share of the pool
+they may hold for the price allowed.
 
-Protection never saves an answer, since running requests hold their blocks: it saves computing, and
-takes room from what would be found otherwise. So three simulated pools follow an engine's requests
-while anything is named to be kept: one keeps nothing, one keeps what the engine does, and one tries
-what more would cost. What is kept grows only after that was tried, and shrinks once it costs more
-than allowed.
+Once anything is named, up to three simulated pools serve the engine's requests: one keeps nothing,
+one keeps the current share, and one tries a larger share. The share grows only after a trial, and
+shrinks as soon as it costs more than allowed.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _TURNED: Final = 0.25
 
 @dataclass(slots=True)
 class _Loss:
-    """What some requests lose by what is kept.
+    """Hits that some requests lose to protection.
 
     Attributes:
         cost: Blocks that were not found, and would be in a pool that keeps nothing; old ones fade.
@@ -140,7 +138,7 @@ class ProtectionPrice:
         self._more_points: float | None = None  # of all that is named
         self._ranked_at, self._walked = -math.inf, 0  # … since then
         self._allowed: float | None = None
-        self._hard = False
+        self._hard: float | None = None  # an operator's share
 
     def start(self, rows: Rows, keys: Keys) -> None:
         """Hold these blocks, the last used first."""
@@ -154,46 +152,50 @@ class ProtectionPrice:
             self._note(_group(view, rows), there, len(rows))
         self._uses.use(rows, keys)
         self._walked += len(rows)
-        self._rest -= len(rows)
 
     def _note(self, group: _Group, there: Found, walked: int) -> None:
         bare, fade = there.by(self._bare), fading(walked, self._capacity)
         lost = bare - there.by(self._now.pool)
-        self._lost, self._asked = self._lost + lost, self._asked + walked
+        self._lost, self._asked, self._rest = (
+            self._lost + lost, self._asked + walked, self._rest - walked,
+        )  # fmt: skip
         self._now.note(group, lost, walked, fade)
         if self._more is not None:
             self._more.note(group, bare - there.by(self._more.pool), walked, fade)
 
-    def rank(self, view: View, scores: Scoring) -> None:
-        """Let whoever ranks the engine's pool rank the simulated ones, if it is time to."""
+    def rank(self, view: View, scores: Scoring) -> bool:
+        """Let whoever ranks the engine's pool rank the simulated ones, if it is time to; returns
+        whether it was."""
         keys = view.blocks.keys
         turned = self._walked >= _TURNED * self._capacity
         if view.now - self._ranked_at < _RANK_EVERY_S and not turned:
-            return
+            return False
         self._ranked_at, self._walked = view.now, 0
-        arms = [(self._bare, 0.0), (self._now.pool, None if self._hard else self._now.share)]
+        is_hard = view.rules.protected_share is not None
+        arms = [(self._bare, 0.0), (self._now.pool, None if is_hard else self._now.share)]
         if self._more is not None:
             arms.append((self._more.pool, self._more.share))
         for pool, share in arms:
             rows = pool.rows(keys)
             pool.adopt(rows, scores(_keeping(view, share), Selection(view.blocks, rows)))
+        return True
 
     def settle(self, view: View, allowed: float) -> bool:
-        """Decide how much is kept from now on; whether that changed.
+        """Decide how much may be kept from now on. Returns whether that changed.
 
         Args:
             allowed: Points that it may cost.
         """
-        self._hard = view.rules.protected_share is not None
-        if allowed != self._allowed:  # another one ranks, or somebody said so
-            self._allowed = allowed
-            self._now.begin(self._now.share)
+        hard = view.rules.protected_share
+        if allowed != self._allowed or hard != self._hard:  # another ranks, or somebody said so
+            share = self._now.share if self._hard is None else first_share(self._capacity)
+            self._now.begin(share if hard is None else hard)
             self._try_no_more()
-        if self._hard:
-            self._now.share = view.rules.protected_share or 0.0
-            self._try_no_more()
+            self._allowed, self._hard, self._more_points = allowed, hard, None
+            self._rest, self._patience = 0.0, 1.0
+        if hard is not None:
             return False
-        if self._now.is_dear(allowed):
+        if self._now.share and self._now.is_dear(allowed):
             self._now.begin(_less(self._now.share))
             self._rest_from_trying()
             self._patience = min(2 * self._patience, _LONGER)
@@ -204,15 +206,21 @@ class ProtectionPrice:
         """Try what more would cost, while anything that is named is not kept."""
         more = self._more
         if more is None:
-            if self._rest <= 0 and self._now.share < MOST_SHARE and self._some_are_left(view):
-                self._begin_to_try(view, MOST_SHARE)
+            if self._rest <= 0 and self._now.share < MOST_SHARE:
+                if self._would_keep_more(view, MOST_SHARE):
+                    self._begin_to_try(view, MOST_SHARE)
+                else:
+                    self._rest = self._capacity  # look again after a pool's worth of prompts
             return False
         if more.share == MOST_SHARE and more.points is not None:
             self._more_points = more.points
         if more.is_cheap(allowed):
-            self._now.begin(more.share)
+            share = more.share
             self._try_no_more()
-            self._more_points = None
+            if not self._would_keep_more(view, share):
+                return False  # what was named has left: nothing was tried
+            self._now.begin(share)
+            self._more_points, self._patience = None, max(1.0, self._patience / 2)
             return True
         if more.is_dear(allowed):
             share = _less(more.share)
@@ -223,10 +231,13 @@ class ProtectionPrice:
                 self._rest_from_trying()
         return False
 
-    def _some_are_left(self, view: View) -> bool:
+    def _would_keep_more(self, view: View, share: float) -> bool:
+        """Whether a share keeps any block of the pool that the present one does not."""
         resident = view.blocks.pick(view.blocks.resident(view.engine))
-        left = limits_of_kept(_keeping(view, self._now.share), resident) != Limit.NONE
-        return bool(left.any())
+        now, then = (
+            limits_of_kept(_keeping(view, each), resident) for each in (self._now.share, share)
+        )
+        return bool(((now != Limit.NONE) & (then == Limit.NONE)).any())
 
     def _begin_to_try(self, view: View, share: float) -> None:
         arm = _Arm(share, RankedShadow(self._capacity, self._uses))

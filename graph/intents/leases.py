@@ -73,6 +73,7 @@ def _room(
     here = leased & ((blocks.tiers[engine, : blocks.size] & int(Tier.HOT)) != 0)
     own = here & (blocks.tenant[: blocks.size] == tenant)
     most = min(bounds.pool_share, tables.kept_share(engine))  # leases have a price, too
-    share = min(bounds.tenant_share, most) if tenant != NO_ROW else most
+    each = most if tables.protected_share is not None else most / 2  # as ``limited_by`` has it
+    share = min(bounds.tenant_share, each) if tenant != NO_ROW else most
     in_all = int(most * pool) - int(np.count_nonzero(here))
     return min(in_all, int(share * pool) - int(np.count_nonzero(own)))

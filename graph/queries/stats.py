@@ -89,8 +89,9 @@ def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> 
     if beyond:
         more = None if budget is None else budget.more_points
         verb = "is" if beyond == 1 else "are"
-        said += f"; {beyond:,} more {verb} named"
-        said += f", and would cost {max(0.0, more):.1f}" if more is not None else ""
+        said += f"; {beyond:,} {'more ' if kept else ''}{verb} named"
+        if more is not None:  # what all of it would cost, less what it costs already
+            said += f", and would cost {max(0.0, more - max(0.0, points or 0.0)):.1f}"
     return said
 
 

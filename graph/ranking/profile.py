@@ -60,7 +60,7 @@ class Rules:
             together where ``protected_share`` is None. Chosen: two tenants cannot take all that may
             be protected from a third.
         inferred_share: Share of a pool within which system texts are protected of which nobody said
-            so, each that several requests began with, for ``INFERRED_S`` after its last use. Where
+            so, each that several requests began with, for ``LATELY_S`` after its last use. Where
             they take more together, none is: many heads live by being asked for, and to keep some
             of them costs recorded agents hits. Chosen.
         reserved: Blocks of each pool that are kept for sessions which come back; below 1 a share of

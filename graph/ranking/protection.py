@@ -52,7 +52,7 @@ def names_anything(view: View) -> bool:
 
 
 def limited_by(
-    view: View, picked: Selection, protected: Mask, leased: Mask | None, there: Mask | None = None
+    view: View, picked: Selection, protected: Mask, leased: Mask, there: Mask | None = None
 ) -> npt.NDArray[np.uint8]:
     """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is to be kept.
 
@@ -64,7 +64,7 @@ def limited_by(
 
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.
-        leased: bool ``[len(picked)]``: which of them somebody leased; None: none.
+        leased: bool ``[len(picked)]``: which of them somebody leased.
         there: bool ``[len(picked)]``: which of them are in the pool; None: all.
     """
     limits = np.zeros(len(picked), dtype=np.uint8)
@@ -80,9 +80,12 @@ def limited_by(
         protected = protected & ~inferred
     if pool is None:
         return limits
-    named = protected if leased is None else protected | leased
+    named = protected | leased
     each = min(rules.tenant_share, share / 2) if is_priced else rules.tenant_share
     most, each = int(share * pool), int(each * pool)
+    if not most:
+        limits[named & there] = Limit.ALL
+        return limits
     deep = picked.of(view.blocks.depth)
     deepest = deep[there & named].max(initial=-1)
     near = np.flatnonzero(there & (deep <= deepest))  # whatever they keep is among these
@@ -135,7 +138,7 @@ def is_wanted(view: View, picked: Selection) -> Mask:
     lately, or its own is expected back."""
     lately = picked.last_used() >= view.now - LATELY_S
     nobodys = picked.of(view.blocks.session) == NO_ROW
-    expected = np.where(nobodys, lately, _chances(view, picked) > 0)
+    expected = np.where(nobodys, lately, _chances(view, picked) >= _CHANCE)
     return np.asarray(expected | (_is_shared(view, picked) & lately))
 
 
@@ -148,8 +151,7 @@ def _chances(view: View, picked: Selection) -> npt.NDArray[np.float64]:
     sessions, session = view.sessions, picked.of(view.blocks.session)
     rows, chances = sessions.among(session), np.zeros(sessions.size + 1)
     chances[rows] = sessions.credit(view.now, view.rules.session_memory_s, rows)
-    # The last one stands for NO_ROW. In tenths: idle seconds decide nothing between two sessions.
-    return np.asarray(np.take(chances, session, mode="wrap").round(1))
+    return np.asarray(np.take(chances, session, mode="wrap"))  # the last one stands for NO_ROW
 
 
 def _most_wanted_first(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np.intp]:
@@ -159,7 +161,8 @@ def _most_wanted_first(view: View, picked: Selection, protected: Mask) -> npt.ND
     blocks = view.blocks
     layer, depth = picked.of(blocks.layer), picked.of(blocks.depth)
     shared = _is_shared(view, picked)
-    chance = np.where(shared, 1.0, _chances(view, picked))
+    # In tenths: idle seconds decide nothing between two sessions.
+    chance = np.where(shared, 1.0, _chances(view, picked).round(1))
     used, importance = picked.last_used(), picked.of(blocks.importance)
     keys = (depth, -used, -importance, layer, -chance, ~shared, ~protected)
     return np.asarray(np.lexsort(keys))
@@ -190,7 +193,7 @@ def is_reserved(view: View, picked: Selection) -> Mask:
     those that have outlived their chance of another return, nor branches that were left behind.
     """
     view = _of_an_engine(view, picked)
-    room = 0.0 if view.kept_share == 0 else _room(view)
+    room = _room(view)
     if room <= 0:
         return np.zeros(len(picked), dtype=np.bool_)
     held = np.append(_sessions_with_room(view, room), False)  # the last one stands for NO_ROW

@@ -95,8 +95,8 @@ def is_protected(view: View, picked: Selection) -> Mask:
 
 
 def beyond_share(view: View) -> Rows:
-    """Rows in the pool of the view's engine that a protected layer names, and that are evicted like
-    others all the same: more of these is there than may be protected."""
+    """Rows in the pool of the view's engine that a protected layer names or a lease holds, and that
+    are evicted like others all the same: more are named than may be kept."""
     resident = view.blocks.pick(view.blocks.resident(view.engine))
     return np.asarray(resident.rows[limits_of_kept(view, resident) != Limit.NONE])
 

@@ -107,7 +107,7 @@ class Tables:
         if self.protected_share is not None:
             return self.protected_share
         budget = self.budgets.get(engine)
-        return budget.share if budget else first_share(self.pool_blocks.get(engine, 0))
+        return budget.share if budget else first_share(self.pool_blocks.get(engine, 0) - 1)
 
     def name_of(self, engine: int) -> str | None:
         """The id of the engine in a residency column; None if nobody is there."""
@@ -133,6 +133,7 @@ class Tables:
     def emptied(self, engine: int, now: float) -> None:
         """Note that an engine empties its cache."""
         self.walks.forget(engine)
+        self.budgets.pop(engine, None)
         self.regret.clear(engine, now)
 
     def left(self, engine: int) -> None:

@@ -49,8 +49,8 @@ class Pacing:
         """Note at each step whether the engine could take another request.
 
         Args:
-            again: The share of the prompts that is computed again lately.
             free: No request is queued, and the prompt of the last one released has been computed.
+            again: The share of the prompts that is computed again lately.
         """
         self._free = free
         if free and self._began is not None:

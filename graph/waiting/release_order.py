@@ -169,6 +169,7 @@ class HoldingOrder:
             self._now = max(self._now, start)
         if place.payer == _STRANGERS:
             self._ends[_STRANGERS] = start + held.blocks
+            self._ends.move_to_end(_STRANGERS)  # the longest silent tenant is forgotten, not they
         self._end(held.tenant, start + held.blocks)
         lanes, key = self._lanes.get(held.priority), (place.payer, held.returning)
         if lanes is not None and key in lanes:
