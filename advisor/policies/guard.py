@@ -31,6 +31,9 @@ from .trust import Trust
 
 logger = logging.getLogger(__name__)
 
+_OF_THE_GAIN: Final = 0.1
+"""What protection may cost at most, of what the policy finds more than LRU: where there is little
+to gain, half a point would be much of it. Chosen."""
 _HERE: Final = "finds more than"
 _TOGETHER: Final = "finds more on all engines of its model together than"
 
@@ -100,12 +103,14 @@ class Guard:
             self._say(tables, engine, case.trust, _TOGETHER)
 
     def _price(self, case: _Case, view: View, scores: Scoring) -> None:
-        """Decide how much may be kept; where LRU ranks, nothing that costs anything."""
+        """Decide how much may be kept: what costs little of what the policy gains, and where LRU
+        ranks, nothing that costs anything."""
         if case.price is None:
             return
         by_policy = case.trust.trusted and self._name != LruPolicy.name
-        allowed = view.rules.protected_price_points if by_policy else 0.0
-        changed = case.price.rank(view, scores) and case.price.settle(view, allowed)
+        gain = max(0.0, case.trust.points_ahead) if by_policy else 0.0
+        allowed = min(view.rules.protected_price_points, _OF_THE_GAIN * gain)
+        changed = case.price.rank(view, scores) and case.price.settle(view, allowed, by_policy)
         view.tables.budgets[view.engine] = budget = case.price.budget
         if changed:
             logger.info(

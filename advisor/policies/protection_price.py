@@ -137,7 +137,7 @@ class ProtectionPrice:
         self._lost = self._asked = 0  # since the first block was named
         self._more_points: float | None = None  # of all that is named
         self._ranked_at, self._walked = -math.inf, 0  # … since then
-        self._allowed: float | None = None
+        self._said: tuple[bool, float] | None = None  # who ranks, and the points that are allowed
         self._hard: float | None = None  # an operator's share
 
     def start(self, rows: Rows, keys: Keys) -> None:
@@ -180,18 +180,19 @@ class ProtectionPrice:
             pool.adopt(rows, scores(_keeping(view, share), Selection(view.blocks, rows)))
         return True
 
-    def settle(self, view: View, allowed: float) -> bool:
+    def settle(self, view: View, allowed: float, by_policy: bool) -> bool:
         """Decide how much may be kept from now on. Returns whether that changed.
 
         Args:
             allowed: Points that it may cost.
+            by_policy: Whether the policy ranks, and not LRU.
         """
-        hard = view.rules.protected_share
-        if allowed != self._allowed or hard != self._hard:  # another ranks, or somebody said so
+        hard, said = view.rules.protected_share, (by_policy, view.rules.protected_price_points)
+        if said != self._said or hard != self._hard:  # another ranks, or somebody said so
             share = self._now.share if self._hard is None else first_share(self._capacity)
             self._now.begin(share if hard is None else hard)
             self._try_no_more()
-            self._allowed, self._hard, self._more_points = allowed, hard, None
+            self._said, self._hard, self._more_points = said, hard, None
             self._rest, self._patience = 0.0, 1.0
         if hard is not None:
             return False
