@@ -102,11 +102,11 @@ def test_nothing_is_told_of_prompts_that_could_not_find_more_or_did(
 
 def test_the_limit_of_protection_that_was_hit_is_named(graph: KVCacheGraph) -> None:
     (text,) = said(graph, tenant=55)
-    assert text.startswith("gpu-0: More blocks are marked as protected than may be: 55 beyond a")
+    assert text.startswith("gpu-0: More blocks are named as protected than are kept: 55 beyond a")
     assert "score.tenant_share" in text
     assert "score.protected_share" not in text
     (text,) = said(graph, tenant=5, all=1_200)
-    assert "1,200 beyond the share of the pool (score.protected_share)" in text
+    assert "1,200 beyond what its price allows, or score.protected_share" in text
 
 
 def test_what_the_graph_infers_by_itself_needs_nobody(graph: KVCacheGraph) -> None:
