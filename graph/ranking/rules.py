@@ -79,7 +79,8 @@ def is_pinned(view: View, picked: Selection) -> Mask:
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected, and a session is likely to ask for it again.
+    """Whether the block's layer is protected, and a session is likely to ask for it again; where
+    an operator says how much is kept, whether any session may.
 
     Of a block of which nobody said which layer it is: whether it was used more than once, too,
     where such may be protected.
@@ -91,7 +92,8 @@ def is_protected(view: View, picked: Selection) -> Mask:
     if inferred.any():
         again = picked.of(view.blocks.walkers) > 1
         protected &= ~inferred | (again & (view.rules.inferred_share > 0))
-    return np.asarray(protected & is_wanted(view, picked) & ~is_over(view, picked))
+    told = ~inferred & (view.rules.protected_share is not None)
+    return np.asarray(protected & (told | is_wanted(view, picked)) & ~is_over(view, picked))
 
 
 def beyond_share(view: View) -> Rows:

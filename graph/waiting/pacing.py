@@ -10,7 +10,7 @@ _REST: Final = 0.1
 alone then. Chosen in the closed loop of the replay lab, on other sessions than those of the
 figures."""
 _CALM: Final = 0.06  # of the prompts computed again: so little is chance
-_WASTE: Final = 20.0
+_WASTE: Final = 5.0
 """How much longer that rest is for each part of the prompts beyond it that is computed again. Such
 a start evicts what another session asks for soon, the sooner the shorter pauses are beside the
 computing of prompts: then starting without room brings nobody forward. Chosen."""

@@ -111,7 +111,7 @@ def test_holding_does_not_end_itself_by_shortening_the_queue(rule: HoldingRule) 
     assert not rule.saturation.is_reached
 
 
-@pytest.mark.parametrize(("again", "starts_after"), [(0.0, 0.2), (0.06, 0.2), (0.16, 2.2)])
+@pytest.mark.parametrize(("again", "starts_after"), [(0.0, 0.2), (0.06, 0.2), (0.16, 0.7)])
 def test_who_starts_without_room_is_rarer_the_more_is_computed_again(
     rule: HoldingRule, again: float, starts_after: float
 ) -> None:

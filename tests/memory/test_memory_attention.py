@@ -265,7 +265,7 @@ def test_the_command_takes_a_sidecar(
     with pytest.raises(SystemExit) as ended:
         main(["memory", "http://127.0.0.1:1", "--budget", "1000", *options])
     assert not ended.value.code
-    ((_, settings, _, _, page, _, _),) = served
+    ((_, settings, _, _, page, *_),) = served
     assert settings.attention == (LOOKS if options else 0)
     assert page == ("http://127.0.0.1:7" if options else None)
 

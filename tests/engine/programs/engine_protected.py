@@ -76,7 +76,7 @@ class Watch:
             """Reads the request alone: events are made once, for the sidecar."""
             from kvgraph.hooks.keys import key_of
 
-            if request.kv_transfer_params["kvgraph"]:
+            if (request.kv_transfer_params or {}).get("kvgraph"):
                 self._protected.update(map(key_of, request.block_hashes[: HEAD // BLOCK]))
             scheduled(request, *args)
 
