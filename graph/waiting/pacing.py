@@ -13,7 +13,8 @@ _CALM: Final = 0.06  # of the prompts computed again: so little is chance
 _WASTE: Final = 5.0
 """How much longer that rest is for each part of the prompts beyond it that is computed again. Such
 a start evicts what another session asks for soon, the sooner the shorter pauses are beside the
-computing of prompts: then starting without room brings nobody forward. Chosen."""
+computing of prompts: then starting without room brings nobody forward. Chosen: more of it computes
+less again, and finishes fewer turns."""
 _LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
 
 
