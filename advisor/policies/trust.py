@@ -53,7 +53,8 @@ class Trust:
         changes: How often the one or the other took over.
         decided: Whether either ever did, also before the pool was emptied.
         since: The evidence since then.
-        ever: The evidence whoever ruled; ``asked``: blocks that it is of, fading alike.
+        ever: The evidence whoever ruled.
+        asked: Blocks of the requests that it is of, fading alike.
     """
 
     capacity: int

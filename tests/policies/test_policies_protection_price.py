@@ -15,6 +15,8 @@ from kvgraph.advisor.replay.recordings.signals import Signals
 from kvgraph.advisor.replay.recordings.weka import read_sessions
 from kvgraph.advisor.replay.traces.trace import Ints, Trace
 from kvgraph.bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import EngineHello
 from kvgraph.graph.ranking.profile import ScoreProfile
 from kvgraph.graph.tables.engine_words import ProtectionBudget
 
@@ -28,8 +30,8 @@ class Found(NamedTuple):
     budget: ProtectionBudget | None
 
 
-def play(trace: Trace, profile: ScoreProfile | None = None) -> Found:
-    (order,) = new_orders("default+hints", trace, Settings(profile=profile), 1)
+def play(trace: Trace, profile: ScoreProfile | None = None, arm: str = "default+hints") -> Found:
+    (order,) = new_orders(arm, trace, Settings(profile=profile), 1)
     assert isinstance(order, GraphOrder)
     hits = simulate(trace, [Instance(CAPACITY, order)]).hits
     return Found(hits, order.sidecar.graph.tables.budgets.get(0))
@@ -77,3 +79,27 @@ def test_a_tenant_that_calls_everything_an_axiom_takes_next_to_nothing_from_othe
         hits = play(trace).hits
         lost.append(100.0 * hits[others].sum() / np.asarray(trace.prompts)[others].sum())
     assert lost[0] - lost[1] <= 0.5
+
+
+def test_what_no_share_would_keep_is_no_reason_to_keep_more() -> None:
+    """Many heads that nobody named are kept by no share: a trial of more would try nothing."""
+    trace = recorded(Signals.NONE, True)
+    found = play(trace, ScoreProfile(inferred_share=0.001), "default+layers")
+    assert found.budget is not None
+    assert found.budget.share <= 1 / 16
+
+
+def test_lru_as_the_policy_pays_nothing_for_protection() -> None:
+    trace = recorded(Signals.NONE, True)
+    found = play(trace, None, "lru+hints")
+    assert found.budget is not None
+    assert found.budget.share < 1 / 16, "what it kept at first had a price"
+
+
+def test_an_emptied_engine_begins_with_a_budget_of_no_evidence() -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", [EngineHello("e", "m", 16, 1001, "v")])
+    column = graph.tables.engines["e"]
+    graph.tables.budgets[column] = ProtectionBudget(0.5)
+    graph.tables.emptied(column, graph.clock())
+    assert graph.tables.kept_share(column) == 1 / 16
