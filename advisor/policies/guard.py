@@ -107,7 +107,7 @@ class Guard:
         ranks, nothing that costs anything."""
         if case.price is None:
             return
-        by_policy = case.trust.trusted and self._name != LruPolicy.name
+        by_policy = case.trust.trusted
         gain = max(0.0, case.trust.points_ahead) if by_policy else 0.0
         allowed = min(view.rules.protected_price_points, _OF_THE_GAIN * gain)
         changed = case.price.rank(view, scores) and case.price.settle(view, allowed, by_policy)
