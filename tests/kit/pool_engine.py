@@ -395,7 +395,7 @@ def scheduler_side(
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=workers
         ),
-        model_config=SimpleNamespace(served_model_name="model"),
+        model_config=SimpleNamespace(served_model_name="model", model="model"),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"),
     )
     spec = FullAttentionSpec(

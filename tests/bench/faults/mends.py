@@ -112,7 +112,7 @@ MENDS: Final = (
     Mend("changes need the edit token", "dashboards/page_access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
     Mend("the door asks for a token", "advisor/sockets/door.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_door.py"),
     # What callers say costs others little, and nobody goes before others by a word
-    Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_protection_price.py"),
+    Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_protection_price.py"),
     Mend("holding does not end itself", "graph/waiting/holding_rule.py", "queued=queued or len(self._order) > 0", "queued=queued", "tests/graph/test_graph_holding.py"),
     Mend("starts without room rest by what they cost", "graph/waiting/pacing.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
     Mend("only a consumer fetches prompts", "hooks/vllm/holding/arrivals.py", "return self._fetches and bool(params.get(\"do_remote_prefill\"))", "return bool(params.get(\"do_remote_prefill\"))", "tests/hooks/vllm/holding/test_hooks_holding.py"),
