@@ -10,7 +10,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any, Final
 
-from ..dashboards.gate import MOST_BODY_BYTES
+from ..dashboards.gate.body_limit import MOST_BODY_BYTES
 from ..dashboards.page_tokens import EDIT_HEADER, edit_token
 from ..graph.errors import KvGraphError
 from ..graph.ipc.runtime import running_sidecars, token_of

@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import zmq
 
+from ..dashboards.api.routes import page_router
 from ..dashboards.app import create_app
 from ..dashboards.server import HttpServer
 from ..graph.errors import ConfigError
@@ -189,7 +191,11 @@ def _http_server(board: StatusBoard, http: HttpConfig, token: str) -> HttpServer
         logger.warning("the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
                        "listen on the way reads the token and the answers", http.host)  # fmt: skip
     try:
-        return HttpServer(create_app(board, hosts, token), http.host, http.port)
+        return HttpServer(
+            create_app(board, hosts, token, partial(page_router, lambda: board.page)),
+            http.host,
+            http.port,
+        )
     except OSError as error:
         raise ConfigError(
             f"http.port = {http.port}: cannot listen on {http.host}: {error.strerror}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -17,7 +17,8 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import ConfigError, GraphError
 from ..graph.messages.fields import MAX_NAME
-from .api.routes import add_schema, page_router, parse_key
+from .answers.answer import parse_key
+from .api.docs_page import add_schema
 from .gate.body_limit import BodyLimit
 from .gate.hosts import TrustedHosts
 from .metrics import SidecarCollector
@@ -42,6 +43,7 @@ _CONTENTS: Final = {
     "/open?token=…": "opens the page in a browser; `kvgraph open` gives the address",
 }
 
+Pages = Callable[[Callable[..., None], Callable[..., None]], APIRouter]
 BlockParam = Annotated[str, Path(max_length=24)]
 NameParam = Annotated[str, Path(max_length=MAX_NAME)]
 TenantParam = Annotated[str | None, Query(max_length=MAX_NAME)]
@@ -64,7 +66,9 @@ class _Anything(Convertor[str]):
 register_url_convertor("anything", _Anything())
 
 
-def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str) -> FastAPI:
+def create_app(
+    source: StatusSource, allowed_hosts: Collection[str], token: str, pages: Pages
+) -> FastAPI:
     """The application over ``source``; starts nothing.
 
     Wrong input is answered with 4xx and a ``detail``; what the graph does not know, with 404.
@@ -72,6 +76,8 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
     Args:
         allowed_hosts: Host names, without port, under which it may be addressed.
         token: Opens questions of sessions and blocks; see ``page_access``.
+        pages: Makes the router of ``/v1`` from two dependencies: the one refuses whoever may not
+            read names, the other whoever may not change anything.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)
@@ -85,7 +91,7 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
     _add_overview(app, source, registry)
     access = Access(token)
     app.include_router(_queries(source), dependencies=[Depends(access.reads())])
-    page = page_router(lambda: source.page, access.reads(), access.edits())
+    page = pages(access.reads(), access.edits())
     app.include_router(page)
     add_schema(app, page)
     _add_door(app, access)

@@ -7,6 +7,30 @@ from typing import Any
 from .answer import Answer, Part
 
 
+class RoomView(Part):
+    """Who waits on one engine until there is room for its context, who did lately, and whether a
+    limit was lifted since it saved nothing.
+
+    Attributes:
+        waiting: Requests that are held now.
+        oldest_s: How long the first of them has been.
+        fitting: Sessions that fit; None where the engine was told nothing yet.
+        live: Sessions that are live; None as above.
+        begun: Requests of the last ten minutes that the log remembers and that were held before.
+        longest_s: The longest that one of these was held.
+        sentence: All that in words.
+    """
+
+    engine: str
+    waiting: int
+    oldest_s: float
+    fitting: int | None
+    live: int | None
+    begun: int
+    longest_s: float
+    sentence: str
+
+
 class HoldEnd(Part):
     """Requests that were held until there was room, by why they waited no longer.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .answer import Answer, Notice, Part
+from .engine_views import RoomView
 
 
 class TokenWindow(Part):
@@ -91,30 +92,6 @@ class AdviceAge(Part):
     age_s: float | None
     epoch: int | None
     ranked_by: str
-
-
-class RoomView(Part):
-    """Who waits on one engine until there is room for its context, who did lately, and whether a
-    limit was lifted since it saved nothing.
-
-    Attributes:
-        waiting: Requests that are held now.
-        oldest_s: How long the first of them has been.
-        fitting: Sessions that fit; None where the engine was told nothing yet.
-        live: Sessions that are live; None as above.
-        begun: Requests of the last ten minutes that the log remembers and that were held before.
-        longest_s: The longest that one of these was held.
-        sentence: All that in words.
-    """
-
-    engine: str
-    waiting: int
-    oldest_s: float
-    fitting: int | None
-    live: int | None
-    begun: int
-    longest_s: float
-    sentence: str
 
 
 class Now(Answer):

@@ -8,8 +8,27 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, Final
 
-from .. import api
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse, Response
 
+_ABOUT: Final = """The HTTP API of the page: versioned, typed, and all that the page knows.
+
+Every path is below ``/v1`` and answers ``GET`` with JSON of the model that its path names (the
+schema is served at ``/v1/openapi.json``). What holds for all of them:
+
+* A block is its key as ``0x`` and 16 hexadecimal digits, since JavaScript cannot hold 64 bits; a
+  session, tenant, request or engine is its name, as text that anybody may have chosen: show it as
+  text and never as HTML. No prompt text and no token id is known here.
+* Times named ``at`` and lists named ``starts`` are Unix seconds; what ends in ``_s`` is a duration
+  in seconds. ``at`` of an answer says when it was true.
+* ``None`` (null) means that nobody knows, which is not zero.
+* Records of the logs have an ``id`` that rises by one; ``before`` pages backwards and ``next`` is
+  what to ask for then. The logs are rings: what is older than they reach is gone.
+* Without the token 401; unknown things 404; wrong input 400 or 422; what cannot be answered just
+  now 503 with ``Retry-After``. Each has a ``detail`` in words. See ``dashboards.page_access`` for
+  the token and its cookie.
+"""
 _STYLE: Final = (
     ":root{color-scheme:light dark}"
     "body{font:1rem/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -35,7 +54,7 @@ def docs_page(schema: Mapping[str, Any]) -> str:
             "<!doctype html>",
             f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             '<meta name="viewport" content="width=device-width"><style>' + _STYLE + "</style>",
-            f"</head><body><h1>{escape(title)}</h1><pre>{escape(api.__doc__ or '')}</pre>",
+            f"</head><body><h1>{escape(title)}</h1><pre>{escape(_ABOUT)}</pre>",
             '<p>The same for programs: <a href="openapi.json">openapi.json</a></p>',
             "<h2>Paths</h2>",
             *_paths(schema["paths"]),
@@ -107,3 +126,23 @@ def _bounds(kind: Mapping[str, Any]) -> str:
     )  # fmt: skip
     told = [f"{text} {kind[name]}" for name, text in words if kind.get(name) is not None]
     return escape(f" ({', '.join(told)})") if told else ""
+
+
+def add_schema(app: FastAPI, router: APIRouter) -> None:
+    """Serve what OpenAPI says of ``router``, and a page of it; both name nobody and need no token.
+
+    FastAPI's own page loads its scripts from elsewhere, which the sidecar's machine may not reach.
+    """
+
+    @app.get("/v1/openapi.json")
+    def schema() -> dict[str, Any]:
+        return get_openapi(title="kvgraph", version="1", routes=router.routes)
+
+    @app.get("/v1/docs")
+    def docs() -> Response:
+        headers = {
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": POLICY,
+        }
+        return HTMLResponse(docs_page(schema()), headers=headers)

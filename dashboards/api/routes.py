@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, Query
-from fastapi.openapi.utils import get_openapi
-from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
 from ...graph.logs.reasons import REASON_NAMES
-from ...graph.types import BlockKey
+from ..answers.answer import parse_key
 from ..answers.caches import MOST_STEPS, CacheNoted, Caches, CacheSteps
 from ..answers.engine_views import Engines
 from ..answers.evictions import Evictions, EvictionsAsked, RankingView
@@ -24,7 +23,6 @@ from ..answers.sampled import Sampled
 from ..answers.session_views import Sessions, SessionTimeline
 from ..answers.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ..intents.intent_wishes import IntentReplies, IntentWishes
-from .docs_page import POLICY, docs_page
 from .page_source import PageSource
 from .stream import NewsStream
 
@@ -193,22 +191,6 @@ def _add_stream(router: APIRouter, page: Callable[[], PageSource]) -> None:
         )
 
 
-def add_schema(app: FastAPI, router: APIRouter) -> None:
-    """Serve what OpenAPI says of ``router``, and a page of it; both name nobody and need no token.
-
-    FastAPI's own page loads its scripts from elsewhere, which the sidecar's machine may not reach.
-    """
-
-    @app.get("/v1/openapi.json")
-    def schema() -> dict[str, Any]:
-        return get_openapi(title="kvgraph", version="1", routes=router.routes)
-
-    @app.get("/v1/docs")
-    def docs() -> Response:
-        headers = {**_HEADERS, "Content-Security-Policy": POLICY}
-        return HTMLResponse(docs_page(schema()), headers=headers)
-
-
 class _Written:
     """The last answers as JSON: the same object is written once, however many ask for it."""
 
@@ -233,16 +215,3 @@ _written: Final = _Written()
 def answered(model: BaseModel) -> Response:
     """A model as JSON; what is there was checked where it was made."""
     return Response(_written.body(model), headers=_HEADERS, media_type="application/json")
-
-
-def parse_key(text: str) -> BlockKey:
-    """A block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
-    digits, base = (text[2:], 16) if text[:2].lower() == "0x" else (text, 10)
-    if digits.isascii() and digits.isalnum():
-        try:
-            key = int(digits, base)
-        except ValueError:
-            key = -1
-        if 0 <= key < 1 << 64:
-            return key
-    raise HTTPException(400, "a block key is a decimal number, or 0x and up to 16 hex digits")

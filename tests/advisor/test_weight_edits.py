@@ -15,9 +15,9 @@ from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
 from kvgraph.dashboards.answers.what_if import WeightChange
-from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.page_tokens import edit_token, page_token
 from kvgraph.graph.errors import ConfigError
+from page_app import create_app
 from small_world import World
 
 SECRET = "a secret that nobody guesses"

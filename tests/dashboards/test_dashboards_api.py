@@ -22,12 +22,12 @@ from kvgraph.dashboards.answers.sampled import Sampled
 from kvgraph.dashboards.answers.session_views import Sessions
 from kvgraph.dashboards.answers.what_if import Shadows, Weights
 from kvgraph.dashboards.api.stream import NewsStream
-from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.page_access import Access
 from kvgraph.dashboards.page_tokens import edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import EngineHello
+from page_app import create_app
 from pydantic import BaseModel
 from small_world import SIZE, World, board_of
 

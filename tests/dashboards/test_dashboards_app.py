@@ -18,7 +18,6 @@ from kvgraph.advisor.page.logged.log_totals import log_totals
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
-from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.gate.timeouts import TimeoutProtocol
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
@@ -34,6 +33,7 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     TierReport,
 )
+from page_app import create_app
 from prometheus_client.parser import text_string_to_metric_families
 
 BIG = (1 << 64) - 1

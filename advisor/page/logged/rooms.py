@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ....dashboards.answers.engine_views import AdmissionView, HoldEnd
-from ....dashboards.answers.now import RoomView
+from ....dashboards.answers.engine_views import AdmissionView, HoldEnd, RoomView
 from ....dashboards.source import EngineStatus
 from ....graph.logs.request_log import RequestLog
 from ....graph.messages.events import HOLD_ENDS, AdmissionReport

@@ -8,10 +8,56 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ....graph.types import Keys
-from .statements import Said
+from ....graph.types import Keys, SourceLayer
 
 Ints = npt.NDArray[np.int32]
+Layers = tuple[tuple[SourceLayer, int, int], ...]
+"""Parts of a prompt: ``(source layer, first token, end token)``."""
+
+NOBODY = -1  # said why an answer ended
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """A row a request, in order of arrival.
+
+    Attributes:
+        ended: bool, that the session is over with it.
+        waiting: int8, why its answer ended: 1 in a tool call, 0 the turn, -1 nobody said.
+        expected_return_s: float64, seconds from its end to the session's next; NaN: nobody said.
+        seconds: float64, how long it took; NaN: nobody knows.
+        layers: The parts of its prompt.
+        tenant: int32, numbered; -1 where none was named.
+    """
+
+    ended: npt.NDArray[np.bool_]
+    waiting: npt.NDArray[np.int8]
+    expected_return_s: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+    layers: tuple[Layers, ...]
+    tenant: npt.NDArray[np.int32]
+
+    @property
+    def anything(self) -> bool:
+        """Whether any caller said what a session is doing, or what its prompt consists of."""
+        told = (self.ended, ~np.isnan(self.expected_return_s))
+        return self.tells_stops or any(bool(c.any()) for c in told) or any(self.layers)
+
+    @property
+    def tells_stops(self) -> bool:
+        """Whether it is known of any answer why it ended."""
+        return bool((self.waiting != NOBODY).any())
+
+    def rows(self, part: slice) -> Said:
+        """The statements of some of the requests."""
+        return Said(
+            self.ended[part],
+            self.waiting[part],
+            self.expected_return_s[part],
+            self.seconds[part],
+            self.layers[part],
+            self.tenant[part],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..ends.engine_reader import decoder
+from ..layers.decoder import decoder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ....graph.types import SourceLayer
-from ..ends.engine_reader import decoder
 from ..layers.border_table import BorderTable
+from ..layers.decoder import decoder
 from ..layers.layer_runs import LayerReader, Run
 from ..layers.system_sections import SectionSplitter
 from ..layers.token_places import TokenPlaces

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from ..ends.engine_reader import decoder
+from ..layers.decoder import decoder
 from ..layers.token_places import TokenPlaces
 from .layer_marker import find_string
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ....graph.messages.events import RequestFinished
+from ..layers.decoder import decoder
 from ..settings import reads_ends
 from .answer_reader import AnswerReader
 from .end_marks import EndMarks, handed_over
@@ -38,14 +39,3 @@ def reader_of(marks: EndMarks, config: VllmConfig) -> AnswerReader:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     return AnswerReader(marks, decoder(cached_tokenizer_from_config(config.model_config)))
-
-
-def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Tokens as text, special ones too; nothing where there is no tokenizer."""
-
-    def decode(tokens: Sequence[int]) -> str:
-        if tokenizer is None or not len(tokens):
-            return ""
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-    return decode

@@ -11,10 +11,10 @@ import msgspec
 
 from ....graph.messages.events import RequestStarted, Segment
 from ....graph.types import PROTECTED_LAYERS, Authority
-from ..ends.engine_reader import decoder
 from ..logs import warn_read_no_more
 from ..settings import reads_layers
 from .border_table import BorderTable, handed_over
+from .decoder import decoder
 from .layer_runs import LayerReader, Run
 from .marks import proven, runs_of
 from .system_sections import SectionSplitter

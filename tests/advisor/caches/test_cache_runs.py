@@ -21,12 +21,12 @@ from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.remote import EditEndpoint, RemoteError
 from kvgraph.bench.confkv.small_models import random_model
 from kvgraph.dashboards.answers.caches import MOST_STEPS, CacheSteps
-from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.page_tokens import EDIT_HEADER, edit_token
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from page_app import create_app
 
 SECRET = "a secret that nobody guesses"
 

@@ -13,7 +13,6 @@ from kvgraph.advisor.intents.intent_client import IntentClient
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.remote import RemoteError
-from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.intents.intent_wishes import MOST_WISHES
 from kvgraph.dashboards.page_tokens import EDIT_HEADER, edit_token, page_token
 from kvgraph.dashboards.server import HttpServer
@@ -25,6 +24,7 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
+from page_app import create_app
 
 SECRET = "a secret that nobody guesses"
 
