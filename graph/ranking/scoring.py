@@ -14,11 +14,11 @@ import numpy.typing as npt
 from ..columns.whole_chains import keep_chains_whole
 from ..errors import GraphError
 from ..messages.advice import EvictionRanking
-from ..tables.blocks import BlockTable, Places, Selection
+from ..tables.blocks import BlockTable, Mask, Places, Selection
 from ..types import HELD, Rows, Tier
 from .copy_worth import worth_spilling
 from .policy import Policy, Scores
-from .rules import PROTECTED_BELOW, Mask, lay_rules
+from .rules import PROTECTED_BELOW, lay_rules
 from .view import View
 
 Tiers = npt.NDArray[np.uint8]

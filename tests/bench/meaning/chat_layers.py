@@ -104,7 +104,7 @@ def judge_layers(family: Family, directory: Path, count: int, seed: int) -> dict
 def _judge(
     chats: FamilyChats, table: BorderTable, chat: MadeChat, judged: dict[str, Labelled]
 ) -> None:
-    from ...hooks.vllm.ends.engine_reader import decoder
+    from ...hooks.vllm.layers.decoder import decoder
 
     decode = decoder(chats.tokenizer)
     try:

@@ -83,7 +83,7 @@ def _started(
     )
     if chats.table is None:
         return event
-    from ...hooks.vllm.ends.engine_reader import decoder
+    from ...hooks.vllm.layers.decoder import decoder
 
     request: Any = SimpleNamespace(kv_transfer_params=transfer, prompt_token_ids=tokens)
     layers = PromptLayers(chats.table, lambda: decoder(chats.tokenizer))
@@ -95,7 +95,7 @@ def _raised(
     graph: KVCacheGraph, chats: FamilyChats, prompt: dict[str, Any], forgery: Forgery, marked: bool
 ) -> list[str]:
     """Layers that blocks inside the forged text were raised to."""
-    from ...hooks.vllm.ends.engine_reader import decoder
+    from ...hooks.vllm.layers.decoder import decoder
     from ...hooks.vllm.layers.token_places import TokenPlaces
 
     tokens, decode = prompt["prompt_token_ids"], decoder(chats.tokenizer)

@@ -19,8 +19,8 @@ from kvgraph.graph.types import SourceLayer
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.engine_borders import engine_borders
 from kvgraph.hooks.vllm.chats.layer_marker import LayerMarker
-from kvgraph.hooks.vllm.ends.engine_reader import decoder
 from kvgraph.hooks.vllm.layers.border_table import read_table
+from kvgraph.hooks.vllm.layers.decoder import decoder
 from kvgraph.hooks.vllm.layers.token_places import TokenPlaces
 from kvgraph.hooks.vllm.settings import LAYERS_KEY, LAYERS_VARIABLE
 
