@@ -16,14 +16,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import ConfigError, GraphError
-from ..graph.messages.fields import MAX_NAME
-from .answers.answer import parse_key
-from .api.docs_page import add_schema
-from .gate.body_limit import BodyLimit
-from .gate.hosts import TrustedHosts
+from ..graph.wire.events import MAX_NAME
+from .access import Access, add_assets, index, wants_page
+from .answer import parse_key
+from .docs_page import add_schema
 from .metrics import SidecarCollector
-from .page_access import Access
-from .page_files import add_assets, index, wants_page
+from .server import BodyLimit, TrustedHosts
 from .source import BusyError, StatusSource
 
 MAX_HOPS: Final = 4  # chosen

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..graph.errors import KvGraphError
-from ..graph.messages.advice import AdmissionAdvice
-from ..graph.messages.events import TierReport
-from ..graph.queries.stats import EngineStats, GraphStats
 from ..graph.ranking.policy import Ruling
+from ..graph.stats import EngineStats, GraphStats
+from ..graph.wire.advice import AdmissionAdvice
+from ..graph.wire.events import TierReport
 
 
 class BusyError(KvGraphError):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
-from kvgraph.dashboards.page_files import PAGE, POLICY
+from kvgraph.dashboards.access import PAGE, POLICY
 from page_app import create_app
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
+from kvgraph.advisor.page.routes import page_router
 from kvgraph.dashboards import app
-from kvgraph.dashboards.api.routes import page_router
 
 
 def create_app(source: Any, allowed_hosts: Collection[str], token: str) -> FastAPI:

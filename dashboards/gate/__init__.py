@@ -1,1 +1,0 @@
-"""What is let in before any of it is looked at: from where, how much, and for how long."""
