@@ -165,7 +165,7 @@ def _major(version: str) -> int:
 
 # CUDA C++ to machine code at first use, by NVRTC through cuda.core; needs no nvcc and no GPU.
 
-SOURCES: Final = Path(__file__).parents[1] / "cuda"
+SOURCES: Final = Path(__file__).parent / "cuda"
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_120")
 _STANDARD: Final = "c++17"
 _HEAD: Final = struct.Struct("<III")  # of a kept file: registers, spilled bytes, bytes of stack
