@@ -23,8 +23,8 @@ _READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")  # caches
 
 
 def follow_runners() -> None:
-    """Have every model runner that is made from now on sample decode steps, where that is asked
-    for."""
+    """Make every model runner that is created from now on sample decode steps, if the settings ask
+    for it."""
     if not sampling_share():
         return
     from .runners import RunnerV1, RunnerV2
@@ -68,7 +68,7 @@ def sample_steps(runner: Runner) -> None:
         BuildError: It is on a GPU, and the kernels that read it cannot be compiled.
     """
     from ..tiers.worker import described, rope_of
-    from .measuring import Measuring
+    from .measuring import StepMeasurer
     from .sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes
 
     config = runner.model_runner.vllm_config
@@ -88,14 +88,14 @@ def sample_steps(runner: Runner) -> None:
         times = StepTimes(time.monotonic, sorted(sizes))
         busy = times.busy
         budget = SamplingBudget(time.monotonic, busy, sampling_share(), strict=True)
-    measuring = Measuring(cache, rope_of(config))
+    measuring = StepMeasurer(cache, rope_of(config))
     measuring.warm_up(config.model_config.get_vocab_size())
     StepSampler(runner, measuring, chosen, budget, cpu, times).attach()
     logger.info("kvgraph: decode steps are sampled, %d layers of %d", len(chosen), len(able))
 
 
 def reason_not_to_sample(runner: Runner) -> str | None:
-    """Why this engine's steps cannot be sampled; None if they can."""
+    """Return why this engine's steps cannot be sampled; None if they can."""
     config, groups = runner.model_runner.vllm_config, runner.model_runner.kv_cache_config
     if reason := reason_for_no_samples(config):
         return reason

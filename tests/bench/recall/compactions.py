@@ -19,7 +19,7 @@ import numpy as np
 
 from ...advisor.replay.recordings import Session, Turn, read_sessions
 from ...hooks.recall.cover import SpliceLimits, cover
-from ...hooks.recall.spans import NOBODYS, Domain, Piece, SpanIndex, Tokens
+from ...hooks.recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
 
 SCALE: Final = 16  # recorded tokens to one here
 BLOCK: Final = 16  # tokens here: 256 recorded ones
@@ -196,7 +196,7 @@ def _keep_own(
     if context.approximate is None or context.generation >= generations:
         return
     mine, domain = tokens.copy(), (context.name, str(context.generation))
-    mine[slice(*spliced)] = NOBODYS
+    mine[slice(*spliced)] = UNFINDABLE
     index.add(domain, context.names, mine, first=spliced[0] // BLOCK)
 
 

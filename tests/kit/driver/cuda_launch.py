@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from cuda_driver import Driver
-from kvgraph.hooks.vllm.sampled.measuring import Look
+from kvgraph.hooks.vllm.sampled.measuring import LayerQuery
 from kvgraph.hooks.vllm.sampled.measuring import attended as seen_on_a_step
 from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, device, reference
@@ -128,7 +128,7 @@ def attended(bench: Bench) -> bool:
 def sampled() -> bool:
     """What a sampled step of an engine launches for the layers that it looks at."""
     cache, plain = twin(CACHE)
-    looks = [Look(layer, torch.randn(4, 64), 0.125) for layer in range(2)]
+    looks = [LayerQuery(layer, torch.randn(4, 64), 0.125) for layer in range(2)]
     table, real = torch.tensor([5, 2, 9]), device.device_of
     device.device_of = lambda *_: torch.device("cpu")  # where this torch can make its tensors
     mass = seen_on_a_step(cache, looks, table, 35)
