@@ -1,4 +1,4 @@
-"""What a caller says of a request in ``kv_transfer_params["kvgraph"]``.
+"""Reads the hints that a caller puts into ``kv_transfer_params["kvgraph"]``.
 
     {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9,
                    "name": "policy.md", "memory_id": "m-17", "pinned": 60}],
@@ -6,9 +6,9 @@
      "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
      "session_ended": false, "recall": true, "share": true, "warming": false}
 
-Every key is optional; ranges are prompt tokens; the signals describe the session once this request
-has finished. What is malformed, unknown or not allowed (``hint_policy.py``; ``"secret"`` may allow
-it) is left out, with one warning for each field name: a request never fails for it.
+Every key is optional; ranges are in prompt tokens; the signals describe the session after this
+request has finished. Malformed, unknown and forbidden fields (``HintPolicy``; ``"secret"`` may
+allow them) are left out, with one warning for each field name: a request never fails for them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
 from ...graph.wire.events import MAX_NAME, Segment
 from ..threads import Once
 
-# What values the fields of a hint may have.
-#
-# Each of these reads one value, and raises ValueError or TypeError in words that go on a
-# sentence which names the field.
+# Each of these functions reads one field's value. Its ValueError or TypeError continues a sentence
+# that begins with the field's name.
 
 MAX_SECONDS: Final = 1e9  # of a stated return or a lease; chosen
 
 
 def name_of(value: object) -> str:
-    """A name, cut to ``MAX_NAME`` characters."""
+    """Return a name, cut to ``MAX_NAME`` characters."""
     if not isinstance(value, str):
         raise TypeError("must be a string")
     # Lone surrogates cannot be encoded on the wire; they come in through JSON escapes.
@@ -46,19 +44,17 @@ def name_of(value: object) -> str:
 
 
 def flag_of(value: object) -> bool:
-    """True or false."""
     if not isinstance(value, bool):
         raise TypeError("must be true or false")
     return value
 
 
 def seconds_of(value: object) -> float:
-    """Seconds."""
     return _number(value, MAX_SECONDS)
 
 
 def lease_of(value: object) -> float | None:
-    """Seconds, or true: as long as a lease may last; None for false."""
+    """Return a lease in seconds: the longest possible for true, None for false."""
     if isinstance(value, bool):
         return MAX_SECONDS if value else None
     if not isinstance(value, int | float) or not value >= 0:
@@ -67,7 +63,6 @@ def lease_of(value: object) -> float | None:
 
 
 def importance_of(value: object) -> float:
-    """A number from 0 to 1."""
     return _number(value, 1.0)
 
 
@@ -78,28 +73,25 @@ def _number(value: object, most: float) -> float:
 
 
 def token_of(value: object) -> int:
-    """A token's position in a prompt."""
+    """Return a token's position in a prompt."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise ValueError("must be a token position, an integer from 0")
     return value
 
 
 def layer_of(value: object) -> int:
-    """A source layer, by its name."""
+    """Return a source layer by its name."""
     layer = LAYER_BY_NAME.get(value) if isinstance(value, str) else None
     if layer is None:
         raise ValueError(f"must be one of {', '.join(LAYER_NAMES)}")
     return int(layer)
 
 
-# Whose hints count: what ``AITHER_KVCACHE_HINTS`` lets callers say about sessions and blocks.
-#
-# A hint is the client's word. ``session`` (the default) takes what a caller says about its
-# sessions, and keeps sessions of different cache salts apart. ``all`` also takes segments and
-# tenants, which affect blocks that others share. ``off`` takes nothing from anybody.
-# ``secret:FILE`` takes everything from requests that carry the file's content, and nothing from
-# others. A request with the secret speaks for the operator: what it says about blocks holds
-# against callers of all engines that share a sidecar.
+# ``AITHER_KVCACHE_HINTS``: ``session`` (the default) accepts hints about the caller's own sessions,
+# and separates sessions of different cache salts. ``all`` also accepts segments and tenants, which
+# affect blocks that others share. ``off`` accepts none. ``secret:FILE`` accepts everything from
+# requests that carry the file's content, and nothing from others; such a request speaks for the
+# operator, and overrides callers of all engines that share a sidecar.
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +102,7 @@ _SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by t
 
 
 class Trust(Enum):
-    """How much of what a request says counts."""
+    """Which hints of a request count."""
 
     ALL = "all"
     SESSION = "session"
@@ -122,8 +114,8 @@ class HintPolicy:
     """Which requests are trusted, and how far.
 
     Attributes:
-        trust: What a request without a secret may say.
-        secret: What makes a request trusted in everything; None if there is no such secret.
+        trust: What a request without the secret may state.
+        secret: Secret that makes a request fully trusted; None if there is none.
     """
 
     trust: Trust
@@ -131,18 +123,18 @@ class HintPolicy:
 
     @property
     def name(self) -> str:
-        """The policy as it was asked for, without the secret."""
+        """The policy as it was configured, without the secret."""
         return self.trust.value if self.secret is None else "secret:…"
 
     def is_operators(self, presented: object) -> bool:
-        """Whether a request that carries ``presented`` as its secret speaks for the operator."""
+        """Return whether a request with the secret ``presented`` speaks for the operator."""
         if self.secret is None or not isinstance(presented, str):
             return False
         ours, theirs = self.secret.encode(), presented.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(ours, theirs)
 
     def trust_in(self, authority: Authority) -> Trust:
-        """What a request that speaks for ``authority`` may say."""
+        """Return what a request with this authority may state."""
         return Trust.ALL if authority is Authority.OPERATOR else self.trust
 
 
@@ -150,7 +142,7 @@ NOBODY: Final = HintPolicy(Trust.OFF)
 
 
 def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
-    """The policy that an environment asks for.
+    """Return the policy that an environment configures.
 
     Raises:
         ConfigError: The variable's value is not allowed, or its file cannot be read.
@@ -165,9 +157,9 @@ def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
 
 
 def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
-    """The same, but a mistake leaves a warning, and nobody is trusted.
+    """Return the configured policy; a mistake leaves a warning, and then no hint counts.
 
-    A secret that every user of the machine can read leaves a warning too, and is used.
+    A secret that every user of the machine can read also leaves a warning, but is used.
     """
     try:
         policy = read_hint_policy(environment)
@@ -180,11 +172,11 @@ def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
 
 
 class ExposedSecret(NamedTuple):
-    """A secret's file that others than its owner and group can open.
+    """A secret's file that more than its owner and group can open.
 
     Attributes:
-        problem: Which file, its mode, and who can open it.
-        remedy: The command that mends it.
+        problem: The file, its mode, and who can open it.
+        remedy: The command that fixes it.
     """
 
     problem: str
@@ -192,7 +184,8 @@ class ExposedSecret(NamedTuple):
 
 
 def exposed_secret(environment: Mapping[str, str]) -> ExposedSecret | None:
-    """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
+    """Return what is wrong with the mode of the secret's file; None if nothing is, or there is
+    none."""
     value = _value(environment)
     path = Path(value.removeprefix(_SECRET))
     try:
@@ -210,9 +203,9 @@ def exposed_secret(environment: Mapping[str, str]) -> ExposedSecret | None:
 
 
 def tenant_of_salt(salt: str | None) -> str | None:
-    """Name the tenant of a request as far as the engine knows it: one per cache salt.
+    """Return a tenant name that stands for a cache salt; None without a salt.
 
-    The salt itself is a secret and leaves the engine nowhere.
+    The salt is a secret and never leaves the engine, so the name is a digest of it.
     """
     if not salt:
         return None
@@ -247,7 +240,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """One request's meaning, checked and clipped."""
+    """A request's hints, checked and clipped."""
 
     segments: tuple[Segment, ...] = ()
     tenant: str | None = None
@@ -267,16 +260,17 @@ _SEGMENT_KEYS: Final = frozenset(
 
 
 def may_be_shared(params: object) -> bool:
-    """Whether blocks of a request with these ``kv_transfer_params`` may go to a shared store.
+    """Return whether blocks of a request with these ``kv_transfer_params`` may go to a shared
+    store.
 
-    Whoever is not trusted with any hint may still forbid it, also with a word that is not allowed.
+    Any caller may forbid it, trusted or not, even with a malformed value.
     """
     tag = params.get(KEY) if isinstance(params, dict) else None
     return not isinstance(tag, dict) or tag.get(SHARE, True) is True
 
 
 class TagReader:
-    """Reads tags as far as ``policy`` trusts them, and warns once per bad field."""
+    """Reads hints as far as ``policy`` trusts them, and warns once per bad field."""
 
     def __init__(self, policy: HintPolicy) -> None:
         self._policy = policy
@@ -289,12 +283,12 @@ class TagReader:
         session_id: str | None = None,
         salt: str | None = None,
     ) -> Meaning:
-        """What counts of a request's ``kv_transfer_params``, and whose request it is.
+        """Return the hints of a request's ``kv_transfer_params`` that count.
 
         Args:
-            prompt_tokens: Ranges are clipped to so many.
-            session_id: vLLM's own; it has precedence over the tag's.
-            salt: The cache salt: it tells tenants apart if the tag may not.
+            prompt_tokens: Length of the prompt; ranges are clipped to it.
+            session_id: vLLM's own session id; it overrides the hinted one.
+            salt: The cache salt; it identifies the tenant unless a trusted hint does.
         """
         if not params and not session_id and not salt:
             return NO_MEANING  # nothing is said
@@ -328,7 +322,7 @@ class TagReader:
         return dict(tag)
 
     def _may(self, trust: Trust, name: str) -> bool:
-        """Whether a request trusted so far may say ``name``."""
+        """Return whether a request of this trust may state ``name``; warn if not."""
         if trust is Trust.ALL or (trust is Trust.SESSION and name in _OF_A_SESSION):
             return True
         self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")

@@ -23,12 +23,7 @@ Sections = tuple[tuple[int, int], ...]
 
 
 class SectionSplitter:
-    """Finds sections; a text that was seen before is not read again.
-
-    Args:
-        table: Has the markers.
-        decode: Tokens as text, special ones too.
-    """
+    """Finds the sections of system texts, and remembers texts that it has seen."""
 
     def __init__(self, table: BorderTable, decode: Decode) -> None:
         self._layers = dict(table.sections)
@@ -38,7 +33,7 @@ class SectionSplitter:
         self._known: OrderedDict[bytes, Sections] = OrderedDict()
 
     def split(self, tokens: Sequence[int], runs: Sequence[Run]) -> list[Run]:
-        """``runs``, with those of system texts split at their sections."""
+        """Return ``runs``, with those of system texts split at their sections."""
         split: list[Run] = []
         for run in runs:
             is_system = run.layer == SourceLayer.RULES and run.end - run.start <= _LONGEST

@@ -19,9 +19,9 @@ from kvgraph.hooks.requests.messages import (
     MessagePlaces,
     RenderedChat,
     client_messages,
-    meant,
+    hints_by_message,
     message_hints,
-    resolved,
+    resolve_message_hints,
     take_hints,
 )
 from kvgraph.hooks.threads import Once
@@ -97,9 +97,11 @@ def test_many_hints_about_many_messages_are_not_multiplied_out() -> None:
     messages = [{"role": "user", "content": "a"}] * 4000
     chat = RenderedChat(None, client_messages(messages), [*map(ord, "a" * 4000)], None, Letters())
     hints = [{"role": "user", "priority": n % 100} for n in range(1024)]
-    said = resolved({"messages": hints}, chat, Once(logging.getLogger("kvgraph.test")))
+    said = resolve_message_hints({"messages": hints}, chat, Once(logging.getLogger("kvgraph.test")))
     assert len(said["segments"]) == 1024
-    about = meant(message_hints({"messages": hints}, Once(logging.getLogger("t"))), chat.messages)
+    about = hints_by_message(
+        message_hints({"messages": hints}, Once(logging.getLogger("t"))), chat.messages
+    )
     assert sum(map(len, about.values())) == 1024, "of four million"
 
 
@@ -115,7 +117,9 @@ def test_one_hint_about_one_of_many_messages_does_not_place_the_others() -> None
     messages = [{"role": "user", "content": "a"}] * 2000
     text = "b" + "a" * 2000
     chat = RenderedChat(None, client_messages(messages), [*map(ord, text[1:])], text, Counting())
-    resolved({"messages": [{"index": 0}]}, chat, Once(logging.getLogger("kvgraph.test")))
+    resolve_message_hints(
+        {"messages": [{"index": 0}]}, chat, Once(logging.getLogger("kvgraph.test"))
+    )
     assert sum(decoded) < 20_000
 
 
