@@ -14,8 +14,8 @@ import httpx
 
 from ...advisor.fleet.app import read_body
 from ...advisor.memory.attention import Attention, NoAttention, Similarity, WordSimilarity
-from ...advisor.memory.command import MemoryApp
 from ...advisor.memory.proxy import MemoryProxy
+from ...advisor.memory.server import MemoryApp
 from ...advisor.memory.settings import MemorySettings, StoreSettings
 from ...advisor.memory.store import ChatStore
 from ..serving.listening import listening

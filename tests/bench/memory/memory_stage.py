@@ -14,8 +14,8 @@ import httpx
 
 from ...advisor.memory.attention import Attention, NoAttention, WordSimilarity
 from ...advisor.memory.chat import Block
-from ...advisor.memory.command import MemoryApp
 from ...advisor.memory.proxy import MemoryProxy
+from ...advisor.memory.server import MemoryApp
 from ...advisor.memory.settings import MemorySettings, StoreSettings
 from ...advisor.memory.store import ChatStore
 from ...graph.wire.endpoints import running_sidecars
