@@ -17,7 +17,7 @@ from ..fleet.command import AllowedHosts
 from ..fleet.upstream import engine_in
 from ..process.process import checked_hosts, log_for_people, refuse_remote
 from ..tools.remote import only_sidecar_url
-from .settings import LOOKS, EmbeddingSettings, MemorySettings, Mode, StoreSettings
+from .settings import ATTENTION_WEIGHT, EmbeddingSettings, MemorySettings, Mode, StoreSettings
 
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
@@ -74,7 +74,7 @@ def memory(
     url, page = engine_in(engine).url, only_sidecar_url(sidecar) if sidecar else None
     settings = MemorySettings(
         budget, high, low, mode, top, least_similarity, gate,
-        attention=LOOKS if page else 0.0, strip_think=strip_think,
+        attention=ATTENTION_WEIGHT if page else 0.0, strip_think=strip_think,
     )  # fmt: skip
     if share_recall:
         settings = replace(settings, salt_key=None)

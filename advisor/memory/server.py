@@ -15,8 +15,8 @@ from ..process.process import PROBES, serve_at
 from .attention import (
     Attention,
     EmbeddedSimilarity,
-    LookedAt,
     NoAttention,
+    SampledAttention,
     Similarity,
     WordSimilarity,
 )
@@ -33,7 +33,7 @@ _CHATS: Final = "/memory/"
 
 
 class MemoryApp:
-    """An ASGI application before a ``MemoryProxy``."""
+    """The ASGI application in front of a ``MemoryProxy``."""
 
     def __init__(self, proxy: MemoryProxy) -> None:
         self._proxy = proxy
@@ -72,8 +72,8 @@ class MemoryApp:
             await refuse(send, 404, "not served here; requests go to /v1/…")
 
     def _named(self, name: str, scope: Scope) -> list[ChatSession]:
-        """Chats that go by a name, which came in the path. In a request's header it may have come
-        as UTF-8, which servers read as Latin-1: a chat may be known by that, too."""
+        """Return a caller's chats of this name; a header may have carried the name as UTF-8 read as
+        Latin-1."""
         said = parse_qs(scope["query_string"].decode("latin-1")).get(CACHE_SALT, [""])
         caller, salt = caller_of(scope["headers"]), salt_of(said[0])
         in_header = name.encode().decode("latin-1")
@@ -86,7 +86,7 @@ class MemoryApp:
 
 
 def _plain(chat: ChatSession) -> dict[str, Any]:
-    """A chat without its text."""
+    """Return a chat without its text."""
     blocks = [
         {"name": block.name, "source": block.source, "tokens": block.tokens, "place": block.place,
          "pinned": block.pinned, "priority": round(100 * block.priority, 6)}
@@ -108,18 +108,18 @@ async def serve_memory(
     port: int,
     allowed_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve until told to stop, and then finish what runs.
+    """Serve until told to stop, then finish the requests in progress.
 
     Args:
-        url: Of the engine, without ``/v1``.
-        embeds: None: words are compared.
-        page: A sidecar's, which tells where the model looks.
-        allowed_hosts: Names under which the memory is addressed, beside its own.
+        url: The engine's, without ``/v1``.
+        embeds: None to compare words.
+        page: URL of a sidecar's page that reports attention; None without.
+        allowed_hosts: Host names accepted beside the server's own.
     """
     similarity: Similarity = WordSimilarity()
     if embeds is not None:
         similarity = EmbeddedSimilarity(embeds.url, embeds.model, embeds.key)
-    attention: Attention = LookedAt(page) if page is not None else NoAttention()
+    attention: Attention = SampledAttention(page) if page is not None else NoAttention()
     proxy = MemoryProxy(url, settings, ChatStore(kept), similarity, attention)
     await warn_if_unreachable(proxy.upstream)
     _log.info("chats of %d tokens at http://%s:%d", settings.budget, host, port)

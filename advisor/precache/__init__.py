@@ -1,3 +1,2 @@
-"""``kvgraph precache``: stable prefixes are computed before anybody asks, on any OpenAI-compatible
-server.
-"""
+"""``kvgraph precache``: computes stable prefixes ahead of requests, on any OpenAI-compatible
+server."""

@@ -1,4 +1,4 @@
-"""What ``kvgraph precache`` reads: a server, and the prefixes to compute on it."""
+"""The configuration file of ``kvgraph precache``: a server, and the prefixes to compute on it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...graph.errors import ConfigError
 from ..config.edits import read_whole
 
-# A stable prefix: what all turns of a kind begin with, up to a mark from which it is dropped.
-
 Message = dict[str, Any]
 Render = Callable[[Mapping[str, str]], Sequence[Message]]
-"""Makes the messages of a turn of its variables; what varies stands behind the mark."""
+"""Makes the messages of a turn from its variables; everything before the mark must be stable."""
 
 NOTHING: Final = "."
-"""What a warming request's last message says, in place of what a user will."""
+"""Text of a warming request's last message, in place of a user's."""
 
 
 def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
-    """The messages before the mark; the one that holds it is cut there.
+    """Return the messages before the mark; the message that contains it is cut there.
 
-    What renders the real turns renders this, so that both begin byte for byte alike.
+    The renderer of real turns also renders this, so that both begin with the same bytes.
 
     Args:
         drop_from: The mark: it stands where a turn's own text begins.
 
     Raises:
-        ConfigError: No message holds the mark: the whole turn would count as stable. Or these are
-            no messages.
+        ConfigError: No message contains the mark, so that the whole turn would count as stable; or
+            these are no messages.
     """
     kept: list[Message] = []
     for message in as_messages(render({**variables, "drop_from": drop_from})):
@@ -50,7 +48,8 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
 
 
 def as_messages(made: object, what: str = "messages") -> list[Message]:
-    """Messages, or ``what`` else is such a list, checked: objects that JSON can hold.
+    """Return messages, or another such list named ``what``, checked to be objects that JSON can
+    hold.
 
     Raises:
         ConfigError: They are something else; says what.
@@ -69,17 +68,15 @@ def as_messages(made: object, what: str = "messages") -> list[Message]:
 
 
 def warming_messages(stable: Sequence[Message]) -> list[Message]:
-    """What is sent to have a stable prefix computed: templates want a user's message at the end."""
+    """Return the messages to send for a stable prefix; templates need a user's message at the
+    end."""
     if stable and stable[-1].get("role") == "user":
         return [*stable]
     return [*stable, {"role": "user", "content": NOTHING}]
 
 
-# A renderer of turns that is a function in a Python file, as an application has it.
-
-
 def renderer(name: str, directory: Path) -> Render:
-    """The function that ``FILE.py:FUNCTION`` names, its file seen from ``directory``.
+    """Return the function that ``FILE.py:FUNCTION`` names, relative to ``directory``.
 
     Raises:
         ConfigError: There is no such file or function, or the file cannot be run.
@@ -100,10 +97,8 @@ def renderer(name: str, directory: Path) -> Render:
     return found
 
 
-# By which key a prefix is known: what is named, else what its stable parts are.
-
 SYSTEM_PREFIX: Final = "conv:__system_prefix__"
-"""The key of a system prefix that no conversation owns."""
+"""Key of a system prefix without a conversation."""
 
 
 def prefix_key(
@@ -112,12 +107,13 @@ def prefix_key(
     prefix: str | None = None,
     request: Mapping[str, Any] | None = None,
 ) -> str:
-    """The first of ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that what is known allows.
+    """Return the first of the keys ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that the arguments
+    allow.
 
     Args:
-        segments: The stable parts of a prompt, in their order.
+        segments: The stable parts of a prompt, in order.
         prefix: The whole text of its stable prefix.
-        request: What is sent.
+        request: The request to send.
     """
     if conversation:
         return f"conv:{conversation}"
@@ -145,13 +141,13 @@ class _Section(BaseModel):
 
 
 class ServerConfig(_Section):
-    """Where requests go.
+    """The server that computes prefixes.
 
     Attributes:
-        url: Of the API, with its ``/v1``.
-        model: As the server calls it; empty: the first that it lists.
+        url: An OpenAI-compatible API, with its ``/v1``.
+        model: The model's name there; empty for the first that the server lists.
         key_variable: The environment variable that holds the API key.
-        timeout_s: For an answer.
+        timeout_s: Seconds to wait for an answer.
     """
 
     url: HttpUrl = "http://127.0.0.1:8000/v1"
@@ -161,7 +157,7 @@ class ServerConfig(_Section):
 
     @property
     def key(self) -> str:
-        """The API key; servers without one take any."""
+        """The API key; servers without keys accept any."""
         return os.environ.get(self.key_variable, "") or "none"
 
 
@@ -169,14 +165,15 @@ class PrefixConfig(_Section):
     """One prefix.
 
     Attributes:
-        conversation: Whose it is; else its key is made of its texts.
-        system: The system text, or ``file:PATH`` of it, seen from the TOML file.
-        messages: What stands behind it.
-        render: In place of both, ``FILE.py:FUNCTION`` seen from the TOML file: it makes the
+        conversation: The conversation that it belongs to; without one, its key is made of its
+            texts.
+        system: The system text, or ``file:PATH`` of it, relative to the TOML file.
+        messages: The messages after it.
+        render: Instead of both, ``FILE.py:FUNCTION`` relative to the TOML file, which makes the
             messages of a turn, given the mark as ``drop_from``.
-        tools: Of the requests that begin with it.
-        drop_from: The mark from which what is rendered is dropped; empty: all of it is stable.
-        ttl: How long it may be taken to last.
+        tools: Tools of the requests that begin with it.
+        drop_from: The mark from which rendered text is dropped; empty if all of it is stable.
+        ttl: How long the server is expected to keep it.
     """
 
     conversation: str = ""
@@ -202,11 +199,11 @@ class PrefixConfig(_Section):
 
     @property
     def seconds(self) -> float:
-        """The time to live."""
+        """The time to live in seconds."""
         return TTL_S[self.ttl]
 
     def stable(self, directory: Path) -> list[Message]:
-        """Its messages up to the mark.
+        """Return its messages up to the mark.
 
         Raises:
             ConfigError: A file cannot be read or run, or the mark is missing.
@@ -220,8 +217,7 @@ class PrefixConfig(_Section):
         return stable_messages(lambda _: whole, self.drop_from, {})
 
     def key(self, directory: Path) -> str:
-        """By which it is known: its conversation, else its texts; with parts that are no text, all
-        of its messages; with tools, all that is sent."""
+        """Return its key: from its conversation, its tools, its texts, or all of its messages."""
         if self.conversation:
             return prefix_key(self.conversation)
         stable = self.stable(directory)
@@ -239,8 +235,9 @@ class PrecacheConfig(_Section):
     """The whole file.
 
     Attributes:
-        sweep_s: Between two sweeps.
-        pin: Whether a sidecar may be asked to lease what is cached still, in place of a request.
+        sweep_s: Seconds between two sweeps.
+        pin: Whether a sidecar may be asked to lease what is still cached, instead of sending a
+            request.
     """
 
     server: ServerConfig = ServerConfig()
@@ -250,7 +247,7 @@ class PrecacheConfig(_Section):
 
 
 def read_precache(path: Path) -> PrecacheConfig:
-    """The file's contents, checked.
+    """Read and check the file.
 
     Raises:
         ConfigError: Names the key that is wrong, its value and what is allowed.
@@ -269,7 +266,7 @@ def read_precache(path: Path) -> PrecacheConfig:
 
 
 def new_prefix(**fields: Any) -> PrefixConfig:
-    """A prefix that an application names, checked as one of a file.
+    """Return an application's prefix, checked as one of a file.
 
     Raises:
         ConfigError: Names the field that is wrong, and what is allowed.
