@@ -11,14 +11,13 @@ import ctypes
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from cuda_driver import Driver
-from kvgraph.hooks.vllm.sampled.measuring import LayerQuery
-from kvgraph.hooks.vllm.sampled.measuring import attended as seen_on_a_step
 from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, device, reference
 from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
@@ -26,6 +25,11 @@ from kvgraph.kernels.gpu.calls import COMMON_DEFINES
 from kvgraph.kernels.gpu.method import COPY_ENGINE, Method
 from kvgraph.kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Rope
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it imports vLLM, whose own imports warn
+    from kvgraph.hooks.vllm.sampled.measuring import LayerQuery
+    from kvgraph.hooks.vllm.sampled.measuring import attended as seen_on_a_step
 
 CACHE = gpu_layout("LBNHC", 2, 12, 2, 16, 64)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
