@@ -1,4 +1,4 @@
-"""Names for arrays in signatures: torch's on any device, numpy's in host memory."""
+"""Array types for signatures, and the errors that the kernels raise."""
 
 from __future__ import annotations
 
@@ -16,22 +16,12 @@ Integers: TypeAlias = npt.NDArray[np.integer]  # of any width, such as numpy's o
 Numbers: TypeAlias = int | Integers | Tensor  # whole numbers that broadcast with each other
 
 
-# Every error that the kernels raise on purpose.
-#
-# KernelError ├── LayoutError a layout that cannot be described, or two that do not fit each
-# other ├── SlotError a block, slot or handle outside of what the memory holds ├── RopeError
-# positions that cannot be re-anchored; names the model and the reason ├── BuildError a kernel
-# could not be compiled, or a part needed for it is missing ├── StorageError the disk tier
-# cannot be opened or written └── TransferError the GPU's driver refused a copy or a launch, or
-# to page-lock memory
-
-
 class KernelError(Exception):
     """Base of every deliberate error of ``kvgraph.kernels``."""
 
 
 class LayoutError(KernelError):
-    """A layout is impossible, or two layouts do not fit each other."""
+    """A layout cannot be described, or two layouts do not fit each other."""
 
 
 class SlotError(KernelError):
@@ -51,4 +41,5 @@ class StorageError(KernelError):
 
 
 class TransferError(KernelError):
-    """The GPU's driver refused a copy or a launch, or to page-lock memory; holds its error."""
+    """The GPU's driver refused a copy, a launch, or to page-lock memory; the message quotes its
+    error."""
