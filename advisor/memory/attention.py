@@ -27,7 +27,7 @@ _LENGTH_COUNTS: Final = 0.3
 """BM25's ``b``, commonly 0.75. Chosen: blocks have two to thousands of words, and people do not
 speak less of a file because it is long."""
 _TIMEOUT_S: Final = 30.0  # for an embedding endpoint; chosen
-_MOST_VECTORS: Final = 20_000  # that are kept; chosen: 80 MB of 1,024 dimensions
+_MOST_VECTORS: Final = 20_000  # vectors to keep; chosen: 80 MB of 1,024 dimensions
 _AT_ONCE: Final = 64  # texts of one request; chosen: servers that bound their number allow as many
 _LONGEST: Final = 8192  # characters of a text that are embedded; chosen: most windows are shorter
 
@@ -172,7 +172,7 @@ def _by_words(said: str, texts: Sequence[str]) -> Shares:
 
 
 _PATH: Final = "/v1/sampled"
-_MOST_BLOCKS: Final = 1000  # of one answer: a page tells of no more
+_MOST_BLOCKS: Final = 1000  # most blocks of one answer of the page
 _MOST_S: Final = 1.0  # of one question; chosen: a client waits for it
 _EVERY_S: Final = 1.0  # between questions about one chat; chosen: samples change no faster
 _SOON_S: Final = 0.1  # between those about a chat of which nothing was sampled yet; chosen

@@ -69,8 +69,8 @@ def _escaped(odd: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in odd[0].encode(errors="replace"))
 
 
-_WRAPPING: Final = 8  # tokens of a message's borders, where nobody counts; chosen
-_AT_ONCE: Final = 8  # questions; chosen
+_WRAPPING: Final = 8  # estimated tokens around a message's text; chosen
+_AT_ONCE: Final = 8  # concurrent requests; chosen
 _MOST_S: Final = 5.0  # of one count; chosen: a client waits for it, and an engine may hang
 _WITHOUT_S: Final = 60.0  # until one that had none, or hung, is asked again; chosen: it may change
 _OK, _NO_SUCH_PATH = 200, 404

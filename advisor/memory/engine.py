@@ -109,8 +109,8 @@ async def _send(engine: Upstream, call: Call, body: bytes) -> Reply:
     return await engine.begin(call._replace(body=Body(body)))
 
 
-_START_S: Final = 2.0  # for a word of the engine's at the start; chosen: people wait for it
-_PATH: Final = "/v1/models"  # which engines and routers answer alike
+_START_S: Final = 2.0  # to wait for the engine at the start; chosen: people wait for it
+_PATH: Final = "/v1/models"  # answered by engines and routers alike
 _BAD_GATEWAY: Final = 502
 
 _log = logging.getLogger(__name__)

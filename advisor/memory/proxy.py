@@ -106,7 +106,7 @@ def prompt_of(
     """
     messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
-        # The system's never leave; a name would protect them in the engine, whoever else has them.
+        # System blocks never leave; a name would protect them in the engine for other chats too.
         name = {"identity": block.identity} if names and block.source != "system" else {}
         for message in block.messages:
             if block.tags:

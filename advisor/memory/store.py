@@ -33,7 +33,7 @@ _OURS: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})\.chat")
 _BEGUN: Final = re.compile(r"([0-9a-f]{16}-[0-9a-f]{32}\.|tmp)[a-z0-9_]{8}\.new")
 _HEAD: Final = b"kvgraph chat 3\n"
 _DIGEST: Final = 32  # bytes
-_OLD_HEAD: Final = b"\x82\xa7version\x02"  # of files that have no digest yet
+_OLD_HEAD: Final = b"\x82\xa7version\x02"  # beginning of the older format, without a digest
 _VERSION: Final = 2  # of their form
 
 _log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ def _chat_in(data: bytes) -> ChatSession | None:
         chat = kept.chat
         if kept.version != _VERSION:
             return None
-    # The older form has no digest: what is in a message may be anything.
+    # The older format has no digest, so a message may contain anything.
     fits = all(
         len(block.messages) in (0, len(block.digests)) and all(map(is_message, block.messages))
         for each in chat.versions
@@ -293,7 +293,7 @@ class ChatStore:
         self._chats: OrderedDict[str, ChatSession] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._bytes = 0
-        # A turn that is under way goes on with its chat, also where that left memory meanwhile.
+        # A running turn keeps its chat, even if the chat has left memory meanwhile.
         self._in_use: WeakValueDictionary[str, ChatSession] = WeakValueDictionary()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._files: ChatFiles | None = None
@@ -320,7 +320,7 @@ class ChatStore:
         if chat is None:
             chat = self._files.read(key) if self._files is not None else None
         chat = new if chat is None else chat
-        # An earlier version may have kept it under less than what says whose it is.
+        # An earlier release may have stored fewer of the fields that identify the owner.
         for each in chat.versions:
             each.name, each.caller, each.salt, each.named = (
                 new.name,

@@ -35,8 +35,8 @@ _MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
 _MOST_ANSWERED: Final = 1 << 20  # bytes of an answer, one token or a list of models; chosen
 _FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
 _HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
-_TRIES: Final = 4  # of a lease, while the sidecar has not heard of the blocks; chosen
-_RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody touched is warmed again
+_TRIES: Final = 4  # to lease, while the sidecar does not know the blocks yet; chosen
+_RENEW: Final = 0.8  # share of its time to live after which an untouched prefix is warmed again
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from .layer import ConfLayer
 from .settings import UnsupportedError
 
 NAME: Final = "kvgraph_conf"
-AT_ONCE: Final = 64  # queries that are looked at together once tokens are missing; chosen
-REPLACED: Final = "sdpa"  # what it stands in for, and gives the bits of
+AT_ONCE: Final = 64  # queries computed together once tokens are missing; chosen
+REPLACED: Final = "sdpa"  # the attention that it replaces, bit for bit
 _UNKNOWN: Final = ("softcap", "s_aux", "position_bias", "head_mask")  # change what attention is
 
 
@@ -75,7 +75,7 @@ def conf_attention(
 def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return the output of queries, computed in groups, and the attention of the newest ones."""
     visible, count = layer.visible(query.shape[2]), query.shape[2]
-    # A ranker that hears of all queries, as H2O's, has them looked at together.
+    # A ranker that needs all queries, such as H2O's, gets them in one group.
     outputs, size = [], max(AT_ONCE, min(layer.observed, count))
     first = count % size or min(size, count)  # so that the last ones are ``size``
     for begin, end in pairwise([0, *range(first, count + 1, size)]):

@@ -10,8 +10,8 @@ from torch import Tensor
 from ...kernels.backends.mixed import Part
 from ...kernels.quant import channel_scale, rescaled, to_cells
 
-_LEAST: Final = 16  # slots that are free after a move, if so many are allowed; chosen
-_PARTS: Final = 4  # a quarter of what is held is free after a move, if it is more; chosen
+_LEAST: Final = 16  # least spare slots after a reallocation, if the capacity allows; chosen
+_PARTS: Final = 4  # divisor: a quarter of the held tokens is spare, if that is more; chosen
 
 
 def room_for(held: int, most: int) -> int:

@@ -97,7 +97,7 @@ def _ids(raw: bytes) -> _Ids:
 Domain: TypeAlias = tuple[str, ...]
 """Owner of a text: tenant, cache salt, session. A lookup finds text of given domains only."""
 
-_MOST_CHILDREN: Final = 8  # of one block that are remembered in a domain; chosen
+_MOST_CHILDREN: Final = 8  # following blocks remembered per block and domain; chosen
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,7 @@ class TextBlocks:
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[bytes, TextBlock] = OrderedDict()
-        # By a block and whose text follows it, the blocks that do, oldest first.
+        # By block hash and domain: the blocks that follow, oldest first.
         self._after: dict[tuple[bytes, Domain], list[TextBlock]] = {}
 
     def __len__(self) -> int:
@@ -179,8 +179,8 @@ UNFINDABLE: Final = -1
 """Stands for a token that must not be found: no prompt has it."""
 
 WINDOW: Final = 16  # tokens at most; chosen: a common block size, and more than a phrase
-_MOST_PLACES: Final = 4  # of a domain's window: text may stand in many of its prompts; chosen
-_MOST_FOLLOWED: Final = 4096  # blocks, after which no further place is tried; chosen: some 10 ms
+_MOST_PLACES: Final = 4  # places remembered per window and domain; chosen
+_MOST_FOLLOWED: Final = 4096  # blocks to follow before giving up; chosen: some 10 ms
 
 
 class Segment(NamedTuple):
@@ -253,7 +253,7 @@ class SpanIndex:
         window = next(fits, 1)
         self._prints = Fingerprints(window, rng)
         self._blocks = TextBlocks()
-        # By window, the blocks that say it and where, oldest first.
+        # By domain and window: the blocks that hold it, and where; oldest first.
         self._places: dict[tuple[Domain, int], list[tuple[TextBlock, int]]] = {}
 
     def __len__(self) -> int:
@@ -378,7 +378,7 @@ class SpanIndex:
         while first < 0:
             block = self._blocks.get(block.before) if block is not None else None
             first += self._size
-        # Going back from ``entry``, the block may be another domain's, whose prompt began alike.
+        # An earlier block may belong to another domain whose prompt began alike.
         while block is not None and block.domain in domains and usable(block.block_hash):
             same = block.text.common(first, prompt, at)
             if same:

@@ -129,7 +129,7 @@ def _line(text: object) -> str:
     return text.strip()
 
 
-_SLICE: Final = 4096  # tokens that are looked at before other threads may run; chosen
+_SLICE: Final = 4096  # tokens searched before other threads may run; chosen
 USER: Final = int(SourceLayer.USER_TURN)
 
 
@@ -318,7 +318,7 @@ def _runs(found: Sequence[BorderMatch], end: int) -> list[Run]:
 
 Decode = Callable[[Sequence[int]], str]
 
-_PART: Final = 64  # tokens that are decoded together; chosen
+_PART: Final = 64  # tokens decoded together; chosen
 _BEFORE: Final = 8
 """Tokens before a part that are decoded with it, since a character may span several tokens and a
 text's first token may lose a space. Chosen."""
@@ -360,7 +360,7 @@ class TokenPlaces:
 
 MARKS_KEY: Final = "kvgraph_layers"
 """In ``kv_transfer_params``, and beside a rendered prompt."""
-MOST_RUNS: Final = 8192  # of one prompt; chosen
+MOST_RUNS: Final = 8192  # runs of one prompt; chosen
 
 
 def marks_of(proof: str, runs: Sequence[Run]) -> dict[str, Any]:

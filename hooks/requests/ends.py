@@ -143,13 +143,14 @@ def _loosely(text: str) -> str:
     return r"\s*".join(map(re.escape, _PIECES.findall(text)))
 
 
-# All chosen; in tokens, unless it says otherwise.
-_TAIL: Final = 12  # of an answer, in which a call's last mark stands
-_NAMED_WITHIN: Final = 48  # from what opens a call to behind its tool's name
-_OPENERS: Final = 32  # of an answer, that are looked behind
-_HEAD, _END = 768, 256  # of an answer, searched for a name where no token stands beside it
-_LONGEST: Final = 1024  # of a call whose brackets are looked at
-_FEW: Final = 4  # ends, one behind the other
+# All chosen; in tokens unless stated.
+_TAIL: Final = 12  # end of an answer that is searched for a call's closer
+_NAMED_WITHIN: Final = 48  # from a call's opener to the end of its tool's name
+_OPENERS: Final = 32  # openers of an answer that are tried
+# Start and end of an answer that are searched for a name if no token stands beside it.
+_HEAD, _END = 768, 256
+_LONGEST: Final = 1024  # longest call whose brackets are checked
+_FEW: Final = 4  # end tokens in a row
 
 
 class Ending(NamedTuple):

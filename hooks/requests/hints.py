@@ -32,7 +32,7 @@ from ..threads import Once
 # Each of these functions reads one field's value. Its ValueError or TypeError continues a sentence
 # that begins with the field's name.
 
-MAX_SECONDS: Final = 1e9  # of a stated return or a lease; chosen
+MAX_SECONDS: Final = 1e9  # longest expected return or lease; chosen
 
 
 def name_of(value: object) -> str:
@@ -98,7 +98,7 @@ logger = logging.getLogger(__name__)
 HINTS_VARIABLE: Final = "AITHER_KVCACHE_HINTS"
 ALLOWED: Final = "all, session, off, or secret:FILE"
 _SECRET: Final = "secret:"
-_SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by trying
+_SHORTEST_SECRET: Final = 16  # characters; chosen: too long to guess
 
 
 class Trust(Enum):

@@ -30,7 +30,7 @@ from .sections import SectionSplitter
 
 EVOKE: Final = "evoke"
 LONGEST: Final = 1 << 20  # characters of hints in a string; chosen
-_FULL: Final = 100  # of a priority
+_FULL: Final = 100  # highest priority
 _ROLES: Final = {
     "system": "rules", "developer": "rules", "user": "user_turn", "assistant": "generation",
     "tool": "tool_result", "function": "tool_result",
@@ -87,8 +87,8 @@ def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
     }
 
 
-_FEW: Final = 32  # fields of hints, or of one of its parts; more than there are
-_LONG: Final = 4096  # characters of one; chosen, so that any secret fits
+_FEW: Final = 32  # fields read of an object; more than exist
+_LONG: Final = 4096  # characters of a field; chosen: any secret fits
 _INTEGERS: Final = 1 << 63  # larger integers are sent as floats; chosen, MessagePack ends near
 _FLOATS: Final = 1 << 1023  # and from here on not at all: no float is as large
 
@@ -214,10 +214,10 @@ def _warn(once: Once, field: str, problem: str) -> None:
     once.warn(field, "kvgraph: of a request's hints, %s %s; ignored (said once)", field, problem)
 
 
-_REMEMBERED: Final = 256  # system texts whose places are known; chosen
-_TELLING: Final = 8  # characters of a text whose place is looked for; chosen
+_REMEMBERED: Final = 256  # system texts whose position is remembered; chosen
+_TELLING: Final = 8  # shortest text that is searched for; chosen
 _MOST_TYPED: Final = 64  # strings that name special tokens; more are not looked for. Chosen
-_DEEPEST: Final = 32  # of lists in lists in a message; chosen
+_DEEPEST: Final = 32  # nesting of lists in a message; chosen
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -423,7 +423,7 @@ def _inside(spans: list[tuple[int, int]]) -> Callable[[int], bool]:
     return inside
 
 
-_DEEPEST_PLACE: Final = 4  # of parts in parts; chosen
+_DEEPEST_PLACE: Final = 4  # nesting of parts in a content; chosen
 
 
 class ClientMessage(NamedTuple):

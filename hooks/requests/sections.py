@@ -14,9 +14,9 @@ import numpy as np
 from ...graph.types import SourceLayer
 from .borders import BorderTable, Decode, Run, TokenPlaces
 
-_REMEMBERED: Final = 256  # system texts whose sections are known; chosen
-_LONGEST: Final = 65_536  # tokens of a system text that is looked at; chosen
-_MOST: Final = 64  # sections of one; the last of them goes on to its end. Chosen
+_REMEMBERED: Final = 256  # system texts whose sections are remembered; chosen
+_LONGEST: Final = 65_536  # longest system text that is split, in tokens; chosen
+_MOST: Final = 64  # sections of a text; the last one extends to its end. Chosen
 
 Sections = tuple[tuple[int, int], ...]
 """Layers, and the tokens from the start of a text on at which they begin."""

@@ -67,7 +67,7 @@ def _wrap(kind: type, name: str, note: Any) -> None:
         token = None
         try:
             token = CLIENTS.set(await note(request, raw_request))
-        except Exception as error:  # whatever a client sends: vLLM is to judge it
+        except Exception as error:  # a malformed request is for vLLM to refuse
             _once.warn(
                 "note",
                 "kvgraph: a client's messages are not read (%s); ignored",
@@ -191,7 +191,7 @@ class RendererMarks:
         return RenderedChat(marks, own, tokens, text, self._tokenizer)
 
 
-_LONG: Final = 4096  # tokens of a prompt that is marked beside the API's loop; chosen
+_LONG: Final = 4096  # longer prompts, in tokens, are marked on another thread; chosen
 
 
 def mark_chats() -> None:
@@ -280,7 +280,7 @@ def _mark_all(
         for messages, prompt in zip(*rendered, strict=True):
             if prompt.get("prompt_token_ids"):
                 prompt[CHAT_KEY] = marks.chat(prompt, messages, params.chat_template_kwargs)
-    except Exception as error:  # a client's request must go on whatever it contains
+    except Exception as error:  # no content may make a client's request fail
         _once.warn("mark", "kvgraph: a chat's layers are not read (%s)", _kind(error))
 
 

@@ -211,7 +211,7 @@ class Conversation(NamedTuple):
 
 _Wanted = tuple[SourceLayer, str]
 _SYSTEM: Final[_Wanted] = (SourceLayer.RULES, SYSTEM)
-_SCHEMA: Final = 40  # tokens from a tool's description to the end of its schema, at most
+_SCHEMA: Final = 40  # most tokens from a tool's description to the end of its schema
 _PROSE: Final[tuple[_Wanted, ...]] = (
     (SourceLayer.USER_TURN, QUESTION),
     (SourceLayer.GENERATION, ANSWER),
@@ -280,7 +280,7 @@ def _schema(probes: Probes, tokens: list[int]) -> Iterator[tuple[int, int, Sourc
 # earlier, and so forth.
 
 _PROBED: Final = (TOOL, KEY, *CALL_IDS)
-_INNER: Final = 8  # tokens of a border that is mere text: enough not to be met by chance
+_INNER: Final = 8  # tokens of a text border: too long to occur by chance
 
 
 def learn_borders(
@@ -396,7 +396,7 @@ def _distinct_borders(gaps: list[_Gap]) -> set[Border]:
         for gap in unclear:
             if len(gap.starts) > 1:
                 gap.starts.pop()
-            else:  # nothing tells them apart: the least precious of the layers
+            else:  # indistinguishable: take the least privileged layer
                 gap.layer = max(each.layer for each in gaps if each.border == gap.border)
     return {Border(int(gap.layer), gap.border) for gap in gaps}
 

@@ -107,13 +107,13 @@ _FIRST: Final = asyncio.FIRST_COMPLETED
 
 logger = logging.getLogger(__name__)
 
-_FRESH_S: Final = 0.5  # an older answer is asked for anew; chosen
+_FRESH_S: Final = 0.5  # an answer is reused for so long; chosen
 
 _OF_VLLM: Final = r"(?:\d+_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)"
 """Ids that vLLM's API makes of a request's name: the answer's number before it if ``n`` is above 1,
 and a completion's prompt number after it."""
-_RANDOM: Final = r"-[0-9a-f]{8}"  # behind all that, unless the operator switched it off
-_OF_BATCH: Final = re.compile(r"_\d+$")  # behind the name of a batch of chats, and of some chats
+_RANDOM: Final = r"-[0-9a-f]{8}"  # suffix, unless the operator switched it off
+_OF_BATCH: Final = re.compile(r"_\d+$")  # suffix of a batch of chats, and of some single chats
 
 
 class WaitingRequests:
@@ -148,7 +148,7 @@ class WaitingRequests:
         thousands."""
         try:
             return names_of(self._ask())
-        except Exception as error:  # whoever listens there: the client's request must go on
+        except Exception as error:  # a broken sidecar must not fail the client's request
             logger.debug("kvgraph: nobody says which requests are held: %s", type(error).__name__)
             return frozenset()
 

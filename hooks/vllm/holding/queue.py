@@ -50,8 +50,8 @@ class HoldingQueue:
         self._holds = holds
         self._gone = gone
         self._held: dict[str, Request] = {}  # in the order of their arrival
-        self._last: Request | None = None  # that was let in
-        self._ends = False  # all are released as soon as vLLM looks
+        self._last: Request | None = None  # the last one released
+        self._ends = False  # release all when vLLM next looks
         self.queued: Callable[[Request], None] = _ignore
         self.unqueued: Callable[[str], None] = _ignore
         scheduler.waiting = self
@@ -85,7 +85,7 @@ class HoldingQueue:
         last = self._last
         if last is None or last.is_finished():
             return True
-        # Tokens count as computed from when their step is scheduled on: only an answer tells.
+        # Tokens count as computed once their step is scheduled; only an output token proves it.
         return bool(last.num_output_tokens > 0)
 
     def outranks_running(self, request: Request) -> bool:
@@ -120,7 +120,7 @@ class HoldingQueue:
     def release_all(self) -> None:
         """Move all held requests into vLLM's queue and sort it by arrival."""
         held, self._held = list(self._held.values()), {}
-        for request in held:  # before anybody is told, who may raise: none is lost
+        for request in held:  # before any callback, which may raise: no request is lost
             self._queue.add_request(request)
         if isinstance(self._queue, deque):
             in_order = sorted(self._queue, key=_arrival)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ...requests.hints import Meaning
 
-MOST_SESSIONS: Final = 4096  # whose last branch is kept; chosen
-MOST_TOKENS: Final = 1 << 25  # of all branches: some 300 MiB with their hashes; chosen
+MOST_SESSIONS: Final = 4096  # sessions whose last branch is kept; chosen
+MOST_TOKENS: Final = 1 << 25  # tokens of all branches: some 300 MiB with their hashes; chosen
 _NONCE_BYTES: Final = 16
 
 Owner = tuple[Domain, str]

@@ -111,7 +111,7 @@ class OwnText:
     def _generation(self, block_hash: bytes) -> int:
         domain = self._index.domain(block_hash)
         if domain is None:
-            return self._most  # forgotten: what is computed behind it is not entered
+            return self._most  # unknown: do not index what is computed after it
         return int(domain[-1]) if len(domain) > _SHARED else 0
 
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_LAYERS: Final = 16  # sampled of a model; chosen
+_MOST_LAYERS: Final = 16  # most layers that are sampled; chosen
 _MARK: Final = "_kvgraph_wrapped"
-_READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")  # caches that we describe
+# Attention back ends whose cache layout is known.
+_READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 
 
 def follow_runners() -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ....kernels.tensors import Tensor
 
 _AT_ONCE: Final = 4  # blocks embedded per sampled step; chosen
-_CENTRE_OF: Final = 32  # blocks whose mean is taken for what all keys share; chosen
-_WIDEST: Final = 4096  # values of an embedding that the wire takes
-_REQUESTS: Final = 1024  # whose embedded blocks are remembered; chosen
+_CENTRE_OF: Final = 32  # blocks whose mean key is subtracted from all; chosen
+_WIDEST: Final = 4096  # widest embedding that the wire accepts
+_REQUESTS: Final = 1024  # requests whose embedded blocks are remembered; chosen
 
 
 class LayerQuery(NamedTuple):
@@ -89,7 +89,7 @@ class BlockEmbedder:
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
         self._cache = cache
-        # Where the cache is: to bring the angles there each time would wait for the GPU.
+        # On the cache's device, because copying the angles each time would wait for the GPU.
         self._rope = rope and replace(rope, inv_freq=ops.brought(cache, rope.inv_freq))
         self._layer = cache.layout.layers // 2
         self._sum: Tensor | None = None
@@ -113,7 +113,7 @@ class BlockEmbedder:
             return None
         if reported:
             behind = torch.zeros(len(blocks))
-            behind[reported] = -2.0  # a share is within [0, 1]
+            behind[reported] = -2.0  # below any share, which is within [0, 1]
             mass = mass + ops.brought(self._cache, behind)
         places = torch.topk(mass, count).indices
         keys = block_meanings(self._cache, self._layer, blocks[places], places, self._rope)
@@ -216,7 +216,7 @@ def split_samples(
     return metadata, []
 
 
-_ROWS: Final = 8  # requests whose confidence is taken per sampled step; chosen
+_ROWS: Final = 8  # most requests whose confidence is measured per sampled step; chosen
 
 
 class SampledRequest(NamedTuple):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..observer import Scheduled
     from .measuring import Sample
 
-_MOST_ATTENDED: Final = 64  # blocks reported of a step; chosen
+_MOST_ATTENDED: Final = 64  # most blocks reported per step; chosen
 _REMEMBERED: Final = 1 << 16  # blocks whose embedding was reported; chosen
 
 

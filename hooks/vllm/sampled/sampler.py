@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from ....kernels.tensors import Tensor
 
 LONGEST_S: Final = 1.0  # from one sampled step to the next, while the engine decodes; chosen
-_EARLY_S: Final = 0.05  # a step may last so long, and the next one be sampled in time; chosen
-_SHORTEST_S: Final = 0.1  # from one to the next; chosen
-_SAVED_S: Final = 20.0  # seconds whose share may be saved up, or owed; chosen
-_OUTLIER: Final = 3.0  # times the estimate: one that costs more was held up by others; chosen
+_EARLY_S: Final = 0.05  # a step may take so long without delaying the next sample; chosen
+_SHORTEST_S: Final = 0.1  # least time between samples; chosen
+_SAVED_S: Final = 20.0  # seconds of use whose share may be saved up or owed; chosen
+_OUTLIER: Final = 3.0  # times the estimate; a costlier sample was delayed by other work. Chosen
 _NEWEST: Final = 0.3  # share of the newest cost in the estimates; chosen
-_LAYER_TOKEN_S: Final = 1e-6  # of one layer's mass, per token, before any was measured; a guess
-_LEAST_S: Final = 1e-4  # of a step that samples no layer, before any was measured; a guess
+_LAYER_TOKEN_S: Final = 1e-6  # first estimate of one layer's cost per token; a guess
+_LEAST_S: Final = 1e-4  # first estimate of a step that samples no layer; a guess
 _STRICT_LAYER_TOKEN_S: Final = 1e-8  # the same on a GPU; a guess
 _STRICT_S: Final = 0.05  # the same of a step without its CUDA graph; a guess, on the safe side
-_LEAST_LAYER_TOKEN_S: Final = 1e-10  # so that an estimate can grow again; chosen
+_LEAST_LAYER_TOKEN_S: Final = 1e-10  # floor, so that an estimate can grow again; chosen
 
 Clock = Callable[[], float]
 
@@ -100,7 +100,7 @@ class SamplingBudget:
         self._balance = max(self._balance - seconds, -self._owed)
         now = self._clock()
         self._next = now + _SHORTEST_S
-        # Counted from when this one was due, and not from when a step began behind that.
+        # Counted from when this sample was due, not from the later step that took it.
         deadline = min(self._deadline, now) + self._longest
         self._deadline = deadline if deadline > now else now + self._longest
         if not layers or seconds < self._plain.value:
@@ -131,10 +131,10 @@ class _Estimate:
 # A sampled step runs without its CUDA graph, and the GPU works on it after the runner has gone
 # on. So its cost shows only in how much later than usual the next steps begin.
 
-_REMEMBERED: Final = 32  # steps of a size; chosen
-_ENOUGH: Final = 8  # of them, before a step of that size is sampled; chosen
-_WINDOW: Final = 3  # steps from a sampled one on: as many as vLLM has under way at once, and one
-_UNKNOWN: Final = 0  # requests that decode, where a step does anything else too
+_REMEMBERED: Final = 32  # steps remembered per batch size; chosen
+_ENOUGH: Final = 8  # steps to time before one of that size is sampled; chosen
+_WINDOW: Final = 3  # steps that a sample may delay: as many as vLLM runs at once, and one
+_UNKNOWN: Final = 0  # stands for a step that does more than decode
 
 
 class StepTimes:
@@ -214,7 +214,7 @@ def _decoding(scheduler_output: Any) -> int:
 
 logger = logging.getLogger(__name__)
 
-_TOKENS: Final = 1 << 17  # of a context whose attention is sampled at most; chosen
+_TOKENS: Final = 1 << 17  # longest context whose attention is sampled; chosen
 
 
 class SampledLayer(NamedTuple):
@@ -397,7 +397,7 @@ class StepSampler:
 
     def _give_up(self, error: Exception) -> None:
         self.detach()
-        logger.warning(  # the type only: a message may quote what it choked on
+        logger.warning(  # the type only: a message may quote request content
             "kvgraph: decode steps are sampled no more after %s",
             type(error).__name__,
             exc_info=logger.isEnabledFor(logging.DEBUG),
