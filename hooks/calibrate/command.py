@@ -6,6 +6,7 @@ import json
 import random
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,7 +143,7 @@ def calibrate(
     path = calibration_file(calibration.identity)
     save(calibration, path)
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "text": kind, **_plain(calibration)}))
+        typer.echo(json.dumps({"path": str(path), "text": kind, **asdict(calibration)}))
     else:
         report(calibration, kind, path, bar)
     if not calibration.passed:
@@ -216,12 +217,6 @@ def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:
     except (OSError, ValueError):
         tokenizer = None
     return SplicedModel(model, rope), tokenizer
-
-
-def _plain(calibration: Calibration) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(calibration)
 
 
 def _given_up(problem: str) -> typer.Exit:

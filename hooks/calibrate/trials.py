@@ -267,13 +267,12 @@ def _trials(cell: Cell, samples: int, text: Callable[[int], Tensor]) -> Iterator
         last = text(cell.tokens + cell.margin)
         # Each stood elsewhere, in a prompt of other text.
         places = [cell.head + number * cell.tokens for number in range(cell.joints)]
-        befores = [[text(place - cell.delta), *_further(cell, text)] for place in places]
+        later = range(cell.generations - 1)
+        befores = [
+            [text(place - cell.delta), *(text(cell.distance) for _ in later)] for place in places
+        ]
         rest = torch.cat([last[cell.tokens :], text(TAIL)])
         yield _Trial(text(cell.head), [*spans, last[: cell.tokens]], befores, rest)
-
-
-def _further(cell: Cell, text: Callable[[int], Tensor]) -> list[Tensor]:
-    return [text(cell.distance) for _ in range(cell.generations - 1)]
 
 
 def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:

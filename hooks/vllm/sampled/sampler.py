@@ -49,6 +49,8 @@ class SamplingBudget:
     Attributes:
         steps, with_layers: Number of sampled steps, and of those with sampled layers.
         spent_s: Seconds that they took.
+        expected_s: Expected cost of a sample in seconds, at the last context length and with all
+            layers.
     """
 
     def __init__(self, clock: Clock, used: Clock, share: float, strict: bool = False) -> None:
@@ -61,14 +63,9 @@ class SamplingBudget:
         self._balance = 0.0
         self._plain = _Estimate(_STRICT_S if strict else _LEAST_S)
         self._layer_token = _Estimate(_STRICT_LAYER_TOKEN_S if strict else _LAYER_TOKEN_S)
-        self._whole_s = self._plain.value
+        self.expected_s = self._plain.value
         self.steps = self.with_layers = 0
         self.spent_s = 0.0
-
-    @property
-    def expected_s(self) -> float:
-        """Expected cost of a sample in seconds, at the last context length and with all layers."""
-        return self._whole_s
 
     def is_due(self) -> bool:
         """Return whether this decode step is to be sampled; stays true until ``took`` is called."""
@@ -77,10 +74,10 @@ class SamplingBudget:
             return False
         self._next = min(now + _SHORTEST_S, self._deadline)
         used = self._now_used()
-        most = max(self._share * _SAVED_S, self._whole_s)
+        most = max(self._share * _SAVED_S, self.expected_s)
         self._balance = min(most, self._balance + self._share * (used - self._used))
         self._used = used
-        if self._balance < self._whole_s and now < self._deadline:
+        if self._balance < self.expected_s and now < self._deadline:
             return False
         self._next = now
         return True
@@ -89,7 +86,7 @@ class SamplingBudget:
         """Return how many layers the budget pays for, at most ``most``, for a context of
         ``tokens``."""
         spare, each = self._balance - self._plain.value, self._layer_token.value * max(1, tokens)
-        self._whole_s = self._plain.value + each * most
+        self.expected_s = self._plain.value + each * most
         return max(0, min(most, int(spare / each)))
 
     def took(self, seconds: float, layers: int, tokens: int) -> None:
