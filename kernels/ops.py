@@ -16,7 +16,7 @@ import torch
 from .backends import mixed
 from .backends.base import Backend, Observer
 from .backends.choice import SWITCH, fastest, observer_named
-from .backends.mixed import Attended, Part
+from .backends.mixed import Attended, KvPart
 from .gpu.calls import uploaded
 from .layout import Blocks, PagedKv, SlotMap
 from .rope import Rope
@@ -121,7 +121,7 @@ def _check_pairs(*lists: Tensor) -> None:
 
 
 def mixed_attention(
-    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float
+    queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float
 ) -> Attended:
     """Attend to tokens stored in parts, by compiled C++ if possible; see ``backends.mixed``."""
     if mixed.serves(queries, parts) and _is_compiled():

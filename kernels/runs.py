@@ -48,7 +48,7 @@ def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
     return CopyPlan(run, axes)
 
 
-class Runs(NamedTuple):
+class ByteRuns(NamedTuple):
     """The runs of a copy, all of one size.
 
     Attributes:
@@ -62,14 +62,14 @@ class Runs(NamedTuple):
     size: int
 
 
-def block_runs(source: Blocks, target: Blocks) -> Runs:
+def block_runs(source: Blocks, target: Blocks) -> ByteRuns:
     """Return the runs that copy whole blocks between two memories; raises like ``copy_plan``."""
     plan = copy_plan(source.layout, target.layout)
     sources, targets = (
         _starts(blocks, [(axis[0], axis[which]) for axis in plan.axes])
         for blocks, which in ((source, 1), (target, 2))
     )
-    return Runs(sources, targets, plan.run * source.layout.itemsize)
+    return ByteRuns(sources, targets, plan.run * source.layout.itemsize)
 
 
 def _starts(blocks: Blocks, axes: list[tuple[int, int]]) -> Int64s:

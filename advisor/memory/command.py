@@ -17,7 +17,7 @@ from ..fleet.command import AllowedHosts
 from ..fleet.upstream import engine_in
 from ..process.process import checked_hosts, log_for_people, refuse_remote
 from ..tools.remote import only_sidecar_url
-from .settings import ATTENTION_WEIGHT, EmbeddingSettings, MemorySettings, Mode, StoreSettings
+from .settings import ATTENTION_WEIGHT, ChatStoreSettings, EmbeddingSettings, MemorySettings, Mode
 
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
@@ -80,7 +80,7 @@ def memory(
         settings = replace(settings, salt_key=None)
     elif secret := os.environ.get(_SECRET):
         settings = replace(settings, salt_key=hashlib.blake2b(secret.encode()).digest())
-    kept = StoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
+    kept = ChatStoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
     embeds = (
         EmbeddingSettings(embeddings, embedding_model, os.environ.get(_KEY)) if embeddings else None
     )

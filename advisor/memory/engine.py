@@ -33,7 +33,7 @@ class Form(IntEnum):
     """The client's own messages: some templates require alternating roles."""
 
 
-class Prompt(NamedTuple):
+class EnginePrompt(NamedTuple):
     """A chat's request, in each form.
 
     Attributes:
@@ -76,7 +76,7 @@ class EngineAsker:
         self._plain_s = plain_s
         self._hints_from = 0.0
 
-    async def begin(self, engine: Upstream, call: Call, prompt: Prompt) -> tuple[Reply, Form]:
+    async def begin(self, engine: Upstream, call: Call, prompt: EnginePrompt) -> tuple[Reply, Form]:
         """Send a request in the first form that the engine accepts; return the answer's beginning,
         and the form.
 

@@ -20,7 +20,7 @@ from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
 from .attention import Attention, Similarity
 from .chat import Block, ChatSession, Message
 from .chooser import MemoryCounts, PromptChooser, TokenCounter, with_line
-from .engine import CompletionReader, EngineAsker, Form, Prompt, gone
+from .engine import CompletionReader, EngineAsker, EnginePrompt, Form, gone
 from .requests import CACHE_SALT, ChatRequest, read_chat_request
 from .settings import MemorySettings, Mode
 from .store import ChatStore
@@ -268,7 +268,7 @@ class MemoryProxy:
 
     async def _prepared(
         self, asked: Asked, of: Turn, request: ChatRequest, over: Callable[[], None]
-    ) -> tuple[ChatTurn, Prompt]:
+    ) -> tuple[ChatTurn, EnginePrompt]:
         """Apply a request to its chat; return the turn, and the prompt for the engine."""
         by = self.settings
         self.callers.sent(of)
@@ -293,7 +293,7 @@ class MemoryProxy:
             sent, tags = prompt_of(chat.resident, line, self._names and chat.named)
             own = prompt_of(chat.blocks)[0] if request.appends else asked.call.body.data
             salt = caller_salt(asked.call.headers, request.fields.get(CACHE_SALT), by.salt_key)
-            prompt = Prompt(request, sent, tags, by.mode is Mode.KV_RESTORE, own, salt)
+            prompt = EnginePrompt(request, sent, tags, by.mode is Mode.KV_RESTORE, own, salt)
             counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
             return turn._replace(counted=counted, back=names), prompt
 

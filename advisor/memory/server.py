@@ -24,7 +24,7 @@ from .chat import ChatSession
 from .engine import warn_if_unreachable
 from .proxy import MemoryProxy, caller_of, salt_of
 from .requests import CACHE_SALT
-from .settings import EmbeddingSettings, MemorySettings, StoreSettings
+from .settings import ChatStoreSettings, EmbeddingSettings, MemorySettings
 from .store import ChatStore
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def _plain(chat: ChatSession) -> dict[str, Any]:
 async def serve_memory(
     url: str,
     settings: MemorySettings,
-    kept: StoreSettings,
+    kept: ChatStoreSettings,
     embeds: EmbeddingSettings | None,
     page: str | None,
     host: str,

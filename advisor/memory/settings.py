@@ -100,7 +100,7 @@ class EmbeddingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSettings:
+class ChatStoreSettings:
     """Where chats are kept.
 
     Attributes:

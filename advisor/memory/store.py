@@ -21,7 +21,7 @@ import msgspec
 from ...graph.errors import ConfigError
 from ...graph.wire.frames import BAD_PAYLOAD
 from .chat import Block, ChatSession, is_message
-from .settings import StoreSettings
+from .settings import ChatStoreSettings
 
 # A file is a line that names its format, a digest of the rest, and the chat. A damaged or foreign
 # file is renamed, and its chat begins anew.
@@ -288,7 +288,7 @@ class ChatStore:
         settings: Budgets, and where chats survive a restart.
     """
 
-    def __init__(self, settings: StoreSettings) -> None:
+    def __init__(self, settings: ChatStoreSettings) -> None:
         self._most = settings.ram_bytes
         self._chats: OrderedDict[str, ChatSession] = OrderedDict()
         self._sizes: dict[str, int] = {}

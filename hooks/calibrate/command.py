@@ -25,10 +25,10 @@ from .trials import (
     FURTHEST,
     MARGINS,
     Bar,
+    CalibrationVerdict,
     Cell,
     CellResult,
     Tensor,
-    Verdict,
     grid,
     judge_margins,
     measure,
@@ -183,7 +183,7 @@ def run(
 
 def _judged(
     loaded: Any, grids: Sequence[Sequence[Cell]], samples: int, draw: Callable[[int], Any], bar: Bar
-) -> tuple[Verdict, list[CellResult]]:
+) -> tuple[CalibrationVerdict, list[CellResult]]:
     """Measure and judge, showing progress on stderr."""
     number, most = count(1), sum(map(len, grids))
     with Console(stderr=True).status("measuring") as status:

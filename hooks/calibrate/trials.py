@@ -336,7 +336,7 @@ DEFAULT_BAR: Final = Bar()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CalibrationVerdict:
     """Whether a model passed, why, and what is allowed."""
 
     passed: bool
@@ -346,7 +346,7 @@ class Verdict:
 
 def judge_margins(
     grids: Iterable[Sequence[Cell]], measure: Callable[[Cell], CellResult], bar: Bar = DEFAULT_BAR
-) -> tuple[Verdict, list[CellResult]]:
+) -> tuple[CalibrationVerdict, list[CellResult]]:
     """Judge one grid after the other, each of a longer margin, until one passes.
 
     Returns:
@@ -361,7 +361,7 @@ def judge_margins(
     return verdict, shown
 
 
-def judge(measured: Sequence[CellResult], bar: Bar = DEFAULT_BAR) -> Verdict:
+def judge(measured: Sequence[CellResult], bar: Bar = DEFAULT_BAR) -> CalibrationVerdict:
     """Allow what was measured and passed: nothing shorter, further or with more joints.
 
     All of ``measured`` has one margin, which the limits keep. The limits are found in turn: the
@@ -374,12 +374,14 @@ def judge(measured: Sequence[CellResult], bar: Bar = DEFAULT_BAR) -> Verdict:
     later = [each for each in single if each.cell.later]
     single = [each for each in single if not each.cell.later]
     if not single:
-        return Verdict(False, "the model takes no sequence that is long enough", SpliceLimits())
+        return CalibrationVerdict(
+            False, "the model takes no sequence that is long enough", SpliceLimits()
+        )
     nearest = min(each.cell.distance for each in single)
     near = [each for each in single if each.cell.distance == nearest]
     least = _least((each.cell.tokens, bar.passes(each)) for each in near)
     if least is None:
-        return Verdict(False, _why_not(near, bar), SpliceLimits())
+        return CalibrationVerdict(False, _why_not(near, bar), SpliceLimits())
     fit = [each for each in single if each.cell.tokens >= least]
     furthest = _most((each.cell.distance, bar.passes(each)) for each in fit) or nearest
     within = [each for each in exact if each.cell.distance <= furthest and not each.cell.later]
@@ -393,7 +395,7 @@ def judge(measured: Sequence[CellResult], bar: Bar = DEFAULT_BAR) -> Verdict:
         least, furthest, joints or 1, single[0].cell.margin, generations or 1, most_later or 0,
         openings == {True},
     )  # fmt: skip
-    return Verdict(True, _words(limits, bar), limits)
+    return CalibrationVerdict(True, _words(limits, bar), limits)
 
 
 def _least(results: Iterable[tuple[int, bool]]) -> int | None:

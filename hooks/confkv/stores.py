@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.backends.mixed import Part
+from ...kernels.backends.mixed import KvPart
 from ...kernels.quant import channel_scale, rescaled, to_cells
 
 _LEAST: Final = 16  # least spare slots after a reallocation, if the capacity allows; chosen
@@ -34,7 +34,7 @@ class Store(Protocol):
     def keep(self, slots: Tensor) -> None:
         """Keep only slots [batch, n]; the last of each row are the newest, in order."""
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[KvPart]:
         """Return all tokens, as attention reads them."""
 
     def select(self, rows: Tensor) -> None:
@@ -88,8 +88,8 @@ class FloatStore:
         self._keys[:, :, : self.held] = keys
         self._values[:, :, : self.held] = values
 
-    def parts(self) -> list[Part]:
-        return [Part(self.keys, self.values)]
+    def parts(self) -> list[KvPart]:
+        return [KvPart(self.keys, self.values)]
 
     def select(self, rows: Tensor) -> None:
         self._keys, self._values = self._keys[rows], self._values[rows]
@@ -205,12 +205,12 @@ class MixedStore:
             plane.keep(old)
         self._old = old.shape[1]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[KvPart]:
         keys, values = self._planes
         recent = self._recent.parts()
         if not self._old:
             return recent
-        old = Part(
+        old = KvPart(
             keys.cells[:, :, : self._old], values.cells[:, :, : self._old], keys.scale, values.scale
         )
         return [old, *recent]

@@ -183,7 +183,7 @@ _MOST_PLACES: Final = 4  # places remembered per window and domain; chosen
 _MOST_FOLLOWED: Final = 4096  # blocks to follow before giving up; chosen: some 10 ms
 
 
-class Segment(NamedTuple):
+class BlockSpan(NamedTuple):
     """A run of tokens inside one block.
 
     Attributes:
@@ -209,7 +209,7 @@ class Piece:
 
     at: int
     delta: int
-    segments: tuple[Segment, ...]
+    segments: tuple[BlockSpan, ...]
 
     @property
     def tokens(self) -> int:
@@ -218,7 +218,7 @@ class Piece:
 
     def cut(self, tokens: int) -> Piece:
         """Return the piece's first ``tokens`` tokens as a piece."""
-        kept: list[Segment] = []
+        kept: list[BlockSpan] = []
         for segment in self.segments:
             if tokens > 0:
                 kept.append(segment._replace(tokens=min(segment.tokens, tokens)))
@@ -350,7 +350,7 @@ class SpanIndex:
         same = entry.text.common(0, prompt, 0) if entry is not None else 0
         if entry is None or not 0 < same < self._size:
             return None
-        return Piece(at, 0, (Segment(entry.block_hash, 0, same),))
+        return Piece(at, 0, (BlockSpan(entry.block_hash, 0, same),))
 
     def _places_of(
         self, domains: Collection[Domain], tokens: Tokens, at: int
@@ -371,7 +371,7 @@ class SpanIndex:
         prompt: TokenBytes,
         at: int,
         usable: Callable[[bytes], bool],
-    ) -> Iterator[Segment]:
+    ) -> Iterator[BlockSpan]:
         """Follow a sequence's blocks for as long as they match the prompt, from offset ``first`` in
         ``entry`` on."""
         block: TextBlock | None = entry
@@ -383,7 +383,7 @@ class SpanIndex:
             same = block.text.common(first, prompt, at)
             if same:
                 self._blocks.used(block.block_hash)
-                yield Segment(block.block_hash, first, same)
+                yield BlockSpan(block.block_hash, first, same)
             if first + same < self._size:
                 return
             at, first = at + same, 0

@@ -101,7 +101,7 @@ _SECRET: Final = "secret:"
 _SHORTEST_SECRET: Final = 16  # characters; chosen: too long to guess
 
 
-class Trust(Enum):
+class HintTrust(Enum):
     """Which hints of a request count."""
 
     ALL = "all"
@@ -118,7 +118,7 @@ class HintPolicy:
         secret: Secret that makes a request fully trusted; None if there is none.
     """
 
-    trust: Trust
+    trust: HintTrust
     secret: str | None = None
 
     @property
@@ -133,12 +133,12 @@ class HintPolicy:
         ours, theirs = self.secret.encode(), presented.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(ours, theirs)
 
-    def trust_in(self, authority: Authority) -> Trust:
+    def trust_in(self, authority: Authority) -> HintTrust:
         """Return what a request with this authority may state."""
-        return Trust.ALL if authority is Authority.OPERATOR else self.trust
+        return HintTrust.ALL if authority is Authority.OPERATOR else self.trust
 
 
-NOBODY: Final = HintPolicy(Trust.OFF)
+NOBODY: Final = HintPolicy(HintTrust.OFF)
 
 
 def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
@@ -149,9 +149,9 @@ def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
     """
     value = _value(environment)
     if value.startswith(_SECRET):
-        return HintPolicy(Trust.OFF, _secret_in(Path(value.removeprefix(_SECRET))))
+        return HintPolicy(HintTrust.OFF, _secret_in(Path(value.removeprefix(_SECRET))))
     try:
-        return HintPolicy(Trust(value.lower()))
+        return HintPolicy(HintTrust(value.lower()))
     except ValueError:
         raise ConfigError(f"{HINTS_VARIABLE}={value!r}; allowed: {ALLOWED}") from None
 
@@ -216,7 +216,7 @@ def tenant_of_salt(salt: str | None) -> str | None:
 
 
 def _value(environment: Mapping[str, str]) -> str:
-    return environment.get(HINTS_VARIABLE, "").strip() or Trust.SESSION.value
+    return environment.get(HINTS_VARIABLE, "").strip() or HintTrust.SESSION.value
 
 
 def _secret_in(path: Path) -> str:
@@ -307,7 +307,7 @@ class TagReader:
                 fields[name] = self._segments(value, prompt_tokens, authority)
             elif (read := self._field(name, value, _READERS[name])) is not None:
                 fields[name] = read
-        if session_id and trust is not Trust.OFF:
+        if session_id and trust is not HintTrust.OFF:
             fields["session"] = name_of(session_id)
         known = {name: value for name, value in fields.items() if value is not None}
         return Meaning(**known) if known else NO_MEANING
@@ -321,9 +321,9 @@ class TagReader:
             return {}
         return dict(tag)
 
-    def _may(self, trust: Trust, name: str) -> bool:
+    def _may(self, trust: HintTrust, name: str) -> bool:
         """Return whether a request of this trust may state ``name``; warn if not."""
-        if trust is Trust.ALL or (trust is Trust.SESSION and name in _OF_A_SESSION):
+        if trust is HintTrust.ALL or (trust is HintTrust.SESSION and name in _OF_A_SESSION):
             return True
         self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")
         return False

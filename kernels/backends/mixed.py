@@ -20,7 +20,7 @@ from ..tensors import Tensor
 TILE = 256  # tokens looked at together; chosen: a tile of 8 heads of 64 dimensions stays in L2
 
 
-class Part(NamedTuple):
+class KvPart(NamedTuple):
     """Consecutive tokens of a layer, stored alike.
 
     Attributes:
@@ -50,7 +50,7 @@ class Attended(NamedTuple):
 
 
 def mixed_attention(
-    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float, tile: int = TILE
+    queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float, tile: int = TILE
 ) -> Attended:
     """Compute softmax attention over the tokens of all parts, in order, by the online method.
 
@@ -93,8 +93,8 @@ def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: 
 
 
 def _tiles(
-    parts: Sequence[Part], grouped: Tensor, tile: int
-) -> Iterator[tuple[Part, Tensor, int, int]]:
+    parts: Sequence[KvPart], grouped: Tensor, tile: int
+) -> Iterator[tuple[KvPart, Tensor, int, int]]:
     """Yield ``(part, queries in its scale, from, to)`` for each tile."""
     for part in parts:
         scaled = grouped if part.key_scale is None else grouped * part.key_scale[:, :, None, :]
@@ -110,7 +110,7 @@ class _Running:
         self._sum = torch.zeros_like(self._most)
         self._read = grouped.new_zeros((*grouped.shape[:3], dims))
 
-    def add(self, seen: Tensor, part: Part, low: int, high: int) -> None:
+    def add(self, seen: Tensor, part: KvPart, low: int, high: int) -> None:
         """Add one tile's logits [batch, kv heads, rows, tile] and its values."""
         most = torch.maximum(self._most, seen.amax(-1, keepdim=True))
         finite = most.masked_fill(most.isneginf(), 0.0)  # so that nothing seen yet stays nothing
@@ -181,7 +181,7 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def serves(queries: Tensor, parts: Sequence[Part]) -> bool:
+def serves(queries: Tensor, parts: Sequence[KvPart]) -> bool:
     """Return whether compiled C++ can do it: one float32 query per head, and parts as a store holds
     them."""
     return (
@@ -193,7 +193,7 @@ def serves(queries: Tensor, parts: Sequence[Part]) -> bool:
 
 
 def native_mixed_attention(
-    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float, threads: int = 1
+    queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float, threads: int = 1
 ) -> Attended:
     """Compute ``mixed_attention`` of one query per head in C++; see ``serves``."""
     batch, heads, _, dims = queries.shape
@@ -214,7 +214,7 @@ def native_mixed_attention(
     return Attended(output, (mass.sum(1) / heads)[:, None])
 
 
-def _fits(part: Part) -> bool:
+def _fits(part: KvPart) -> bool:
     keys, values = part.keys, part.values
     return (
         keys.dtype in (torch.float32, torch.int8)
@@ -227,7 +227,7 @@ def _fits(part: Part) -> bool:
     )
 
 
-def _packed(part: Part) -> PartArgs:
+def _packed(part: KvPart) -> PartArgs:
     keys = part.keys
     return PartArgs(
         keys=keys.data_ptr(), values=part.values.data_ptr(),

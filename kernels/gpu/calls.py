@@ -16,7 +16,7 @@ import torch
 
 from ..layout import Blocks, KvLayout, PagedKv, SlotMap
 from ..rope import Pairing, Rope
-from ..runs import Runs, block_runs, check_same_model
+from ..runs import ByteRuns, block_runs, check_same_model
 from ..tensors import LayoutError, SlotError, Tensor
 
 # The arguments of each kernel stand in the order of its source. All but the numbers are addresses.
@@ -330,7 +330,7 @@ def copy_call(
 
 
 def runs_call(
-    source: PagedKv, target: PagedKv, runs: Runs, grid: int = DEFAULT_GRID, device: str = "cpu"
+    source: PagedKv, target: PagedKv, runs: ByteRuns, grid: int = DEFAULT_GRID, device: str = "cpu"
 ) -> KernelCall:
     """Return a copy of runs between two memories as a launch."""
     starts = [torch.from_numpy(part) for part in (runs.sources, runs.targets)]

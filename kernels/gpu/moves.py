@@ -15,7 +15,7 @@ import torch
 
 from ..layout import Blocks, PagedKv, SlotMap
 from ..rope import Rope
-from ..runs import Runs, block_runs
+from ..runs import ByteRuns, block_runs
 from ..tensors import Tensor
 from .calls import DEFAULT_GRID, RESIDENT_GRID, move_call, runs_call
 from .copy_engine import copy_engine
@@ -120,7 +120,7 @@ def device_of(*memories: PagedKv) -> torch.device:
     return next(kv.memory.device for kv in memories if kv.memory.is_cuda)
 
 
-def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: Runs) -> None:
+def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: ByteRuns) -> None:
     """Copy runs by a method of ``COPY_METHODS``."""
     device = device_of(source, target)
     if method != COPY_ENGINE:

@@ -15,7 +15,7 @@ pytest.importorskip("bm25s")
 from chat_scenes import play, user
 from kvgraph.advisor.fleet.callers import Body, Call
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.advisor.memory.engine import EngineAsker, Form, Prompt
+from kvgraph.advisor.memory.engine import EngineAsker, EnginePrompt, Form
 from kvgraph.advisor.memory.proxy import ChatQueue
 from kvgraph.advisor.memory.requests import read_chat_request
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
@@ -107,7 +107,7 @@ def test_an_engine_gets_hints_again_after_a_while() -> None:
     data = orjson.dumps(fields)
     words = read_chat_request(data)
     assert words is not None
-    prompt = Prompt(words, words.messages, (), True, data)
+    prompt = EnginePrompt(words, words.messages, (), True, data)
     kind = [(b"content-type", b"application/json")]
 
     async def run() -> None:

@@ -131,7 +131,7 @@ class SessionNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RequestArrival:
     """What admission needs to know about a request.
 
     Attributes:
@@ -192,7 +192,7 @@ class LiveSessions:
         self._queued: Counter[SessionName] = Counter()  # how many of each name these are
         self._running: dict[str, _NamedRequest] = {}  # by request, while it runs
 
-    def arrived(self, request: Request) -> Arrival:
+    def arrived(self, request: Request) -> RequestArrival:
         """Assess a new request."""
         meaning = self._read(request)
         hashes = self._group.hashes(request, request.num_prompt_tokens)
@@ -205,7 +205,7 @@ class LiveSessions:
             self._queued[name] += 1
         return self._seen(request, meaning, hashes)
 
-    def reassess(self, request: Request) -> Arrival:
+    def reassess(self, request: Request) -> RequestArrival:
         """Assess a waiting request again."""
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         return self._seen(request, self._read(request), hashes)
@@ -234,11 +234,13 @@ class LiveSessions:
                 del self._queued[entry.name]
         return entry
 
-    def _seen(self, request: Request, meaning: Meaning, hashes: Sequence[bytes]) -> Arrival:
+    def _seen(self, request: Request, meaning: Meaning, hashes: Sequence[bytes]) -> RequestArrival:
         if meaning.session is None:
-            return Arrival(self._by_prompt(request, hashes), False, meaning)
+            return RequestArrival(self._by_prompt(request, hashes), False, meaning)
         name = SessionName(meaning.tenant, meaning.session)
-        return Arrival(self._named(name, request, hashes), self._is_known(name, hashes), meaning)
+        return RequestArrival(
+            self._named(name, request, hashes), self._is_known(name, hashes), meaning
+        )
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not self._comes_from_elsewhere(request):

@@ -20,7 +20,7 @@ from ....graph.wire.events import (
     RequestHeld,
     RequestReleased,
 )
-from .arrivals import Arrival, LiveSessions
+from .arrivals import LiveSessions, RequestArrival
 from .queue import HoldingQueue
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Holding:
             self.queue.hold_head()
             self._log.held_after_all(asks, advice)
 
-    def _asks(self, request: Request, arrival: Arrival) -> Held:
+    def _asks(self, request: Request, arrival: RequestArrival) -> Held:
         blocks = 0 if self.queue.outranks_running(request) else arrival.blocks
         return Held(
             request.request_id, self._clock(), blocks, request.priority, arrival.returning,

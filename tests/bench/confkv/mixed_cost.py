@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ...hooks.confkv.cache import ConfKVCache
 from ...hooks.confkv.layer import ConfLayer
 from ...hooks.confkv.settings import ConfKVSettings
-from ...kernels.backends.mixed import Part
+from ...kernels.backends.mixed import KvPart
 from ...kernels.ops import mixed_attention
 from ...kernels.quant import channel_scale, dequantize, from_cells, quantize, to_cells
 
@@ -37,7 +37,7 @@ def attention_ratios() -> list[float]:
     keys, values = (
         torch.randn(BATCH, KV_HEADS, TOKENS, DIMS, generator=generator) for _ in range(2)
     )
-    parts = [_old(keys, values), Part(keys[:, :, -RECENT:], values[:, :, -RECENT:])]
+    parts = [_old(keys, values), KvPart(keys[:, :, -RECENT:], values[:, :, -RECENT:])]
 
     def dense() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
@@ -53,11 +53,11 @@ def attention_ratios() -> list[float]:
     return [_seconds(mixed) / _seconds(dense) for _ in range(_ROUNDS)]
 
 
-def _old(keys: Tensor, values: Tensor) -> Part:
+def _old(keys: Tensor, values: Tensor) -> KvPart:
     old = [plane[:, :, :-RECENT] for plane in (keys, values)]
     scales = [channel_scale(plane) for plane in old]
     cells = [to_cells(plane, scale) for plane, scale in zip(old, scales, strict=True)]
-    return Part(cells[0], cells[1], scales[0], scales[1])
+    return KvPart(cells[0], cells[1], scales[0], scales[1])
 
 
 def eviction_share(

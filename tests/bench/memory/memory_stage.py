@@ -16,7 +16,7 @@ from ...advisor.memory.attention import Attention, NoAttention, WordSimilarity
 from ...advisor.memory.chat import Block
 from ...advisor.memory.proxy import MemoryProxy
 from ...advisor.memory.server import MemoryApp
-from ...advisor.memory.settings import MemorySettings, StoreSettings
+from ...advisor.memory.settings import ChatStoreSettings, MemorySettings
 from ...advisor.memory.store import ChatStore
 from ...graph.wire.endpoints import running_sidecars
 from ...hooks.recall.cover import SpliceLimits
@@ -169,7 +169,7 @@ async def memory_before(
     url: str, settings: MemorySettings, attention: Attention | None = None
 ) -> AsyncIterator[Memory]:
     """A memory before an engine, until the end of the block."""
-    store, attention = ChatStore(StoreSettings()), attention or NoAttention()
+    store, attention = ChatStore(ChatStoreSettings()), attention or NoAttention()
     proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
     async with (
         listening(MemoryApp(proxy), "on") as address,
