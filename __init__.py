@@ -2,6 +2,10 @@
 
 What others build on is imported from here, and loaded when it is first asked for: an engine that
 is not switched on loads none of it, and whoever ranks a graph needs no torch.
+
+The names in ``__all__``, the commands and the configuration are the stable face: what leaves it is
+deprecated for one minor release first. Every other module is private and may move at any time. What
+may change besides (wire versions, the snapshot's format) is in docs/stability.md.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+# For type checkers, which read neither `_ROOMS` nor `__getattr__`; `as` says that a name is public.
 if TYPE_CHECKING:
     from .advisor.cache_watch import CacheWatch
     from .advisor.config.sections import ObserveConfig
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
     from .graph.ranking.formulas import ClassicPolicy
     from .graph.ranking.policy import Policy, Rules, ScoreProfile, View, Weights
     from .graph.tables.blocks import Selection
-    from .graph.tables.tables import GraphLimits, Tables
+    from .graph.tables.tables import GraphLimits
     from .graph.types import EdgeType, SourceLayer, Tier
     from .graph.wire.advice import AdmissionAdvice, EvictionRanking
     from .graph.wire.events import (
@@ -42,51 +47,11 @@ if TYPE_CHECKING:
     from .hooks.fake import FakeEngine
     from .hooks.link.client import AdvisorClient, ClientOptions, EngineEnd
 
+
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdmissionAdvice",
-    "AdvisorClient",
-    "BlocksCleared",
-    "BlocksRemoved",
-    "BlocksStored",
-    "CacheWatch",
-    "ClassicPolicy",
-    "ClientOptions",
-    "ConfKVCache",
-    "ConfKVSettings",
-    "EdgeType",
-    "EngineEnd",
-    "EngineHello",
-    "EvictionRanking",
-    "FakeEngine",
-    "GraphLimits",
-    "IntentClient",
-    "KVCacheGraph",
-    "KvEventSource",
-    "KvGraphError",
-    "LangGraphCallbacks",
-    "ObserveConfig",
-    "Policy",
-    "PrefixKeeper",
-    "RequestFinished",
-    "RequestStarted",
-    "Rules",
-    "ScoreProfile",
-    "Segment",
-    "Selection",
-    "SessionSignal",
-    "SourceLayer",
-    "Tables",
-    "Tier",
-    "Trace",
-    "View",
-    "Weights",
-    "hints",
-    "hit_rate",
-    "load_trace",
-]
-
+# Which module has which public names; what type checkers are told above is the same, by a test.
+# `View` and `Selection` are among them because the methods of a `Policy` of one's own take them.
 _ROOMS: Final = {
     "advisor.cache_watch": "CacheWatch",
     "advisor.config.sections": "ObserveConfig",
@@ -102,7 +67,7 @@ _ROOMS: Final = {
     "graph.ranking.formulas": "ClassicPolicy",
     "graph.ranking.policy": "Policy Rules ScoreProfile Weights View",
     "graph.tables.blocks": "Selection",
-    "graph.tables.tables": "GraphLimits Tables",
+    "graph.tables.tables": "GraphLimits",
     "graph.types": "EdgeType SourceLayer Tier",
     "graph.wire.advice": "AdmissionAdvice EvictionRanking",
     "graph.wire.events": "BlocksCleared BlocksRemoved BlocksStored EngineHello"
@@ -113,6 +78,9 @@ _ROOMS: Final = {
     "hooks.link.client": "AdvisorClient ClientOptions EngineEnd",
 }
 _ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_EXTRAS: Final = {"ConfKVCache": "transformers"}  # what a plain `pip install kvgraph` lacks
+
+__all__ = sorted(_ROOM_OF)
 
 
 def __getattr__(name: str) -> Any:
@@ -120,10 +88,18 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: Nothing public is called ``name``.
+        ImportError: It needs an extra that is not installed; which one is said.
     """
     if name not in _ROOM_OF:
         raise AttributeError(f"kvgraph has no public name {name!r}; see kvgraph.__all__")
-    value = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    try:
+        value = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if name not in _EXTRAS:
+            raise
+        raise ImportError(
+            f"kvgraph.{name}: {error}; run: pip install 'kvgraph[{_EXTRAS[name]}]'"
+        ) from None
     globals()[name] = value
     return value
 

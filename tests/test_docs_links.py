@@ -9,7 +9,8 @@ import pytest
 from kvgraph.advisor.config.config import load
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md"]
+NAMES = ("README", "CONTRIBUTING", "ARCHITECTURE", "SECURITY", "CHANGELOG")
+PAGES = [ROOT / f"{name}.md" for name in NAMES]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -43,7 +44,7 @@ def test_every_page_is_reached_from_another() -> None:
     def is_reached(page: Path) -> bool:
         return any(f"{page.name})" in text for at, text in texts.items() if at != page)
 
-    assert [page.name for page in PAGES[1:] if not is_reached(page)] == []
+    assert [page.name for page in PAGES[2:] if not is_reached(page)] == []  # people start at two
 
 
 def test_the_configuration_that_the_readme_shows_is_read(tmp_path: Path) -> None:
