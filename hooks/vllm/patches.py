@@ -76,7 +76,7 @@ def patch(owner: type, name: str, make: Callable[[Method], Method]) -> None:
     if (patched := f"{owner.__qualname__}.{name}") not in PATCHES:
         raise KeyError(f"{patched} is not in the list of patches")
     found = inspect.getattr_static(owner, name)
-    original = getattr(found, "__func__", found)
+    original = found.__func__ if isinstance(found, classmethod | staticmethod) else found
     if hasattr(original, _MARK):
         return
     ours = functools.wraps(original)(make(original))
