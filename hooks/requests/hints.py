@@ -18,7 +18,7 @@ import hmac
 import logging
 import shlex
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...graph.errors import ConfigError
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
 from ...graph.wire.events import MAX_NAME, Segment
+from ..settings import HINTS_VARIABLE, EngineSettings
 from ..threads import Once
 
 # What values the fields of a hint may have.
@@ -103,8 +104,6 @@ def layer_of(value: object) -> int:
 
 logger = logging.getLogger(__name__)
 
-HINTS_VARIABLE: Final = "AITHER_KVCACHE_HINTS"
-ALLOWED: Final = "all, session, off, or secret:FILE"
 _SECRET: Final = "secret:"
 _SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by trying
 
@@ -149,32 +148,29 @@ class HintPolicy:
 NOBODY: Final = HintPolicy(Trust.OFF)
 
 
-def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
-    """The policy that an environment asks for.
+def read_hint_policy(settings: EngineSettings) -> HintPolicy:
+    """The policy that is asked for.
 
     Raises:
         ConfigError: The variable's value is not allowed, or its file cannot be read.
     """
-    value = _value(environment)
-    if value.startswith(_SECRET):
-        return HintPolicy(Trust.OFF, _secret_in(Path(value.removeprefix(_SECRET))))
-    try:
-        return HintPolicy(Trust(value.lower()))
-    except ValueError:
-        raise ConfigError(f"{HINTS_VARIABLE}={value!r}; allowed: {ALLOWED}") from None
+    settings.require("hints")
+    if settings.hints.startswith(_SECRET):
+        return HintPolicy(Trust.OFF, _secret_in(Path(settings.hints.removeprefix(_SECRET))))
+    return HintPolicy(Trust(settings.hints.lower()))
 
 
-def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
+def hint_policy(settings: EngineSettings) -> HintPolicy:
     """The same, but a mistake leaves a warning, and nobody is trusted.
 
     A secret that every user of the machine can read leaves a warning too, and is used.
     """
     try:
-        policy = read_hint_policy(environment)
+        policy = read_hint_policy(settings)
     except ConfigError as error:
         logger.warning("kvgraph: hints are ignored: %s", error)
         return NOBODY
-    if exposed := exposed_secret(environment):
+    if exposed := exposed_secret(settings):
         logger.warning("kvgraph: %s; %s", *exposed)
     return policy
 
@@ -191,9 +187,9 @@ class ExposedSecret(NamedTuple):
     remedy: str
 
 
-def exposed_secret(environment: Mapping[str, str]) -> ExposedSecret | None:
+def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
     """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
-    value = _value(environment)
+    value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:
         mode = stat.S_IMODE(path.stat().st_mode) if value.startswith(_SECRET) else 0
@@ -220,10 +216,6 @@ def tenant_of_salt(salt: str | None) -> str | None:
         salt.encode("utf-8", "surrogatepass"), digest_size=12, person=b"kvgraph salt"
     )
     return f"salt-{digest.hexdigest()}"
-
-
-def _value(environment: Mapping[str, str]) -> str:
-    return environment.get(HINTS_VARIABLE, "").strip() or Trust.SESSION.value
 
 
 def _secret_in(path: Path) -> str:

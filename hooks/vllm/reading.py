@@ -15,7 +15,7 @@ from ..requests.borders import BorderTable, Decode, LayerReader, Run, decoder, p
 from ..requests.borders import handed_over as borders_handed_over
 from ..requests.ends import AnswerReader, EndMarks, Tokens, handed_over
 from ..requests.sections import SectionSplitter
-from ..settings import reads_ends, reads_layers
+from ..settings import engine_settings
 from ..threads import warn_read_no_more
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def engine_ends(config: VllmConfig) -> Ended:
     """What to emit at a request's end: with why its answer ended, where that can be read."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    marks = handed_over(extra, os.environ) if reads_ends() else None
+    marks = handed_over(extra, os.environ) if engine_settings().reads_ends else None
     if marks is None or not marks.are_of(str(config.model_config.model)):
         return _as_told
     return AnswerEnds(lambda: reader_of(marks, config)).of
@@ -189,7 +189,7 @@ def engine_layers(config: VllmConfig) -> Started:
     """What to emit at a request's start: with its layers, where its borders are known."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    table = borders_handed_over(extra, os.environ) if reads_layers() else None
+    table = borders_handed_over(extra, os.environ) if engine_settings().reads_layers else None
     if table is None or not table.are_of(str(config.model_config.model)):
         return _start_as_told
     return PromptLayers(table, lambda: _decoder(config)).of

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from ...graph.admission import HoldingBounds
-from ...graph.wire.advice import HOLD_MAX_S, EvictionRanking
+from ...graph.wire.advice import EvictionRanking
 from ...graph.wire.events import MAX_GROUPS, MAX_NAME, AnyEvent, EngineHello
 from ..link.client import AdvisorClient, EngineEnd
 from ..link.late import SaltedContents
 from ..link.mailbox import Clock
-from ..settings import CONNECTOR, TierSettings, hold_max_s, protect_stale_s
+from ..settings import CONNECTOR, TierSettings, engine_settings
 from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
 from .free_queue.arranger import FreeQueueArranger
@@ -96,7 +96,11 @@ class SchedulerSide:
         self.group = group = observed_group(kv_cache, pool)
         self.index = BlockIndex(pool, clock, group.scale == 1, hears_only=not group.skips)
         self.arranger = arranger = FreeQueueArranger(
-            pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
+            pool,
+            self.index,
+            most_blocks_per_step(config, group),
+            engine_settings().protect_stale_s,
+            clock,
         )
         self.client = surroundings.connect(self)
         self.client.finds, self._emit = self.index.holders, self.client.outbox.emit
@@ -139,7 +143,7 @@ class SchedulerSide:
         )  # fmt: skip
         queue = HoldingQueue(scheduler, holds, gone)
         pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size or 1
-        bounds = HoldingBounds(pool, hold_max_s(HOLD_MAX_S), step)
+        bounds = HoldingBounds(pool, engine_settings("hold_max_s").hold_max_s, step)
         queue.queued, queue.unqueued = self.bridge.request_queued, self.bridge.request_unqueued
         advice, clock = self.client.admission, self._clock
         self.holding = Holding(queue, sessions, advice, self._emit, bounds, clock)

@@ -12,8 +12,8 @@ from kvgraph.hooks.settings import (
     PREFETCH_VARIABLE,
     SPILL_VARIABLE,
     WARM_VARIABLE,
+    EngineSettings,
     TierSettings,
-    read_settings,
 )
 from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import JobBook, JobDone, Spill, TierAnswer, TierWork, WorkerStart
@@ -215,21 +215,25 @@ def test_small_transfers_say_nothing_about_bandwidth() -> None:
 # Settings ---------------------------------------------------------------------------------------
 
 
+def asked(environment: dict[str, str]) -> TierSettings | None:
+    return EngineSettings.read(environment).tiers()
+
+
 def test_no_variable_no_tiers() -> None:
-    assert read_settings({}) is None
-    assert read_settings({WARM_VARIABLE: "0", PREFETCH_VARIABLE: "nonsense"}) is None
+    assert asked({}) is None
+    assert asked({WARM_VARIABLE: "0", PREFETCH_VARIABLE: "nonsense"}) is None
 
 
 def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
-    settings = read_settings({
+    settings = asked({
         WARM_VARIABLE: " 1.5 ", COLD_VARIABLE: "20", DIRECTORY_VARIABLE: str(tmp_path),
         PREFETCH_VARIABLE: "0", SPILL_VARIABLE: "ALL",
     })  # fmt: skip
     assert settings == TierSettings(3 << 29, 20 << 30, tmp_path, prefetch=False, spill_all=True)
     assert TierSettings.from_plain(settings.plain()) == settings
-    alone = read_settings({WARM_VARIABLE: "2"})
+    alone = asked({WARM_VARIABLE: "2"})
     assert alone == TierSettings(2 << 30)
-    queued = read_settings({WARM_VARIABLE: "2", PREFETCH_VARIABLE: "queued"})
+    queued = asked({WARM_VARIABLE: "2", PREFETCH_VARIABLE: "queued"})
     assert queued == TierSettings(2 << 30, ahead=True)
     assert TierSettings.from_plain(alone.plain()) == alone
 
@@ -251,13 +255,13 @@ def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
 )
 def test_a_bad_value_is_named_with_what_is_allowed(variable: str, value: str, allowed: str) -> None:
     with pytest.raises(ConfigError, match=allowed) as caught:
-        read_settings({WARM_VARIABLE: "1", variable: value})
+        asked({WARM_VARIABLE: "1", variable: value})
     assert variable in str(caught.value)
 
 
 def test_no_disk_without_memory() -> None:
     with pytest.raises(ConfigError, match=f"{COLD_VARIABLE} needs {WARM_VARIABLE}"):
-        read_settings({COLD_VARIABLE: "1", DIRECTORY_VARIABLE: "/somewhere"})
+        asked({COLD_VARIABLE: "1", DIRECTORY_VARIABLE: "/somewhere"})
 
 
 def test_a_store_is_asked_for_what_takes_a_while_to_compute() -> None:

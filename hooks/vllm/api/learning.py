@@ -24,7 +24,7 @@ from ...requests.borders import (
     stated_sections,
 )
 from ...requests.ends import BRACKETS, EndMarks, handed_over
-from ...settings import reads_ends, reads_layers
+from ...settings import engine_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -487,7 +487,7 @@ def engine_borders(config: VllmConfig, chat_template: str | None = None) -> str:
 
     Never raises: of an engine whose template cannot be read, no layers are.
     """
-    if not reads_layers():
+    if not engine_settings().reads_layers:
         return ""
     try:
         table = learn_borders(config, stated_sections(os.environ), chat_template)
@@ -670,7 +670,7 @@ def engine_marks(config: VllmConfig, chat_template: str | None = None) -> str:
 
     Never raises: an engine whose template cannot be read has no marks.
     """
-    if not reads_ends():
+    if not engine_settings().reads_ends:
         return ""
     try:
         marks = handed_over({}, os.environ)

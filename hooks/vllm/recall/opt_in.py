@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from ...recall.spans import Domain, SaidText
-from ...settings import OFF, ON, RECALL_VARIABLE
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -110,33 +106,6 @@ class OwnBranches:
     def _forget(self, owner: Owner) -> None:
         if (branch := self._branches.pop(owner, None)) is not None:
             self._tokens -= len(branch.tokens)
-
-
-logger = logging.getLogger(__name__)
-
-
-class Switch(Enum):
-    """Whose requests are approximate where spans are held."""
-
-    NOBODY = "0"
-    WHO_ASKS = ""
-    EVERYBODY = "1"
-
-
-def recall_switch() -> Switch:
-    """What the environment says; a value that means nothing leaves a warning, and changes nothing:
-    nobody's answers are to become approximate by a slip of the pen."""
-    value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
-    if value in OFF:
-        return Switch.NOBODY
-    if value in ON:
-        return Switch.EVERYBODY
-    if value:
-        logger.warning(
-            "%s=%r; allowed: 1 (all requests), 0 (none), or unset (those that ask): taken as unset",
-            RECALL_VARIABLE, value[:40],
-        )  # fmt: skip
-    return Switch.WHO_ASKS
 
 
 class OptIn:

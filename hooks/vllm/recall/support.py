@@ -14,11 +14,11 @@ from ....kernels.rope import rope_from_config
 from ....kernels.tensors import RopeError, StorageError
 from ...recall.gate import Calibration, calibration_file, identity_of, load
 from ...recall.spans import SpanIndex
-from ...settings import recall_is_shared, recalls_always
+from ...settings import engine_settings
 from ...threads import Once
 from ..tiers.bridge import NoRecall, NoTiers, TierCacheBridge
 from ..tiers.worker import weights_of
-from .opt_in import OptIn, Switch, recall_switch
+from .opt_in import OptIn
 from .own_text import ExactOnly
 from .recall import SpanRecall
 
@@ -96,20 +96,21 @@ def attach_recall(
 
     Whoever asked for it where it is not possible is told why.
     """
-    switch = recall_switch()
-    if switch is Switch.NOBODY:
+    settings = engine_settings("recall", "recall_shared", "recall_always")
+    everybody = settings.recall is True
+    if settings.recall is False:
         return NoRecall()
     if isinstance(bridge, NoTiers):
-        if switch is Switch.EVERYBODY:
+        if everybody:
             logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
         return NoRecall()
-    opt_in = OptIn(switch is Switch.EVERYBODY, meaning, recall_is_shared())
+    opt_in = OptIn(everybody, meaning, settings.recall_shared)
     try:
         if manager is None:
             raise ConfigError("vLLM's record of requests is not to be had")
         calibration = calibration_for(config)
     except (ConfigError, RopeError, StorageError) as error:
-        level = logging.WARNING if switch is Switch.EVERYBODY else logging.INFO
+        level = logging.WARNING if everybody else logging.INFO
         logger.log(level, _REFUSED, str(error))  # with it, whoever keeps records kept the engine
         bridge.recall = RefusedRecall(str(error), opt_in)
         return bridge.recall
@@ -120,7 +121,7 @@ def attach_recall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )
     bridge.recall, bridge.spiller.marks.wanted = recall, recall.copies.wanted
-    bridge.ledger.costs.splices_always = recalls_always()
+    bridge.ledger.costs.splices_always = settings.recall_always
     logger.info("kvgraph: recall is possible: %s", calibration.reason)
     return recall
 

@@ -71,6 +71,7 @@ def test_beside_a_users_connector_the_environment_hands_them_over(
 
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "ipc:///tmp/somewhere")
     monkeypatch.setenv(ENDS_VARIABLE, '{"turn_ends": [5], "model": "of another engine"}')
+    monkeypatch.setenv("AITHER_KVCACHE_LAYERS", "1")  # handed over too, and put back afterwards
     user = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
     hermes.kv_transfer_config = user
     plugin.attach(hermes)
