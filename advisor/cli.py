@@ -84,8 +84,8 @@ def build_app(command: str | None) -> typer.Typer:
     app.add_typer(keys, name="keys", rich_help_panel=_OPERATE)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         loaded = _load(entry) if entry.name == command else _unloaded(entry.name)
-        panel, _ = _ELSEWHERE.get(entry.name, (None, ""))
-        app.add_typer(loaded, name=entry.name, rich_help_panel=panel)
+        known = _ELSEWHERE.get(entry.name)
+        app.add_typer(loaded, name=entry.name, rich_help_panel=known[0] if known else None)
     return app
 
 
@@ -168,7 +168,8 @@ def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
 
 def _unloaded(name: str) -> typer.Typer:
     """A placeholder in listings for a command that this call does not use."""
-    _, known = _ELSEWHERE.get(name, (None, f"See `kvgraph {name} --help`."))
-    stub = typer.Typer(help=known, add_completion=False)
+    known = _ELSEWHERE.get(name)
+    said = known[1] if known else f"See `kvgraph {name} --help`."
+    stub = typer.Typer(help=said, add_completion=False)
     stub.callback(invoke_without_command=True)(lambda: None)
     return stub
