@@ -10,20 +10,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .advisor.caches.cache_watch import CacheWatch
+    from .advisor.cache_watch import CacheWatch
     from .advisor.config.sections import ObserveConfig
-    from .advisor.intents.client_hints import hints
-    from .advisor.intents.intent_client import IntentClient
-    from .advisor.intents.langgraph_callbacks import LangGraphCallbacks
-    from .advisor.precache.prefix_keeper import PrefixKeeper
-    from .advisor.replay.lab.hit_rate import hit_rate
-    from .advisor.replay.traces.reader import load_trace
-    from .advisor.replay.traces.trace import Trace
-    from .advisor.sockets.kv_event_source import KvEventSource
+    from .advisor.intents.client import IntentClient, hints
+    from .advisor.intents.langgraph import LangGraphCallbacks
+    from .advisor.precache.keeper import PrefixKeeper
+    from .advisor.replay.arms import hit_rate
+    from .advisor.replay.reader import load_trace
+    from .advisor.replay.trace import Trace
+    from .advisor.sockets.kv_events import KvEventSource
     from .graph.errors import KvGraphError
     from .graph.kvcache_graph import KVCacheGraph
-    from .graph.messages.advice import AdmissionAdvice, EvictionRanking
-    from .graph.messages.events import (
+    from .graph.ranking.formulas import ClassicPolicy
+    from .graph.ranking.policy import Policy, Rules, ScoreProfile, View, Weights
+    from .graph.tables.blocks import Selection
+    from .graph.tables.tables import GraphLimits, Tables
+    from .graph.types import EdgeType, SourceLayer, Tier
+    from .graph.wire.advice import AdmissionAdvice, EvictionRanking
+    from .graph.wire.events import (
         BlocksCleared,
         BlocksRemoved,
         BlocksStored,
@@ -33,17 +37,10 @@ if TYPE_CHECKING:
         Segment,
         SessionSignal,
     )
-    from .graph.ranking.formulas import ClassicPolicy
-    from .graph.ranking.policy import Policy
-    from .graph.ranking.profile import Rules, ScoreProfile, Weights
-    from .graph.ranking.view import View
-    from .graph.tables.blocks import Selection
-    from .graph.tables.tables import GraphLimits, Tables
-    from .graph.types import EdgeType, SourceLayer, Tier
-    from .hooks.client import AdvisorClient, ClientOptions, EngineEnd
+    from .hooks.confkv.cache import ConfKVCache
+    from .hooks.confkv.settings import ConfKVSettings
     from .hooks.fake import FakeEngine
-    from .hooks.transformers.conf_cache import ConfKVCache
-    from .hooks.transformers.conf_settings import ConfKVSettings
+    from .hooks.link.client import AdvisorClient, ClientOptions, EngineEnd
 
 __version__ = "0.1.0"
 
@@ -91,32 +88,29 @@ __all__ = [
 ]
 
 _ROOMS: Final = {
-    "advisor.caches.cache_watch": "CacheWatch",
+    "advisor.cache_watch": "CacheWatch",
     "advisor.config.sections": "ObserveConfig",
-    "advisor.intents.client_hints": "hints",
-    "advisor.intents.intent_client": "IntentClient",
-    "advisor.intents.langgraph_callbacks": "LangGraphCallbacks",
-    "advisor.precache.prefix_keeper": "PrefixKeeper",
-    "advisor.replay.lab.hit_rate": "hit_rate",
-    "advisor.replay.traces.reader": "load_trace",
-    "advisor.replay.traces.trace": "Trace",
-    "advisor.sockets.kv_event_source": "KvEventSource",
+    "advisor.intents.client": "hints IntentClient",
+    "advisor.intents.langgraph": "LangGraphCallbacks",
+    "advisor.precache.keeper": "PrefixKeeper",
+    "advisor.replay.arms": "hit_rate",
+    "advisor.replay.reader": "load_trace",
+    "advisor.replay.trace": "Trace",
+    "advisor.sockets.kv_events": "KvEventSource",
     "graph.errors": "KvGraphError",
     "graph.kvcache_graph": "KVCacheGraph",
-    "graph.messages.advice": "AdmissionAdvice EvictionRanking",
-    "graph.messages.events": "BlocksCleared BlocksRemoved BlocksStored EngineHello RequestFinished"
-    " RequestStarted Segment SessionSignal",
     "graph.ranking.formulas": "ClassicPolicy",
-    "graph.ranking.policy": "Policy",
-    "graph.ranking.profile": "Rules ScoreProfile Weights",
-    "graph.ranking.view": "View",
+    "graph.ranking.policy": "Policy Rules ScoreProfile Weights View",
     "graph.tables.blocks": "Selection",
     "graph.tables.tables": "GraphLimits Tables",
     "graph.types": "EdgeType SourceLayer Tier",
-    "hooks.client": "AdvisorClient ClientOptions EngineEnd",
+    "graph.wire.advice": "AdmissionAdvice EvictionRanking",
+    "graph.wire.events": "BlocksCleared BlocksRemoved BlocksStored EngineHello"
+    " RequestFinished RequestStarted Segment SessionSignal",
+    "hooks.confkv.cache": "ConfKVCache",
+    "hooks.confkv.settings": "ConfKVSettings",
     "hooks.fake": "FakeEngine",
-    "hooks.transformers.conf_cache": "ConfKVCache",
-    "hooks.transformers.conf_settings": "ConfKVSettings",
+    "hooks.link.client": "AdvisorClient ClientOptions EngineEnd",
 }
 _ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -12,23 +12,21 @@ from typing import Any
 
 import zmq
 
-from ..graph.ipc.curve_keys import load_sidecar_keys
-from ..graph.ipc.runtime import runtime_dir
-from ..graph.ipc.wake import Wake
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.types import MAX_ENGINES
+from ..graph.wire.curve_keys import load_sidecar_keys
+from ..graph.wire.endpoints import Wake, runtime_dir
 from .config.config import Config
-from .config.reload import ConfigWatch
+from .config.edits import ConfigWatch
 from .intake import Intake, Tap
 from .planner import GraphEvictionAdvisor
 from .process.snapshots import SnapshotKeeper
-from .shadows.shadow_runner import ShadowRunner
+from .shadows.runner import ShadowRunner
 from .sockets.front import Front
-from .sockets.kv_event_source import KvEventSource
+from .sockets.kv_events import KvEventSource
 from .sockets.publisher import AdvicePublisher
 from .sockets.subscriber import EventSubscriber
-from .tracing.destination import sender_for
-from .tracing.span_feed import SpanFeed
+from .tracing import SpanFeed, sender_for
 
 logger = logging.getLogger(__name__)
 

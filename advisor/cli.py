@@ -14,24 +14,23 @@ import typer
 from rich.console import Console
 
 from .. import __version__
-from ..dashboards.page_tokens import page_address
+from ..dashboards.access import page_address
 from ..graph.errors import ConfigError, KvGraphError
-from .compared.diff_cli import diff
-from .explained.explain_cli import JsonOption, explain
-from .export.export_cli import export
-from .fleet.proxy.route_cli import route
-from .memory.memory_cli import memory
-from .page_cli import open_page, why
-from .precache.precache_cli import precache
-from .process.keys_cli import keys
-from .remote import ask, secret_of, sidecar_urls
+from .fleet.command import route
+from .memory.command import memory
+from .precache.keeper import precache
+from .process.keys import keys
 from .replay.cli import record, replay, tune
-from .replay.closed.cli import closed
-from .replay.fleets.plan_cli import plan
-from .replay.lab.prior_cli import prior
-from .replay.recordings.cli import traffic
-from .terminal import hashing_warnings, status_report
-from .top.top_cli import top
+from .replay.closed_arms import closed
+from .replay.fleet_traffic import traffic
+from .replay.plan import plan
+from .replay.prior import prior
+from .tools.diff import diff
+from .tools.export import export
+from .tools.remote import ask, secret_of, sidecar_urls
+from .tools.terminal import ExplainJsonOption as JsonOption
+from .tools.terminal import explain, hashing_warnings, open_page, status_report, why
+from .tools.top import top
 
 COMMAND_GROUP: Final = "kvgraph.commands"
 
@@ -104,7 +103,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run a sidecar."""
-    from .serve import serve as run  # the other commands need none of what this imports
+    from .service import serve as run  # the other commands need none of what this imports
 
     overrides: dict[str, Any] = dict(map(_assignment, setting or []))
     given = {

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import typer
 import zmq
+from threadpoolctl import threadpool_limits
 
+from ..dashboards.access import page_address
 from ..dashboards.app import create_app
 from ..dashboards.server import HttpServer
 from ..graph.errors import ConfigError
-from ..graph.ipc.addresses import LOOPBACK_HOSTS, is_loopback
 from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.wire.endpoints import LOOPBACK_HOSTS, RunningSidecar, RuntimeNote, is_loopback
 from .assembly import assemble
-from .config.config import Config
+from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
+from .page.routes import page_router
+from .page.status import StatusBoard
 from .policies.registry import set_weights
-from .process.notices import Notices
-from .process.parent import ParentWatch
-from .shadows.other_weights import OtherWeights
-from .status import StatusBoard
+from .process.process import Notices, ParentWatch
+from .shadows.pools import OtherWeights
 
 logger = logging.getLogger(__name__)
 
@@ -189,8 +196,61 @@ def _http_server(board: StatusBoard, http: HttpConfig, token: str) -> HttpServer
         logger.warning("the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
                        "listen on the way reads the token and the answers", http.host)  # fmt: skip
     try:
-        return HttpServer(create_app(board, hosts, token), http.host, http.port)
+        return HttpServer(
+            create_app(board, hosts, token, partial(page_router, lambda: board.page)),
+            http.host,
+            http.port,
+        )
     except OSError as error:
         raise ConfigError(
             f"http.port = {http.port}: cannot listen on {http.host}: {error.strerror}"
         ) from None
+
+
+# Runs a sidecar as a process: signals, the ready line, the note by which others find it.
+
+
+def serve(
+    path: Path | None, overrides: Mapping[str, Any], parent: int | None, tap: Tap | None = None
+) -> None:
+    """Serve until a signal, or until process ``parent`` is gone; raises ConfigError.
+
+    ``tap`` is shown every event (see ``Service``).
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="kvgraph sidecar %(asctime)s %(levelname)s %(message)s"
+    )
+    # Matrices are small here: more threads would only spin on cores that the engine needs.
+    threadpool_limits(1, user_api="blas")
+    path = path or config_path()
+    service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent, tap=tap)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    signal.signal(signal.SIGHUP, lambda *_: service.reload())
+    note = leave_note(service)
+    typer.echo(ready_line(service, machine=parent is not None))
+    try:
+        service.run()
+    finally:
+        if note is not None:
+            note.remove()
+
+
+def leave_note(service: Service) -> RuntimeNote | None:
+    running = RunningSidecar(os.getpid(), service.endpoint, service.http, service.token)
+    try:
+        return RuntimeNote.write(running)
+    except (ConfigError, OSError) as error:
+        logger.warning("`kvgraph status` will not find this sidecar by itself: %s", error)
+        return None
+
+
+def ready_line(service: Service, *, machine: bool) -> str:
+    page = page_address(service.http, service.token)
+    if not machine:
+        return (
+            f"kvgraph is ready at {service.http}. Start engines with AITHER_KVCACHE_GRAPH=1 "
+            f"AITHER_KVCACHE_SIDECAR={service.endpoint}; watch it at {page}; Ctrl-C ends it."
+        )
+    ready = {"ready": True, "pid": os.getpid(), "endpoint": service.endpoint, "http": service.http}
+    return json.dumps({**ready, "page": page})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -16,13 +16,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import ConfigError, GraphError
-from ..graph.messages.fields import MAX_NAME
-from .api.routes import add_schema, page_router, parse_key
-from .gate.body_limit import BodyLimit
-from .gate.hosts import TrustedHosts
+from ..graph.wire.events import MAX_NAME
+from .access import Access, add_assets, index, wants_page
+from .answer import parse_key
+from .docs_page import add_schema
 from .metrics import SidecarCollector
-from .page_access import Access
-from .page_files import add_assets, index, wants_page
+from .server import BodyLimit, TrustedHosts
 from .source import BusyError, StatusSource
 
 MAX_HOPS: Final = 4  # chosen
@@ -42,6 +41,7 @@ _CONTENTS: Final = {
     "/open?token=…": "opens the page in a browser; `kvgraph open` gives the address",
 }
 
+Pages = Callable[[Callable[..., None], Callable[..., None]], APIRouter]
 BlockParam = Annotated[str, Path(max_length=24)]
 NameParam = Annotated[str, Path(max_length=MAX_NAME)]
 TenantParam = Annotated[str | None, Query(max_length=MAX_NAME)]
@@ -64,7 +64,9 @@ class _Anything(Convertor[str]):
 register_url_convertor("anything", _Anything())
 
 
-def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str) -> FastAPI:
+def create_app(
+    source: StatusSource, allowed_hosts: Collection[str], token: str, pages: Pages
+) -> FastAPI:
     """The application over ``source``; starts nothing.
 
     Wrong input is answered with 4xx and a ``detail``; what the graph does not know, with 404.
@@ -72,6 +74,8 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
     Args:
         allowed_hosts: Host names, without port, under which it may be addressed.
         token: Opens questions of sessions and blocks; see ``page_access``.
+        pages: Makes the router of ``/v1`` from two dependencies: the one refuses whoever may not
+            read names, the other whoever may not change anything.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)
@@ -85,7 +89,7 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
     _add_overview(app, source, registry)
     access = Access(token)
     app.include_router(_queries(source), dependencies=[Depends(access.reads())])
-    page = page_router(lambda: source.page, access.reads(), access.edits())
+    page = pages(access.reads(), access.edits())
     app.include_router(page)
     add_schema(app, page)
     _add_door(app, access)

@@ -2,16 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .admission_metrics import admission_metrics, room_metrics
-from .labels import cut
-from .log_metrics import log_metrics
-from .source import EngineStatus, SidecarStatus, StatusSource
+from ..graph.wire.advice import AdmissionAdvice
+from ..graph.wire.events import HOLD_ENDS, AdmissionReport
+from .source import EngineStatus, LogTotals, SidecarStatus, StatusSource
+
+# Values of metrics' labels that are somebody else's words.
+
+_LENGTH: Final = 64  # characters; chosen
+
+
+def cut(text: str) -> str:
+    """The beginning of a text; families that share a label cut it alike, so that they join."""
+    return text[:_LENGTH]
+
+
+# Prometheus metrics of the logs: misses by reason, regrets, shadows.
+
+
+def log_metrics(totals: LogTotals) -> Iterator[Metric]:
+    """Metric families whose labels are the sidecar's own words and engines' ids."""
+    yield GaugeMetricFamily("kvgraph_log_bytes", "Memory of the logs", value=totals.log_bytes)
+    tokens = CounterMetricFamily(
+        "kvgraph_prompt_tokens", "Prompt tokens by where they came from", labels=["source"]
+    )
+    for source, count in totals.tokens.items():
+        tokens.add_metric([source], count)
+    misses = CounterMetricFamily(
+        "kvgraph_misses", "Requests by why they found no more", labels=["reason"]
+    )
+    blocks = CounterMetricFamily(
+        "kvgraph_missed_blocks", "Blocks that they computed for it", labels=["reason"]
+    )
+    for reason, (requests, missed) in totals.reasons.items():
+        misses.add_metric([reason], requests)
+        blocks.add_metric([reason], missed)
+    lost = CounterMetricFamily(
+        "kvgraph_recomputed_blocks", "Blocks computed again, by whose they were", labels=["whose"]
+    )
+    for whose, count in totals.lost.items():
+        lost.add_metric([whose], count)
+    yield from (tokens, misses, blocks, lost, *_by_rule(totals), *_by_shadow(totals))
+
+
+def _by_rule(totals: LogTotals) -> Iterator[Metric]:
+    left = CounterMetricFamily(
+        "kvgraph_evictions", "Blocks that left a pool, by what decided it",
+        labels=["engine", "rule"],
+    )  # fmt: skip
+    wanted = CounterMetricFamily(
+        "kvgraph_regrets", "Of these: wanted again within ten minutes", labels=["engine", "rule"]
+    )
+    for (engine, rule), (evicted, regretted) in totals.rules.items():
+        left.add_metric([cut(engine), rule], evicted)
+        wanted.add_metric([cut(engine), rule], regretted)
+    yield from (left, wanted)
+
+
+def _by_shadow(totals: LogTotals) -> Iterator[Metric]:
+    asked = CounterMetricFamily(
+        "kvgraph_shadow_asked_blocks", "Blocks that shadows were asked for",
+        labels=["engine", "shadow"],
+    )  # fmt: skip
+    found = CounterMetricFamily(
+        "kvgraph_shadow_found_blocks", "Of these: found", labels=["engine", "shadow"]
+    )
+    for (engine, shadow), (wanted, hits) in totals.shadows.items():
+        asked.add_metric([cut(engine), shadow], wanted)
+        found.add_metric([cut(engine), shadow], hits)
+    yield from (asked, found)
+
+
+# Prometheus metrics of requests that engines hold until there is room for them.
+
+_PREFIX: Final = "kvgraph_admission_"
+_LEVELS: Final = (
+    ("waiting", "waiting", "Requests that are held now"),
+    ("waiting_blocks", "waiting_blocks", "Blocks of context that they want"),
+    ("oldest_seconds", "oldest_s", "How long the first of them waits"),
+    ("longest_seconds", "longest_s", "The longest that any was held since the engine's start"),
+    ("queued_share", "queued_share", "Share of the latest requests that met others in the queue"),
+)
+_COUNTS: Final = (
+    ("held", "held", "Requests that were held"),
+    ("not_held", "not_held", "Requests that started without being held"),
+    ("waited_seconds", "waited_s", "Seconds that requests were held in all"),
+)
+
+
+def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterator[Metric]:
+    """Metric families, from engines' labels and their reports."""
+    for name, field, text in _LEVELS:
+        level = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
+        for label, report in reports:
+            level.add_metric([label], getattr(report, field))
+        yield level
+    for name, field, text in _COUNTS:
+        count = CounterMetricFamily(_PREFIX + name, text, labels=["engine"])
+        for label, report in reports:
+            count.add_metric([label], getattr(report, field))
+        yield count
+    ends = CounterMetricFamily(
+        _PREFIX + "released", "Held requests by why they wait no longer",
+        labels=["engine", "reason"],
+    )  # fmt: skip
+    for label, report in reports:
+        for reason, released in zip(HOLD_ENDS, report.released, strict=False):
+            ends.add_metric([label, reason], released)
+    yield ends
+
+
+def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric]:
+    """Metric families, from engines' labels and the advice that they got; room only if it is
+    limited."""
+    live = GaugeMetricFamily(_PREFIX + "live_sessions", "Sessions that are live", labels=["engine"])
+    fits = GaugeMetricFamily(_PREFIX + "fitting_sessions", "Sessions that fit", labels=["engine"])
+    shut = GaugeMetricFamily(_PREFIX + "closed", "1: new context needs room", labels=["engine"])
+    again = GaugeMetricFamily(
+        _PREFIX + "computed_again", "Share of the latest prompts", labels=["engine"]
+    )
+    lifted = GaugeMetricFamily(
+        _PREFIX + "lifted_pools", "Pools' worth of prompts without a limit: one saved nothing",
+        labels=["engine"],
+    )  # fmt: skip
+    room = GaugeMetricFamily(
+        _PREFIX + "room_blocks", "Blocks of new context that may start", labels=["engine"]
+    )
+    for label, word in said:
+        live.add_metric([label], word.live_sessions)
+        fits.add_metric([label], word.fitting_sessions)
+        shut.add_metric([label], int(word.room_blocks is not None))
+        again.add_metric([label], word.again)
+        lifted.add_metric([label], word.lifted_pools)
+        if word.room_blocks is not None:
+            room.add_metric([label], word.room_blocks)
+    yield from (live, fits, shut, again, lifted, room)
+
 
 _TIER_COUNTS = (
     "spilled", "spill_lost", "spill_failed", "passed_over", "demoted", "dropped", "loaded",

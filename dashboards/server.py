@@ -3,13 +3,135 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import logging
 import socket
+import struct
+import termios
 import threading
+from collections.abc import Collection
+from typing import Any, Final
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .gate.timeouts import TimeoutProtocol
+# Deadlines for HTTP connections: silent clients and slow readers are cut off, not waited for.
+
+DEADLINE_S: Final = 8.0
+"""For a whole request to arrive, and for its answer to be read: chosen, far above any need."""
+
+_ORPHAN_MS: Final = int(2e3 * DEADLINE_S)
+"""After so long, the kernel drops what it holds for a client of a connection that we have closed.
+"""
+
+MAX_CONNECTIONS: Final = 256
+MAX_OF_A_CLIENT: Final = 64
+"""Of one remote address. On loopback all clients share one, and what is bounded is the silence."""
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+
+
+class TimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol, with deadlines: it has none for a request that does not arrive.
+
+    If there are too many connections, the one that has been silent longest is cut.
+    """
+
+    deadline_s: float = DEADLINE_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._since = self.loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, if there is room or a silent one to cut."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        connection = transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _ORPHAN_MS)
+        self._watch()
+        self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Note that an answer was written: from here on the client must read it, or ask again."""
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that asks nothing more, unless its answer is not read: the kernel
+        would hold the answer, and the client not notice. Such a one is cut at its deadline."""
+        if not self._unread:
+            super().timeout_keep_alive_handler()
+
+    @property
+    def _is_computing(self) -> bool:
+        """Whether the connection waits for our answer, rather than we for the client."""
+        asked = self.cycle is not None and not self.cycle.response_complete
+        return asked and not self.cycle.more_body and not self._unread
+
+    @property
+    def _unread(self) -> int:
+        """Bytes of answers that have not reached the client's machine, in the kernel too: its
+        buffer takes in megabytes."""
+        return self.transport.get_write_buffer_size() + held_by_kernel(
+            self.transport.get_extra_info("socket")
+        )
+
+    def _watch(self) -> None:
+        left = self._since + self.deadline_s - self.loop.time()
+        self._timer = self.loop.call_later(max(0.0, min(left, self.deadline_s / 4)), self._judge)
+
+    def _judge(self) -> None:
+        if self._is_computing:
+            self._since = self.loop.time()
+        elif self.loop.time() - self._since >= self.deadline_s:
+            self._cut()
+            return
+        self._watch()
+
+    def _cut(self) -> None:
+        """End the connection, and release what the kernel holds for it."""
+        self.connections.discard(self)  # the loop calls connection_lost later only
+        reset(self.transport)
+
+    def _make_room(self) -> None:
+        others = [each for each in self.connections if isinstance(each, TimeoutProtocol)]
+        if self.client is not None and self.client[0] not in LOOPBACK:
+            own = [each for each in others if each.client and each.client[0] == self.client[0]]
+            if len(own) > MAX_OF_A_CLIENT:
+                self._cut()
+                return
+        if len(others) <= MAX_CONNECTIONS:
+            return
+        idle = [each for each in others if not each._is_computing]
+        min(idle or [self], key=lambda each: each._since)._cut()
+
+
+def reset(transport: asyncio.BaseTransport) -> None:
+    """End a connection, and release what the kernel holds for its peer."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if isinstance(transport, asyncio.WriteTransport):
+        transport.abort()
+
+
+def held_by_kernel(connection: socket.socket | None) -> int:
+    """Bytes that were written to a connection and are not acknowledged by its peer."""
+    if connection is None or connection.fileno() < 0:
+        return 0
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
 
 class HttpServer:
@@ -88,3 +210,107 @@ class _QuietServer(uvicorn.Server):
         await self.on_tick(0)
         if not self.should_exit:
             await self._ended.wait()
+
+
+# Refuses bodies that are longer than any question: they are read before a token is looked at.
+
+MOST_BODY_BYTES: Final = 2 << 20
+"""Of a request's body; chosen: the longest question (256 wishes whose names are all escaped) has
+1.2 MB."""
+_REFUSED: Final = f"the body is too long; allowed: {MOST_BODY_BYTES} bytes"
+_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+_WITHOUT_BODY: Final = frozenset({"GET", "HEAD"})  # nobody reads theirs, if they have one
+
+
+class BodyLimit:
+    """ASGI middleware: answers 413 to a longer body, by its announced length or as it comes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is short enough."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        lengths = [int(value) for key, value in scope["headers"] if key == b"content-length"]
+        if any(length > MOST_BODY_BYTES for length in lengths):
+            refusal = JSONResponse({"detail": _REFUSED}, 413, _HEADERS)
+            return await refusal(scope, receive, send)
+        if scope["method"] not in _WITHOUT_BODY:
+            receive = _Counted(receive)
+        return await self._app(scope, receive, send)
+
+
+class _Counted:
+    """Receives a body as long as it is short enough."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._bytes = 0
+
+    async def __call__(self) -> Any:
+        """The next message; raises what is answered by 413."""
+        message = await self._receive()
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > MOST_BODY_BYTES:
+            raise HTTPException(413, _REFUSED, _HEADERS)
+        return message
+
+
+# Refuses requests that a foreign web page made a browser send here (DNS rebinding).
+
+_MOST_NAMED: Final = 64  # refused names that the log is told of; chosen
+_LONGEST_NAME: Final = 80  # characters of one there; chosen
+
+_log = logging.getLogger(__name__)
+
+
+class TrustedHosts:
+    """ASGI middleware: answers only requests whose Host, and Origin if there is one, is among
+    ``hosts``. The log names each other one once.
+
+    Args:
+        option: By which an operator allows one more.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str], option: str = "http.allowed_hosts"
+    ) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
+        self._option = option
+        self._named: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a trusted request on; answer any other with 400 or 403."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = scope["headers"]
+        named = [value.decode("latin-1") for key, value in headers if key == b"host"]
+        origins = [value.decode("latin-1") for key, value in headers if key == b"origin"]
+        if len(named) != 1 or host_name(named[0]) not in self._hosts:
+            self._name("Host", ", ".join(named) or "none")
+            refusal = PlainTextResponse("this Host is not served here\n", 400)
+            return await refusal(scope, receive, send)
+        if any(host_name(origin.partition("://")[2]) not in self._hosts for origin in origins):
+            self._name("Origin", ", ".join(origins))
+            refusal = PlainTextResponse("requests of other origins are not served\n", 403)
+            return await refusal(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+    def _name(self, header: str, refused: str) -> None:
+        """Tell the log what is refused; anybody may send anything."""
+        said = f"{header} {refused[:_LONGEST_NAME]!r}"
+        if said not in self._named and len(self._named) < _MOST_NAMED:
+            self._named.add(said)
+            _log.warning(
+                "a request with %s is refused; allowed: %s; %s adds one",
+                said, ", ".join(sorted(self._hosts)), self._option,
+            )  # fmt: skip
+
+
+def host_name(authority: str) -> str:
+    """The name or address in ``host[:port]``, without the brackets of an IPv6 address."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower()

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..graph.errors import KvGraphError
-from ..graph.messages.advice import AdmissionAdvice
-from ..graph.messages.events import TierReport
-from ..graph.queries.stats import EngineStats, GraphStats
 from ..graph.ranking.policy import Ruling
-from .api.page_source import PageSource
+from ..graph.stats import EngineStats, GraphStats
+from ..graph.wire.advice import AdmissionAdvice
+from ..graph.wire.events import TierReport
 
 
 class BusyError(KvGraphError):
@@ -115,10 +114,6 @@ class SidecarStatus:
 class StatusSource(Protocol):
     """Answers the HTTP surface's questions, from any thread; raises BusyError while it
     cannot."""
-
-    @property
-    def page(self) -> PageSource:
-        """What the page asks."""
 
     def is_healthy(self) -> bool:
         """Whether the sidecar's own loop turns and its rankings are fresh."""

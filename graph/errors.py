@@ -11,6 +11,8 @@ Errors of one room are defined there: ``dashboards.source.BusyError``,
 ``advisor.remote.RemoteError``.
 """
 
+from __future__ import annotations
+
 
 class KvGraphError(Exception):
     """Base of every deliberate kvgraph error."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 import networkx as nx
 import numpy as np
 
+from .explain import ROOT, block_attributes, edge_link
 from .kvcache_graph import KVCacheGraph
-from .queries.views import ROOT, block_attributes, edge_link
-from .tables.edge_list import BLOCK_TO_BLOCK, Edge
+from .tables.edges import BLOCK_TO_BLOCK, Edge
 from .tables.tables import Tables
 from .types import NO_ROW, EdgeType
 

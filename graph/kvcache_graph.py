@@ -11,12 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .change_counts import ChangeCounts
+from . import explain as memory_view
+from . import explain as views
+from .explain import row_of
 from .ingest.ingest import Ingest
-from .intents.intent_book import IntentBook
-from .memories import memory_view
-from .messages.advice import EvictionRanking
-from .messages.events import (
+from .intents import IntentBook
+from .ranking.copies import prefetch_candidates, without_copy
+from .ranking.formulas import ClassicPolicy
+from .ranking.order import Order, rank_by_ruler
+from .ranking.policy import Policy, Referee, Rules, Ruling, ScoreProfile, View
+from .stats import GraphStats, graph_stats
+from .tables.integrity import check_integrity
+from .tables.tables import GraphLimits, Tables
+from .types import NO_ROW, BlockKey, Keys, as_keys
+from .wire.advice import EvictionRanking
+from .wire.events import (
     AdmissionReport,
     AdviceApplied,
     AnyEvent,
@@ -26,20 +35,45 @@ from .messages.events import (
     RequestReleased,
     TierReport,
 )
-from .queries import views
-from .queries.lookup import row_of
-from .queries.stats import GraphStats, graph_stats
-from .ranking.candidates import prefetch_candidates
-from .ranking.copy_worth import without_copy
-from .ranking.formulas import ClassicPolicy
-from .ranking.places import Order
-from .ranking.policy import Policy, Referee, Ruling
-from .ranking.profile import Rules, ScoreProfile
-from .ranking.ruler import rank_by_ruler
-from .ranking.view import View
-from .tables.integrity import check_integrity
-from .tables.tables import GraphLimits, Tables
-from .types import NO_ROW, BlockKey, Keys, as_keys
+
+# ``ChangeCounts``: whether what a ranking was made from has changed since.
+
+
+class ChangeCounts:
+    """One number per engine, which rises with whatever may change the ranking of its blocks.
+
+    Attributes:
+        total: Rises with every change.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._all = 0
+        self._own: Counter[str] = Counter()
+
+    def of(self, engine: str) -> int:
+        """The engine's number."""
+        return self._all + self._own[engine]
+
+    def changed(self, engine: str) -> None:
+        """Note that events of this engine were applied.
+
+        What they tell about blocks that other engines hold too is left to these engines' own
+        events: an engine without any loses no block.
+        """
+        self._own[engine] += 1
+        self.total += 1
+
+    def all_changed(self) -> None:
+        """Note that all rankings are out of date."""
+        self._all += 1
+        self.total += 1
+
+    def forget(self, engine: str) -> None:
+        """Forget an engine that is gone; no number falls by that."""
+        self._all += self._own.pop(engine, 0) + 1
+        self.total += 1
+
 
 _SIGNS_OF_LIFE = (
     EngineHello, Pressure, AdviceApplied, TierReport, AdmissionReport, RequestHeld, RequestReleased

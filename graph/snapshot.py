@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .columns.interner import Interner
 from .errors import SnapshotError
 from .kvcache_graph import KVCacheGraph
-from .sessions.sessions import SessionTable
 from .tables.blocks import BlockTable
+from .tables.columns import Interner
 from .tables.edges import EdgeStore
 from .tables.integrity import check_integrity
+from .tables.sessions import SessionTable
 from .tables.tables import Tables
 
 _MAGIC: Final = b"KVGSNAP\x0c"

@@ -4,16 +4,17 @@ socket; a tcp endpoint asks for keys, or for a token."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import urllib.request
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
 from ..graph.errors import ConfigError
-from ..graph.ipc.addresses import is_ipv6
-from ..graph.ipc.curve_keys import KEYS_VARIABLE, EngineKeys, load_engine_keys
-from ..graph.ipc.runtime import token_of
+from ..graph.wire.curve_keys import KEYS_VARIABLE, EngineKeys, load_engine_keys
+from ..graph.wire.endpoints import RunningSidecar, is_ipv6, token_of
 
 TOKEN_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR_TOKEN"
 _NAME: Final = b"engine"
@@ -74,3 +75,29 @@ class Access:
         if not self._is_tcp:
             return ""
         return os.environ.get(TOKEN_VARIABLE, "").strip() or token_of(self._endpoint)
+
+
+# Asks a running sidecar of this user over HTTP, on loopback, past any proxy.
+
+_PATIENCE_S: Final = 2.0  # for an answer; chosen
+_MOST_BYTES: Final = 16 << 20  # of an answer; chosen
+
+
+def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
+    """What ``sidecar`` answers for ``path``, asked with its token.
+
+    Raises:
+        OSError, http.client.HTTPException: It does not answer.
+        ValueError: It answers something else than an object.
+    """
+    headers = {"Authorization": f"Bearer {sidecar.token}"}
+    request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=_PATIENCE_S) as answer:
+        try:
+            found = json.loads(answer.read(_MOST_BYTES))
+        except RecursionError:
+            raise ValueError("the sidecar's answer is nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("the sidecar's answer is no object")
+    return found

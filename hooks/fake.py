@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Self
 
-from ..graph.messages.advice import EvictionRanking
-from ..graph.messages.events import (
+from ..graph.wire.advice import EvictionRanking
+from ..graph.wire.events import (
     AdviceApplied,
     AnyEvent,
     BlocksCleared,
@@ -27,7 +27,7 @@ from ..graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from .client import AdvisorClient, ClientOptions
+from .link.client import AdvisorClient, ClientOptions
 
 
 class FakeEngine:

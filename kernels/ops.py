@@ -7,14 +7,21 @@ always takes torch. The switch is read once per process.
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Sequence
+
+import torch
+
+from .backends import mixed
+from .backends import mixed as reference
 from .backends.base import Backend, Observer
-from .backends.choice import fastest, observer_named
-from .errors import SlotError
-from .gpu.upload import uploaded
-from .layout.addressed import Blocks, SlotMap
-from .layout.layout import PagedKv
-from .maths.rope import Rope
-from .tensors import Tensor
+from .backends.choice import SWITCH, fastest, observer_named
+from .backends.mixed import Attended, Part
+from .gpu.calls import uploaded
+from .layout import Blocks, PagedKv, SlotMap
+from .rope import Rope
+from .tensors import BuildError, SlotError, Tensor
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
@@ -111,3 +118,28 @@ def _check_pairs(*lists: Tensor) -> None:
     lengths = {int(numbers.numel()) for numbers in lists}
     if len(lengths) > 1:
         raise SlotError(f"lists that belong together have lengths {sorted(lengths)}")
+
+
+# ``mixed_attention`` as others call it: compiled where that can be, and else in torch.
+
+
+def mixed_attention(
+    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float
+) -> Attended:
+    """Attention over tokens stored in parts; see ``backends.mixed_attention``."""
+    if mixed.serves(queries, parts) and _is_compiled():
+        threads = torch.get_num_threads()
+        return mixed.native_mixed_attention(queries, parts, visible, scale, threads)
+    return reference.mixed_attention(queries, parts, visible, scale)
+
+
+@functools.cache
+def _is_compiled() -> bool:
+    """Whether the compiled path is wanted and can be had; the switch is read once."""
+    if os.environ.get(SWITCH, "auto") == "reference":
+        return False
+    try:
+        mixed.library()
+    except BuildError:
+        return False
+    return True

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 import zmq
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import AnyAdvice
-from kvgraph.graph.messages.events import AnyEvent
+from kvgraph.graph.wire import frames as wire
+from kvgraph.graph.wire.advice import AnyAdvice
+from kvgraph.graph.wire.events import AnyEvent
 
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["page_browser", "page_sidecar"]

@@ -6,11 +6,16 @@ page did is in the file, survives a restart, and can be read there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import re
+import stat
 import tempfile
 import threading
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +23,156 @@ from typing import Any, Final
 from ...graph.errors import ConfigError
 from ...graph.types import LAYER_NAMES
 from ..policies.registry import POLICIES
-from .config import Config, load
-from .config_errors import unknown_key
+from .config import Config, load, unknown_key
 from .sections import EdgeTypesConfig, ScoreConfig
-from .weight_text import with_values
-from .whole_file import read_whole, replace_whole
+
+# Sets values in the text of a TOML file, and leaves all else as a person wrote it.
+
+
+def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
+    """A file's text with these keys of a section set.
+
+    All else stays as it was: comments, also behind a value that changes, and line ends. Only
+    comments between the items of an array go with the array.
+
+    Raises:
+        tomllib.TOMLDecodeError: The text is not TOML.
+    """
+    ending = "\r\n" if "\r\n" in text else "\n"
+    if text and not text.endswith("\n"):
+        text += ending
+    found = list(_statements(text))
+    first, end = _span(found, section)
+    if first is None:
+        found += [ending] if found else []
+        found.append(f"[{section}]{ending}")
+        first = end = len(found)
+    for key, value in values.items():
+        at = next((n for n in range(first, end) if _sets(found[n], key)), None)
+        if at is None:
+            found.insert(end, f"{key} = {_toml(value)}{ending}")
+            end += 1
+        else:
+            found[at] = f"{_indent(found[at])}{key} = {_toml(value)}{_tail(found[at])}"
+    return "".join(found)
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The lines of a text, each with its end; those that one value spans are one."""
+    tomllib.loads(text)
+    begun = ""
+    # Not splitlines: it also breaks at characters that TOML allows inside a comment.
+    for line in re.findall(r"[^\n]*\n", text):
+        begun += line
+        if _is_whole(begun):
+            yield begun
+            begun = ""
+
+
+def _is_whole(statement: str) -> bool:
+    try:
+        tomllib.loads(statement)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _span(found: list[str], section: str) -> tuple[int | None, int]:
+    """The statements of a section, behind its header, without empty ones at its end."""
+    header = re.compile(rf"\s*\[\s*{re.escape(section)}\s*\]\s*(#.*)?$")
+    at = next((n for n, statement in enumerate(found) if header.match(statement)), None)
+    if at is None:
+        return None, len(found)
+    later = range(at + 1, len(found))
+    end = next((n for n in later if found[n].lstrip().startswith("[")), len(found))
+    while end > at + 1 and not found[end - 1].strip():
+        end -= 1
+    return at + 1, end
+
+
+def _sets(statement: str, key: str) -> bool:
+    return key in tomllib.loads(statement)
+
+
+def _indent(statement: str) -> str:
+    return statement[: len(statement) - len(statement.lstrip())]
+
+
+def _tail(statement: str) -> str:
+    """What stands behind the value: blanks, a comment, the line's end."""
+    ends = [at for at, sign in enumerate(statement) if sign == "#"]
+    end = next((at for at in ends if _is_whole(statement[:at])), len(statement))
+    return statement[len(statement[:end].rstrip()) :]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else repr(float(value))
+
+
+# Reads a person's file as it is, and writes it whole or not at all.
+
+
+def read_whole(path: Path) -> str:
+    """The text of a file, with its line ends as they are; empty where there is no file.
+
+    Raises:
+        ConfigError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8, as TOML must be: {error}") from None
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Write a file, or leave it as it is.
+
+    A link stays a link, and what it names is written. Mode, and owner and group where this user
+    may give them, stay; nobody else can read the text while it is written.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        # A name that nobody can have taken before, not even with a link.
+        number, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with open(number, "wb") as file:
+                file.write(text.encode("utf-8"))
+                file.flush()
+                _copy_rights(target, number)
+                os.fsync(number)
+            os.replace(fresh, target)
+        except BaseException:
+            os.unlink(fresh)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _copy_rights(target: Path, number: int) -> None:
+    """Give an open file the group, owner and mode of one that it will replace."""
+    try:
+        found = target.stat()
+    except FileNotFoundError:
+        return
+    mode = stat.S_IMODE(found.st_mode) & 0o777
+    try:
+        os.fchown(number, -1, found.st_gid)
+    except PermissionError:
+        # Another group than it was meant for may do what everybody may.
+        mode = mode & 0o707 | (mode & 0o007) << 3
+    with contextlib.suppress(PermissionError):
+        os.fchown(number, found.st_uid, -1)
+    os.fchmod(number, mode)
+
 
 logger = logging.getLogger(__name__)
 
@@ -184,3 +334,93 @@ def change_in_words(change: Change) -> str:
         for section, values in change.items()
         for key, value in values.items()
     )
+
+
+# Notices a changed configuration file, and takes it only if it is valid.
+
+LOOK_EVERY_S: Final = 1.0  # chosen
+LIVE_SECTIONS: Final = ("score", "graph", "prefetch")
+"""Sections that take effect while running; the others at the next start."""
+LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
+"""Keys of [graph] that size tables which exist already."""
+
+
+class ConfigWatch:
+    """Rereads ``path`` when its modification time changes, or on request.
+
+    An invalid file changes nothing: the values in force stay, and one line says why.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path | None,
+        overrides: Mapping[str, Any],
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.counters: Counter[str] = Counter()
+        self.last_error: str | None = None
+        self._path = path
+        self.editor = WeightEditor(path, overrides)
+        self._overrides = dict(overrides)
+        self._clock = clock
+        self._seen = self._stamp()
+        self._next_look = clock() + LOOK_EVERY_S
+        self._asked = False
+
+    @property
+    def file(self) -> str | None:
+        """The file that is watched; None without one."""
+        return None if self._path is None else str(self._path)
+
+    def ask(self) -> None:
+        """Reread at the next ``poll``, whatever the file's time; safe in a signal handler."""
+        self._asked = True
+
+    def poll(self) -> Config | None:
+        """The new configuration, once after each good change."""
+        now = self._clock()
+        if not self._asked and now < self._next_look:
+            return None
+        self._next_look = now + LOOK_EVERY_S
+        stamp = self._stamp()
+        if stamp == self._seen and not self._asked:
+            return None
+        self._seen, self._asked = stamp, False
+        return self._reread()
+
+    def _reread(self) -> Config | None:
+        try:
+            fresh = load(self._path, self._overrides)
+        except Exception as error:  # whatever a file holds, the old one stays
+            self.counters["refused"] += 1
+            self.last_error = str(error) or type(error).__name__
+            logger.warning("configuration not reloaded, the old one stays: %s", self.last_error)
+            return None
+        self.last_error = None
+        if fresh == self.config:
+            return None
+        self.counters["reloaded"] += 1
+        self._log_change(fresh)
+        self.config = fresh
+        return fresh
+
+    def _log_change(self, fresh: Config) -> None:
+        changed = [s for s in Config.model_fields if getattr(fresh, s) != getattr(self.config, s)]
+        later = [f"[{section}]" for section in changed if section not in LIVE_SECTIONS]
+        later += [
+            f"graph.{key}"
+            for key in LATER_GRAPH_KEYS
+            if getattr(fresh.graph, key) != getattr(self.config.graph, key)
+        ]
+        logger.info("configuration reloaded: [%s] changed", "], [".join(changed))
+        if later:
+            logger.warning("%s takes effect at the next start", ", ".join(later))
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat() if self._path else None
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None

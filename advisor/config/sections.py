@@ -16,13 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from ...graph.ipc.addresses import check_endpoint
-from ...graph.messages.fields import MAX_KEYS
 from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.policy import Policy
-from ...graph.ranking.profile import Rules, ScoreProfile, Weights
+from ...graph.ranking.policy import Policy, Rules, ScoreProfile, Weights
 from ...graph.tables.tables import GraphLimits
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
+from ...graph.wire.endpoints import check_endpoint
+from ...graph.wire.events import MAX_KEYS
 from ..policies.guard import Guard
 from ..policies.registry import DEFAULT, POLICIES, new_policy
 

@@ -17,17 +17,16 @@ from typing import Final
 import numpy as np
 
 from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.policy import Ruling, Scores
-from ...graph.ranking.protection import names_anything
-from ...graph.ranking.scoring import whole_scores
-from ...graph.ranking.view import View
+from ...graph.ranking.order import whole_scores
+from ...graph.ranking.policy import Ruling, Scores, View
+from ...graph.ranking.rules import names_anything
 from ...graph.tables.blocks import Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
 from ...graph.types import Rows
+from .evidence import Trust
 from .protection_price import ProtectionPrice, Scoring
 from .shadow import LruShadow, RankedShadow
-from .trust import Trust
 
 logger = logging.getLogger(__name__)
 

@@ -15,16 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from ...graph.ranking.policy import Scores
-from ...graph.ranking.protection import Limit
-from ...graph.ranking.rules import limits_of_kept
-from ...graph.ranking.view import View
+from ...graph.ranking.policy import Scores, View
+from ...graph.ranking.rules import Limit, limits_of_kept
 from ...graph.tables.blocks import Selection
-from ...graph.tables.engine_words import ProtectionBudget, first_share
-from ...graph.tables.walks import Walk
+from ...graph.tables.walks import ProtectionBudget, Walk, first_share
 from ...graph.types import MOST_SHARE, NO_ROW, Keys, Rows, layer_mask
+from .evidence import Evidence, fading
 from .shadow import Found, RankedShadow, Uses
-from .trust import Evidence, fading
 
 Scoring = Callable[[View, Selection], Scores]
 _Group = tuple[int, int]  # a tenant's row, and how much of a prompt is named: 0 nothing, 2 most

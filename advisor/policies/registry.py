@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
-from ...graph.ranking.policy import Policy, Weighted
-from ...graph.ranking.profile import Weights
+from ...graph.ranking.policy import Policy, Weighted, Weights
 from .lifecycle import LifecyclePolicy
 
 POLICIES: Final[dict[str, Callable[[Weights | None], Policy]]] = {

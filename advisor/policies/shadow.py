@@ -6,16 +6,180 @@ request are in use from its start, and join the free queue tail first at its end
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...graph.columns.columns import grown
 from ...graph.ranking.policy import Scores
+from ...graph.tables.columns import grown
 from ...graph.types import Keys, Rows
-from .falling_order import FallingOrder
-from .lru_stack import LruStack, Turns, leading
+
+# Pools of several sizes under LRU, exactly: one stack, cut at each size.
+
+Turns = npt.NDArray[np.int64]
+
+_NEVER: Final = -1
+_ROOM: Final = 4  # the log is cut at so many times the largest pool; chosen
+_LEAST: Final = 256  # uses that are looked at together; chosen
+_SURPLUS: Final = 64  # a pool is cut when so small a part of it is to go, or somebody asks; chosen
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One of the pools.
+
+    Attributes:
+        cut: What was used before this use is out. Where ``held`` is more than the capacity, the cut
+            is still to be moved on; never beyond the last ``capacity`` uses, since each of them is
+            of one block.
+        held: Blocks that were used last after the cut.
+    """
+
+    capacity: int
+    cut: int = 0
+    held: int = 0
+
+
+class LruStack:
+    """Pools that evict the longest unused block, each of another size (Mattson et al., 1970).
+
+    Each use puts its blocks on top. A block is in a pool while fewer others than fit were used
+    after it, so it is enough to keep when each was used, and where each pool's cut is. A use costs
+    what it uses and what it evicts, however large the pools are.
+
+    Args:
+        capacities: Of the pools, in blocks.
+    """
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self._pools = [_Pool(capacity) for capacity in capacities]
+        self._most = max(capacities)
+        self._used: Turns = np.empty(0, dtype=np.int64)  # by row: when it was last used
+        self._key: Keys = np.empty(0, dtype=np.uint64)  # by row: the block that it was then
+        self._standing = np.zeros(_ROOM * self._most + 1, dtype=np.bool_)  # by use: still the last
+        self._first = 0  # the use that stands at the start of ``_standing``
+        self._next = 0
+
+    def found(self, rows: Rows, keys: Keys) -> list[int]:
+        """How many of these blocks each pool holds, from the first on without a gap."""
+        self._reserve(rows)
+        used, same = self._used[rows], leading(self._key[rows] == keys)
+        oldest = int(used.min()) if len(used) else 0
+        found = []
+        for pool in self._pools:
+            if oldest < self._next - pool.capacity and pool.held > pool.capacity:
+                self._evict(pool)
+            found.append(same if oldest >= pool.cut else min(same, leading(used >= pool.cut)))
+        return found
+
+    def use(self, rows: Rows, keys: Keys) -> None:
+        """Note that a request takes these blocks, or gives them back: its tail is the oldest of
+        them."""
+        if not len(rows):
+            return
+        self._reserve(rows)
+        self._make_room(len(rows))
+        before = self._used[rows]
+        oldest = int(before.min())
+        gone = before if oldest >= self._first else before[before >= self._first]
+        self._standing[gone - self._first] = False
+        uses = np.arange(self._next + len(rows) - 1, self._next - 1, -1)
+        self._used[rows], self._key[rows] = uses, keys
+        self._standing[self._next - self._first : self._next - self._first + len(rows)] = True
+        self._next += len(rows)
+        for pool in self._pools:
+            if oldest < pool.cut:
+                pool.held += len(rows) - int(np.count_nonzero(before >= pool.cut))
+            if pool.held > pool.capacity + pool.capacity // _SURPLUS:
+                self._evict(pool)
+
+    def _evict(self, pool: _Pool) -> None:
+        excess, pool.held = pool.held - pool.capacity, pool.capacity
+        while True:
+            start = pool.cut - self._first
+            log = self._standing[start : start + max(_LEAST, 2 * excess)]
+            there = int(np.count_nonzero(log))
+            if there >= excess:
+                pool.cut += int(np.flatnonzero(log)[excess - 1]) + 1
+                return
+            excess -= there
+            pool.cut += len(log)
+
+    def _make_room(self, uses: int) -> None:
+        """Cut off the log's start: blocks that no pool holds need no place."""
+        end = self._next - self._first
+        if end + uses <= len(self._standing):
+            return
+        first = min(pool.cut for pool in self._pools)
+        kept = self._standing[first - self._first : end]
+        self._standing = np.zeros(len(kept) + uses + _ROOM * self._most, dtype=np.bool_)
+        self._standing[: len(kept)] = kept
+        self._first = first
+
+    def _reserve(self, rows: Rows) -> None:
+        if len(rows) and int(rows.max()) >= len(self._used):
+            size = int(rows.max()) * 5 // 4 + 1
+            self._used = grown(self._used, size, _NEVER)
+            self._key = grown(self._key, size)
+
+
+def leading(held: npt.NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    first = int(held.argmin()) if len(held) else 0
+    return first if len(held) and not held[first] else len(held)
+
+
+# ``FallingOrder``: rows by their scores, sorted only as far as somebody asks.
+
+_FALLING_ORDER_PARTS: Final = 16  # in which the order is sorted, one after the other; chosen
+_FALLING_ORDER_LEAST: Final = 1024  # rows of a part; chosen
+_FEW: Final = 64  # rows that are given however few are asked for; chosen
+_TIMES: Final = 2  # as many rows as are asked for: some are passed over; chosen
+
+
+class FallingOrder:
+    """Rows from the highest score to the lowest; of equals the one that was given first.
+
+    Args:
+        rows: int32 ``[n]``.
+        scores: float64 ``[n]``, theirs; no NaN.
+    """
+
+    def __init__(self, rows: Rows, scores: Scores) -> None:
+        self._rows, self._scores = rows, scores  # not sorted yet
+        self._part = max(_FALLING_ORDER_LEAST, len(rows) // _FALLING_ORDER_PARTS)
+        self._sorted = rows[:0]
+        self._at = 0  # in ``_sorted``
+
+    @classmethod
+    def empty(cls) -> FallingOrder:
+        """One without a row."""
+        return cls(np.empty(0, dtype=np.int32), np.empty(0))
+
+    def peek(self, count: int) -> Rows:
+        """int32: the next rows: about twice ``count`` at most, at least one if any is left."""
+        if self._at == len(self._sorted):
+            self._sort()
+        return self._sorted[self._at : self._at + max(_FEW, _TIMES * count)]
+
+    def skip(self, count: int) -> None:
+        """Go on behind the first ``count`` of the next rows."""
+        self._at += count
+
+    def _sort(self) -> None:
+        """Sort the highest part of what is left."""
+        rows, scores = self._rows, self._scores
+        if len(rows) > 2 * self._part:
+            high = scores >= np.partition(scores, len(scores) - self._part)[-self._part]
+            self._rows, self._scores = rows[~high], scores[~high]
+            rows, scores = rows[high], scores[high]
+        else:
+            self._rows, self._scores = rows[:0], scores[:0]
+        self._sorted, self._at = rows[np.argsort(-scores, kind="stable")], 0
+
 
 Mask = npt.NDArray[np.bool_]
 Holders = npt.NDArray[np.uint16]

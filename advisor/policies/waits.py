@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...graph.sessions.sessions import SessionTable
+from ...graph.tables.sessions import SessionTable
 from ...graph.types import SessionState, StopReason
 from .hazard import Features, Floats
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .errors import ReplayError
+from .trace import ReplayError
 
 DEFAULT_CAPACITIES: Final = "1000,2000,5000,10000,20000"
 
@@ -46,7 +46,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Replay traces: what would each eviction policy have found in the cache?"""
-    from .lab.arms import chosen_arms
+    from .arms import chosen_arms
 
     capacities = parse_capacities(capacity)
     settings = _settings(interval, service, config)
@@ -80,9 +80,9 @@ def _check_files(paths: Sequence[Path]) -> None:
 
 def _settings(interval: float, service: bool, config: Path | None) -> Any:
     """What all arms share; raises ConfigError for a wrong ``config``."""
-    from .engine.simulator import Load
-    from .lab.arms import Settings
-    from .orders.graph_order import Planning
+    from .arms import Settings
+    from .graph_order import Planning
+    from .simulator import Load
 
     planning, load = Planning(interval), Load() if service else None
     if config is None:
@@ -119,9 +119,8 @@ def _table(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    from .lab.analysis import analyze
-    from .lab.hit_table import hit_table
-    from .lab.page import draw, rates_table, write_page
+    from .analysis import analyze
+    from .tables import draw, hit_table, rates_table, write_page
 
     with _bar("policies × capacities", as_json) as update:
         table = hit_table(trace, arms, capacities, settings, processes=processes, progress=update)
@@ -141,7 +140,7 @@ def _table(
 
 
 def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
-    from .lab.analysis import analyze, losses_table
+    from .analysis import analyze, losses_table
 
     losses = [analyze(trace, capacity) for capacity in capacities]
     if as_json:
@@ -154,7 +153,7 @@ def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
 def _approaches(
     trace: Any, capacities: list[int], instances: int, settings: Any, processes: int, as_json: bool
 ) -> None:
-    from .lab.approaches import approaches_table, compare_approaches
+    from .approaches import approaches_table, compare_approaches
 
     with _bar("approaches", as_json) as update:
         rows = compare_approaches(
@@ -168,7 +167,7 @@ def _approaches(
 
 
 def _load(path: Path, block_size: int | None, quiet: bool) -> Any:
-    from .traces.reader import load_trace
+    from .reader import load_trace
 
     with Console(stderr=True, quiet=quiet).status(f"reading {path.name}"):
         return load_trace(path, block_size=block_size)
@@ -194,8 +193,8 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search the score's weights on a trace's first part; the sidecar loads what is written."""
-    from .lab.tuning import tune as search
-    from .lab.tuning import write_toml
+    from .tuning import tune as search
+    from .tuning import write_toml
 
     capacities = parse_capacities(capacity)
     loaded = _load(trace, block_size, as_json)
@@ -225,9 +224,8 @@ def record(
     ] = False,
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
-    from ..serve import serve
-    from .traces.raw_log import RawLog
-    from .traces.recorder import Recorder
+    from ..service import serve
+    from .recorder import RawLog, Recorder
 
     recorder: Recorder | RawLog = RawLog(out) if raw else Recorder(out)
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}

@@ -2,15 +2,200 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hmac
+import os
+import socket as sockets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import zmq
+from zmq.utils import z85
 
-from ...graph.ipc.addresses import is_ipv6
-from ...graph.ipc.curve_keys import SidecarKeys
-from ...graph.messages.wire import MAX_FRAME_BYTES
-from . import endpoints
-from .door import Door
+from ...graph.errors import ConfigError
+from ...graph.wire.curve_keys import SidecarKeys
+from ...graph.wire.endpoints import is_ipv6
+from ...graph.wire.frames import MAX_FRAME_BYTES
+
+# Lets only those speak at a tcp endpoint who know the token, or whose keys are allowed.
+#
+# An ipc socket belongs to its owner (0600); every user reaches a loopback port. So a tcp
+# endpoint asks for ZeroMQ's PLAIN handshake, or where the sidecar has keys for CURVE's, in
+# which nothing is in clear; and this answers it (ZAP, https://rfc.zeromq.org/spec/27): whoever
+# is not let in is refused before a message takes any memory.
+
+_ZAP: Final = "inproc://zeromq.zap.01"
+_PLAIN: Final = 8  # version, request id, domain, address, identity, mechanism, name, password
+_CURVE: Final = 7  # … mechanism, public key
+_MECHANISM: Final = 5  # its place
+
+
+class Door:
+    """Answers ZeroMQ's question whether a connection may be made; used by the loop's thread only.
+
+    Args:
+        context: The context of the guarded sockets.
+        token: What callers must know, if there are no keys.
+        keys: Those of the sidecar; whose keys lie beside them is let in.
+
+    Attributes:
+        refused: Connections that were refused.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        token: str,
+        keys: SidecarKeys | None = None,
+    ) -> None:
+        self._token, self._keys = token.encode(), keys
+        self.refused = 0
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(_ZAP)
+
+    def guard(self, socket: zmq.Socket[bytes]) -> None:
+        """Let ``socket``, not bound yet, take only connections that this door lets in."""
+        if self._keys is not None:
+            self._keys.guard(socket)
+        else:
+            socket.setsockopt(zmq.PLAIN_SERVER, 1)
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"kvgraph")
+
+    def answer(self, limit: int) -> None:
+        """Answer up to ``limit`` connections that are being made."""
+        for _ in range(limit):
+            try:
+                request = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.socket.send_multipart(self._judge(request))
+
+    def close(self) -> None:
+        """Close the socket; nobody gets in from here on."""
+        self.socket.close(linger=0)
+
+    def _judge(self, request: list[bytes]) -> list[bytes]:
+        version, number = [*request, b"", b""][:2]
+        if self._lets_in(request):
+            return [version, number, b"200", b"OK", b"engine", b""]
+        self.refused += 1
+        return [version, number, b"400", b"the token is wrong, or the key not allowed", b"", b""]
+
+    def _lets_in(self, request: list[bytes]) -> bool:
+        if self._keys is None:
+            return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)
+        asks_by_key = len(request) == _CURVE and request[_MECHANISM] == b"CURVE"
+        return asks_by_key and z85.encode(request[-1]) in self._keys.allowed()
+
+
+# Binds ZeroMQ endpoints, and removes what they leave behind.
+
+_LOCKED_S: Final = 5.0  # a start or an end of another sidecar takes milliseconds; chosen
+_AGAIN_S: Final = 0.005
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind and return the endpoint to connect to; an ipc socket is for its owner only (0600).
+
+    Raises:
+        ConfigError: Somebody else serves there, or the address cannot be bound.
+    """
+    try:
+        if endpoint.startswith("ipc://"):
+            return _bind_ipc(socket, endpoint)
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"sidecar.endpoint = {endpoint!r}: cannot listen there: {error}"
+        ) from None
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def unlink(endpoint: str) -> None:
+    """Remove the file of an ipc endpoint, which ZeroMQ leaves behind; not that of a sidecar that
+    was started there meanwhile."""
+    if not endpoint.startswith("ipc://"):
+        return
+    path = Path(endpoint.removeprefix("ipc://"))
+    with contextlib.suppress(OSError, ConfigError), _alone_at(path):
+        if not _somebody_listens(path):
+            path.unlink(missing_ok=True)
+
+
+def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    path = Path(endpoint.removeprefix("ipc://"))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # ZeroMQ would silently take the path away from a sidecar that serves it, and two that
+        # start at one moment would both find nobody there.
+        with _alone_at(path):
+            if _somebody_listens(path):
+                raise ConfigError(f"sidecar.endpoint = {endpoint!r}: another sidecar serves it")
+            umask = os.umask(0o177)
+            try:
+                socket.bind(endpoint)
+            finally:
+                os.umask(umask)
+    except OSError as error:
+        if isinstance(error, zmq.ZMQError):
+            raise
+        raise ConfigError(f"sidecar.endpoint = {endpoint!r}: {error.strerror}") from None
+    return endpoint
+
+
+@contextlib.contextmanager
+def _alone_at(path: Path) -> Iterator[None]:
+    """Hold a lock beside a socket's path while somebody looks who is there, and binds.
+
+    Raises:
+        ConfigError: Another process holds it for too long.
+        OSError: There can be no lock.
+    """
+    lock, until = path.with_name(f"{path.name}.lock"), time.monotonic() + _LOCKED_S
+    while (held := _locked(lock)) is None:
+        if time.monotonic() > until:
+            raise ConfigError(f"sidecar.endpoint: another process holds {str(lock)!r}")
+        time.sleep(_AGAIN_S)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)  # before it is released: see ``_locked``
+        os.close(held)
+
+
+def _locked(lock: Path) -> int | None:
+    """An open lock file that is ours alone; None if it is another process's."""
+    number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it removed the file: a lock on that one keeps nobody out any more.
+        if os.path.samestat(os.fstat(number), lock.lstat()):
+            return number
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(number)
+    return None
+
+
+def _somebody_listens(path: Path) -> bool:
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(f"sidecar.endpoint: {str(path)!r} exists and is not a socket")
+    except OSError:
+        return False
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.settimeout(0.5)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
 
 RCVHWM: Final = 256
 """Messages of an engine held for a sidecar that falls behind: three seconds."""
@@ -44,7 +229,7 @@ class Front:
                 self._door.guard(self.socket)
             if is_ipv6(endpoint):
                 self.socket.setsockopt(zmq.IPV6, 1)
-            self.endpoint = endpoints.bind(self.socket, endpoint)
+            self.endpoint = bind(self.socket, endpoint)
         except BaseException:
             self.close()
             raise
@@ -71,7 +256,7 @@ class Front:
             self._door.close()
         self.context.term()
         if self.endpoint:
-            endpoints.unlink(self.endpoint)
+            unlink(self.endpoint)
 
 
 def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

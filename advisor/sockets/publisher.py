@@ -10,8 +10,8 @@ from typing import Final
 
 import zmq
 
-from ...graph.messages import wire
-from ...graph.messages.advice import (
+from ...graph.wire import frames
+from ...graph.wire.advice import (
     AdmissionAdvice,
     AdmissionMessage,
     AnyAdvice,
@@ -25,8 +25,8 @@ from ...graph.messages.advice import (
     StillValid,
     packed,
 )
-from ..prefetch.prefetch_orders import PrefetchOrder
-from .peers import Peer
+from ..planner import PrefetchOrder
+from .subscriber import Peer
 
 TIPS_S: Final = 10.0
 """Seconds for which engines are asked to tell requests by their tips; chosen."""
@@ -145,7 +145,7 @@ class AdvicePublisher:
     def _send(self, identity: bytes, advice: AnyAdvice) -> bool:
         seq = self._seq.get(identity, 0)
         try:
-            self._socket.send_multipart([identity, *wire.encode_advice(seq, advice)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *frames.encode_advice(seq, advice)], zmq.NOBLOCK)
         except zmq.Again:
             self.counters["dropped_full"] += 1
             return False

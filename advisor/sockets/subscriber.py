@@ -2,21 +2,235 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
 
 import zmq
 
-from ...graph.messages.block_hashing import disagreements
-from ...graph.messages.events import AnyEvent, BlocksResident, EngineHello
-from ...graph.messages.wire import EventMessage
+from ...graph.errors import VersionError, WireError
 from ...graph.types import MAX_ENGINES
-from ..process.notices import Notices
-from .batch_reader import BatchReader
-from .peers import LostEngines, Peer, Strangers
-from .sequence import Arrival, SequenceTracker
+from ...graph.wire import frames as wire
+from ...graph.wire.events import (
+    AnyEvent,
+    BlockHashing,
+    BlocksResident,
+    EngineHello,
+    disagreements,
+    hashing_of,
+)
+from ...graph.wire.frames import EventMessage
+from ..process.process import Notices
+
+# Sequence numbers of one publisher: what is next, what is repeated, what is missing.
+
+
+class Arrival(Enum):
+    """How a sequence number relates to those before it."""
+
+    NEXT = "next"
+    DUPLICATE = "duplicate"  # or reordered: its place has passed
+    GAP = "gap"  # at least one number before it never came
+
+
+class SequenceTracker:
+    """Follows one publisher's numbers, which rise by one with each batch.
+
+    Attributes:
+        expected: The number that continues the sequence; None accepts any as the first.
+        gaps: Times that numbers were missing.
+        missed: Numbers that were missing.
+        duplicates: Numbers seen again, or too late.
+    """
+
+    __slots__ = ("duplicates", "expected", "gaps", "missed")
+
+    def __init__(self, expected: int | None = 0) -> None:
+        self.expected = expected
+        self.gaps = 0
+        self.missed = 0
+        self.duplicates = 0
+
+    def classify(self, seq: int) -> Arrival:
+        """What ``seq`` is, without taking it."""
+        if self.expected is None or seq == self.expected:
+            return Arrival.NEXT
+        return Arrival.DUPLICATE if seq < self.expected else Arrival.GAP
+
+    def accept(self, seq: int) -> Arrival:
+        """Take ``seq``: count what it shows, and expect the number after it."""
+        arrival = self.classify(seq)
+        if arrival is Arrival.DUPLICATE:
+            self.duplicates += 1
+            return arrival
+        if arrival is Arrival.GAP:
+            self.gaps += 1
+            self.missed += seq - (self.expected or 0)
+        self.expected = seq + 1
+        return arrival
+
+
+# The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet,
+# ``LostEngines`` went.
+
+RESYNC_EVERY_S: Final = 0.5  # seconds between two requests, at least; chosen
+_PATIENT_RESYNCS: Final = 4  # after so many in vain, the pauses between them double; chosen
+_LONGEST_PAUSE_S: Final = 30.0
+_REST: Final = 10.0  # seconds between two listings per second that the last one took; chosen
+_STEADY_S: Final = 10.0  # in step for so long, an engine lost what it lost by chance; chosen
+_STRANGERS: Final = 256  # identities whose last answer is remembered; chosen
+_LOST: Final = 16  # engines that went are remembered, the last ones; chosen
+
+
+@dataclass(slots=True)
+class Peer:
+    """One engine process that said hello.
+
+    Attributes:
+        engine: Stable id of the process, which anyone may know: see ``engine_id``.
+        synced: Whether our picture of its residency is complete; advice is withheld until then.
+        last_seen: When its last new batch arrived, in our clock's seconds.
+        heard: How many of its batches the graph knows: those that it lost count.
+    """
+
+    identity: bytes
+    hello: EngineHello
+    last_seen: float
+    sequence: SequenceTracker = field(default_factory=SequenceTracker)
+    synced: bool = False
+    heard: int = 0
+    last_resync: float = float("-inf")
+    resyncs: int = 0
+    fruitless: int = 0  # resyncs since it was last in step for a while
+    listed: float = float("-inf")  # when its last list of blocks was taken in
+    listing_s: float = 0.0  # how long that took
+    engine: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = engine_id(self.identity)
+
+    @property
+    def hashing(self) -> BlockHashing:
+        """How it hashes blocks."""
+        return BlockHashing(self.hello.engine, self.hello.model, hashing_of(self.hello))
+
+    @property
+    def resync_pause_s(self) -> float:
+        """Seconds to wait before asking again: longer if asking did not help for long, and if it
+        cost much."""
+        doubled = min(max(0, self.fruitless - _PATIENT_RESYNCS), 10)
+        pause_s = max(RESYNC_EVERY_S * 2**doubled, _REST * self.listing_s)
+        return float(min(pause_s, _LONGEST_PAUSE_S))
+
+    def lost_step(self, now: float) -> None:
+        """Note that a batch is missing."""
+        if self.synced and now - self.listed >= _STEADY_S:
+            self.fruitless = 0
+        self.synced = False
+
+
+def engine_id(identity: bytes) -> str:
+    """The public name of a socket identity, which must stay secret: whoever knew it could take the
+    engine's place."""
+    return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
+
+
+class Strangers:
+    """Remembers when each was answered, so that none is answered all the time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answered: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._answered)
+
+    def note_answer(self, identity: bytes) -> bool:
+        """Note that one is answered now; False if it was answered just before, and must wait."""
+        now = self._clock()
+        if now - self._answered.get(identity, float("-inf")) < RESYNC_EVERY_S:
+            return False
+        self._answered[identity] = now
+        self._answered.move_to_end(identity)
+        if len(self._answered) > _STRANGERS:
+            self._answered.popitem(last=False)
+        return True
+
+    def forget(self, identity: bytes) -> None:
+        """Forget one that said hello."""
+        self._answered.pop(identity, None)
+
+
+class LostEngines:
+    """Engines that went, or fell silent, and did not come back, by the names that they give
+    themselves."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._went: dict[str, float] = {}  # the last to go is the last
+
+    def went(self, name: str) -> None:
+        """Note that an engine went."""
+        self._went.pop(name, None)
+        self._went[name] = self._clock()
+        if len(self._went) > _LOST:
+            del self._went[next(iter(self._went))]
+
+    def came(self, name: str) -> None:
+        """Note that an engine is there."""
+        self._went.pop(name, None)
+
+    def ago(self) -> dict[str, float]:
+        """Seconds since each went, by name; on any thread."""
+        now = self._clock()
+        return {name: now - at for name, at in self._went.copy().items()}
+
+
+# ``BatchReader``: decodes frames into events; counts and logs what is refused, by reason.
+
+
+class BatchReader:
+    """Decodes batches of any engine.
+
+    Args:
+        counters: Counts messages, events, and what was refused by reason.
+    """
+
+    def __init__(self, counters: Counter[str], notices: Notices) -> None:
+        self._counters = counters
+        self._notices = notices
+
+    def read(self, frames: list[bytes]) -> EventMessage | None:
+        """Decode a batch; None if the frames are not one."""
+        self._counters["messages"] += 1
+        try:
+            message = wire.decode_events(frames)
+        except VersionError as error:
+            self._counters["refused_version"] += 1
+            self._notices.once("version", "a message was refused: %s", error)
+            return None
+        except WireError as error:
+            self._counters["refused_wire"] += 1
+            self._notices.warn("wire", "a message was refused: %s", error)
+            return None
+        self._count(message)
+        return message
+
+    def _count(self, message: EventMessage) -> None:
+        self._counters["events"] += len(message.events)
+        if message.unknown:
+            self._counters["unknown_events"] += message.unknown
+            self._notices.once(
+                "unknown", "an engine sends events of a kind that this build does not know: skipped"
+            )
+        if message.refused:
+            self._counters["refused_wire"] += 1
+            self._notices.warn("event", "an event was refused: %s", message.refused)
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.row_pool import distinct
-from ..tables.block_columns import UNPLACED
+from ..tables.blocks import UNPLACED
+from ..tables.columns import distinct
 from ..tables.tables import Tables
 from ..types import NO_ROW, Rows
 

@@ -11,8 +11,10 @@ from typing import Final, cast
 
 import numpy as np
 
-from ..logs.evictions.eviction_log import Way
-from ..messages.events import (
+from ..logs.evictions import Way
+from ..tables.tables import Tables
+from ..types import NO_ROW, Tier, as_keys
+from ..wire.events import (
     AdmissionReport,
     AdviceApplied,
     AnyEvent,
@@ -35,17 +37,11 @@ from ..messages.events import (
     SessionSignal,
     TierReport,
 )
-from ..slices.event_runs import CHURN, SINGLE, SLICE_KEYS, TURNS, Run, event_runs
-from ..slices.ghosts import GhostKeeper
-from ..tables.tables import Tables
-from ..types import NO_ROW, Tier, as_keys
+from .blocks import Churn, ChurnRecorder, CopyRecorder
 from .chains import ChainLinker
-from .churn import Churn, ChurnRecorder
-from .co_attend import CoAttendance
-from .held_requests import HeldBook
-from .semantic import SemanticLinker
-from .tier_copies import CopyRecorder
-from .turns import Turn, TurnRecorder
+from .similarity import CoAttendance, SemanticLinker
+from .slices import CHURN, SINGLE, SLICE_KEYS, TURNS, GhostKeeper, Run, event_runs
+from .turns import HeldBook, Turn, TurnRecorder
 
 _EMA_SHARE: Final = 0.2  # of the newest sample in a block's mean of confidences; chosen
 _OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)

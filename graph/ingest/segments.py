@@ -4,15 +4,140 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from ..intents.leases import LeaseBounds, leasable
-from ..memories.recalls import MemoryBook
-from ..messages.events import RequestStarted, Segment
+from ..explain import blocks_of_memory
+from ..intents import LeaseBounds, leasable
+from ..tables.sessions import MemoryFacts
 from ..tables.tables import Tables
-from ..types import PROTECTED_LAYERS, Authority, Rows, SourceLayer
-from .layers import LayerBook
+from ..types import (
+    DEFAULT_IMPORTANCE,
+    NO_ROW,
+    PROTECTED_LAYERS,
+    Authority,
+    EdgeType,
+    Rows,
+    SessionState,
+    SourceLayer,
+)
+from ..wire.events import RequestStarted, Segment
+
+# Whose statement of a block's source layer counts, if several requests state one.
+
+
+class LayerBook:
+    """Sets layers and importances of blocks.
+
+    What an operator stated holds against callers, and what a caller stated against what is
+    inferred. Among equals the most precious layer holds while a session that stated it lives: only
+    the tenant that raised a block may lower it before that.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def state(
+        self,
+        rows: Rows,
+        layer: SourceLayer,
+        importance: float | None,
+        authority: Authority,
+        session: int,
+    ) -> None:
+        """Take what ``session`` says these block rows are; ``NO_ROW`` speaks for nobody."""
+        if not len(rows):
+            return
+        blocks = self._tables.blocks
+        number, rank = int(layer), int(authority)  # numpy is slow with an enumeration's
+        if authority is Authority.INFERRED:  # seen again: what was said of its worth stands
+            rows = rows[blocks.layer[rows] != number]
+        worth = np.float32(DEFAULT_IMPORTANCE[number] if importance is None else importance)
+        rows = rows[self._may_state(rows, number, worth, rank, session)]
+        blocks.layer[rows] = number
+        blocks.importance[rows] = worth
+        blocks.stated[rows] = rank
+        blocks.raised_by[rows] = session
+
+    def _may_state(
+        self,
+        rows: Rows,
+        layer: int,
+        worth: np.float32,
+        authority: int,
+        session: int,
+    ) -> npt.NDArray[np.bool_]:
+        blocks = self._tables.blocks
+        stated, raised_by = blocks.stated[rows], blocks.raised_by[rows]
+        if (raised_by == NO_ROW).all():  # as always where nobody says anything
+            return np.asarray(stated <= authority)
+        before = blocks.layer[rows]
+        less = (before < layer) | ((before == layer) & (blocks.importance[rows] > worth))
+        same = (before == layer) & (blocks.importance[rows] == worth)  # who raised it, did
+        holds = (stated == authority) & (less | same) & ~self._yields(raised_by, session)
+        return np.asarray((stated <= authority) & ~holds)
+
+    def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:
+        """Whether ``session`` may take back what others said: sessions of its own tenant, or gone
+        ones."""
+        sessions = self._tables.sessions
+        gone = (raised_by == NO_ROW) | (sessions.state[raised_by] == SessionState.ENDED)
+        tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW
+        return np.asarray(gone | (sessions.tenant[raised_by] == tenant))
+
+
+# Memories that sessions recall: their blocks gain importance, and their nodes properties.
+
+_GAIN: Final = 0.1
+"""Of what a block's importance lacks to 1, with each recall after the first: ten of them bring a
+memory's default of .5 to .83. Chosen."""
+_PER_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
+
+
+class MemoryBook:
+    """Links blocks to the memories that segments name, and counts recalls."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def refer(self, rows: Rows, segment: Segment, session: int, now: float) -> None:
+        """Take that a session's blocks hold the memory that a segment names.
+
+        A recall is a memory that is named again by another session, or by the same one at other
+        blocks: what a session carries along from turn to turn is recalled once.
+        """
+        memory = self._tables.memories.intern(segment.memory_id or "")
+        if memory == NO_ROW or not len(rows):
+            return
+        facts = self._tables.memory_facts.setdefault(memory, MemoryFacts(now))
+        self._count(facts, memory, rows, session, now)
+        if segment.importance is None:  # what is said of it stands
+            self._raise(facts, rows)
+        blocks = self._tables.blocks
+        rows = rows[blocks.sums_of(EdgeType.MEMORY_REF).degree[rows] < _PER_BLOCK]
+        targets = np.full(len(rows), memory, dtype=np.int32)
+        weights = blocks.importance[rows].astype(np.float32)
+        self._tables.edges.upsert(EdgeType.MEMORY_REF, rows, targets, weights, now)
+
+    def _count(self, facts: MemoryFacts, memory: int, rows: Rows, session: int, now: float) -> None:
+        """Count a recall, unless the session carries the memory along."""
+        known = self._tables.blocks.sums_of(EdgeType.MEMORY_REF).degree[rows] > 0
+        if session in facts.sessions and known.all():
+            return
+        linked = blocks_of_memory(self._tables.edges, memory)
+        if session not in facts.sessions or not np.isin(rows, linked).all():
+            facts.recalled(session, now)
+            self._raise(facts, linked)
+
+    def _raise(self, facts: MemoryFacts, rows: Rows) -> None:
+        """Let blocks be worth what their memory's recalls make of it, or more."""
+        lacking = 1.0 - float(DEFAULT_IMPORTANCE[SourceLayer.MEMORIES])
+        worth = np.float32(1.0 - lacking * (1.0 - _GAIN) ** (facts.recalls - 1))
+        importance = self._tables.blocks.importance
+        if facts.recalls > 1:
+            importance[rows] = np.maximum(importance[rows], worth)
 
 
 class SegmentTagger:

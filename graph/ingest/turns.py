@@ -4,39 +4,131 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ..columns.consecutive import KnownChains
-from ..messages.events import (
+from ..logs.requests import Hold
+from ..ranking.copies import COPIES
+from ..tables.blocks import Mask
+from ..tables.hash_index import KnownChains
+from ..tables.sessions import SessionTable
+from ..tables.tables import Tables
+from ..tables.walks import Walk
+from ..types import NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
+from ..wire.events import (
     CUT_AT_A_LENGTH,
     ConfidenceSampled,
     RequestFinished,
+    RequestHeld,
+    RequestReleased,
     RequestStarted,
     SessionSignal,
 )
-from ..ranking.copy_worth import COPIES
-from ..sessions.going_on import goes_on_from
-from ..tables.block_columns import Mask
-from ..tables.tables import Tables
-from ..tables.walks import Walk
-from ..types import (
-    NEVER,
-    NO_ROW,
-    Authority,
-    Keys,
-    Rows,
-    SourceLayer,
-    as_keys,
-)
 from .chains import ChainLinker
-from .held_requests import HeldBook
-from .layers import LayerBook
-from .request_sessions import RequestSessions
-from .segments import SegmentTagger
+from .segments import LayerBook, SegmentTagger
+from .sessions import RequestSessions
+
+# Requests that engines hold until there is room for them, for people to look at.
+
+_MOST: Final = 16_384  # remembered for one engine; chosen
+_MOST_LET_GO: Final = 1_024  # of them: that wait no longer and have not begun; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that waits for room.
+
+    Attributes:
+        request: As its engine named it, and what it wants.
+        since: When the sidecar heard of it, in monotonic seconds.
+    """
+
+    request: RequestHeld
+    since: float
+
+
+class HeldBook:
+    """Held requests by engine, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, dict[str, HeldRequest]] = {}
+        self._let_go: dict[int, dict[str, Hold]] = {}
+
+    def held(self, engine: int, event: RequestHeld, now: float) -> None:
+        """Note that a request waits from now on."""
+        of_engine = self._held.setdefault(engine, {})
+        if len(of_engine) < _MOST:
+            of_engine[event.request_id] = HeldRequest(event, now)
+
+    def released(self, engine: int, event: RequestReleased) -> None:
+        """Note that a request waits no longer. How long it was held is kept until it begins; where
+        its client went away, it never does."""
+        held = self._held.get(engine, {}).pop(event.request_id, None)
+        if event.reason == "gone":
+            return
+        fitting, live = (held.request.fitting, held.request.live) if held else (0, 0)
+        of_engine = self._let_go.setdefault(engine, {})
+        of_engine[event.request_id] = Hold(event.waited_s, event.reason, fitting, live)
+        if len(of_engine) > _MOST_LET_GO:
+            del of_engine[next(iter(of_engine))]
+
+    def begun(self, engine: int, request_id: str) -> Hold | None:
+        """Note that a request began, and forget it; returns how it was held, if it was."""
+        return self._let_go[engine].pop(request_id, None) if engine in self._let_go else None
+
+    def all(self) -> list[HeldRequest]:
+        """All held requests, engine by engine, each engine's in the order of their arrival."""
+        return [held for waiting in self._held.values() for held in waiting.values()]
+
+    def since(self, session: str, tenant: str | None) -> dict[int, float]:
+        """Engines where a request of a session waits, and since when the first of them waits.
+
+        Of any tenant's session if no tenant is named.
+        """
+        found: dict[int, float] = {}
+        for engine, waiting in self._held.items():
+            for held in waiting.values():
+                if held.request.session == session and tenant in (None, held.request.tenant):
+                    found[engine] = min(held.since, found.get(engine, held.since))
+        return found
+
+    def forget(self, engine: int) -> None:
+        """Forget an engine that is gone, or reports everything anew."""
+        self._held.pop(engine, None)
+        self._let_go.pop(engine, None)
+
+
+# Whether a prompt goes on with its session, or asks once more what was asked before.
+
+_GROWS: Final = 2
+"""Turns, each longer than the one before, behind which another longer one goes on with its session,
+whether or not it has a block more. Of four texts of any lengths, one in 24 rises so. Chosen."""
+
+
+def goes_on_from(sessions: SessionTable, row: int, engine: int, blocks: int, tokens: int) -> int:
+    """Full blocks of the session's last prompt, if this engine served it and the next one is it and
+    more; 0 otherwise. Only depth is compared; call it before the turn begins.
+
+    More is a block. Where a turn adds less than one, it is more tokens, if the session's turns
+    before were longer each, too: questions about a text have lengths that rise and fall. A corpus
+    that is asked again and again does not go on, though each text may look like a session: a prompt
+    that comes again is no longer than it was.
+
+    Args:
+        blocks: Full blocks of the next prompt.
+        tokens: Of the next prompt.
+    """
+    before = int(sessions.reach[row]) if sessions.turns[row] else 0
+    if sessions.engine[row] != engine or not 0 < before <= blocks:
+        return 0
+    grew = not sessions.running[row] and sessions.longer[row] >= _GROWS
+    more = blocks > before or (grew and tokens > sessions.asked[row])
+    return before if more else 0
+
 
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]

@@ -2,29 +2,253 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from operator import add
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from ..types import NO_ROW, BlockFlag, Rows
-from .content_index import ContentIndex
-from .evictions.departures import Departures
-from .evictions.eviction_log import EvictionLog, Way
-from .heard import Heard, HeardQueue
-from .miss_judge import by_content, missed, named
-from .open_cases import OpenCase, OpenCases
+from ..types import NO_ROW, BlockFlag, Keys, Rows
+from .departures import Departures
+from .evictions import EvictionLog, Way
+from .misses import OpenCase, OpenCases, by_content, missed, named
 from .reasons import REASON_NAMES
-from .request_facts import Hold, Miss, PromptBlocks, RequestNames
-from .request_log import RequestLog
-from .running_requests import Running, RunningRequests
-from .step_sums import StepSums
+from .requests import Hold, Miss, PromptBlocks, RequestLog, RequestNames, Running, RunningRequests
 
 if TYPE_CHECKING:
-    from ..messages.events import RequestFinished, RequestStarted
     from ..tables.tables import Tables
+    from ..wire.events import RequestFinished, RequestStarted
+
+# ``Heard``: a request's walk as shadows see it, and the queue of those that they did not see
+# yet.
+
+MOST_BLOCKS: Final = 1 << 20  # that wait, of all walks: 12 MB; chosen
+_MOST_WALKS: Final = 65_536  # that wait; chosen
+
+
+class Heard(NamedTuple):
+    """A request's start or end, as shadows see it.
+
+    Attributes:
+        session: Its tenant's and its own name, together.
+        rows: int32, its chain's block rows; ``keys`` are the graph's, as they are now.
+        reach: How many of them a prefix match could have covered; at the request's end, how many
+            are its prompt's.
+        found: How many of them the engine's pool held; -1 at the request's end.
+        tokens: Tokens of its prompt; at the request's end, of its answer too.
+        loaded: How many more blocks a load from a colder tier is to bring.
+        size: Tokens of a block; 0: not told.
+    """
+
+    engine: int
+    session: str
+    rows: Rows
+    keys: Keys
+    reach: int
+    found: int
+    tokens: int
+    at: float
+    loaded: int = 0
+    size: int = 0
+
+
+class HeardQueue:
+    """Walks since the last ``take``, the oldest of which go if nobody takes them.
+
+    Attributes:
+        nbytes: Of the rows and keys that wait.
+    """
+
+    def __init__(self) -> None:
+        self._walks: deque[Heard] = deque()
+        self._blocks = 0
+        self.nbytes = 0
+
+    def add(self, heard: Heard) -> None:
+        """Add a walk."""
+        self._walks.append(heard)
+        self._count(heard, 1)
+        while len(self._walks) > 1 and self._is_full:
+            self._count(self._walks.popleft(), -1)
+
+    def take(self) -> list[Heard]:
+        """Take all of them, the oldest first."""
+        taken = list(self._walks)
+        self._walks.clear()
+        self._blocks = self.nbytes = 0
+        return taken
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._walks) > _MOST_WALKS or self._blocks > MOST_BLOCKS
+
+    def _count(self, heard: Heard, sign: int) -> None:
+        self._blocks += sign * len(heard.rows)
+        self.nbytes += sign * (heard.rows.nbytes + heard.keys.nbytes)
+
+
+# ``ContentIndex``: blocks by what they say, so that the same under another salt is found.
+
+_BITS: Final = 17  # of a slot's number; chosen: 3.1 MB
+Slots = npt.NDArray[np.int64]
+_SLOT: Final = np.dtype([("content", "<u8"), ("key", "<u8"), ("salt", "<u8")])
+
+
+class ContentIndex:
+    """Of each content that was told lately, the last block that has it.
+
+    Contents and salts are digests (see ``ContentKey``), keys the graph's. Each content has two
+    slots that it may stand in; when others stand in both, one of these goes. It takes no memory
+    before the first content is told.
+    """
+
+    def __init__(self) -> None:
+        self._slots = np.zeros(0, dtype=_SLOT)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._slots.nbytes)
+
+    def add(self, contents: Keys, keys: Keys, salt: int) -> None:
+        """Note which blocks have these contents, one each."""
+        if not len(self._slots):
+            self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
+        first, second = _slots_of(contents)
+        at = np.where(self._takes(first, contents), first, second)
+        self._slots["content"][at], self._slots["key"][at] = contents, keys
+        self._slots["salt"][at] = np.uint64(salt)
+
+    def elsewhere(self, content: np.uint64, salt: int) -> int | None:
+        """The graph's key of a block with this content under another salt; None: none is known."""
+        if not len(self._slots):
+            return None
+        for at in _slots_of(np.array([content], dtype=np.uint64)):
+            slot = self._slots[at[0]]
+            if slot["content"] == content and slot["salt"] != np.uint64(salt):
+                return int(slot["key"])
+        return None
+
+    def _takes(self, at: Slots, contents: Keys) -> npt.NDArray[np.bool_]:
+        """Whether these slots are empty, or have these contents."""
+        there = self._slots["content"][at]
+        return np.asarray((there == 0) | (there == contents))
+
+
+def _slots_of(contents: Keys) -> tuple[Slots, Slots]:
+    """Digests are as good as random: their low bits are one slot, the next ones the other."""
+    mask, bits = np.uint64((1 << _BITS) - 1), np.uint64(_BITS)
+    return (contents & mask).astype(np.int64), ((contents >> bits) & mask).astype(np.int64)
+
+
+# Sums over steps of time: a ring of rows, one column a thing that is counted.
+
+Sums = npt.NDArray[np.int64]
+_TOP: Final = np.iinfo(np.uint32).max
+
+
+class StepSums:
+    """Counts of the last ``steps`` steps, ``step_s`` seconds each.
+
+    Args:
+        columns: What is counted.
+    """
+
+    def __init__(self, columns: Sequence[str], step_s: float, steps: int) -> None:
+        self.columns = tuple(columns)
+        self.step_s = step_s
+        self._steps = steps
+        self._sums = np.zeros((0, len(self.columns)), dtype=np.uint32)
+        self._step: int | None = None  # the newest
+        self._begun = 0  # steps since the first that was counted
+        self._open: int | None = None  # the step of what is not in ``_sums`` yet
+        self._pending = [0] * len(self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._sums.nbytes)
+
+    def add(self, counts: Sequence[int], now: float) -> None:
+        """Count in the step of ``now``; in the oldest that is remembered if that is older still."""
+        self._begin(now)
+        for place, count in enumerate(counts):
+            self._pending[place] += count
+
+    def add_to(self, place: int, count: int, now: float) -> None:
+        """The same, in one column by its place."""
+        self._begin(now)
+        self._pending[place] += count
+
+    def _begin(self, now: float) -> None:
+        """Count in the step of ``now`` from here on."""
+        step = int(now // self.step_s)
+        if step != self._open:
+            self._settle()
+            self._open = step
+
+    def _settle(self) -> None:
+        """Add what was counted since the last time to the step that it is of."""
+        step, self._open = self._open, None
+        if step is None:
+            return
+        newest = self._advance(step)
+        step = max(step, newest - self._steps + 1)
+        self._begun = max(self._begun, newest - step + 1)
+        # A few requests may claim as many tokens as a column holds: it stays at its top.
+        sums = self._sums[step % self._steps]
+        sums[:] = np.minimum(sums + np.array(self._pending, dtype=np.int64), _TOP)
+        self._pending = [0] * len(self.columns)
+
+    def last(self, seconds: float, now: float) -> dict[str, int]:
+        """Sums over the steps that began within ``seconds`` before ``now``, by column."""
+        starts, sums = self.series(now)
+        total = sums[np.array(starts) > now - seconds].sum(axis=0) if starts else sums.sum(axis=0)
+        return dict(zip(self.columns, total.tolist(), strict=True))
+
+    def series(self, now: float) -> tuple[list[float], Sums]:
+        """Return the starts and sums of every remembered step up to now, the oldest first."""
+        self._settle()
+        if self._step is None:
+            return [], np.zeros((0, len(self.columns)), dtype=np.int64)
+        newest = max(self._step, int(now // self.step_s))
+        count = min(self._begun + newest - self._step, self._steps)
+        steps = np.arange(newest - count + 1, newest + 1)
+        sums = self._sums[steps % self._steps].astype(np.int64)
+        sums[steps > self._step] = 0  # nothing was counted in them yet
+        return (steps * self.step_s).tolist(), sums
+
+    def series_by_name(self, now: float) -> tuple[list[float], dict[str, Sums]]:
+        """The same, with the sums of each column by its name."""
+        starts, sums = self.series(now)
+        return starts, dict(zip(self.columns, sums.T, strict=True))
+
+    def merged(self, now: float, most: int) -> tuple[float, list[float], dict[str, Sums]]:
+        """Merge the steps of ``series_by_name`` by twos until about ``most`` are left.
+
+        Returns:
+            Seconds of a merged step; when each begins; its sums, by column.
+        """
+        starts, sums = self.series(now)
+        many = 1 << (max(1, -(-len(starts) // most)) - 1).bit_length()
+        step_s = many * self.step_s
+        steps, firsts = np.unique(np.array(starts) // step_s, return_index=True)
+        if len(starts):
+            sums = np.add.reduceat(sums, firsts, axis=0)
+        return step_s, (steps * step_s).tolist(), dict(zip(self.columns, sums.T, strict=True))
+
+    def _advance(self, step: int) -> int:
+        """Begin steps up to ``step``, each from zero; returns the newest."""
+        if self._step is None:
+            self._sums = np.zeros((self._steps, len(self.columns)), dtype=np.uint32)
+            self._step, self._begun = step, 1
+        fresh = min(step - self._step, self._steps)
+        if fresh > 0:
+            self._sums[np.arange(step - fresh + 1, step + 1) % self._steps] = 0
+            self._begun += step - self._step
+            self._step = step
+        return self._step
+
 
 WINDOW_S: Final = 600.0
 """A block that is wanted within this after its eviction is regretted; chosen, as long as a session
@@ -240,3 +464,23 @@ class History(Departures):
     def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
         name = self._tables.name_of(engine) or "?"
         return RequestNames(event.request_id, name, *named(self._tables, session))
+
+
+# ``NoHistory``: for graphs whose logs nobody reads, such as those of the replay lab.
+
+
+class NoHistory(History):
+    """A history that takes no note of requests and evictions, which takes a tenth of ingest's
+    time."""
+
+    def evicted(self, engine: int, rows: Rows, now: float) -> None:
+        """Take no note."""
+
+    def started(
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
+        hold: Hold | None = None,
+    ) -> None:  # fmt: skip
+        """Take no note."""
+
+    def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+        """Take no note."""

@@ -8,13 +8,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.whole_chains import DEPTH_TIE
-from ..tables.blocks import Selection
+from ..tables.blocks import DEPTH_TIE, Selection
 from ..types import BlockFlag, EdgeType
-from .policy import Scores, Terms
-from .profile import Weights
+from .policy import Scores, Terms, View, Weights
 from .rules import flagged
-from .view import View
 
 Term = list[tuple[float, npt.NDArray[Any]]]
 Values = Callable[[EdgeType, Selection], npt.NDArray[Any]]

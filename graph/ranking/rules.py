@@ -9,20 +9,238 @@ narrower than one step of the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..tables.blocks import Selection
-from ..types import NO_ROW, BlockFlag, Rows, SessionState, layer_mask
-from .copy_worth import COPIES
-from .policy import Scores
-from .protection import Limit, is_inferred, is_reserved, is_wanted, limited_by
-from .view import View
+from ..tables.blocks import APART, Mask, Places, Selection, keep_chains_whole
+from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, layer_mask
+from .copies import COPIES
+from .policy import Scores, View
+
+# What is kept whatever scores say, in bounded shares of a pool: blocks that are protected, in
+# all and per tenant, and room for sessions that came back before.
+
+_CHANCE: Final = 0.05
+"""Of a return, below which a session holds no room any more, and protects nothing. Chosen: with the
+chances that conversations teach, a session has it for ten minutes after its second turn."""
+LATELY_S: Final = 600.0
+"""How long after its last use a block counts as wanted that several sessions share, or that is of
+none: as long as a session counts as live."""
+
+
+class Limit(IntEnum):
+    """What bounds how many blocks are kept whatever scores say."""
+
+    NONE = 0
+    INFERRED = 1  # all of what nobody said, together
+    TENANT = 2  # the share of one named tenant
+    ALL = 3  # the share of the pool
+
+
+def kept_share(view: View) -> float:
+    """The share of the engine's pool that is kept whatever scores say: the operator's word, or what
+    its price allows."""
+    if view.kept_share is not None:
+        return view.kept_share
+    if view.rules.protected_share is not None:
+        return view.rules.protected_share
+    return view.tables.kept_share(view.engine)
+
+
+def names_anything(view: View) -> bool:
+    """Whether any block of the engine's pool is of a protected layer, or leased."""
+    blocks = view.blocks
+    named = np.take(layer_mask(view.rules.protected_layers), blocks.layer[: blocks.size])
+    if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
+        named |= blocks.pinned_until[: blocks.size] > view.now
+    named &= blocks.resident(view.engine)
+    return bool(named.any())
+
+
+def limited_by(
+    view: View, picked: Selection, protected: Mask, leased: Mask, there: Mask | None = None
+) -> npt.NDArray[np.uint8]:
+    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each block is that is to be kept.
+
+    A block that is kept keeps all that stand before it in its chain, so these count too. Those that
+    are wanted most stay within the share, see ``_most_wanted_first``. Blocks that no named tenant
+    raised count towards the whole only. What is inferred is kept while all of it together is within
+    its share, and else none of it is. An engine that never reported the size of its pool has no
+    bound.
+
+    Args:
+        protected: bool ``[len(picked)]``: which of them a protected layer names.
+        leased: bool ``[len(picked)]``: which of them somebody leased.
+        there: bool ``[len(picked)]``: which of them are in the pool; None: all.
+    """
+    limits = np.zeros(len(picked), dtype=np.uint8)
+    rules, share = view.rules, kept_share(view)
+    is_priced = rules.protected_share is None or view.kept_share is not None
+    pool = view.tables.pool_blocks.get(view.engine)
+    there = np.ones(len(picked), dtype=np.bool_) if there is None else there
+    inferred = protected & is_inferred(view, picked)
+    if inferred.any():
+        most = int(min(rules.inferred_share, share) * (pool or 0))
+        if _inferred_cost(view, picked, inferred, there) > most:
+            limits[inferred] = Limit.INFERRED
+        protected = protected & ~inferred
+    if pool is None:
+        return limits
+    named = protected | leased
+    each = min(rules.tenant_share, share / 2) if is_priced else rules.tenant_share
+    most, each = int(share * pool), int(each * pool)
+    if not most:
+        limits[named & there] = Limit.ALL
+        return limits
+    deep = picked.of(view.blocks.depth)
+    deepest = deep[there & named].max(initial=-1)
+    near = np.flatnonzero(there & (deep <= deepest))  # whatever they keep is among these
+    if len(near) <= min(most, each):
+        return limits
+    heads = Selection(view.blocks, picked.rows[near])
+    places = _in_order(view, heads, named[near], protected[near])
+    tenants, costs = _tenants(view, heads.rows[places]), _costs(heads, places)
+    granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
+    in_all = np.cumsum(costs * granted) <= most
+    limits[near[places[~in_all]]] = Limit.ALL
+    limits[near[places[~granted]]] = Limit.TENANT
+    return limits
+
+
+def _in_order(view: View, picked: Selection, named: Mask, protected: Mask) -> Places:
+    """Places of the ``named`` ones among the picked, those that are wanted most first."""
+    places = np.flatnonzero(named)
+    chosen = Selection(view.blocks, picked.rows[places])
+    return places[_most_wanted_first(view, chosen, protected[places])]
+
+
+def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
+    """int64 ``[len(places)]``: how many of the picked ones each keeps and none before it does.
+
+    Args:
+        places: Of blocks to be kept among them, those that are wanted most first.
+    """
+    nobody = len(places)
+    keeper = np.full(len(picked), nobody * APART)
+    keeper[places] = np.arange(nobody) * APART
+    first = np.ceil(keep_chains_whole(keeper, picked.parents()) / APART)
+    return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
+
+
+def _inferred_cost(view: View, picked: Selection, inferred: Mask, there: Mask) -> int:
+    """Blocks of the pool that all of what is inferred would keep."""
+    hot = np.flatnonzero(there)
+    held = Selection(view.blocks, picked.rows[hot])
+    return int(_costs(held, np.flatnonzero(inferred[hot])).sum())
+
+
+def is_inferred(view: View, picked: Selection) -> Mask:
+    """Whether nobody said which layer the block is of."""
+    return np.asarray(picked.of(view.blocks.stated) == int(Authority.INFERRED))
+
+
+def is_wanted(view: View, picked: Selection) -> Mask:
+    """Whether a live session may ask for the block again: several sessions share it and one used it
+    lately, or its own is expected back."""
+    lately = picked.last_used() >= view.now - LATELY_S
+    nobodys = picked.of(view.blocks.session) == NO_ROW
+    expected = np.where(nobodys, lately, _chances(view, picked) >= _CHANCE)
+    return np.asarray(expected | (_is_shared(view, picked) & lately))
+
+
+def _is_shared(view: View, picked: Selection) -> Mask:
+    return np.asarray((picked.of(view.blocks.flags) & int(BlockFlag.SHARED)) != 0)
+
+
+def _chances(view: View, picked: Selection) -> npt.NDArray[np.float64]:
+    """float64 ``[len(picked)]``: of a return of each block's session; 0 for blocks of none."""
+    sessions, session = view.sessions, picked.of(view.blocks.session)
+    rows, chances = sessions.among(session), np.zeros(sessions.size + 1)
+    chances[rows] = sessions.credit(view.now, view.rules.session_memory_s, rows)
+    return np.asarray(np.take(chances, session, mode="wrap"))  # the last one stands for NO_ROW
+
+
+def _most_wanted_first(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np.intp]:
+    """What is protected comes before what is only leased. Then comes what several sessions share,
+    by layer, importance and last use; then what belongs to one session, by the chance of its
+    return: each block costs as much to keep as to compute again. Chains from their start on."""
+    blocks = view.blocks
+    layer, depth = picked.of(blocks.layer), picked.of(blocks.depth)
+    shared = _is_shared(view, picked)
+    # In tenths: idle seconds decide nothing between two sessions.
+    chance = np.where(shared, 1.0, _chances(view, picked).round(1))
+    used, importance = picked.last_used(), picked.of(blocks.importance)
+    keys = (depth, -used, -importance, layer, -chance, ~shared, ~protected)
+    return np.asarray(np.lexsort(keys))
+
+
+def _tenants(view: View, rows: Rows) -> Rows:
+    """int32 ``[len(rows)]``: the tenant whose session raised each; ``NO_ROW``: no named one."""
+    raised_by = view.blocks.raised_by[rows]
+    return np.where(raised_by == NO_ROW, NO_ROW, view.sessions.tenant[raised_by])
+
+
+def _sums_of_its_kind(kinds: Rows, costs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """int64 ``[n]``: the costs of those of its kind up to each, its own among them."""
+    order = np.argsort(kinds, kind="stable")
+    in_order, sums = kinds[order], np.cumsum(costs[order])
+    starts = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
+    before = sums[starts] - costs[order][starts]
+    found = np.empty(len(kinds), dtype=np.int64)
+    found[order] = sums - np.repeat(before, np.diff(starts, append=len(kinds)))
+    return found
+
+
+def is_reserved(view: View, picked: Selection) -> Mask:
+    """bool ``[len(picked)]``: whether the block's session has room reserved in the view's engine.
+
+    Sessions that came back before have, those that were heard of last first, as long as the blocks
+    of their last prompts together stay within ``Rules.reserved``. Ended ones have none, nor do
+    those that have outlived their chance of another return, nor branches that were left behind.
+    """
+    view = _of_an_engine(view, picked)
+    room = _room(view)
+    if room <= 0:
+        return np.zeros(len(picked), dtype=np.bool_)
+    held = np.append(_sessions_with_room(view, room), False)  # the last one stands for NO_ROW
+    left = (picked.of(view.blocks.flags) & int(BlockFlag.SUPERSEDED)) != 0
+    return np.asarray(np.take(held, picked.of(view.blocks.session), mode="wrap") & ~left)
+
+
+def _of_an_engine(view: View, picked: Selection) -> View:
+    """The view itself; for a question about a block and no engine, of its session's engine."""
+    session = int(picked.of(view.blocks.session)[0]) if len(picked) else NO_ROW
+    if view.engine != NO_ROW or session == NO_ROW:
+        return view
+    return view.of(int(view.sessions.engine[session]))
+
+
+def _room(view: View) -> float:
+    """Blocks that may be reserved: below 1, ``Rules.reserved`` is a share of the pool."""
+    reserved = view.rules.reserved
+    return reserved if reserved >= 1 else reserved * view.tables.pool_blocks.get(view.engine, 0)
+
+
+def _sessions_with_room(view: View, room: float) -> Mask:
+    """bool ``[sessions]``, those whose last contexts fit ``room`` blocks together."""
+    sessions = view.sessions
+    size = sessions.size
+    rows = np.flatnonzero(
+        (sessions.engine[:size] == view.engine)
+        & (sessions.turns[:size] > 1)
+        & (sessions.state[:size] != SessionState.ENDED)
+    ).astype(np.int32)
+    rows = rows[sessions.credit(view.now, view.rules.session_memory_s, rows) >= _CHANCE]
+    rows = rows[np.argsort(-sessions.last_seen[rows], kind="stable")]
+    held = np.zeros(size, dtype=np.bool_)
+    held[rows[np.cumsum(sessions.reach[rows]) <= room]] = True
+    return held
+
 
 _T = TypeVar("_T", bound=np.generic)
-Mask = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.int8]
 
 SCORE_BOUND: Final = 1e7

@@ -2,19 +2,112 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.columns import more_than, refilled, taken_in_parts
-from ..columns.consecutive import Counts64, follow_chains
-from ..columns.hash_index import HashIndex
-from ..columns.row_pool import RowPool
-from ..types import NO_ROW, BlockFlag, EdgeType, Keys, Rows, Tier
-from .block_columns import BlockColumns, EdgeSums, Mask, Times
-from .identity import NO_SALT
+from ..types import (
+    DEFAULT_IMPORTANCE,
+    NEVER,
+    NO_ROW,
+    BlockFlag,
+    EdgeType,
+    Keys,
+    Rows,
+    SourceLayer,
+    Tier,
+)
+from .columns import Columns, RowPool, column, more_than, refilled, taken_in_parts
+from .hash_index import Counts64, HashIndex, follow_chains
+
+# A model's part in the identity of a block.
+#
+# An engine's block hash covers the block's tokens and all before them, but not the model: in
+# every engine the same prompt has the same hash. So the graph mixes a digest of the model's
+# name into each key. On the wire, and wherever people read or type a key, it is the engine's
+# own.
+
+NO_SALT: Final = np.uint64(0)
+"""Of engines that name no model: those that are only observed, and all before their hello."""
+
+
+@lru_cache(maxsize=256)
+def salt_of(model: str) -> np.uint64:
+    """What ``model`` adds to its blocks' keys, the same in every process: 64 bits of BLAKE2b."""
+    if not model:
+        return NO_SALT
+    digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
+
+
+# The properties of a block, one column each, and of the stored edges at it.
+
+Mask = npt.NDArray[np.bool_]
+Times = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.uint32]
+
+DEFAULT_LAYER: Final = SourceLayer.USER_TURN
+UNPLACED: Final = 1 << 20
+"""Depths from here on are of blocks of which nobody said how many stand before them, counted from
+where their chain is known. Chosen: deeper than chains are, and worth little as a tie of scores."""
+FIRST_KNOWN: Final = UNPLACED + (1 << 16)  # room above it for blocks that are told later; chosen
+
+
+class BlockColumns(Columns):
+    """One row per block; its methods are those of ``BlockTable``."""
+
+    alive: Mask = column(np.bool_, True)
+    parent: Rows = column(np.int32, NO_ROW)
+    depth: Rows = column(np.int32, FIRST_KNOWN)  # blocks before this one in its chain
+    layer: npt.NDArray[np.uint8] = column(np.uint8, int(DEFAULT_LAYER))
+    flags: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.BlockFlag
+    stated: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.Authority: who stated the layer
+    raised_by: Rows = column(np.int32, NO_ROW)  # the session that stated it
+    importance: npt.NDArray[np.float32] = column(
+        np.float32, float(DEFAULT_IMPORTANCE[DEFAULT_LAYER])
+    )
+    # In this block: its range is [depth * tokens, (depth + 1) * tokens).
+    tokens: npt.NDArray[np.uint16] = column(np.uint16, 0)
+    tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW)
+    session: Rows = column(np.int32, NO_ROW)  # the last session that walked it
+    created: Times = column(np.float64, 0.0, time=True)
+    last_attended: Times = column(np.float64, 0.0, time=True)
+    last_hit: Times = column(np.float64, NEVER, time=True)
+    hit_count: Counts = column(np.uint32, 0)
+    walkers: Counts = column(np.uint32, 0)  # distinct requests that walked the link to this block
+    children: Counts = column(np.uint32, 0)  # blocks that it is the parent of
+    shared_children: Counts = column(np.uint32, 0)  # of these: walked twice or more
+    children_walks: Counts = column(np.uint32, 0)  # the walkers of those, summed
+    pinned_until: Times = column(np.float64, NEVER, time=True, rare=True)
+    # Somebody said that it will be asked for until then: its copy is brought back.
+    wanted_until: Times = column(np.float64, NEVER, time=True, rare=True)
+    confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)  # 1: never sampled
+    attention: npt.NDArray[np.float32] = column(np.float32, 0.0, rare=True)
+    identity: Rows = column(np.int32, NO_ROW)  # interned segment name
+    chunk: npt.NDArray[np.uint16] = column(np.uint16, 0)  # which block of that segment
+    salt: Keys = column(np.uint64, NO_SALT)  # what its model adds to its key
+
+
+class EdgeSums(Columns):
+    """What the stored edges of one type at each block sum up to, so that a score walks none."""
+
+    degree: npt.NDArray[np.uint16] = column(np.uint16, 0)  # a count that reached the top stays
+    weight: npt.NDArray[np.float32] = column(np.float32, 0.0)
+
+
+def known_depth(depth: Rows) -> Rows:
+    """int32 ``[n]``: how many blocks stand before each, as far as its chain is known.
+
+    Args:
+        depth: int32 ``[n]``, of the column.
+    """
+    beyond = np.maximum(depth - FIRST_KNOWN, 0)
+    return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
+
 
 _T = TypeVar("_T", bound=np.generic)
 Places = npt.NDArray[np.intp]
@@ -276,3 +369,85 @@ def as_slice(rows: Rows) -> Rows | slice:
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
+
+
+# Chains of blocks in vectors: a block is worth nothing without all that stand before it.
+
+Scores = npt.NDArray[np.float64]
+
+APART: Final = 1024.0  # more than chains lower a score by, however long they are
+DEPTH_TIE: Final = 1e-5
+"""Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
+frees a request tail first."""
+_AT_ONCE: Final = 1 << 14  # scores that are lowered together: they stay in a core's cache; chosen
+
+
+def keep_chains_whole(scores: Scores, above: Places) -> Scores:
+    """float64 ``[n]``: each score lowered below those of its descendants.
+
+    If a block were evicted before its child, the child could never match again. Blocks whose places
+    follow each other, each the parent of the next, are a run.
+
+    Args:
+        above: Position of each one's parent; see ``Selection.parents``.
+    """
+    nobody, lowest = len(scores), scores.copy()
+    follows = above[1:-1] == np.arange(nobody - 1)
+    _lower_along(lowest, follows)
+    if _lower_across(lowest, follows, above[:-1]):
+        _lower_along(lowest, follows)
+    return lowest
+
+
+def _lower_along(lowest: Scores, follows: Mask) -> None:
+    """Lower each score below those behind it in its run, in place.
+
+    By doubling: after each round every place knows the least score of twice as many behind it.
+
+    Args:
+        follows: bool ``[n - 1]``: whether the next place is the child of this one.
+    """
+    start = 0
+    while start < len(lowest):
+        end = _end_of_runs(follows, start + _AT_ONCE)
+        part, linked = lowest[start:end], follows[start : end - 1]
+        reach = 1
+        while linked.any():
+            behind = part[reach:] - reach * DEPTH_TIE
+            np.minimum(part[:-reach], behind, out=part[:-reach], where=linked)
+            linked = linked[:-reach] & linked[reach:]
+            reach *= 2
+        start = end
+
+
+def _end_of_runs(follows: Mask, least: int) -> int:
+    """The end of the run that holds the place before ``least``."""
+    behind = follows[least - 1 :]
+    return least + int(behind.argmin()) if not behind.all() else len(follows) + 1
+
+
+def _lower_across(lowest: Scores, follows: Mask, above: Places) -> bool:
+    """Lower scores below those of the runs that begin behind them, in place; False if none does.
+
+    By pointer doubling over runs: after round k, the first of each knows the least score of all
+    runs that are less than 2^(k+1) links away.
+
+    Args:
+        lowest: Scores, each lowered below those behind it in its run.
+    """
+    nobody = len(lowest)
+    first = np.flatnonzero(np.append(True, ~follows))[:nobody]
+    target, runs = above[first], len(first)
+    linked = target != nobody
+    if not linked.any():
+        return False
+    up = np.searchsorted(first, target, side="right") - 1
+    far = np.append((target - first[up] + 1) * DEPTH_TIE, 0.0)
+    up = np.append(np.where(linked, up, runs), runs)
+    least = np.append(lowest[first], 0.0)
+    while (up[:-1] != runs).any():
+        np.minimum.at(least, up[:-1], least[:-1] - far[:-1])
+        far = far + far[up]
+        up = up[up]
+    np.minimum.at(lowest, target[linked], least[:-1][linked] - DEPTH_TIE)
+    return True

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows
-from .edge_list import BLOCK_TO_BLOCK
-from .edges import STORED
+from .edges import BLOCK_TO_BLOCK, STORED
 from .tables import Tables
 
 

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..columns.interner import Interner, TenantNames
 from ..errors import GraphError
-from ..logs.history import History
-from ..logs.no_history import NoHistory
-from ..sessions.forks import ForkBook
-from ..sessions.memory_facts import MemoryFacts
-from ..sessions.sessions import SessionTable
+from ..logs.history import History, NoHistory
 from ..types import MAX_ENGINES, NO_ROW
-from .all_edges import AllEdges
-from .blocks import BlockTable
-from .chain_links import ChainLinks
-from .edges import EdgeStore
-from .engine_words import EngineWords, ProtectionBudget, first_share
-from .identity import salt_of
-from .regret import RegretBook
-from .walks import WalkLog
+from .blocks import BlockTable, salt_of
+from .columns import Interner, TenantNames
+from .edges import AllEdges, EdgeStore
+from .sessions import MemoryFacts, SessionTable
+from .walks import (
+    ChainLinks,
+    EngineWords,
+    ForkBook,
+    ProtectionBudget,
+    RegretBook,
+    WalkLog,
+    first_share,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ..types import Rows
+import numpy as np
+
+from ..types import MOST_SHARE, NEVER, NO_ROW, Rows, SessionState, StopReason
+from ..wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
+from .blocks import BlockTable, Mask
+from .columns import distinct
+from .sessions import SessionTable
 
 MAX_WALKS: Final = 65_536
 """Kept for one engine between two rankings; at 200 requests a second, those of minutes; chosen."""
@@ -57,3 +64,241 @@ class WalkLog:
     def forget(self, engine: int) -> None:
         """Forget an engine that is gone, or emptied its cache."""
         self._walks.pop(engine, None)
+
+
+# What engines computed, and how much of it they had held before: the price of a small pool.
+
+
+@dataclass(slots=True)
+class Prompts:
+    """One engine's prompts so far, in blocks.
+
+    Attributes:
+        asked: Blocks of all prompts.
+        again: Of these: computed, though they had been computed before.
+        cleared: When the engine last came or emptied its cache: blocks lost by that are not
+            counted.
+    """
+
+    asked: int = 0
+    again: int = 0
+    cleared: float = NEVER
+
+
+class RegretBook:
+    """Counts by residency column, since each engine's start."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, Prompts] = {}
+
+    def note(self, engine: int, asked: int, again: int, last_seen: float) -> None:
+        """Note that a prompt of ``asked`` blocks started, ``again`` of which are computed once
+        more.
+
+        Args:
+            last_seen: When its session was last heard of before.
+        """
+        prompts = self._engines.setdefault(engine, Prompts())
+        prompts.asked += asked
+        if last_seen >= prompts.cleared:
+            prompts.again += again
+
+    def clear(self, engine: int, now: float) -> None:
+        """Note that an engine came, or emptied its cache."""
+        self._engines.setdefault(engine, Prompts()).cleared = now
+
+    def of(self, engine: int) -> Prompts:
+        """The counts of one engine; zero if it never reported."""
+        return self._engines.get(engine) or Prompts()
+
+    def forget(self, engine: int) -> None:
+        """Forget an engine that is gone."""
+        self._engines.pop(engine, None)
+
+
+# What engines last reported about themselves.
+
+_FIRST_SHARE: Final = 1 / 16  # of a pool, that is kept before its price is known; chosen
+_FIRST_BLOCKS: Final = 8  # … but so many at least: a rule of a small pool; chosen
+
+
+def first_share(pool_blocks: int) -> float:
+    """The share of a pool that may be kept whatever scores say, before its price is known."""
+    return max(_FIRST_SHARE, min(MOST_SHARE, _FIRST_BLOCKS / max(1, pool_blocks)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectionBudget:
+    """How much of an engine's pool is kept whatever scores say, and what that costs there.
+
+    A price is in points: hundredths of the prompt blocks that were asked for, which would have been
+    found if nothing were kept.
+
+    Attributes:
+        share: Of the pool.
+        points: What keeping costs lately; None: it is not known yet, or nothing is named.
+        points_ever: The same since the first block was named.
+        more_points: What it would cost to keep all that is named, up to half of the pool; None:
+            all of it is kept, or nobody knows yet.
+    """
+
+    share: float
+    points: float | None = None
+    points_ever: float | None = None
+    more_points: float | None = None
+
+
+@dataclass(slots=True)
+class EngineWords:
+    """One engine's latest report of each kind; None if it never sent one."""
+
+    hello: EngineHello | None = None
+    pressure: Pressure | None = None
+    applied: AdviceApplied | None = None
+    tiers: TierReport | None = None
+    admission: AdmissionReport | None = None
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """That computing prompts reaches: measured by the ends of steps where the engine has tiers,
+        else by their beginnings; 0: by neither."""
+        for report in (self.tiers, self.pressure):
+            if report is not None and report.prefill_tokens_per_s:
+                return report.prefill_tokens_per_s
+        return 0.0
+
+    @property
+    def copy_room(self) -> int:
+        """Blocks that its host memory and disk can hold; 0: it has neither."""
+        return 0 if self.tiers is None else self.tiers.warm_capacity + self.tiers.cold_capacity
+
+
+# The links of prefix chains: which block is whose parent, who walked a link, and running sums.
+#
+# TEMPORAL and PREFIX_SHARE edges are these links, as ``all_edges`` shows them; the sums are
+# columns of the block table, so that a score never walks links.
+
+_ONE = np.uint32(1)
+
+
+class ChainLinks:
+    """The one writer of ``parent``, ``walkers`` and the columns that sum them up."""
+
+    def __init__(self, blocks: BlockTable) -> None:
+        self._blocks = blocks
+
+    def link(self, rows: Rows, parents: Rows) -> None:
+        """Give parents to rows that have none; if a row is given two, it gets the first."""
+        parent = self._blocks.parent
+        parent[rows[::-1]] = parents[::-1]
+        if not (rows[1:] > rows[:-1]).all():
+            rows = distinct(rows)
+        self._count(rows, np.add)
+
+    def cut(self, rows: Rows) -> None:
+        """Remove the parents of rows that have one."""
+        self._count(rows, np.subtract)
+        self._blocks.parent[rows] = NO_ROW
+
+    def walk(self, rows: Rows) -> None:
+        """Note that one more request walked these rows, no row twice."""
+        blocks = self._blocks
+        walkers = blocks.walkers[rows] + _ONE
+        blocks.walkers[rows] = walkers
+        parents = blocks.parent[rows]
+        shared = (walkers >= 2) & (parents != NO_ROW)
+        if shared.any():
+            walkers, parents = walkers[shared], parents[shared]
+            second = walkers == 2  # the walk before it counts from now on, too
+            np.add.at(blocks.children_walks, parents, second + _ONE)
+            if second.any():
+                np.add.at(blocks.shared_children, parents[second], _ONE)
+
+    def release(self, gone: Mask) -> None:
+        """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and
+        which are about to be reused."""
+        blocks = self._blocks
+        rows = np.flatnonzero(gone).astype(np.int32)
+        if blocks.children[rows].any():
+            lost = np.append(gone, False)  # the last one stands for NO_ROW
+            blocks.parent[: blocks.size][lost[blocks.parent[: blocks.size]]] = NO_ROW
+            for sums in (blocks.children, blocks.shared_children, blocks.children_walks):
+                sums[rows] = 0
+        self.cut(rows[blocks.parent[rows] != NO_ROW])
+
+    def _count(self, rows: Rows, step: np.ufunc) -> None:
+        """Add linked rows (no row twice) to the sums at their parents, or subtract them."""
+        blocks = self._blocks
+        parents, walkers = blocks.parent[rows], blocks.walkers[rows]
+        step.at(blocks.children, parents, _ONE)
+        shared = walkers >= 2
+        if shared.any():
+            step.at(blocks.shared_children, parents[shared], _ONE)
+            step.at(blocks.children_walks, parents[shared], walkers[shared])
+
+
+# Sessions that were forked from others: a subagent begins with what its parent has said.
+
+_KEPT: Final = 65_536  # forks that are remembered, the last ones; chosen
+
+
+class ForkBook:
+    """Knows who waits for whom.
+
+    While a fork is at work, its parent waits for it: the parent is expected as soon as the fork has
+    ended its turn, and not before. What a caller states of the parent stands: once anything else
+    than our last word is expected of a parent, we say no more of it until it is forked again.
+    """
+
+    def __init__(self, sessions: SessionTable) -> None:
+        self._sessions = sessions
+        self._parents: OrderedDict[int, tuple[str, int, str]] = OrderedDict()
+        self._said: dict[int, float] = {}  # parent → the return that we wrote last
+
+    def forked(self, child: int, parent: int) -> None:
+        """Note that ``child`` began with what is ``parent``'s alone."""
+        names = self._sessions.names
+        if not self._stands(parent):
+            self._said.pop(parent, None)
+        self._parents[child] = names[child], parent, names[parent]
+        if len(self._parents) > _KEPT:
+            self._parents.popitem(last=False)
+
+    def parent_of(self, child: int) -> int:
+        """Who waits for a session; ``NO_ROW`` for nobody. Rows are reused: names tell."""
+        name, parent, parents_name = self._parents.get(child, ("", NO_ROW, ""))
+        names = self._sessions.names
+        same = parent != NO_ROW and names[child] == name and names[parent] == parents_name
+        return parent if same else NO_ROW
+
+    def works(self, child: int, now: float) -> None:
+        """Note that a request of ``child`` began or ended."""
+        parent = self.parent_of(child)
+        if parent == NO_ROW or not self._may_say(parent):
+            return
+        sessions = self._sessions
+        over = (
+            sessions.state[child] == SessionState.ENDED
+            or sessions.stop[child] == StopReason.END_OF_TURN
+        )
+        at_rest = sessions.running[child] == 0
+        rest = float(sessions.gap[child]) if sessions.gap[child] > 0 else _UNKNOWN_S
+        sessions.expected_return[parent] = now if at_rest and over else now + rest
+        self._said[parent] = float(sessions.expected_return[parent])
+
+    def _stands(self, parent: int) -> bool:
+        """Whether the parent's expected return is still our word."""
+        return self._said.get(parent) == float(self._sessions.expected_return[parent])
+
+    def _may_say(self, parent: int) -> bool:
+        """Whether the parent waits, and nobody else has said until when."""
+        sessions = self._sessions
+        if sessions.state[parent] != SessionState.WAITING_FOR_TOOL:
+            return False
+        if parent in self._said:
+            return self._stands(parent)
+        return bool(sessions.expected_return[parent] == NEVER)
+
+
+_UNKNOWN_S: Final = 10.0
+"""Until the next turn of a fork that has had one only; chosen."""

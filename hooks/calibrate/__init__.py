@@ -4,6 +4,6 @@
 ``verdict`` judges what was measured, and ``calibrate_cli`` keeps the result where engines look.
 """
 
-from .calibrate_cli import app
+from .command import app
 
 __all__ = ["app"]

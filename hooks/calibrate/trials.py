@@ -2,14 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
+from ...graph.errors import ConfigError
+from ...kernels.quant import dequantize, quantize
+from ...kernels.rope import Rope
 from ..recall.cover import SpliceLimits
-from .spliced_model import Layers, SplicedModel, Tensor, joined, part
+
+# ``SplicedModel``: a Hugging Face model that reads keys and values from other positions.
+
+Tensor: TypeAlias = torch.Tensor
+Layers: TypeAlias = list[tuple[Tensor, Tensor]]
+"""Keys and values by layer, each [1, heads, tokens, dims]."""
+
+_SHIFT: Final = 37  # positions; chosen: no multiple of anything
+_MOST_ERROR: Final = 0.02  # relative, of a rotated key; bfloat16 alone has .004; chosen
+
+
+@dataclass(frozen=True)
+class SplicedModel:
+    """A causal language model, and how its keys are moved.
+
+    Attributes:
+        model: From ``transformers``, in evaluation mode.
+        rope: The rotation of its keys.
+    """
+
+    model: Any
+    rope: Rope
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def states(self, ids: Tensor, start: int = 0, before: Layers | None = None) -> Layers:
+        """Keys and values of ``ids``, int64 [tokens], from position ``start`` on.
+
+        Args:
+            before: Keys and values of all that stands before them, if anything does.
+        """
+        out = self._run(ids, start, before)
+        known = _tokens(before)
+        return [
+            (layer.keys[:, :, known:], layer.values[:, :, known:])
+            for layer in out.past_key_values.layers
+        ]
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
+        """Logits of the tokens after each of ``ids``, float32 [tokens, vocabulary].
+
+        Args:
+            ids: int64 [tokens].
+            before: Keys and values of all that stands before them.
+        """
+        logits: Tensor = self._run(ids, _tokens(before), before).logits[0].float()
+        return logits
+
+    def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
+        """Keys and values as a splice brings them to positions that are ``delta`` further on.
+
+        Args:
+            int8: Whether the copy that they are read from is kept in int8.
+        """
+        return [
+            (self._turned(_kept(keys, int8), delta), _kept(values, int8)) for keys, values in layers
+        ]
+
+    def check_rotation(self, ids: Tensor) -> None:
+        """Compare keys that were moved with keys that were computed there, in every layer.
+
+        Raises:
+            ConfigError: They differ: the model does not rotate all its keys as its configuration
+                says.
+        """
+        moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
+        for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):
+            error = float((got.float() - wanted.float()).norm() / wanted.float().norm())
+            if not error <= _MOST_ERROR:
+                raise ConfigError(
+                    f"keys of layer {number} do not rotate as this model's configuration says "
+                    f"(relative error {error:.3f}): they cannot be moved to other positions"
+                )
+
+    def _run(self, ids: Tensor, start: int, before: Layers | None) -> Any:
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for number, (keys, values) in enumerate(before or ()):
+            cache.update(keys, values, number)
+        places = torch.arange(start, start + len(ids), device=ids.device)
+        return self.model(
+            input_ids=ids[None], position_ids=places[None], past_key_values=cache, use_cache=True
+        )
+
+    def _turned(self, keys: Tensor, delta: int) -> Tensor:
+        """As the kernels do it: in float32, rounded once."""
+        deltas = torch.full((keys.shape[2],), delta, dtype=torch.int64, device=keys.device)
+        cos, sin = self.rope.rotation(deltas)
+        turned = self.rope.rotate(keys[0].transpose(0, 1).float(), cos, sin)
+        return turned.transpose(0, 1)[None].to(keys.dtype)
+
+
+def part(layers: Layers, first: int, end: int) -> Layers:
+    """Keys and values of the tokens ``[first, end)``."""
+    return [(keys[:, :, first:end], values[:, :, first:end]) for keys, values in layers]
+
+
+def joined(parts: Sequence[Layers]) -> Layers:
+    """Keys and values of parts that follow each other."""
+    return [
+        (torch.cat([keys for keys, _ in layer], 2), torch.cat([values for _, values in layer], 2))
+        for layer in zip(*parts, strict=True)
+    ]
+
+
+def _tokens(layers: Layers | None) -> int:
+    return int(layers[0][0].shape[2]) if layers else 0
+
+
+def _kept(states: Tensor, int8: bool) -> Tensor:
+    return dequantize(*quantize(states.float())).to(states.dtype) if int8 else states
+
 
 TAIL: Final = 24  # tokens whose distributions are compared; chosen
 HEAD: Final = 48  # tokens of the prompt that are exact, before what is spliced; chosen
@@ -192,3 +307,139 @@ def _kl(truth: Tensor, other: Tensor) -> Tensor:
     """Divergence of ``other`` from ``truth``, in nats, by row."""
     p, q = truth.log_softmax(-1), other.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).cpu()
+
+
+# Judges what was measured: whether splicing is allowed, and how far.
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a cell must show.
+
+    Attributes:
+        most_kl: Mean divergence, in nats; chosen: a tenth of a nat moves a coin's .5 to .72.
+        least_agreement: Share of tokens that stay the first choice; chosen.
+    """
+
+    most_kl: float = 0.1
+    least_agreement: float = 0.9
+
+    def passes(self, measured: Measured) -> bool:
+        """Whether a cell passes."""
+        return self.allows(measured.kl, measured.agreement)
+
+    def allows(self, kl: float, agreement: float) -> bool:
+        """Whether so much divergence, in nats, and a share of tokens that stay are allowed."""
+        return kl <= self.most_kl and agreement >= self.least_agreement
+
+
+DEFAULT_BAR: Final = Bar()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a model passed, why, and what is allowed."""
+
+    passed: bool
+    reason: str
+    limits: SpliceLimits
+
+
+def judge_margins(
+    grids: Iterable[Sequence[Cell]], measure: Callable[[Cell], Measured], bar: Bar = DEFAULT_BAR
+) -> tuple[Verdict, list[Measured]]:
+    """Judge one grid after the other, each of a longer margin, until one passes.
+
+    Returns:
+        The verdict on the last that was measured, and what all showed.
+    """
+    verdict, shown = judge([], bar), list[Measured]()
+    for cells in grids:
+        if shown and (verdict.passed or not cells):
+            break
+        measured = [measure(cell) for cell in cells]
+        verdict, shown = judge(measured, bar), [*shown, *measured]
+    return verdict, shown
+
+
+def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
+    """Allow what was measured and passed: nothing shorter, further or with more joints.
+
+    All of ``measured`` has one margin, which the limits keep.
+
+    The limits are found one after the other: the shortest span from which on all lengths pass at
+    the nearest distance, then the largest distance up to which all of these pass, then, up to that
+    distance, joints, and how often text that was computed behind spliced text may be spliced again.
+    How far text may move towards the end, and whether it may have opened its prompt, is judged
+    beside that.
+    """
+    exact = [each for each in measured if not each.cell.int8]
+    single = [each for each in exact if each.cell.joints == each.cell.generations == 1]
+    later = [each for each in single if each.cell.later]
+    single = [each for each in single if not each.cell.later]
+    if not single:
+        return Verdict(False, "the model takes no sequence that is long enough", SpliceLimits())
+    nearest = min(each.cell.distance for each in single)
+    near = [each for each in single if each.cell.distance == nearest]
+    least = _least((each.cell.tokens, bar.passes(each)) for each in near)
+    if least is None:
+        return Verdict(False, _why_not(near, bar), SpliceLimits())
+    fit = [each for each in single if each.cell.tokens >= least]
+    furthest = _most((each.cell.distance, bar.passes(each)) for each in fit) or nearest
+    within = [each for each in exact if each.cell.distance <= furthest and not each.cell.later]
+    joints = _most((each.cell.joints, bar.passes(each)) for each in within if each.cell.joints > 1)
+    again = [(each.cell.generations, bar.passes(each)) for each in within]
+    generations = _most(each for each in again if each[0] > 1)
+    inside = [each for each in later if not each.cell.opening]
+    most_later = _most((each.cell.distance, bar.passes(each)) for each in inside)
+    openings = {bar.passes(each) for each in later if each.cell.opening}
+    limits = SpliceLimits(
+        least, furthest, joints or 1, single[0].cell.margin, generations or 1, most_later or 0,
+        openings == {True},
+    )  # fmt: skip
+    return Verdict(True, _words(limits, bar), limits)
+
+
+def _least(results: Iterable[tuple[int, bool]]) -> int | None:
+    """The smallest value from which on all pass."""
+    found: int | None = None
+    for value, passes in sorted(results, reverse=True):
+        if not passes:
+            break
+        found = value
+    return found
+
+
+def _most(results: Iterable[tuple[int, bool]]) -> int | None:
+    """The largest value up to which all pass."""
+    found: int | None = None
+    failed = False
+    for value, passes in sorted(results, key=lambda each: (each[0], each[1])):
+        failed |= not passes
+        if failed:
+            break
+        found = value
+    return found
+
+
+def _why_not(near: Sequence[Measured], bar: Bar) -> str:
+    longest = max(near, key=lambda each: each.cell.tokens)
+    return (
+        f"{longest.cell.tokens} tokens moved by {longest.cell.distance} change what it says, "
+        f"{longest.cell.margin} computed tokens further on: "
+        f"{longest.kl:.3f} nats (allowed: {bar.most_kl}), {100 * longest.agreement:.0f} % of the "
+        f"tokens stay the same (needed: {100 * bar.least_agreement:.0f} %)"
+    )
+
+
+def _words(limits: SpliceLimits, bar: Bar) -> str:
+    pieces = "one piece" if limits.most_joints == 1 else f"{limits.most_joints} pieces in a row"
+    again = f", of {limits.most_generations} generations" if limits.most_generations > 1 else ""
+    opened = "those that" if limits.openings else "none that"
+    return (
+        f"pieces of {limits.least_tokens} tokens or more, moved by {limits.most_distance} at most "
+        f"towards the beginning and {limits.most_later} towards the end, "
+        f"{opened} opened a prompt among them, {pieces}{again}, the last {limits.margin} tokens "
+        f"computed: no more than {bar.most_kl} nats and {100 - 100 * bar.least_agreement:.0f} % of "
+        "the tokens differ"
+    )

@@ -11,24 +11,29 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from http.client import HTTPException
 from typing import Annotated, Final
 
 import typer
 import zmq
 
 from ...graph.errors import ConfigError, VersionError, WireError
-from ...graph.messages import wire
-from ...graph.messages.events import Pressure
-from ..access import Access
-from ..reliance.conditions import SET
-from ..reliance.fit import Part
-from ..reliance.live_vllm import live_misfits, live_unknown_places
-from ..reliance.releases import TESTED, WHAT_FITS, is_known, is_tested
-from ..reliance.relied_on import RELIED_ON
-from ..socket_directory import SocketDirectory
-from ..tiers.budget import WARM_VARIABLE
+from ...graph.wire import frames as wire
+from ...graph.wire.endpoints import RunningSidecar, running_sidecars
+from ...graph.wire.events import REMEDY, BlockHashing, Pressure, disagreements
+from ..access import Access, answer_of
+from ..settings import PLUGIN_GROUP, SIDECAR_VARIABLE, WARM_VARIABLE, sampling_share
+from ..sidecar import SocketDirectory
+from ..vllm.installed import (
+    TESTED,
+    WHAT_FITS,
+    is_known,
+    is_tested,
+    live_misfits,
+    live_unknown_places,
+)
 from ..vllm.plugin import rival_plugins
-from ..vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE, sampling_share
+from ..vllm.relied_on import RELIED_ON, SET, Part
 from .environment import (
     Check,
     check_admission,
@@ -37,14 +42,37 @@ from .environment import (
     check_hints,
     check_layers,
     check_protection,
+    check_recall,
     check_sampling,
     check_store,
     check_switch,
     check_tiers,
+    recall_of,
 )
 from .gpu_check import check_gpu
-from .hashing_check import check_hashing
-from .recall_check import check_recall, recall_of
+
+# Do running engines hash blocks alike? Asks this user's sidecars.
+
+
+def check_hashing() -> Check:
+    """Can running engines of one model find what the others computed, as in a shared store."""
+    told = [each for sidecar in running_sidecars() for each in told_by(sidecar) if each.told]
+    if not told:
+        return Check("block hashes", None, "no running engine says how it hashes blocks")
+    if wrong := disagreements(told):
+        return Check("block hashes", True, " ".join(wrong), REMEDY)
+    kinds = "; ".join(sorted({each.told for each in told}))
+    return Check("block hashes", True, f"engines of one model hash them alike: {kinds}")
+
+
+def told_by(sidecar: RunningSidecar) -> list[BlockHashing]:
+    """What the engines of a sidecar say; nothing where it does not answer."""
+    try:
+        engines = answer_of(sidecar, "/status")["engines"]
+        return [BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines]
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return []
+
 
 app = typer.Typer(add_completion=False)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...kernels.errors import BuildError, TransferError
+from ...kernels.tensors import BuildError, TransferError
 from .environment import Check
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def _none(built_for: str | None, root: Path) -> Check:
 
 def page_locking_problem() -> str | None:
     """Why tiers could have no host memory that a GPU reaches; None if they could."""
-    from ...kernels.layout.layout import gpu_layout
-    from ...kernels.store.arena import SLAB_BYTES, Arena
+    from ...kernels.arena import SLAB_BYTES, Arena
+    from ...kernels.layout import gpu_layout
 
     piece = gpu_layout("BLHNC", 1, 1, 1, 16, 128)
     try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from .fingerprints import Tokens
-from .said_blocks import Domain
-from .span_index import Piece, SpanIndex
+from .spans import Domain, Piece, SpanIndex, Tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,29 +5,119 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence, Set
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from ...kernels import ops
-from ...kernels.errors import KernelError, StorageError
+from ...kernels.arena import Arena
+from ...kernels.disk import DiskTier
 from ...kernels.gpu.streams import Fence, mark
-from ...kernels.layout.addressed import Blocks
-from ...kernels.layout.layout import PagedKv
-from ...kernels.maths.rope import Rope
-from ...kernels.store.arena import Arena
-from ...kernels.store.disk import DiskTier
-from ..once import Once
-from ..recall.splicer import splicer
-from .answers import Answers
-from .jobs import Demote, Job, Load, Share, Spill, TierWork, WorkerStart, positions
-from .lanes.answer_watch import AnswerWatch
-from .lanes.record_lane import RECORD_KEY_BYTES, Records, all_of
-from .lanes.record_lanes import RecordLanes, kept_by
-from .lanes.task_thread import TaskThread
-from .lanes.transfer_lane import TransferLane
-from .unwritten import Unwritten
+from ...kernels.layout import Blocks, PagedKv, SlotMap
+from ...kernels.rope import Rope
+from ...kernels.tensors import KernelError, RopeError, StorageError
+from ..threads import Once, TaskThread
+from .jobs import Answers, Demote, Job, Load, Share, Spill, TierWork, WorkerStart, positions
+from .lanes import (
+    RECORD_KEY_BYTES,
+    AnswerWatch,
+    RecordLanes,
+    Records,
+    TransferLane,
+    all_of,
+    kept_by,
+)
+
+if TYPE_CHECKING:
+    from .jobs import Run
+
+# ``Unwritten``: which copies in a worker's memory would be lost if the engine ended now.
+
+
+class Unwritten:
+    """Copies that are whole, on no disk, and that a later process may find there; by their ids.
+
+    A worker cannot know it by itself: whether a copy is whole, and whose it is, the scheduler says.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, bytes] = {}
+        self._disowned = False
+
+    def told(self, work: TierWork) -> None:
+        """Take what a step's work says of copies."""
+        self._disowned |= work.disown  # nobody would find what is written from here on
+        self._hashes.update(work.named)
+        for copy in tuple(self._hashes) if self._disowned else work.release:
+            self._hashes.pop(copy, None)
+
+    def written(self, job: Demote, failed: Set[int]) -> None:
+        """Note that copies were written, but for the positions ``failed``."""
+        for at, copy in enumerate(job.copies):
+            if at not in failed:
+                self._hashes.pop(copy, None)
+
+    def newest_first(self) -> list[tuple[int, bytes]]:
+        """Return the copies and their hashes; of a chain that left the pool, the root first."""
+        return list(self._hashes.items())[::-1]
+
+
+# Runs of tokens between records and an engine's blocks, as the kernels address them.
+
+
+def slot_map(runs: Sequence[Run], record: Callable[[int], int], block_size: int) -> SlotMap:
+    """Slots of all tokens of ``runs``.
+
+    Args:
+        runs: At least one.
+        record: The arena's record that holds a copy.
+        block_size: Tokens of a block, and of a record.
+    """
+    starts = [(record(run.copy) * block_size + run.first, run.slot, run.delta) for run in runs]
+    counts = np.array([run.tokens for run in runs], dtype=np.int64)
+    table = np.repeat(np.array(starts, dtype=np.int64), counts, axis=0)
+    within = np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return SlotMap(
+        torch.from_numpy(table[:, 0] + within),
+        torch.from_numpy(table[:, 1] + within),
+        torch.from_numpy(table[:, 2].copy()),
+    )
+
+
+def splicer(
+    runs: Sequence[Run],
+    handles: Mapping[int, int],
+    arena: Arena,
+    cache: PagedKv,
+    rope: Rope | None,
+) -> Callable[[], None]:
+    """Return what brings ``runs`` to their new positions; it does nothing if there are none.
+
+    Args:
+        runs: From copies to the cache.
+        handles: The arena's handle of each copy.
+        rope: How keys are moved; None where they cannot be.
+
+    Raises:
+        RopeError: There are runs, and keys of this model cannot be moved.
+        KernelError: A copy is not there.
+    """
+    if not runs:
+        return _nothing
+    if rope is None:
+        raise RopeError("keys of this model cannot be moved to other positions")
+    copies = list({run.copy: None for run in runs})
+    numbers = arena.slots([handles[copy] for copy in copies]).tolist()
+    records = dict(zip(copies, numbers, strict=True))
+    slots = slot_map(runs, records.__getitem__, cache.layout.tokens)
+    return lambda: ops.splice(arena.kv, cache, slots, rope)
+
+
+def _nothing() -> None:
+    pass
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,32 +8,30 @@ where the engine was given memory for it; without, the workers have no connector
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     SupportsHMA,
 )
 
-from ..client import AdvisorClient, ClientOptions
-from ..tiers.budget import TierSettings
+from ..link.client import AdvisorClient, ClientOptions
+from ..settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY, TierSettings, protect_stale_s
+from ..threads import log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
-from .barrier import guarded
-from .detached import Detached
-from .idle.loop_hook import follow_loops
-from .logs import log_where_vllm_logs
-from .sampled.sample_words import told_apart
-from .scheduler import SchedulerSide, Surroundings
-from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY, protect_stale_s
+from .sampled.measuring import told_apart
+from .scheduler import Detached, SchedulerSide, Surroundings
 from .shapes import reason_to_leave_alone
-from .store.tier_support import records_opener
-from .transfers.bridge import TierCacheBridge
-from .transfers.cache_layout import wanted_layout
-from .transfers.worker import TierMetadata, WorkerSide
-from .transfers.worker_calls import WorkerCalls
+from .tiers.bridge import NoWorker, TierCacheBridge
+from .tiers.idle import follow_loops
+from .tiers.store import records_opener
+from .tiers.worker import TierMetadata, TierWorkerMetadata, WorkerSide, wanted_layout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,6 +43,81 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+# The calls that vLLM's workers make to the connector.
+
+
+class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
+    """The half of a connector that a worker calls.
+
+    Attributes:
+        worker: Moves this worker's shard of the blocks, if the engine has tiers.
+    """
+
+    worker: WorkerSide | NoWorker = NoWorker()
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Take the paged memory that blocks move out of and into."""
+        self.worker.register(kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin this step's transfers; none waits for another."""
+        if isinstance(self._connector_metadata, TierMetadata):
+            self.worker.submit(self._connector_metadata.work)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose loads ended, whether they succeeded or not."""
+        return None, self.worker.take_finished() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Failed blocks of those requests: vLLM computes them."""
+        return self.worker.take_failed()
+
+    def build_connector_worker_meta(self) -> TierWorkerMetadata | None:
+        """What was moved since the last step."""
+        answer = self.worker.take_answer()
+        return TierWorkerMetadata(answer) if answer else None
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: a request waits for its load as a whole."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: blocks are copied when they are about to be evicted."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing."""
+
+
+# The barrier that no exception of ours crosses into vLLM.
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Guarded(Protocol):
+    """An object whose entry points are guarded."""
+
+    def disable(self, where: str, error: Exception) -> None:
+        """Stop observing after ``error`` in ``where``; must not raise."""
+
+
+def guarded(default: Any) -> Callable[[Method], Method]:
+    """Decorate a method of a ``Guarded``: on any exception disable it and return ``default``."""
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self.disable(method.__name__, error)
+                return default
+
+        return cast(Method, call)
+
+    return decorate
+
 
 logger = logging.getLogger(__name__)
 

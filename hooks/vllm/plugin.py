@@ -15,16 +15,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..reliance.live_vllm import live_unknown_places
-from ..reliance.releases import READ, WHAT_FITS, is_known
-from .aggregation import spare_aggregation
-from .api.given_template import given_template, remember_templates
-from .beside import follow_connectors
-from .compose import own_transfer_config
-from .logs import log_where_vllm_logs
-from .sampled.runner_hook import follow_runners
-from .scheduler_hook import follow_schedulers
-from .settings import (
+from ..settings import (
     CHILD_VARIABLE,
     ENDS_VARIABLE,
     LAYERS_VARIABLE,
@@ -36,12 +27,23 @@ from .settings import (
     reads_layers,
     switched_on,
 )
+from ..threads import log_where_vllm_logs
+from .installed import READ, WHAT_FITS, is_known, live_unknown_places
+from .patches import (
+    follow_connectors,
+    follow_schedulers,
+    given_template,
+    own_transfer_config,
+    remember_templates,
+    spare_aggregation,
+)
+from .sampled.attach import follow_runners
 from .shapes import reason_for_no_tiers, reason_to_decline
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from ..tiers.budget import TierSettings
+    from ..settings import TierSettings
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,7 @@ def _wrap_engine_config() -> None:
 def _mark_chats() -> None:
     if not reads_layers():
         return
-    from .chats.marked_chats import mark_chats  # not above: switched off, nothing of ours is loaded
+    from .api.chats import mark_chats  # not above: switched off, nothing of ours is loaded
 
     try:
         mark_chats()
@@ -108,8 +110,10 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
     Args:
         chat_template: The one that a server was given in place of the model's.
     """
-    from .api.engine_borders import engine_borders  # not above: switched off, nothing is loaded
-    from .api.engine_marks import engine_marks
+    from .api.learning import (
+        engine_borders,  # not above: switched off, nothing is loaded
+        engine_marks,
+    )
 
     if reason := reason_to_decline(config):
         logger.warning("kvgraph: not attached: %s", reason)
@@ -128,7 +132,7 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
 def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
     """The tiers that the environment asks for, where this engine can have them."""
     from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
-    from ..tiers.budget import read_settings
+    from ..settings import read_settings
 
     try:
         tiers = read_settings(os.environ)
@@ -175,7 +179,7 @@ def _is_a_strangers_child(endpoint: str) -> bool:
 
 def _checked(endpoint: str) -> str:
     from ...graph.errors import ConfigError
-    from ...graph.ipc.addresses import check_endpoint
+    from ...graph.wire.endpoints import check_endpoint
     from ..access import engine_keys
 
     has_keys = not endpoint.startswith("ipc://") and engine_keys() is not None

@@ -12,40 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 
-from ...graph.messages.advice import HOLD_MAX_S, EvictionRanking
-from ...graph.messages.cache_groups import MAX_GROUPS
-from ...graph.messages.events import AnyEvent, EngineHello
-from ...graph.messages.fields import MAX_NAME
-from ...graph.waiting.holding_rule import HoldingBounds
-from ..client import AdvisorClient, EngineEnd
+from ...graph.admission import HoldingBounds
+from ...graph.wire.advice import HOLD_MAX_S, EvictionRanking
+from ...graph.wire.events import MAX_GROUPS, MAX_NAME, AnyEvent, EngineHello
+from ..link.client import AdvisorClient, EngineEnd
+from ..link.late import SaltedContents
 from ..link.mailbox import Clock
-from ..link.salted import SaltedContents
-from ..tiers.budget import TierSettings
+from ..settings import CONNECTOR, TierSettings, hold_max_s, protect_stale_s
 from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
-from .ends.engine_reader import engine_ends
 from .free_queue.arranger import FreeQueueArranger
+from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_group
 from .holding.arrivals import LiveSessions
-from .holding.holding import Holding
-from .holding.holding_queue import HoldingQueue
-from .holding.no_holding import NoHolding
-from .layers.engine_layers import engine_layers
-from .observe.change_feed import ChangeFeed
-from .observe.group import most_blocks_per_step, observed_group
-from .observe.observer import EngineObserver
-from .observe.other_groups import OtherGroups
-from .observe.prefill_meter import PrefillMeter
-from .observe.pressing_news import PressingNews
-from .observe.prompt_demand import PromptDemand
-from .pool.hash_probe import block_hashing
-from .pool.index import BlockIndex
-from .pool.tap import PoolTap
-from .recall.recall_support import attach_recall
-from .sampled.sample_reporter import SampleReporter
-from .settings import CONNECTOR, hold_max_s, protect_stale_s
-from .store.tier_support import new_bridge
-from .transfers.no_tiers import NoTiers
-from .transfers.spiller import StepTaken
+from .holding.holding import Holding, NoHolding
+from .holding.queue import HoldingQueue
+from .index import BlockIndex
+from .meters import PrefillMeter, PressingNews, PromptDemand
+from .observer import ChangeFeed, EngineObserver
+from .reading import engine_ends, engine_layers
+from .recall.support import attach_recall
+from .sampled.reporter import SampleReporter
+from .tap import PoolTap
+from .tiers.bridge import NoTiers, TierCacheBridge
+from .tiers.spiller import StepTaken
+from .tiers.store import new_bridge
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -54,6 +44,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+    from .sampled.measuring import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -301,3 +293,73 @@ def _attempt(act: Callable[[], object]) -> None:
             type(error).__name__,
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
+
+
+# Takes the place of our scheduler side before it exists and after it failed; decides nothing.
+
+
+class Detached:
+    """Answers vLLM as if nothing of ours were there, and completes what vLLM was promised.
+
+    No request may wait for ever. Jobs under way are followed to their end, so that the blocks which
+    they fill return to the pool; a load whose orders were never written is given to the workers as
+    one that cannot succeed. Resets are followed for good, since vLLM goes on holding blocks back
+    for loads of an engine that was given tiers.
+
+    Args:
+        bridge: The tiers of the side that failed, if it had any.
+    """
+
+    attached = False
+
+    def __init__(self, bridge: TierCacheBridge | NoTiers | None = None) -> None:
+        self.bridge = bridge or NoTiers()
+        self.bridge.retire()
+        self.holding = NoHolding()
+
+    @property
+    def busy(self) -> bool:
+        """Whether workers still have something to report."""
+        return self.bridge.owes
+
+    def hold_at(
+        self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
+    ) -> None:
+        """Hold no request."""
+
+    def request_queued(self, request: Request) -> None:
+        """Do nothing."""
+
+    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """Say that no load brings anything."""
+        return 0, False
+
+    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        """Note that a request runs, perhaps after a load that it was promised."""
+        self.bridge.request_resumed(request.request_id)
+
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
+        """Note that a request ended, perhaps before a load that it was promised."""
+        self.bridge.promise_ended(request.request_id)
+
+    def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
+        """Return the orders that the workers still need."""
+        return self.bridge.outstanding()
+
+    def step_ended(self) -> None:
+        """Do nothing."""
+
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """Take what the workers did, and which loads are over."""
+        self.bridge.answered(answer, received)
+
+    def sampled(self, samples: Iterable[Sample]) -> None:
+        """Do nothing."""
+
+    def drop_copies(self) -> bool:
+        """Allow the reset: nothing is offered any more, and promised loads are no reason to refuse
+        it."""
+        return True
+
+    def leave(self, wait_s: float) -> None:
+        """Do nothing."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from ..reliance.fit import Part
-from ..reliance.live_vllm import live_misfits
-from ..reliance.releases import WHAT_FITS
-from .settings import CONNECTOR
+from ..settings import CONNECTOR
+from .installed import WHAT_FITS, live_misfits
+from .relied_on import Part
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

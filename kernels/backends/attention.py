@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from ..layout.layout import PagedKv
+from ..layout import PagedKv
 from ..tensors import Tensor
-from .base import Confidence
-from .block_keys import block_keys
+from .base import Confidence, block_keys
 
 
 def confidence(logits: Tensor) -> Confidence:
@@ -45,3 +47,70 @@ def attention_mass(
     logits = logits.masked_fill(~seen[:, None, None, :], -torch.inf)
     mass = torch.softmax(logits, dim=-1).mean(dim=(1, 2))
     return mass.reshape(samples, width, layout.tokens).sum(-1)
+
+
+# One number for how sure a model is of its next token, from the logits before sampling.
+
+# Of 1 − normalised entropy, of 1 − exp(−margin) and of the first choice's probability. Chosen; the
+# weights that the method was published with are not known.
+WEIGHTS: Final = (0.25, 0.25, 0.5)
+
+
+def confidence_score(logits: Tensor, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
+    """How sure the model is of each row: 0 for uniform logits, 1 for a single possible token.
+
+    Falls with entropy and rises with the margin between the first two and with the first choice's
+    probability. It is no probability of being right: nothing calibrates it.
+
+    Args:
+        logits: [rows, vocabulary]; −∞ rules a token out. A row without any possible token or with
+            a NaN scores 0.
+
+    Returns:
+        float32 [rows], in [0, 1].
+    """
+    return score_of(confidence(logits), weights)
+
+
+def score_of(found: Confidence, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
+    """``confidence_score`` of what was found of rows of logits; float32 [rows], where that is."""
+    by_entropy, by_margin, by_mass = weights
+    score = by_entropy * (1.0 - found.entropy) + by_margin * -torch.expm1(-found.margin)
+    return torch.nan_to_num(score + by_mass * found.top_mass, nan=0.0).clamp(0.0, 1.0)
+
+
+# Confidence from logits in host memory, on the calling thread alone.
+#
+# torch shares such work among its threads from 2^15 values on, which is less than a row of
+# logits has. To wake them costs an engine many times what the work does.
+
+_ALONE: Final = 1 << 15  # values that torch works on without waking a thread: its GRAIN_SIZE
+_NOTHING: Final = -200.0  # e to this is 0 as a float32
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+def host_confidence(logits: Tensor) -> Confidence:
+    """``attention.confidence``, for logits [rows, vocabulary] of at least two tokens."""
+    below = np.empty(tuple(logits.shape), dtype=np.float32)
+    for row, copy in zip(logits, torch.from_numpy(below), strict=True):
+        for some, place in zip(row.split(_ALONE), copy.split(_ALONE), strict=True):
+            place.copy_(some)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = _confidence(below)
+    return Confidence(*map(torch.from_numpy, found))
+
+
+def _confidence(below: Floats) -> tuple[Floats, Floats, Floats]:
+    rows = np.arange(len(below))
+    best = below.argmax(-1)
+    below -= below[rows, best][:, None]
+    below[rows, best] = -np.inf
+    margin = -below.max(-1)
+    below[rows, best] = 0.0
+    np.maximum(below, _NOTHING, out=below)
+    shares = np.exp(below)
+    total = shares.sum(-1)
+    shares *= below
+    entropy = (np.log(total) - shares.sum(-1) / total) / np.log(np.float32(below.shape[-1]))
+    return entropy, margin, 1.0 / total

@@ -16,10 +16,9 @@ from ..gpu.launch import bound, run
 from ..gpu.measure import copy_table, splice_table
 from ..gpu.method import Method
 from ..gpu.moves import copy_by, device_of, splice_by
-from ..layout.addressed import Blocks, SlotMap
-from ..layout.block_runs import block_runs
-from ..layout.layout import PagedKv
-from ..maths.rope import Rope
+from ..layout import Blocks, PagedKv, SlotMap
+from ..rope import Rope
+from ..runs import block_runs
 from ..tensors import Tensor
 from .base import Confidence
 

@@ -12,12 +12,10 @@ from typing import Final
 
 import torch
 
-from ..compilers.gxx import load_library
-from ..layout.addressed import Blocks, SlotMap
-from ..layout.block_runs import block_runs, check_same_model
-from ..layout.layout import KvLayout, PagedKv, Plane
-from ..layout.slot_runs import SlotRuns, slot_runs
-from ..maths.rope import Rope
+from ..compilers import load_library
+from ..layout import Blocks, KvLayout, PagedKv, Plane, SlotMap
+from ..rope import Rope
+from ..runs import SlotRuns, block_runs, check_same_model, slot_runs
 from ..tensors import Tensor
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"

@@ -9,11 +9,10 @@ from typing import TypeAlias
 
 import torch
 
-from ..layout.addressed import Blocks, SlotMap
-from ..layout.block_runs import check_same_model, copy_plan
-from ..layout.layout import KvLayout, PagedKv, Plane
-from ..maths.quant import dequantize, quantize
-from ..maths.rope import Rope
+from ..layout import Blocks, KvLayout, PagedKv, Plane, SlotMap
+from ..quant import dequantize, quantize
+from ..rope import Rope
+from ..runs import check_same_model, copy_plan
 from ..tensors import Tensor
 
 Turn: TypeAlias = tuple[Rope, Tensor, Tensor]  # with cos and sin of each token's angles

@@ -7,39 +7,223 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from ..errors import LayoutError, SlotError
-from ..layout.addressed import Blocks, SlotMap
-from ..layout.block_runs import Runs, block_runs, check_same_model
-from ..layout.layout import KvLayout, PagedKv
-from ..maths.rope import Rope
-from ..tensors import Tensor
-from .arguments import (
-    Arguments,
-    ConfidenceArguments,
-    CopyArguments,
-    MassArguments,
-    MoveArguments,
-    address,
-    number,
-)
-from .macros import (
-    COMMON_DEFINES,
-    PIECE,
-    STAGES,
-    THREADS,
-    WARP,
-    at_least_4,
-    confidence_defines,
-    mass_defines,
-    move_defines,
-)
-from .upload import uploaded
+from ..layout import Blocks, KvLayout, PagedKv, SlotMap
+from ..rope import Pairing, Rope
+from ..runs import Runs, block_runs, check_same_model
+from ..tensors import LayoutError, SlotError, Tensor
+
+# The arguments of each CUDA kernel, with the names and in the order of its source.
+#
+# All but the numbers are addresses; 64 bits hold either.
+
+Int64: TypeAlias = ctypes.c_int64
+Arguments: TypeAlias = tuple[ctypes.c_int64 | ctypes.c_float, ...]
+
+
+class MoveArguments(NamedTuple):
+    """Of ``kv_move``; slots and rows are int64 [tokens], cos and sin float32 [*, pairs]."""
+
+    source: Int64
+    target: Int64
+    source_layout: Int64
+    target_layout: Int64
+    source_slots: Int64
+    target_slots: Int64
+    rows: Int64
+    cos: Int64
+    sin: Int64
+    tokens: Int64
+    start: Int64
+    pairs: Int64
+    neox: Int64
+    keys_only: Int64
+    slot_bytes: Int64
+
+    def part(
+        self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
+    ) -> MoveArguments:
+        """The same for ``count`` tokens from the ``start``-th on, out of or into other memory."""
+
+        def later(column: Int64) -> Int64:
+            return number(column.value + start * 8)
+
+        return self._replace(
+            source=self.source if source is None else address(source),
+            target=self.target if target is None else address(target),
+            source_slots=later(self.source_slots),
+            target_slots=later(self.target_slots),
+            rows=later(self.rows),
+            tokens=number(count),
+        )
+
+
+class CopyArguments(NamedTuple):
+    """Of ``kv_copy``; sources and targets are int64 [runs], offsets in bytes."""
+
+    source: Int64
+    target: Int64
+    sources: Int64
+    targets: Int64
+    runs: Int64
+    run_bytes: Int64
+
+
+class MassArguments(NamedTuple):
+    """Of ``attention_mass``; mass and peaks are float32 [S, query heads, width]."""
+
+    memory: Int64
+    paged: Int64
+    layer: Int64
+    queries: Int64
+    table: Int64
+    lengths: Int64
+    scale: ctypes.c_float
+    query_heads: Int64
+    width: Int64
+    mass: Int64
+    peaks: Int64
+
+
+class ConfidenceArguments(NamedTuple):
+    """Of ``confidence``; out is float32 [rows, 3]."""
+
+    logits: Int64
+    stride: Int64
+    vocabulary: Int64
+    out: Int64
+
+
+def address(tensor: Tensor) -> Int64:
+    """The address of a tensor's first element."""
+    return Int64(tensor.data_ptr())
+
+
+def number(value: int) -> Int64:
+    """A number as kernels take it."""
+    return Int64(int(value))
+
+
+# What the kernels are compiled for: number types, widths of access, and sizes shared with them.
+#
+# All of it goes to the compiler as macros, so that a kernel has no branch for what the host
+# knows.
+
+WARP: Final = 32  # threads; of every GPU so far
+THREADS: Final = 256  # of a thread block at most, so that its registers fit; chosen
+STAGES: Final = 4  # cells or pieces that a warp has on their way; chosen
+PIECE: Final = 2048  # bytes of a piece of a run; chosen
+COMMON_DEFINES: Final = (
+    f"WARP={WARP}", f"MOST_THREADS={THREADS}", f"STAGES={STAGES}", f"PIECE={PIECE}"
+)  # fmt: skip
+"""What every kernel is compiled with: the sources state none of these numbers themselves."""
+CXX_TYPES: Final = {
+    torch.float32: "float",
+    torch.float16: "Half",
+    torch.bfloat16: "Bf16",
+    torch.int8: "Int8",
+}
+
+
+def move_defines(source: PagedKv, target: PagedKv, rope: Rope) -> tuple[str, ...]:
+    """Macros of ``kv_move``."""
+    each = min(
+        row_width(source) // source.layout.itemsize, row_width(target) // target.layout.itemsize
+    )
+    turn_each, pairs = _turned_at_once(rope, each)
+    return (
+        f"SOURCE_T={CXX_TYPES[source.layout.dtype]}", f"TARGET_T={CXX_TYPES[target.layout.dtype]}",
+        f"SOURCE_BYTES={fetch_width(source)}", f"TARGET_BYTES={row_width(target)}",
+        f"EACH={each}", f"TURN_EACH={turn_each}", f"PAIRS_EACH={pairs}",
+        f"TURNS={-(-(rope.dims // 2) // (WARP * pairs))}", *COMMON_DEFINES,
+    )  # fmt: skip
+
+
+def _turned_at_once(rope: Rope, each: int) -> tuple[int, int]:
+    """Values that a lane reads at once from a rotated row, of ``each`` that alignment allows, and
+    the pairs that it turns; one by one where the rotation begins or ends between."""
+    pairs, halves = rope.dims // 2, rope.pairing is Pairing.NEOX
+    whole = pairs % each == 0 if halves else each > 1 and rope.dims % each == 0
+    if rope.start % each or not whole:
+        return 1, 1
+    return each, each if halves else each // 2
+
+
+def mass_defines(cache: PagedKv) -> tuple[str, ...]:
+    """Macros of ``attention_mass``: by the widest access with which every key can be read."""
+    size = cache.layout.key.dims * cache.layout.itemsize
+    width = at_least_4(math.gcd(fetch_width(cache), size), cache.layout.name)
+    source = f"SOURCE_T={CXX_TYPES[cache.layout.dtype]}"
+    return (source, f"BYTES={width}", f"VECTORS={size // width}", *COMMON_DEFINES)
+
+
+def confidence_defines(logits: Tensor) -> tuple[str, ...]:
+    """Macros of ``confidence``: by the widest access that the rows' beginnings allow."""
+    width = math.gcd(16, logits.data_ptr(), logits.stride(0) * logits.itemsize)
+    return (f"SOURCE_T={CXX_TYPES[logits.dtype]}", f"BYTES={width}", *COMMON_DEFINES)
+
+
+def fetch_width(kv: PagedKv) -> int:
+    """Bytes of the widest access with which every cell can be read whole."""
+    layout, size = kv.layout, kv.layout.itemsize
+    strides = (layout.layer_stride, layout.block_stride, layout.head_stride, layout.cell)
+    width = math.gcd(
+        16, kv.memory.data_ptr(), *(stride * size for stride in strides),
+        layout.key.token_outer * size,
+    )  # fmt: skip
+    return at_least_4(width, layout.name)
+
+
+def row_width(kv: PagedKv) -> int:
+    """Bytes of the widest access with which K and V can each be read or written."""
+    size, rows = kv.layout.itemsize, (kv.layout.key.dims, kv.layout.value.dims)
+    base = kv.layout.value.base
+    return at_least_4(math.gcd(fetch_width(kv), base * size, *(r * size for r in rows)),
+                       kv.layout.name)  # fmt: skip
+
+
+def at_least_4(width: int, name: str) -> int:
+    """``width``, the widest access in bytes, unless it is one that kernels do not have."""
+    if width < 4:
+        raise LayoutError(f"{name}: cells are aligned to {width} bytes; kernels need 4")
+    return width
+
+
+# Brings small tensors to where a kernel reads them: packed, in one copy that nothing waits for.
+
+_ALIGNMENT: Final = 16  # bytes: the widest access of a kernel
+
+
+def uploaded(tensors: Iterable[Tensor], device: str) -> tuple[Tensor, ...]:
+    """The tensors, contiguous and on ``device``; those in host memory travel in one pinned buffer.
+
+    A copy from pageable memory would first wait for all earlier work of the stream. The buffer
+    comes from torch's cache of pinned memory, which keeps it until the copy is over.
+    """
+    tensors = [tensor.contiguous() for tensor in tensors]
+    here = [tensor for tensor in tensors if not tensor.is_cuda]
+    starts, size = [], 0
+    for tensor in here:
+        starts.append(size)
+        size += -(-tensor.numel() * tensor.itemsize // _ALIGNMENT) * _ALIGNMENT
+    packed = torch.empty(size, dtype=torch.uint8, pin_memory=device != "cpu")
+    for tensor, start in zip(here, starts, strict=True):
+        _part(packed, start, tensor).copy_(tensor)
+    there = packed.to(device, non_blocking=True)
+    parts = iter([_part(there, start, tensor) for tensor, start in zip(here, starts, strict=True)])
+    return tuple(tensor if tensor.is_cuda else next(parts) for tensor in tensors)
+
+
+def _part(packed: Tensor, start: int, like: Tensor) -> Tensor:
+    part = packed[start : start + like.numel() * like.itemsize]
+    return part.view(like.dtype).view(like.shape)
+
 
 SHARED_LIMIT: Final = 48 << 10
 """Bytes of shared memory that a thread block has without an attribute of its kernel: from the CUDA

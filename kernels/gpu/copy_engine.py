@@ -14,8 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..errors import BuildError, LayoutError, TransferError
-from ..tensors import Integers
+from ..tensors import BuildError, Integers, LayoutError, TransferError
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 SINGLE: Final = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..compilers.nvrtc import compile_kernel
-from ..compilers.versions import OLDEST, why_not_loaded
-from ..errors import BuildError, TransferError
+from ..compilers import OLDEST, compile_kernel, why_not_loaded
+from ..tensors import BuildError, TransferError
 from .calls import KernelCall
 
 if TYPE_CHECKING:

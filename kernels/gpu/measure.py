@@ -12,10 +12,9 @@ from typing import Final
 
 import torch
 
-from ..layout.addressed import Blocks, SlotMap
-from ..layout.block_runs import block_runs
-from ..layout.layout import PagedKv, gpu_layout
-from ..maths.rope import Rope
+from ..layout import Blocks, PagedKv, SlotMap, gpu_layout
+from ..rope import Rope
+from ..runs import block_runs
 from ..tensors import Tensor
 from .method import (
     COPY_CELLS,

@@ -10,12 +10,11 @@ from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
-from kvgraph.advisor.admission.admission import Admission
-from kvgraph.advisor.admission.demand import LIVE_S, Demand, demand
-from kvgraph.advisor.admission.valve import Valve
+from kvgraph.advisor.admission import LIVE_S, Admission, Demand, Valve, demand
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.advice import AdmissionAdvice
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.types import Tier
+from kvgraph.graph.wire.advice import AdmissionAdvice
+from kvgraph.graph.wire.events import (
     AdmissionReport,
     AnyEvent,
     BlocksCleared,
@@ -26,7 +25,6 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.types import Tier
 
 SIZE = 16
 CONTEXT = 1000  # blocks of a session's first prompt; each turn has one more

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgraph.advisor.admission.wording import admission_facts
-from kvgraph.dashboards.admission_metrics import room_metrics
-from kvgraph.graph.messages.advice import AdmissionAdvice
+from kvgraph.advisor.words.waits import admission_facts
+from kvgraph.dashboards.metrics import room_metrics
+from kvgraph.graph.wire.advice import AdmissionAdvice
 
 REPORT = {
     "waiting": 7, "waiting_blocks": 210, "oldest_s": 12.4, "held": 40, "released": [20, 10, 3],

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PrefetchConfig
-from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.page.intents import IntentWish, IntentWishes
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
 from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
-from kvgraph.advisor.questions import Questions
-from kvgraph.dashboards.intents.intent_wishes import IntentWish, IntentWishes
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.policy import Rules, Terms, View
+from kvgraph.graph.tables.blocks import Selection
+from kvgraph.graph.types import Authority, SourceLayer
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import (
     BlocksRemoved,
     BlocksResident,
     BlocksSpilled,
@@ -30,12 +34,6 @@ from kvgraph.graph.messages.events import (
     SessionSignal,
     TierReport,
 )
-from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.policy import Terms
-from kvgraph.graph.ranking.profile import Rules
-from kvgraph.graph.ranking.view import View
-from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.types import Authority, SourceLayer
 from msgspec.structs import replace
 
 

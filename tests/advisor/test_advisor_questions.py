@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 import pytest
-from kvgraph.advisor.questions import FRESH_S, STALE_S, WAITING, Questions, RecentAnswers
+from kvgraph.advisor.page.questions import FRESH_S, STALE_S, WAITING, Questions, RecentAnswers
 from kvgraph.dashboards.source import BusyError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import BlocksStored
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import BlocksStored
 
 
 class Clock:
@@ -123,7 +123,7 @@ def test_askers_do_not_keep_the_lock_from_the_loop() -> None:
 
 
 def test_a_rank_is_looked_up_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvgraph.graph.ranking import places
+    from kvgraph.graph.ranking import order as places
 
     graph, none = KVCacheGraph(clock=lambda: 1.0), as_keys([])
     graph.apply("e", [BlocksStored(np.arange(1, 6, dtype="<u8").tobytes(), None, 16)])

@@ -23,17 +23,19 @@ import zmq
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.sockets import front
-from kvgraph.advisor.sockets.peers import engine_id
+from kvgraph.advisor.sockets.subscriber import engine_id
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import (
+from kvgraph.graph.ranking.policy import Weighted
+from kvgraph.graph.types import SourceLayer, Tier
+from kvgraph.graph.wire import frames as wire
+from kvgraph.graph.wire.advice import (
     AnyAdvice,
     PrefetchMessage,
     RankingMessage,
     ResyncRequest,
     StillValid,
 )
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksLoaded,
     BlocksRemoved,
@@ -48,8 +50,6 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.ranking.policy import Weighted
-from kvgraph.graph.types import SourceLayer, Tier
 
 PRESSURE = Pressure(100, 50, 50, 1, 0)
 

@@ -20,8 +20,8 @@ from kvgraph.advisor.sockets.subscriber import EventSubscriber
 from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire import frames as wire
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksResident,

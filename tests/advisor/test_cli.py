@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor import cli
-from kvgraph.advisor.terminal_tables import plain
+from kvgraph.advisor.tools.terminal import plain
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -221,7 +221,7 @@ class Engine:
 ENGINE = """
 import os, time, zmq
 from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.events import *
+from kvgraph.graph.wire.events import *
 socket = zmq.Context().socket(zmq.DEALER)
 socket.setsockopt(zmq.IDENTITY, os.urandom(16))
 socket.connect({endpoint!r})

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.config.config import Config, load
-from kvgraph.advisor.config.reload import ConfigWatch
+from kvgraph.advisor.config.edits import ConfigWatch
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.ranking.profile import Rules, Weights
+from kvgraph.graph.ranking.policy import Rules, Weights
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, SourceLayer
 

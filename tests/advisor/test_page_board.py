@@ -6,23 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kvgraph.advisor.page.needs_attention import notices
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.page_cli import matching, why_sentence
+from kvgraph.advisor.page.attention import notices
+from kvgraph.advisor.page.evictions import Evictions, EvictionsAsked
+from kvgraph.advisor.page.misses import RequestsAsked
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
-from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.reasons.remedies import Missing, miss_remedy
-from kvgraph.advisor.reasons.term_words import meanings, scored
-from kvgraph.dashboards.answers.evictions import Evictions, EvictionsAsked
-from kvgraph.dashboards.answers.log_marks import mark_of
-from kvgraph.dashboards.answers.misses import RequestsAsked
+from kvgraph.advisor.tools.terminal import matching, why_sentence
+from kvgraph.advisor.words.waits import Missing, miss_remedy
+from kvgraph.advisor.words.words import meanings, scored
+from kvgraph.dashboards.answer import mark_of
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, DepartureRule, Detail, Reason
-from kvgraph.graph.logs.request_facts import Miss, PromptBlocks, RequestNames
-from kvgraph.graph.logs.request_log import LIMIT, RequestLog
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.logs.requests import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
+from kvgraph.graph.ranking.policy import Rules
+from kvgraph.graph.ranking.rules import RULES
+from kvgraph.graph.types import EdgeType, SourceLayer, as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import (
     HOLD_ENDS,
     BlocksAttended,
     BlocksResident,
@@ -34,9 +36,6 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.ranking.profile import Rules
-from kvgraph.graph.ranking.rules import RULES
-from kvgraph.graph.types import EdgeType, SourceLayer, as_keys
 from small_world import SIZE, World, board_of, pack
 
 CO_ATTEND = int(EdgeType.CO_ATTEND)

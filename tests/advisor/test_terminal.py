@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kvgraph.advisor.terminal import hashing_warnings, status_report
-from kvgraph.graph.messages.events import TierReport
+from kvgraph.advisor.tools.terminal import hashing_warnings, status_report
+from kvgraph.graph.wire.events import TierReport
 from msgspec.structs import fields
 from rich.console import Console
 

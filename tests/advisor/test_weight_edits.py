@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from kvgraph.advisor.config.config import load
-from kvgraph.advisor.config.reload import ConfigWatch
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
-from kvgraph.dashboards.answers.what_if import WeightChange
-from kvgraph.dashboards.app import create_app
-from kvgraph.dashboards.page_tokens import edit_token, page_token
+from kvgraph.advisor.config.edits import ConfigWatch
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.page.what_if import WeightChange
+from kvgraph.advisor.shadows.runner import ShadowRunner
+from kvgraph.dashboards.access import edit_token, page_token
 from kvgraph.graph.errors import ConfigError
+from page_app import create_app
 from small_world import World
 
 SECRET = "a secret that nobody guesses"

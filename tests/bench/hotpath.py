@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..graph.messages.advice import EvictionRanking
 from ..graph.types import Keys, as_keys
-from ..hooks.client import AdvisorClient, EngineEnd
+from ..graph.wire.advice import EvictionRanking
 from ..hooks.keys import pack_hashes, unpack
-from ..hooks.link.held_ranking import HeldRanking
+from ..hooks.link.client import AdvisorClient, EngineEnd
+from ..hooks.link.mailbox import HeldRanking
 from ..hooks.vllm.free_queue.arranger import FreeQueueArranger
-from ..hooks.vllm.pool.index import BlockIndex
+from ..hooks.vllm.index import BlockIndex
 from .figures import Figures
 from .paper.quiet import only_errors
 
@@ -281,8 +281,7 @@ def _layers(tiers_of: int | None, spill_all: bool) -> tuple[Any, dict[str, Any]]
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    from ..hooks.tiers.budget import TierSettings
-    from ..hooks.vllm.settings import TIERS_KEY
+    from ..hooks.settings import TIERS_KEY, TierSettings
 
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
@@ -302,7 +301,7 @@ def tiered_connector(pool: Any) -> Any:
 def answer(connector: Any, metadata: Any) -> None:
     """What a worker says to a step's orders, if there are any: all done."""
     from ..hooks.tiers.jobs import JobDone, TierAnswer
-    from ..hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata
+    from ..hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
     if isinstance(metadata, TierMetadata):
         done = tuple(JobDone(job.id, frozenset(), 0.001, 1) for job in metadata.work.jobs)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..advisor.replay.fast.lru import lru_hits
-from ..advisor.replay.lab.arms import BY_DEFAULT, Settings, arm_names, graph_policies
-from ..advisor.replay.lab.hit_table import hit_table
-from ..advisor.replay.traces.reader import load_trace
-from ..advisor.replay.traces.trace import Trace
+from ..advisor.replay.arms import BY_DEFAULT, Settings, arm_names, graph_policies
+from ..advisor.replay.fast import lru_hits
+from ..advisor.replay.reader import load_trace
+from ..advisor.replay.tables import hit_table
+from ..advisor.replay.trace import Trace
 from .errors import BenchError
 from .figures import Figures
 from .graph.graph import timed

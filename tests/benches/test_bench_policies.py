@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay.closed.loop_arms import ClosedRow
-from kvgraph.advisor.replay.recordings.signals import Signals
-from kvgraph.advisor.replay.recordings.weka import Session, read_sessions
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.closed_arms import ClosedRow
+from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.recordings import Session, read_sessions
+from kvgraph.advisor.replay.trace import Trace
 from kvgraph.bench.errors import BenchError
 from kvgraph.bench.policies import policies
 from kvgraph.bench.policies.policies_cells import NONSENSE_ARM, Cell, Rates, hit_rate, play

@@ -36,7 +36,7 @@ from rich.console import Console
 
 BUSY = """
 import sys, threading, time
-from kvgraph.hooks.thread_name import shown
+from kvgraph.hooks.threads import shown
 def burn(seconds):
     end = time.thread_time() + seconds
     while time.thread_time() < end: pass

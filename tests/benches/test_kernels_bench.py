@@ -32,8 +32,7 @@ from kvgraph.bench.kernels.kernels_peers import (
 from kvgraph.bench.kernels.kernels_prefill import PrefillStack, StackShape
 from kvgraph.bench.kernels.kernels_summary import summary
 from kvgraph.kernels import ops
-from kvgraph.kernels.layout.addressed import Blocks, SlotMap
-from kvgraph.kernels.layout.layout import PagedKv, new_memory
+from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.name))
 

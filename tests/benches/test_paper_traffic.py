@@ -12,9 +12,8 @@ from kvgraph.bench.paper import paper_traffic
 from kvgraph.bench.paper.paper_model import WrongReadError
 from kvgraph.bench.paper.paper_traffic import episode, play
 from kvgraph.hooks.tiers.ledger import TierLedger
-from kvgraph.hooks.vllm.transfers import prefetcher, spiller
-from kvgraph.hooks.vllm.transfers.bridge import TierCacheBridge
-from kvgraph.hooks.vllm.transfers.promises import Promises
+from kvgraph.hooks.vllm.tiers import prefetcher, spiller
+from kvgraph.hooks.vllm.tiers.bridge import Promises, TierCacheBridge
 
 SECONDS = 30.0
 SEED = "KVGRAPH_SEED"  # plays that traffic again

@@ -17,7 +17,7 @@ from kvgraph.bench.selftest.kernel_checks import checks
 from kvgraph.bench.selftest.kernel_places import Emulated
 from kvgraph.hooks.doctor.gpu_check import check_gpu, check_kernel
 from kvgraph.kernels.backends import attention, emulation
-from kvgraph.kernels.errors import BuildError
+from kvgraph.kernels.tensors import BuildError
 from typer.testing import CliRunner
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -12,13 +12,10 @@ import kvgraph
 import pytest
 import torch
 from kvgraph.bench.confkv.small_models import FAMILIES, random_model
-from kvgraph.hooks.transformers import conf_attention
-from kvgraph.hooks.transformers.conf_budget import Replayed
-from kvgraph.hooks.transformers.conf_layer import ConfLayer
-from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
-from kvgraph.hooks.transformers.errors import UnsupportedError
-from kvgraph.hooks.transformers.logits_watch import LogitsWatch
-from kvgraph.hooks.transformers.token_ranker import AttentionAndRecency
+from kvgraph.hooks.confkv import attention
+from kvgraph.hooks.confkv.cache import LogitsWatch
+from kvgraph.hooks.confkv.layer import AttentionAndRecency, ConfLayer
+from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed, UnsupportedError
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -177,7 +174,7 @@ def test_a_long_second_prompt_is_read_in_pieces_and_reads_the_same(
     turns = [torch.randint(1, 97, (1, tokens), generator=generator) for tokens in (60, 150, 40)]
     read = []
     for at_once in (8, 1000):
-        monkeypatch.setattr(conf_attention, "AT_ONCE", at_once)
+        monkeypatch.setattr(attention, "AT_ONCE", at_once)
         cache = kvgraph.ConfKVCache(llama.config, TIGHT)
         with torch.no_grad():
             logits = [llama(turn, past_key_values=cache).logits for turn in turns]
@@ -337,7 +334,7 @@ def test_values_may_be_of_another_width_than_keys(int8: bool, width: int) -> Non
         before = layer.table.position[0].tolist() if layer.is_initialized else []
         with torch.no_grad():
             mask = torch.ones(1, 1, count, count, dtype=torch.bool).tril() if count > 1 else None
-            read, _ = conf_attention.conf_attention(
+            read, _ = attention.conf_attention(
                 module, query, *layer.update(key, value), attention_mask=mask
             )
         assert read.shape == (1, count, 4, width)

@@ -8,15 +8,14 @@ import kvgraph
 import pytest
 import torch
 from kvgraph.bench.confkv.small_models import random_model
-from kvgraph.hooks.transformers.conf_budget import Replayed, layer_shares
-from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
-from kvgraph.hooks.transformers.errors import SettingsError
-from kvgraph.hooks.transformers.slots.token_table import TokenTable
-from kvgraph.hooks.transformers.survivors import survivors
-from kvgraph.hooks.transformers.token_ranker import AttentionAndRecency
-from kvgraph.kernels.backends.attention import confidence
-from kvgraph.kernels.backends.confidence_score import confidence_score, score_of
-from kvgraph.kernels.backends.host_confidence import host_confidence
+from kvgraph.hooks.confkv.layer import AttentionAndRecency, TokenTable, survivors
+from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed, SettingsError, layer_shares
+from kvgraph.kernels.backends.attention import (
+    confidence,
+    confidence_score,
+    host_confidence,
+    score_of,
+)
 
 INF = float("inf")
 

@@ -27,8 +27,8 @@ from kvgraph.bench.teaching.pupils import PUPILS, make_model
 from kvgraph.bench.teaching.recall_exam import examine
 from kvgraph.bench.teaching.recall_language import ASK, FACT, FACT_TOKENS, make_quiz
 from kvgraph.bench.teaching.teach import teach
-from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
-from kvgraph.hooks.transformers.slots.mixed_store import Cells
+from kvgraph.hooks.confkv.settings import ConfKVSettings
+from kvgraph.hooks.confkv.stores import Cells
 
 SETTINGS = ConfKVSettings(low=24, high=48, window=8, slack=4, tau=0.05)
 

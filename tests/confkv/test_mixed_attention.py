@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 import torch
-from kvgraph.kernels.backends import mixed_native
-from kvgraph.kernels.backends.mixed_attention import Part, mixed_attention, observed_mass
-from kvgraph.kernels.maths.channel_quant import channel_scale, from_cells, rescaled, to_cells
+from kvgraph.kernels.backends import mixed
+from kvgraph.kernels.backends.mixed import Part, mixed_attention, observed_mass
+from kvgraph.kernels.quant import channel_scale, from_cells, rescaled, to_cells
 
 BATCH, HEADS, KV_HEADS, DIMS = 2, 6, 2, 16
 
@@ -108,11 +108,11 @@ def test_the_compiled_path_says_what_the_reference_says(dims: int, int8: bool) -
     parts = [old, Part(keys[:, :, 50:], values[:, :, 50:])]
     visible = drawn(BATCH, 1, 90, seed=4) > 0
     visible[1] = False  # this row sees nothing
-    assert mixed_native.serves(queries, parts)
+    assert mixed.serves(queries, parts)
     for seen in (visible, None):
         expected = mixed_attention(queries, parts, seen, dims**-0.5)
         for threads in (1, 2):
-            found = mixed_native.mixed_attention(queries, parts, seen, dims**-0.5, threads)
+            found = mixed.native_mixed_attention(queries, parts, seen, dims**-0.5, threads)
             torch.testing.assert_close(found.output, expected.output)
             torch.testing.assert_close(found.mass, expected.mass)
 
@@ -120,7 +120,7 @@ def test_the_compiled_path_says_what_the_reference_says(dims: int, int8: bool) -
 def test_what_the_compiled_path_cannot_read_goes_to_torch() -> None:
     keys = drawn(1, KV_HEADS, 9, DIMS, seed=2)
     one, two = drawn(1, HEADS, 1, DIMS, seed=1), drawn(1, HEADS, 2, DIMS, seed=1)
-    assert mixed_native.serves(one, [Part(keys, keys)])
-    assert not mixed_native.serves(two, [Part(keys, keys)])
-    assert not mixed_native.serves(one.half(), [Part(keys.half(), keys.half())])
-    assert not mixed_native.serves(one, [Part(keys.mT.contiguous().mT, keys)])
+    assert mixed.serves(one, [Part(keys, keys)])
+    assert not mixed.serves(two, [Part(keys, keys)])
+    assert not mixed.serves(one.half(), [Part(keys.half(), keys.half())])
+    assert not mixed.serves(one, [Part(keys.mT.contiguous().mT, keys)])

@@ -10,24 +10,22 @@ from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
-from kvgraph.dashboards.answers.caches import Caches
-from kvgraph.dashboards.answers.engine_views import Engines
-from kvgraph.dashboards.answers.evictions import Evictions, RankingView
-from kvgraph.dashboards.answers.graph_view import GraphView
-from kvgraph.dashboards.answers.misses import Misses, Requests
-from kvgraph.dashboards.answers.now import Now
-from kvgraph.dashboards.answers.sampled import Sampled
-from kvgraph.dashboards.answers.session_views import Sessions
-from kvgraph.dashboards.answers.what_if import Shadows, Weights
-from kvgraph.dashboards.api.stream import NewsStream
-from kvgraph.dashboards.app import create_app
-from kvgraph.dashboards.page_access import Access
-from kvgraph.dashboards.page_tokens import edit_token, page_address, page_token
+from kvgraph.advisor.page.caches import Caches
+from kvgraph.advisor.page.engines import Engines
+from kvgraph.advisor.page.evictions import Evictions, RankingView
+from kvgraph.advisor.page.graph import GraphView
+from kvgraph.advisor.page.misses import Misses, Requests
+from kvgraph.advisor.page.now import Now
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import NewsStream, PageBoard
+from kvgraph.advisor.page.sampled import Sampled
+from kvgraph.advisor.page.sessions import Sessions
+from kvgraph.advisor.page.what_if import Shadows, Weights
+from kvgraph.dashboards.access import Access, edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import EngineHello
+from kvgraph.graph.wire.events import EngineHello
+from page_app import create_app
 from pydantic import BaseModel
 from small_world import SIZE, World, board_of
 
@@ -184,7 +182,7 @@ def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
 def test_a_reader_resumes_where_it_was(
     monkeypatch: pytest.MonkeyPatch, last: str, ids: list[int], is_gap: bool
 ) -> None:
-    monkeypatch.setattr("kvgraph.dashboards.api.stream.RECENT", 3)
+    monkeypatch.setattr("kvgraph.advisor.page.routes.RECENT", 3)
     world = World()
     for key in range(1, 7):
         world.serve(key)
@@ -220,7 +218,7 @@ def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
 def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvgraph.dashboards.api.stream.BEAT_S", 0.01)
+    monkeypatch.setattr("kvgraph.advisor.page.routes.BEAT_S", 0.01)
     world = World()
     world.serve(1)
     slow = world.start(2, session="slow")
@@ -285,7 +283,7 @@ def data_of(frame: bytes) -> Any:
 
 
 def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgraph.dashboards.api.stream.BEAT_S", 0.01)
+    monkeypatch.setattr("kvgraph.advisor.page.routes.BEAT_S", 0.01)
     source = Source()
 
     async def read() -> list[bytes]:
@@ -307,7 +305,7 @@ def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_reader_is_told_of_the_history_what_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvgraph.dashboards.api.stream.BEAT_S", 0.01)
+    monkeypatch.setattr("kvgraph.advisor.page.routes.BEAT_S", 0.01)
     world = World()
     for key in range(1, 40):
         world.serve(key)

@@ -14,16 +14,14 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
-from kvgraph.advisor.page.logged.log_totals import log_totals
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
-from kvgraph.dashboards.app import create_app
-from kvgraph.dashboards.gate.timeouts import TimeoutProtocol
-from kvgraph.dashboards.server import HttpServer
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.page.status import log_totals
+from kvgraph.advisor.shadows.runner import ShadowRunner
+from kvgraph.dashboards.server import HttpServer, TimeoutProtocol
 from kvgraph.dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.events import (
     AdviceApplied,
     BlocksSpilled,
     BlocksStored,
@@ -34,6 +32,7 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     TierReport,
 )
+from page_app import create_app
 from prometheus_client.parser import text_string_to_metric_families
 
 BIG = (1 << 64) - 1

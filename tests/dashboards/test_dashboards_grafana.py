@@ -7,13 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from kvgraph.dashboards.admission_metrics import admission_metrics
-from kvgraph.dashboards.log_metrics import log_metrics
-from kvgraph.dashboards.metrics import SidecarCollector
+from kvgraph.dashboards.metrics import SidecarCollector, admission_metrics, log_metrics
 from kvgraph.dashboards.source import EngineStatus, LogTotals, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure
 from kvgraph.graph.ranking.policy import Ruling
+from kvgraph.graph.wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families

@@ -7,16 +7,15 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from kvgraph.advisor.page.engine_pages import engines_view
-from kvgraph.advisor.page.needs_attention import notices
-from kvgraph.advisor.page.now_view import now_view
-from kvgraph.advisor.reasons.guard_words import beside_lru, ranker
-from kvgraph.dashboards.answers.engine_views import EngineView
-from kvgraph.dashboards.answers.now import RoomView
+from kvgraph.advisor.page.attention import notices
+from kvgraph.advisor.page.engines import EngineView, engines_view
+from kvgraph.advisor.page.now import RoomView, now_view
+from kvgraph.advisor.words.words import beside_lru, ranker
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.advice import AdmissionAdvice
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.policy import Ruling
+from kvgraph.graph.wire.advice import AdmissionAdvice
+from kvgraph.graph.wire.events import (
     AdmissionReport,
     BlocksStored,
     EngineHello,
@@ -26,7 +25,6 @@ from kvgraph.graph.messages.events import (
     RequestReleased,
     RequestStarted,
 )
-from kvgraph.graph.ranking.policy import Ruling
 
 
 class Status:

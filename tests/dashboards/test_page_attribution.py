@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.advisor.page.logged.request_views import request_view
+from kvgraph.advisor.page.misses import request_view
 from kvgraph.bench.dashboard.attribution import PLANS, FleetPlan, play
 from kvgraph.bench.dashboard.raw_log_oracle import Line, RawLogOracle, Verdict
 from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import Reason
-from kvgraph.graph.messages.events import BlocksRemoved, BlocksStored
+from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of, unpack
 from paper import text
 

@@ -6,10 +6,10 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.graph.messages.events import BlocksResident, BlocksSpilled, CopiesDropped
-from kvgraph.graph.sessions.copy_log import LIMIT, CopyLog
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.graph.tables.sessions import LIMIT, CopyLog
 from kvgraph.graph.types import Tier
+from kvgraph.graph.wire.events import BlocksResident, BlocksSpilled, CopiesDropped
 from small_world import World, board_of, pack
 
 WARM, COLD = int(Tier.WARM), int(Tier.COLD)

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
-from kvgraph.dashboards.app import create_app
-from kvgraph.dashboards.page_files import PAGE, POLICY
+from kvgraph.dashboards.access import PAGE, POLICY
+from page_app import create_app
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 MOST_BYTES = 600_000  # of all files, compressed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvgraph.advisor.page.now_view import prefill_rate
+from kvgraph.advisor.page.now import prefill_rate
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import EngineHello, Pressure
 from kvgraph.graph.tables.tables import Tables
+from kvgraph.graph.wire.events import EngineHello, Pressure
 
 
 def tables_of(**rates: float) -> Tables:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.page.routes import PageBoard
 from kvgraph.graph.errors import GraphError
-from kvgraph.graph.messages.events import BlocksAttended, ConfidenceSampled, Segment
 from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.wire.events import BlocksAttended, ConfidenceSampled, Segment
 from small_world import SIZE, World, board_of, pack
 
 RULES = Segment(int(SourceLayer.RULES), 0, 2 * SIZE, name="house rules")

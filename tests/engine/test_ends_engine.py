@@ -11,8 +11,8 @@ import pytest
 from kvgraph.bench.meaning.call_texts import Call
 from kvgraph.bench.meaning.families import FAMILIES
 from kvgraph.bench.meaning.family_models import FamilyWriter, write_family
-from kvgraph.graph.messages.events import RequestFinished, RequestStarted, Segment
 from kvgraph.graph.types import Authority, SourceLayer
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted, Segment
 
 pytestmark = pytest.mark.engine
 HERMES = FAMILIES[0]

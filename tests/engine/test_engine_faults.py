@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hall import Clock, Hall
 from kvgraph.bench.paper.paper_engine import Shape, request_maker
-from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.tiers.jobs import Spill

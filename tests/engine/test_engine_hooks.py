@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.graph.messages.advice import RankingMessage
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.advice import RankingMessage
+from kvgraph.graph.wire.events import (
     AdviceApplied,
     BlocksRemoved,
     BlocksStored,
@@ -37,7 +37,7 @@ def test_off_loads_nothing_of_ours(stock: Any) -> None:
     assert stock.result["connector"] == "NoneType"
     # vLLM imports the plugin to ask it; it imports no more than its own settings.
     assert [m for m in stock.result["modules"] if not m.startswith("kvgraph.hooks")] == []
-    assert "kvgraph.hooks.client" not in stock.result["modules"]
+    assert "kvgraph.hooks.link.client" not in stock.result["modules"]
     assert stock.lines("kvgraph: ") == []
 
 

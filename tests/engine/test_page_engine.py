@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.config.config import Config
-from kvgraph.advisor.page_cli import why_sentence
+from kvgraph.advisor.page.misses import RequestsAsked, RequestView
 from kvgraph.advisor.service import Service
-from kvgraph.dashboards.answers.misses import RequestsAsked, RequestView
-from kvgraph.graph.logs.evictions.eviction_log import EvictionLog
-from kvgraph.graph.messages.events import AnyEvent, BlocksStored, EngineHello, RequestStarted
-from kvgraph.graph.tables.identity import salt_of
+from kvgraph.advisor.tools.terminal import why_sentence
+from kvgraph.graph.logs.evictions import EvictionLog
+from kvgraph.graph.tables.blocks import salt_of
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.events import AnyEvent, BlocksStored, EngineHello, RequestStarted
 
 pytestmark = pytest.mark.engine
 REQUESTS = 36

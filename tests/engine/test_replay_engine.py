@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.replay.engine.instance import Instance
-from kvgraph.advisor.replay.engine.simulator import Load, simulate
-from kvgraph.advisor.replay.fast.lru import lru_hits
-from kvgraph.advisor.replay.orders.orders import LruOrder
-from kvgraph.advisor.replay.traces.reader import load_trace
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.simulator import Instance, Load, LruOrder, simulate
 
 pytestmark = pytest.mark.engine
 BLOCK, ANSWER, PARTIAL = 32, 4, 5

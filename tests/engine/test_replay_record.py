@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.replay.lab.arms import Settings, run_arm
-from kvgraph.advisor.replay.traces.reader import load_trace
+from kvgraph.advisor.replay.arms import Settings, run_arm
+from kvgraph.advisor.replay.reader import load_trace
 
 pytestmark = pytest.mark.engine
 POOL = 39  # of the 40 blocks of engine_run.py vLLM keeps one, the null block

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from kvgraph.advisor.replay.engine.instance import HostTier, Instance
-from kvgraph.advisor.replay.engine.simulator import simulate
-from kvgraph.advisor.replay.fleets.fleet_arms import (
+from kvgraph.advisor.replay.plan import FleetRouting
+from kvgraph.advisor.replay.simulator import HostTier, Instance, LruOrder, simulate
+from kvgraph.bench.lab.seed_workload import (
     ARMS,
+    SEED_FACTS,
     FleetArm,
     FleetSize,
     compare_arms,
     endless,
     run_fleet,
+    seed_workload,
+    workload_facts,
 )
-from kvgraph.advisor.replay.fleets.fleet_routing import FleetRouting
-from kvgraph.advisor.replay.fleets.workload_facts import SEED_FACTS, workload_facts
-from kvgraph.advisor.replay.orders.orders import LruOrder
-from kvgraph.advisor.replay.workloads.seed_workload import seed_workload
 from made_trace import chat_trace
 
 

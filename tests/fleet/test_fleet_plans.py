@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.replay.errors import ReplayError
-from kvgraph.advisor.replay.fleets.fleet_plans import (
+from kvgraph.advisor.replay.plan import (
     Plan,
     PlanTerms,
     cheapest,
     compare_plans,
+    plan,
     plans_of,
     waits,
 )
-from kvgraph.advisor.replay.fleets.plan_cli import plan
-from kvgraph.advisor.replay.traces.reader import load_trace
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.trace import ReplayError
 from made_trace import chat_trace
 
 

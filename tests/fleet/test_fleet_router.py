@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kvgraph.advisor.fleet.engine_board import EngineBoard, Speed
-from kvgraph.advisor.fleet.fleet_router import (
+from kvgraph.advisor.fleet.board import EngineBoard, Speed
+from kvgraph.advisor.fleet.router import (
     FleetRouter,
     Holdings,
     NoEngineError,
@@ -199,7 +199,7 @@ def test_live_kv_counts_until_a_session_is_idle_for_long_ends_or_moves() -> None
 
 
 def test_sessions_that_are_remembered_are_bounded_the_longest_idle_go_first() -> None:
-    from kvgraph.advisor.fleet.homes import Homes
+    from kvgraph.advisor.fleet.router import Homes
 
     board = EngineBoard()
     board.add("#0")

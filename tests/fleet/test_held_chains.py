@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.stats import held_chains, shared_chains
+from kvgraph.graph.types import NO_ROW, Tier
+from kvgraph.graph.wire.events import (
     BlocksRemoved,
     BlocksSpilled,
     BlocksStored,
@@ -17,8 +19,6 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.queries.held_chains import held_chains, shared_chains
-from kvgraph.graph.types import NO_ROW, Tier
 
 SIZE = 16
 CHAIN = list(range(1, 9))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from kvgraph.advisor.fleet.pool_shadows import Link, PoolShadows
-from kvgraph.advisor.replay.engine.instance import Instance
-from kvgraph.advisor.replay.orders.orders import LruOrder
+from kvgraph.advisor.fleet.pools import Link, PoolShadows
+from kvgraph.advisor.replay.simulator import Instance, LruOrder
 
 SIZE = 16
 POOL = 40  # blocks

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvgraph.advisor.fleet.pool_shadows import PoolShadows
-from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engine_in, engines_in
-from kvgraph.advisor.fleet.turns.last_prompts import LastPrompts
-from kvgraph.advisor.fleet.turns.prompt_chains import MOST_LINKS, PIECE, PromptReader
+from kvgraph.advisor.fleet.pools import PoolShadows
+from kvgraph.advisor.fleet.prompts import MOST_LINKS, PIECE, LastPrompts, PromptReader
+from kvgraph.advisor.fleet.upstream import Listed, checked, engine_in, engines_in
 from kvgraph.graph.errors import ConfigError
 
 SCOPE = b"scope"

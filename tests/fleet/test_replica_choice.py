@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from kvgraph.advisor.fleet.engine_board import Speed
-from kvgraph.advisor.fleet.ray_serve.replica_choice import ReplicaChoice
+from kvgraph.advisor.fleet.board import Speed
+from kvgraph.advisor.fleet.replica_choice import ReplicaChoice
 
 REPLICAS = ["a", "b", "c"]
 

@@ -11,18 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.fleet.fleet_router import Holdings
-from kvgraph.advisor.fleet.proxy.sidecar_list import sidecars_with
-from kvgraph.advisor.fleet.residency import residency_view
-from kvgraph.advisor.fleet.residency.residency_view import TIMEOUT_S, ResidencyView
-from kvgraph.advisor.remote import TOKEN_VARIABLE
+from kvgraph.advisor.fleet import residency
+from kvgraph.advisor.fleet.command import sidecars_with
+from kvgraph.advisor.fleet.residency import TIMEOUT_S, ResidencyView
+from kvgraph.advisor.fleet.router import Holdings
+from kvgraph.advisor.tools.remote import TOKEN_VARIABLE
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.ipc.runtime import (
-    RunningSidecar,
-    RuntimeNote,
-    running_sidecars,
-    runtime_dir,
-)
+from kvgraph.graph.wire.endpoints import RunningSidecar, RuntimeNote, running_sidecars, runtime_dir
 
 
 def session(
@@ -251,7 +246,7 @@ BAD_ANSWERS = {
 def test_an_answer_that_is_no_sidecars_ends_no_watch(
     bad: bytes, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residency_view, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(residency, "INTERVAL_S", 0.01)
     sidecar = Sidecar(session("s", "host:1", 4))
     good = sidecar.sessions, sidecar.status
 
@@ -286,7 +281,7 @@ def test_an_answer_that_is_no_sidecars_ends_no_watch(
 def test_a_round_that_fails_is_counted_and_followed_by_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(residency_view, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(residency, "INTERVAL_S", 0.01)
 
     def fails() -> list[RunningSidecar]:
         raise RuntimeError("ours")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.fleet.fleet_router import Holdings
-from kvgraph.advisor.fleet.proxy.sidecar_list import sidecars_with
-from kvgraph.advisor.fleet.residency.residency_view import ResidencyView
-from kvgraph.advisor.remote import TOKEN_VARIABLE
+from kvgraph.advisor.fleet.command import sidecars_with
+from kvgraph.advisor.fleet.residency import ResidencyView
+from kvgraph.advisor.fleet.router import Holdings
+from kvgraph.advisor.tools.remote import TOKEN_VARIABLE
 from page_sidecar import TOKEN, PageSidecar
 
 ELSEWHERE = "agent-01"

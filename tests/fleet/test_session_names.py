@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from kvgraph.advisor.fleet.turns.callers import FIELDS, HARNESSES, Callers, Headers
+from kvgraph.advisor.fleet.callers import FIELDS, HARNESSES, Callers, Headers
 
 TEXT = "Read the file and fix the failing test, please. " * 40
 SYSTEM = "You are a coding agent. Follow the rules of the house, and say what you did. " * 20

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from kvgraph.graph.ingest.chains import ChainLinker
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import EdgeType, SessionState, SourceLayer
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
@@ -15,8 +17,6 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import EdgeType, SessionState, SourceLayer
 
 SIZE = 16
 

@@ -9,7 +9,10 @@ import pytest
 from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.blocks import Selection
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import EdgeType, as_keys
+from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksRemoved,
     BlocksSpilled,
@@ -18,9 +21,6 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import EdgeType, as_keys
 
 TEMPORAL = EdgeType.TEMPORAL
 

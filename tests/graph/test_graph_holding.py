@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from kvgraph.graph.messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
-from kvgraph.graph.messages.events import HOLD_ENDS
-from kvgraph.graph.waiting.holding_rule import HoldingBounds, HoldingRule, new_context_blocks
-from kvgraph.graph.waiting.release_order import Held
-from kvgraph.graph.waiting.room_left import RoomLedger
+from kvgraph.graph.admission import HoldingBounds, HoldingRule, RoomLedger, new_context_blocks
+from kvgraph.graph.release_order import Held
+from kvgraph.graph.wire.advice import HOLD_PATIENCE_S, AdmissionAdvice
+from kvgraph.graph.wire.events import HOLD_ENDS
 
 POOL, MOST_S = 1000, 100.0
 

@@ -9,7 +9,8 @@ import pytest
 from kvgraph.graph import snapshot
 from kvgraph.graph.export import to_networkx
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.types import NO_ROW, Tier
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksAttended,
     BlocksEmbedded,
@@ -24,7 +25,6 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.types import NO_ROW, Tier
 
 SIZE = 16
 KEYS = (11, 12, 13)

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay.recordings.fleet import lay_over_users
-from kvgraph.advisor.replay.recordings.signals import Signals
-from kvgraph.advisor.replay.recordings.traffic import trace_lines, write_trace
-from kvgraph.advisor.replay.recordings.weka import read_sessions
-from kvgraph.advisor.replay.traces.inferred_sessions import infer_sessions
-from kvgraph.advisor.replay.traces.reader import load_trace
+from kvgraph.advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
+from kvgraph.advisor.replay.reader import infer_sessions, load_trace
+from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.bench.recorded.agents_fleet import SESSIONS
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import RequestFinished, RequestStarted
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 
 SIZE = 16
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.types import EDGE_NAMES, NO_ROW, PROTECTED_LAYERS, BlockFlag, Tier
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksCleared,
     BlocksLoaded,
@@ -23,13 +24,6 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
     SessionSignal,
-)
-from kvgraph.graph.types import (
-    EDGE_NAMES,
-    NO_ROW,
-    PROTECTED_LAYERS,
-    BlockFlag,
-    Tier,
 )
 from naive_graph import SIZE, NaiveGraph
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted
-from kvgraph.graph.sessions.quiet_rows import QuietRows
-from kvgraph.graph.sessions.sessions import SessionTable
+from kvgraph.graph.tables.sessions import QuietRows, SessionTable
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import NO_ROW
+from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted
 
 SESSIONS = 1_024  # four are chosen at a time
 

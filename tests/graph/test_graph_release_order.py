@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from kvgraph.graph.waiting.release_order import _MOST_TENANTS, Held, HoldingOrder
+from kvgraph.graph.release_order import _MOST_TENANTS, Held, HoldingOrder
 
 
 def order_of(known: str) -> HoldingOrder:

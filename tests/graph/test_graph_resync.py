@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvgraph.advisor.admission.demand import LIVE_S, demand
+from kvgraph.advisor.admission import LIVE_S, demand
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import SessionState
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksResident,
     EngineHello,
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import SessionState
 
 SIZE, CONTEXT = 16, 50
 

@@ -18,14 +18,14 @@ from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.export import to_networkx, write_graphml
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.wire.events import (
     BlocksEmbedded,
     BlocksRemoved,
     BlocksStored,
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.tables.tables import GraphLimits
 
 
 def pack(*keys: int) -> bytes:

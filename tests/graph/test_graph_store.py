@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvgraph.graph.columns.columns import Columns, column
-from kvgraph.graph.columns.hash_index import HashIndex
-from kvgraph.graph.columns.row_pool import RowPool
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.columns import Columns, RowPool, column
+from kvgraph.graph.tables.hash_index import HashIndex
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import MAX_ENGINES, NO_ROW, Rows
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksAttended,
     BlocksEmbedded,
@@ -26,8 +27,6 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import MAX_ENGINES, NO_ROW, Rows
 
 
 def pack(*keys: int) -> bytes:

@@ -9,14 +9,9 @@ import pytest
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.graph import snapshot
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
-    BlocksStored,
-    RequestFinished,
-    RequestStarted,
-    SessionSignal,
-)
-from kvgraph.graph.sessions.tools import A_TENANTS_TOOLS, MOST_TOOLS, ToolBook
+from kvgraph.graph.tables.returns import A_TENANTS_TOOLS, MOST_TOOLS, ToolBook
 from kvgraph.graph.types import NO_ROW
+from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted, SessionSignal
 
 SIZE = 16
 

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 from kvgraph.graph.errors import VersionError, WireError
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import AdmissionMessage, RankingMessage, ResyncRequest
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire import frames as wire
+from kvgraph.graph.wire.advice import AdmissionMessage, RankingMessage, ResyncRequest
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksSpilled,
@@ -24,7 +24,7 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.messages.kv_events import KvEventDecoder
+from kvgraph.graph.wire.kv_events import KvEventDecoder
 
 EVENTS = [
     EngineHello("host:1", "llama", 16, 100, "vllm 0.32.0", hashing="sha256 5be0cd19"),

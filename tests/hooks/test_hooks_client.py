@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from kvgraph.graph.ipc.wake import Wake
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import (
+from kvgraph.graph.wire import frames as wire
+from kvgraph.graph.wire.advice import (
     EvictionRanking,
     RankingMessage,
     Refused,
     ResyncRequest,
     StillValid,
 )
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.endpoints import Wake
+from kvgraph.graph.wire.events import (
     AdviceApplied,
     AnyEvent,
     BlocksCleared,
@@ -36,8 +36,8 @@ from kvgraph.graph.messages.events import (
     RequestHeld,
     RequestReleased,
 )
-from kvgraph.graph.messages.wire import HEADER
-from kvgraph.hooks.client import AdvisorClient, ClientOptions
+from kvgraph.graph.wire.frames import HEADER
+from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.graph.messages.advice import ResyncRequest
+from kvgraph.graph.wire.advice import ResyncRequest
 from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.doctor.environment import (
     check_admission,
     check_ends,
     check_hints,
     check_layers,
+    check_recall,
     check_sampling,
     check_store,
     check_tiers,
 )
-from kvgraph.hooks.doctor.recall_check import check_recall
 from kvgraph.hooks.recall.gate import Calibration, calibration_file, save
-from kvgraph.hooks.vllm.hints.hint_policy import hint_policy
+from kvgraph.hooks.requests.hints import hint_policy
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -6,8 +6,8 @@ import struct
 from typing import Any
 
 import pytest
-from kvgraph.graph.messages.advice import RankingMessage
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.advice import RankingMessage
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
@@ -15,8 +15,8 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.hooks.client import ClientOptions
 from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 
 OPTIONS = ClientOptions(tick_s=0.01, heartbeat_s=0.05)
 

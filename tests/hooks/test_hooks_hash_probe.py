@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph.graph.messages.block_hashing import BlockHashing, disagreements, hashing_of
-from kvgraph.hooks.doctor import hashing_check
-from kvgraph.hooks.vllm.pool.hash_probe import block_hashing
+from kvgraph.graph.wire.events import BlockHashing, disagreements, hashing_of
+from kvgraph.hooks.doctor import command
+from kvgraph.hooks.vllm.groups import block_hashing
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ALGORITHMS = ("sha256", "sha256_cbor")
@@ -125,11 +125,11 @@ def test_engines_of_one_model_that_disagree_are_named() -> None:
 
 
 def test_the_doctor_asks_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing_check, "running_sidecars", lambda: [0, 1])
+    monkeypatch.setattr(command, "running_sidecars", lambda: [0, 1])
     for kinds, ok, warns in ((["", ""], None, False), (["a", "a"], True, False),
                              (["a", "b"], True, True)):  # fmt: skip
         words = iter(told(*kinds))
-        monkeypatch.setattr(hashing_check, "told_by", lambda sidecar, each=words: [next(each)])
-        check = hashing_check.check_hashing()
+        monkeypatch.setattr(command, "told_by", lambda sidecar, each=words: [next(each)])
+        check = command.check_hashing()
         assert check.ok is ok
         assert ("PYTHONHASHSEED" in check.remedy) is warns

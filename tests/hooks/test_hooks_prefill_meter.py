@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.graph.messages.events import Pressure
-from kvgraph.hooks.vllm.observe.prefill_meter import PrefillMeter
+from kvgraph.graph.wire.events import Pressure
+from kvgraph.hooks.vllm.meters import PrefillMeter
 
 
 def played(steps: list[tuple[int, float, str]], behind: int = 0) -> float:

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import AdmissionMessage, Refused
-from kvgraph.graph.messages.events import AnyEvent, EngineHello
-from kvgraph.hooks.client import AdvisorClient
+from kvgraph.graph.wire import frames
+from kvgraph.graph.wire.advice import AdmissionMessage, Refused
+from kvgraph.graph.wire.events import AnyEvent, EngineHello
+from kvgraph.hooks.link.client import AdvisorClient
 
 
 class Engine:
@@ -47,7 +47,7 @@ def client(clock: Clock) -> AdvisorClient:
 
 
 def tell(client: AdvisorClient, message: Any) -> None:
-    client.take_advice(wire.encode_advice(1, message))
+    client.take_advice(frames.encode_advice(1, message))
 
 
 def test_it_is_dated_and_goes_stale(client: AdvisorClient, clock: Clock) -> None:

@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from kvgraph.hooks.sidecar import MAX_STARTS_PER_MINUTE, SidecarChild, serve_command
-from kvgraph.hooks.socket_directory import SocketDirectory
+from kvgraph.hooks.sidecar import (
+    MAX_STARTS_PER_MINUTE,
+    SidecarChild,
+    SocketDirectory,
+    serve_command,
+)
 
 LIVES = """
 import json, time
@@ -119,7 +123,7 @@ def test_a_killed_engines_directory_is_removed_by_the_next(
     code = (
         "import os, signal, tempfile\n"
         f"tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from kvgraph.hooks.socket_directory import SocketDirectory\n"
+        "from kvgraph.hooks.sidecar import SocketDirectory\n"
         "(SocketDirectory().path / 'kvgraph.sock').touch()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

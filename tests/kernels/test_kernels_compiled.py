@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.kernels.compilers.compiled import CACHE_ENV, compiled
-from kvgraph.kernels.errors import BuildError
+from kvgraph.kernels.compilers import CACHE_ENV, compiled
+from kvgraph.kernels.tensors import BuildError
 
 
 @pytest.fixture(autouse=True)

@@ -15,15 +15,22 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.kernels import ops
+from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.backends import attention, reference
-from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.gpu.method import COPY_ENGINE, COPY_METHODS, SPLICE_METHODS
 from kvgraph.kernels.gpu.streams import TransferStream, mark
-from kvgraph.kernels.layout.addressed import Blocks, SlotMap
-from kvgraph.kernels.layout.block_runs import block_runs
-from kvgraph.kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
-from kvgraph.kernels.maths.rope import Pairing, Rope
-from kvgraph.kernels.store.arena import Arena
+from kvgraph.kernels.layout import (
+    GPU_LAYOUTS,
+    Blocks,
+    KvLayout,
+    PagedKv,
+    SlotMap,
+    gpu_layout,
+    new_memory,
+)
+from kvgraph.kernels.rope import Pairing, Rope
+from kvgraph.kernels.runs import block_runs
+from kvgraph.kernels.tensors import LayoutError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128))

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from kvgraph.kernels import layout as lay
+from kvgraph.kernels import layout_engines
+from kvgraph.kernels import runs as block_runs
 from kvgraph.kernels.backends import reference
 from kvgraph.kernels.backends.reference import read_plane
-from kvgraph.kernels.errors import LayoutError
-from kvgraph.kernels.layout import block_runs, engines
-from kvgraph.kernels.layout import layout as lay
-from kvgraph.kernels.layout.addressed import Blocks
+from kvgraph.kernels.layout import Blocks
+from kvgraph.kernels.tensors import LayoutError
 
 LAYERS, BLOCKS, HEADS = 3, 5, 2
 
@@ -52,7 +53,7 @@ def test_cpu_layouts_read_what_the_engines_own_op_wrote(
             pytest.skip("vLLM's build for CPUs without AVX-512 has no AMX path")
         raise
 
-    layout = engines.cpu_layout(isa, 1, BLOCKS, HEADS, tokens, head_dim, dtype)
+    layout = layout_engines.cpu_layout(isa, 1, BLOCKS, HEADS, tokens, head_dim, dtype)
     kv = lay.PagedKv(cache.view(-1), layout)
     assert torch.equal(read_plane(kv, layout.key, 0, slots).to(dtype), key)
     assert torch.equal(read_plane(kv, layout.value, 0, slots).to(dtype), value)
@@ -76,7 +77,7 @@ def test_gpu_layouts_match_the_engines_views(vllm_loaded: None, order: str, kind
             strict=True,
         ):
             assert extent == 1 or stride == mine
-    described = engines.from_views(views, mla=kind == "mla").layout
+    described = layout_engines.from_views(views, mla=kind == "mla").layout
     assert (
         described.elements
         == layout.elements
@@ -138,7 +139,7 @@ def test_blocks_that_attention_takes_in_parts_are_described_whole(
     for number in range(BLOCKS):
         left = []
         for views, tokens in ((parts, 32), (whole, None)):
-            kv = engines.from_views(views, mla=kind == "mla", tokens=tokens)
+            kv = layout_engines.from_views(views, mla=kind == "mla", tokens=tokens)
             words = kv.memory.view(torch.int32)
             words.copy_(torch.arange(len(words)))
             record = lay.new_memory(kv.layout.record(1))
@@ -146,8 +147,8 @@ def test_blocks_that_attention_takes_in_parts_are_described_whole(
             left.append(set(record.memory.view(torch.int32).tolist()))
             assert kv.layout.block_bytes == record.memory.nbytes == 4 * len(left[-1])
         assert left[0] == left[1]
-    assert engines.from_views(whole, mla=kind == "mla", tokens=32).layout == (
-        engines.from_views(whole, mla=kind == "mla").layout
+    assert layout_engines.from_views(whole, mla=kind == "mla", tokens=32).layout == (
+        layout_engines.from_views(whole, mla=kind == "mla").layout
     )
 
 
@@ -155,9 +156,9 @@ def test_parts_that_do_not_adjoin_are_refused() -> None:
     views = list(torch.zeros(2, 6, 2, 16, 64).unbind(0))
     for wrong, tokens in ((views, 24), ([view[::2] for view in views], 32), (views, 8)):
         with pytest.raises(LayoutError, match="do not adjoin"):
-            engines.from_views(wrong, tokens=tokens)
+            layout_engines.from_views(wrong, tokens=tokens)
     with pytest.raises(LayoutError, match="blocks of 32 tokens in a cache of 5 parts of 16"):
-        engines.from_views([view[:5] for view in views], tokens=32)
+        layout_engines.from_views([view[:5] for view in views], tokens=32)
 
 
 def layouts() -> list[lay.KvLayout]:
@@ -165,7 +166,7 @@ def layouts() -> list[lay.KvLayout]:
     made = [lay.gpu_layout(order, *sizes, 16, 64) for order in lay.GPU_LAYOUTS]
     made += [lay.gpu_layout(order, *sizes, 16, 64, dtype=torch.int8) for order in lay.GPU_LAYOUTS]
     made += [lay.gpu_layout("BLNHC", LAYERS, BLOCKS, 1, 16, 576, 0)]
-    made += [engines.cpu_layout(isa, *sizes, 32, 64) for isa in engines.CPU_ISAS]
+    made += [layout_engines.cpu_layout(isa, *sizes, 32, 64) for isa in layout_engines.CPU_ISAS]
     return made
 
 
@@ -204,9 +205,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(LayoutError, match=r"NBLHC.*LBNHC"):
         lay.gpu_layout("NBLHC", 1, 1, 1, 16, 64)
     with pytest.raises(LayoutError, match=r"neon.*vec16"):
-        engines.cpu_layout("neon", 1, 1, 1, 32, 64)
+        layout_engines.cpu_layout("neon", 1, 1, 1, 32, 64)
     with pytest.raises(LayoutError, match="multiples of 32"):
-        engines.cpu_layout("amx", 1, 1, 1, 16, 64)
+        layout_engines.cpu_layout("amx", 1, 1, 1, 16, 64)
     with pytest.raises(LayoutError, match="float64"):
         lay.gpu_layout("LBNHC", 1, 1, 1, 16, 64, dtype=torch.float64)
     with pytest.raises(LayoutError, match="heads"):
@@ -214,4 +215,4 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
             lay.gpu_layout("LBNHC", 1, 4, 2, 16, 64), lay.gpu_layout("LBNHC", 1, 4, 4, 16, 64)
         )
     with pytest.raises(LayoutError, match="evenly spaced"):
-        engines.from_views([torch.zeros(2, 1, 16, 8), torch.zeros(2, 1, 16, 8)])
+        layout_engines.from_views([torch.zeros(2, 1, 16, 8), torch.zeros(2, 1, 16, 8)])

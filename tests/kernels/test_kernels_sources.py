@@ -7,22 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from kvgraph.kernels import compilers
 from kvgraph.kernels.backends import native
 from kvgraph.kernels.backends.native import CopyArgs, LayoutArgs, MoveArgs, PlaneArgs, RopeArgs
-from kvgraph.kernels.compilers import nvrtc
-from kvgraph.kernels.compilers.nvrtc import ARCHITECTURES, SOURCES, compile_kernel
-from kvgraph.kernels.errors import BuildError
-from kvgraph.kernels.gpu.arguments import (
+from kvgraph.kernels.compilers import ARCHITECTURES, SOURCES, compile_kernel
+from kvgraph.kernels.gpu.calls import (
+    COMMON_DEFINES,
     ConfidenceArguments,
     CopyArguments,
     MassArguments,
     MoveArguments,
+    attention_mass_call,
+    confidence_call,
+    move_call,
 )
-from kvgraph.kernels.gpu.calls import attention_mass_call, confidence_call, move_call
-from kvgraph.kernels.gpu.macros import COMMON_DEFINES
-from kvgraph.kernels.layout.addressed import SlotMap
-from kvgraph.kernels.layout.layout import gpu_layout, new_memory
-from kvgraph.kernels.maths.rope import Pairing, Rope
+from kvgraph.kernels.layout import SlotMap, gpu_layout, new_memory
+from kvgraph.kernels.rope import Pairing, Rope
+from kvgraph.kernels.tensors import BuildError
 
 
 def moved(source: Any, target: Any, rope: Rope) -> tuple[str, tuple[str, ...]]:
@@ -77,7 +78,7 @@ def test_another_compiler_compiles_anew(tmp_path: Any, monkeypatch: Any) -> None
     """A driver may refuse what the one before made: it must not be found again."""
     monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
     compile_kernel("kv_copy", ("BYTES=4", *COMMON_DEFINES), "sm_90")
-    monkeypatch.setattr(nvrtc, "compiler_cuda", lambda: "12.9")
+    monkeypatch.setattr(compilers, "compiler_cuda", lambda: "12.9")
     compile_kernel("kv_copy", ("BYTES=4", *COMMON_DEFINES), "sm_90")
     assert len(list(tmp_path.glob("*.cubin"))) == 2
 

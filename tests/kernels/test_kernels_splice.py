@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.kernels.backends import reference
-from kvgraph.kernels.layout.addressed import SlotMap
-from kvgraph.kernels.layout.engines import cpu_layout, from_views
-from kvgraph.kernels.layout.layout import KvLayout, PagedKv, gpu_layout, new_memory
-from kvgraph.kernels.maths.quant import dequantize, quantize
-from kvgraph.kernels.maths.rope import Pairing, Rope, rope_from_config
+from kvgraph.kernels.layout import KvLayout, PagedKv, SlotMap, gpu_layout, new_memory
+from kvgraph.kernels.layout_engines import cpu_layout, from_views
+from kvgraph.kernels.quant import dequantize, quantize
+from kvgraph.kernels.rope import Pairing, Rope, rope_from_config
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 BLOCK = 32

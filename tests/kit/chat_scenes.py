@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph.bench.memory.chat_engine import Remembering, remembering
 
 Scene = Callable[[Remembering], Awaitable[None]]

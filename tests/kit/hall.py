@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from kvgraph.graph.messages.advice import AdmissionAdvice
-from kvgraph.graph.messages.events import RequestReleased
-from kvgraph.hooks.vllm.holding.holding_queue import HoldingQueue
-from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler
+from kvgraph.graph.wire.advice import AdmissionAdvice
+from kvgraph.graph.wire.events import RequestReleased
+from kvgraph.hooks.vllm.holding.queue import HoldingQueue
+from kvgraph.hooks.vllm.patches import bind_scheduler
 from paper import text
 
 STEP_S = 0.01  # what a step takes by the test's clock

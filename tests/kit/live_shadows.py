@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvgraph.advisor.replay.fast.lru import lru_hits
-from kvgraph.advisor.replay.traces.trace import Trace
-from kvgraph.advisor.replay.traces.trace_events import TraceEvents
-from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
-from kvgraph.advisor.shadows.shadow_set import ShadowSet
+from kvgraph.advisor.replay.events import TraceEvents
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.trace import Trace
+from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import EngineHello
 from kvgraph.graph.ranking.policy import Policy, Referee
+from kvgraph.graph.wire.events import EngineHello
 
 
 class Live:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from kvgraph.advisor.replay.traces.inferred_sessions import infer_sessions
-from kvgraph.advisor.replay.traces.trace import Trace, last_turns
+from kvgraph.advisor.replay.reader import infer_sessions
+from kvgraph.advisor.replay.trace import Trace, last_turns
 
 SEED = 20_261_121
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from kvgraph.advisor.replay.traces.reader import load_trace
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.trace import Trace
 
 Request = tuple[float, int, int, int]  # seconds, session, blocks, answer tokens
 Maker = Callable[[np.random.Generator], Iterator[Request]]

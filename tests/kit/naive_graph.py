@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.types import DEFAULT_IMPORTANCE, SessionState, SourceLayer, Tier
+from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksCleared,
     BlocksLoaded,
@@ -21,7 +22,6 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     SessionSignal,
 )
-from kvgraph.graph.types import DEFAULT_IMPORTANCE, SessionState, SourceLayer, Tier
 
 SIZE = 16
 

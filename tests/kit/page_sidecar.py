@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.remote import EditEndpoint
-from kvgraph.dashboards.page_tokens import page_address
-from kvgraph.graph.messages.events import BlocksAttended, ConfidenceSampled, Segment
+from kvgraph.advisor.tools.remote import EditEndpoint
+from kvgraph.dashboards.access import page_address
 from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.wire.events import BlocksAttended, ConfidenceSampled, Segment
 from kvgraph.hooks.fake import FakeEngine
 from small_world import pack
 

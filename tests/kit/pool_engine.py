@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 from kvgraph.bench.hotpath import BLOCK_SIZE, new_pool, request_maker, surroundings
-from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
-from kvgraph.hooks.tiers.budget import TierSettings
+from kvgraph.hooks.settings import TierSettings
 from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import (
     Job,

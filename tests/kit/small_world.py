@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.replay.traces.raw_log import RawLog
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.replay.recorder import RawLog
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions.score_terms import TermsThen
+from kvgraph.graph.logs.evictions import TermsThen
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Reason
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
@@ -24,7 +25,6 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.types import as_keys
 
 SIZE = 16
 BEGIN = 1000.0

@@ -18,8 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvgraph.hooks.reliance.fit import VALUE, Need, Shape
-from kvgraph.hooks.reliance.relied_on import RELIED_ON
+from kvgraph.hooks.vllm.relied_on import RELIED_ON, VALUE, Need, Shape
 
 KEPT = Path(__file__).with_name("vllm_releases.json")
 Function = ast.FunctionDef | ast.AsyncFunctionDef

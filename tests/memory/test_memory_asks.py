@@ -15,15 +15,13 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from kvgraph.advisor.fleet.proxy.proxy_app import read_body, say
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.memory.chats.aboutness import EmbeddedSimilarity
-from kvgraph.advisor.memory.chats.chat_blocks import Block
-from kvgraph.advisor.memory.chats.chat_session import ChatSession
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
-from kvgraph.advisor.memory.chats.working_set import evict
-from kvgraph.advisor.memory.client_words import client_words
-from kvgraph.advisor.memory.token_counter import TokenCounter, about
+from kvgraph.advisor.fleet.app import read_body, say
+from kvgraph.advisor.fleet.upstream import Upstream
+from kvgraph.advisor.memory.attention import EmbeddedSimilarity
+from kvgraph.advisor.memory.chat import Block, ChatSession
+from kvgraph.advisor.memory.chooser import TokenCounter, about, evict
+from kvgraph.advisor.memory.requests import client_words
+from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph.bench.serving.listening import listening
 
 

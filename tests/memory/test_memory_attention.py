@@ -16,12 +16,12 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import Scene, play, user
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.proxy.proxy_app import say
-from kvgraph.advisor.memory import memory_server
-from kvgraph.advisor.memory.chats.block_scores import scores
-from kvgraph.advisor.memory.chats.chat_session import ChatSession
-from kvgraph.advisor.memory.chats.looked_at import LookedAt
-from kvgraph.advisor.memory.chats.memory_settings import LOOKS, MemorySettings
+from kvgraph.advisor.fleet.app import say
+from kvgraph.advisor.memory import command
+from kvgraph.advisor.memory.attention import LookedAt
+from kvgraph.advisor.memory.chat import ChatSession
+from kvgraph.advisor.memory.chooser import scores
+from kvgraph.advisor.memory.settings import LOOKS, MemorySettings
 from kvgraph.bench.memory.chat_engine import Remembering, remembering
 from kvgraph.bench.serving.listening import listening
 
@@ -261,7 +261,7 @@ def test_the_command_takes_a_sidecar(
     async def serve(*given: Any) -> None:
         served.append(given)
 
-    monkeypatch.setattr(memory_server, "serve_memory", serve)
+    monkeypatch.setattr(command, "serve_memory", serve)
     with pytest.raises(SystemExit) as ended:
         main(["memory", "http://127.0.0.1:1", "--budget", "1000", *options])
     assert not ended.value.code

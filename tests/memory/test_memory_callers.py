@@ -17,13 +17,12 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.proxy.upstream import BrokenAnswerError
-from kvgraph.advisor.memory import memory_cli, memory_server
-from kvgraph.advisor.memory.chat_turn import caller_salt
-from kvgraph.advisor.memory.chats.chat_blocks import Block
-from kvgraph.advisor.memory.chats.chat_session import ChatSession
-from kvgraph.advisor.memory.chats.chat_store import ChatStore
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, StoreSettings
+from kvgraph.advisor.fleet.upstream import BrokenAnswerError
+from kvgraph.advisor.memory import command
+from kvgraph.advisor.memory.chat import Block, ChatSession
+from kvgraph.advisor.memory.proxy import caller_salt
+from kvgraph.advisor.memory.settings import MemorySettings, Mode, StoreSettings
+from kvgraph.advisor.memory.store import ChatStore
 from kvgraph.bench.memory.chat_engine import Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
@@ -166,8 +165,8 @@ def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
 
 def test_salts_do_not_follow_from_keys_but_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[MemorySettings] = []
-    monkeypatch.setattr(memory_cli.asyncio, "run", lambda _: None)
-    monkeypatch.setattr(memory_server, "serve_memory", lambda _, by, *__: served.append(by))
+    monkeypatch.setattr(command.asyncio, "run", lambda _: None)
+    monkeypatch.setattr(command, "serve_memory", lambda _, by, *__: served.append(by))
 
     def salts(*words: str) -> str:
         with pytest.raises(SystemExit, match="0"):

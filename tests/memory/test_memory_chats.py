@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
-from kvgraph.advisor.memory.chats.chat_blocks import Block
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, StoreSettings
+from kvgraph.advisor.memory.chat import Block
+from kvgraph.advisor.memory.settings import MemorySettings, Mode, StoreSettings
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
 from kvgraph.graph.errors import ConfigError
 

@@ -17,8 +17,8 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+from kvgraph.advisor.fleet.upstream import Upstream
+from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering
 from kvgraph.bench.serving.listening import listening
 

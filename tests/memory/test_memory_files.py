@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("bm25s")
 
 from chat_scenes import user
-from kvgraph.advisor.memory.chats import chat_files
-from kvgraph.advisor.memory.chats.chat_files import ChatFiles
-from kvgraph.advisor.memory.chats.chat_session import ChatSession
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
+from kvgraph.advisor.memory import store
+from kvgraph.advisor.memory.chat import ChatSession
+from kvgraph.advisor.memory.settings import MemorySettings, StoreSettings
+from kvgraph.advisor.memory.store import ChatFiles
 from kvgraph.bench.memory.chat_engine import ChatEngine, remembering
 from kvgraph.graph.errors import ConfigError
 
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
 
             assert await says("one") == ["one"]
             with monkeypatch.context() as context:
-                context.setattr(chat_files.os, "replace", full)
+                context.setattr(store.os, "replace", full)
                 assert len(await says("two")) == 3
                 assert len(await says("three")) == 5
                 await says("other", "t")
@@ -219,7 +219,7 @@ def test_what_is_not_on_disk_leaves_memory_last(
 
             await says("one", "s")
             with monkeypatch.context() as context:
-                context.setattr(chat_files.os, "replace", full)
+                context.setattr(store.os, "replace", full)
                 await says("two", "s")
             for number in range(5):
                 await says(f"x{number} " + "y" * 1500, f"other{number}")

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.fleet.turns.callers import Body, Call
-from kvgraph.advisor.memory.chat_turn import OneByOne
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode
-from kvgraph.advisor.memory.client_words import client_words
-from kvgraph.advisor.memory.engine_asker import EngineAsker, Form, Prompt
+from kvgraph.advisor.fleet.callers import Body, Call
+from kvgraph.advisor.fleet.upstream import Upstream
+from kvgraph.advisor.memory.engine import EngineAsker, Form, Prompt
+from kvgraph.advisor.memory.proxy import OneByOne
+from kvgraph.advisor.memory.requests import client_words
+from kvgraph.advisor.memory.settings import MemorySettings, Mode
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
 from kvgraph.bench.serving.listening import listening
 

@@ -16,9 +16,9 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
-from kvgraph.advisor.memory.completion_reader import CompletionReader
+from kvgraph.advisor.fleet.upstream import Upstream
+from kvgraph.advisor.memory.engine import CompletionReader
+from kvgraph.advisor.memory.settings import MemorySettings, StoreSettings
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering
 
 SETTINGS = MemorySettings(budget=1000)

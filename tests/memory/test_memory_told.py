@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
-from kvgraph.advisor.memory.chats.breadcrumbs import breadcrumb
-from kvgraph.advisor.memory.chats.chat_session import ChatSession
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode
+from kvgraph.advisor.memory.chat import ChatSession
+from kvgraph.advisor.memory.chooser import breadcrumb
+from kvgraph.advisor.memory.settings import MemorySettings, Mode
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)

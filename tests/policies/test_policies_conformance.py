@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.registry import POLICIES, new_policy, set_weights
-from kvgraph.advisor.replay.engine.instance import Instance
-from kvgraph.advisor.replay.engine.simulator import simulate
-from kvgraph.advisor.replay.lab.arms import Settings, run_arm
-from kvgraph.advisor.replay.orders.graph_order import GraphOrder
+from kvgraph.advisor.replay.arms import Settings, run_arm
+from kvgraph.advisor.replay.graph_order import GraphOrder
+from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.policy import Policy, View, Weights
+from kvgraph.graph.ranking.rules import SCORE_BOUND
+from kvgraph.graph.types import NO_ROW, SourceLayer, Tier, as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksSpilled,
@@ -26,11 +28,6 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.policy import Policy
-from kvgraph.graph.ranking.profile import Weights
-from kvgraph.graph.ranking.rules import SCORE_BOUND
-from kvgraph.graph.ranking.view import View
-from kvgraph.graph.types import NO_ROW, SourceLayer, Tier, as_keys
 from made_traffic import made, recent
 
 SIZE = 16

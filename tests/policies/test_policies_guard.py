@@ -11,26 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
-from kvgraph.advisor.policies.falling_order import FallingOrder
 from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.lru_stack import LruStack
-from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow, Uses
-from kvgraph.advisor.replay.engine.instance import Instance
-from kvgraph.advisor.replay.engine.simulator import simulate
-from kvgraph.advisor.replay.lab.arms import Settings, run_arm
-from kvgraph.advisor.replay.orders.graph_order import GraphOrder
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.policies.shadow import FallingOrder, LruShadow, LruStack, RankedShadow, Uses
+from kvgraph.advisor.replay.arms import Settings, run_arm
+from kvgraph.advisor.replay.graph_order import GraphOrder
+from kvgraph.advisor.replay.simulator import Instance, simulate
+from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.policy import Scores, Terms, View
+from kvgraph.graph.tables.blocks import Selection
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksStored,
     EngineHello,
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.ranking.policy import Scores, Terms
-from kvgraph.graph.ranking.view import View
-from kvgraph.graph.tables.blocks import Selection
 from made_traffic import agents, made, recent
 
 SIZE = 16

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay.lab.arms import Settings, run_arm
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.arms import Settings, run_arm
+from kvgraph.advisor.replay.trace import Trace
 from made_traffic import Maker, agents, chats, made, recent, turned
 
 SIMPLE = ("lru", "lfu-history", "session-ttl")

@@ -7,23 +7,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
-from kvgraph.advisor.policies.drift import Drift
 from kvgraph.advisor.policies.hazard import AGES, OLDEST, Floats, ReturnModel, gittins
-from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.advisor.policies.returns import Returns
+from kvgraph.advisor.policies.lifecycle import Drift, LifecyclePolicy, Returns
 from kvgraph.advisor.policies.waits import FEATURES, fitted
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.policy import View, Weights
+from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.wire.events import (
     BlocksStored,
     RequestFinished,
     RequestStarted,
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.profile import Weights
-from kvgraph.graph.ranking.view import View
-from kvgraph.graph.types import SourceLayer
 
 SIZE = 16
 

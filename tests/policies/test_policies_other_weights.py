@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay.traces.trace import Trace
-from kvgraph.advisor.shadows.other_weights import OtherWeights
-from kvgraph.advisor.shadows.shadow_pools import OTHERWISE
-from kvgraph.advisor.shadows.shadow_views import shadows_view
-from kvgraph.dashboards.answers.what_if import ShadowView
-from kvgraph.graph.messages.events import EngineHello
+from kvgraph.advisor.page.shadows import shadows_view
+from kvgraph.advisor.page.what_if import ShadowView
+from kvgraph.advisor.replay.trace import Trace
+from kvgraph.advisor.shadows.pools import OTHERWISE, OtherWeights
 from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.profile import Weights
+from kvgraph.graph.ranking.policy import Weights
+from kvgraph.graph.wire.events import EngineHello
 from live_shadows import Live
 from made_traffic import agents, made
 

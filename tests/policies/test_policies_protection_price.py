@@ -7,18 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay.engine.instance import Instance
-from kvgraph.advisor.replay.engine.simulator import simulate
-from kvgraph.advisor.replay.lab.arms import Settings, new_orders
-from kvgraph.advisor.replay.orders.graph_order import GraphOrder
-from kvgraph.advisor.replay.recordings.signals import Signals
-from kvgraph.advisor.replay.recordings.weka import read_sessions
-from kvgraph.advisor.replay.traces.trace import Ints, Trace
+from kvgraph.advisor.replay.arms import Settings, new_orders
+from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.graph_order import GraphOrder
+from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.simulator import Instance, simulate
+from kvgraph.advisor.replay.trace import Ints, Trace
 from kvgraph.bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import EngineHello
-from kvgraph.graph.ranking.profile import ScoreProfile
-from kvgraph.graph.tables.engine_words import ProtectionBudget
+from kvgraph.graph.ranking.policy import ScoreProfile
+from kvgraph.graph.tables.walks import ProtectionBudget
+from kvgraph.graph.wire.events import EngineHello
 
 CAPACITY = 1000
 USERS, HOURS = 20, 0.7

@@ -11,28 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import ScoreConfig
-from kvgraph.advisor.page.weight_preview import weight_effect
+from kvgraph.advisor.page.shadows import lru_tokens, shadows_view
+from kvgraph.advisor.page.what_if import ShadowView, weight_effect
+from kvgraph.advisor.policies.evidence import Trust
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.advisor.policies.shadow import LruShadow, Uses
-from kvgraph.advisor.policies.trust import Trust
-from kvgraph.advisor.replay.fast.bounds import belady_hits
-from kvgraph.advisor.replay.fast.lru import lru_hits
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.fast import belady_hits, lru_hits
+from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows import ceiling as ceiling_module
-from kvgraph.advisor.shadows import shadow_runner
+from kvgraph.advisor.shadows import runner
 from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
-from kvgraph.advisor.shadows.guarded_pool import GuardedPool
-from kvgraph.advisor.shadows.other_weights import OtherWeights
-from kvgraph.advisor.shadows.session_sample import LEAST, SessionSample
-from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S
-from kvgraph.advisor.shadows.shadow_set import ShadowSet
-from kvgraph.advisor.shadows.shadow_views import lru_tokens, shadows_view
-from kvgraph.dashboards.answers.what_if import ShadowView
-from kvgraph.graph.logs.heard import Heard
-from kvgraph.graph.messages.events import EngineHello, RequestStarted, TierReport
+from kvgraph.advisor.shadows.pools import GuardedPool, OtherWeights
+from kvgraph.advisor.shadows.runner import INTERVAL_S, LEAST, SessionSample, ShadowSet
+from kvgraph.graph.logs.history import Heard
 from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.view import View
+from kvgraph.graph.ranking.policy import View
+from kvgraph.graph.wire.events import EngineHello, RequestStarted, TierReport
 from live_shadows import Live
 from made_traffic import agents, chats, made
 
@@ -340,7 +335,7 @@ def test_a_ceiling_costs_no_session_its_place(
         spent_s[0] += 4.0
         return ceiling(window, capacity)
 
-    monkeypatch.setattr(shadow_runner, "ceiling", slow)
+    monkeypatch.setattr(runner, "ceiling", slow)
     live = Live(trace, CAPACITY, cpu=lambda: spent_s[0])
     live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
     for _ in range(24):

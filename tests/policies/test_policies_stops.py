@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from kvgraph.advisor.policies.waits import FEATURES, features
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import CUT_AT_A_LENGTH, RequestFinished, RequestStarted
 from kvgraph.graph.types import NO_ROW, SessionState, StopReason
+from kvgraph.graph.wire.events import CUT_AT_A_LENGTH, RequestFinished, RequestStarted
 
 
 @pytest.mark.parametrize(

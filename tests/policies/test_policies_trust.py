@@ -7,26 +7,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.advisor.policies.evidence import Trust
 from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.trust import Trust
-from kvgraph.advisor.replay.engine.instance import Instance
-from kvgraph.advisor.replay.engine.routers import SessionSticky
-from kvgraph.advisor.replay.engine.simulator import simulate
-from kvgraph.advisor.replay.orders.graph_order import GraphOrder
-from kvgraph.advisor.replay.orders.orders import EvictionOrder, LruOrder
-from kvgraph.advisor.replay.orders.simulated_sidecar import SimulatedSidecar
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
+from kvgraph.advisor.replay.simulator import (
+    EvictionOrder,
+    Instance,
+    LruOrder,
+    SessionSticky,
+    simulate,
+)
+from kvgraph.advisor.replay.trace import Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
+from kvgraph.graph.tables.blocks import Selection
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksStored,
     EngineHello,
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.ranking.policy import Policy, Scores, Terms
-from kvgraph.graph.ranking.view import View
-from kvgraph.graph.tables.blocks import Selection
 from made_traffic import agents, made, recent
 
 SIZE, POOL = 16, 40

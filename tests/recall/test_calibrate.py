@@ -13,12 +13,23 @@ import pytest
 import torch
 from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.calibrate import app
-from kvgraph.hooks.calibrate.spliced_model import SplicedModel, joined, part
-from kvgraph.hooks.calibrate.trials import MARGINS, TAIL, Cell, Measured, grid, measure
-from kvgraph.hooks.calibrate.verdict import Bar, judge, judge_margins
+from kvgraph.hooks.calibrate.trials import (
+    MARGINS,
+    TAIL,
+    Bar,
+    Cell,
+    Measured,
+    SplicedModel,
+    grid,
+    joined,
+    judge,
+    judge_margins,
+    measure,
+    part,
+)
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import calibration_file, load, save
-from kvgraph.kernels.maths.rope import rope_from_config
+from kvgraph.kernels.rope import rope_from_config
 from typer.testing import CliRunner
 
 GOOD, BAD = (0.01, 0.99), (0.5, 0.6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.recall.cover import SpliceLimits
 from paper import words
 from recall_usage import used

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.page.logged.request_views import request_view
+from kvgraph.advisor.page.misses import request_view
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.recall.approximate import recalling
 from kvgraph.bench.recall.calibrated import keep_calibration
@@ -210,7 +210,7 @@ def test_the_endpoint_can_ask_for_all_and_switch_off_for_all(
 def test_a_calibration_of_another_model_is_refused(
     paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvgraph.hooks.vllm.recall.model_identity import model_identity
+    from kvgraph.hooks.vllm.recall.support import model_identity
 
     calibrated(paper_config, tmp_path, monkeypatch)
     model = paper_config.model_config

@@ -9,10 +9,10 @@ import pytest
 import torch
 from kvgraph.hooks.tiers.jobs import JobDone, Load, Run, Spill, TierWork
 from kvgraph.hooks.tiers.mover import TierMover
-from kvgraph.kernels.layout.engines import cpu_layout
-from kvgraph.kernels.layout.layout import PagedKv, new_memory
-from kvgraph.kernels.maths.rope import Rope
-from kvgraph.kernels.store.arena import Arena
+from kvgraph.kernels.arena import Arena
+from kvgraph.kernels.layout import PagedKv, new_memory
+from kvgraph.kernels.layout_engines import cpu_layout
+from kvgraph.kernels.rope import Rope
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIMS = 2, 12, 2, 32, 32
 ROPE = Rope(1.0 / (10_000 ** (torch.arange(0, DIMS, 2, dtype=torch.float64) / DIMS)))

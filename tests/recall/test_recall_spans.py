@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.hooks.recall.cover import SpliceLimits, cover
-from kvgraph.hooks.recall.span_index import SpanIndex
+from kvgraph.hooks.recall.spans import SpanIndex
 
 SIZE = 16
 ANY = 1 << 30

@@ -7,7 +7,7 @@ import torch
 from kvgraph.bench.confkv.small_models import load, shipped
 from kvgraph.bench.recall.needle_texts import BUDGETS, LENGTH, Asked, draw
 from kvgraph.bench.recall.recalling_rivals import RECALLING, ArkVale, Recalling, RecallingModel
-from kvgraph.kernels.maths.rope import rope_from_config
+from kvgraph.kernels.rope import rope_from_config
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from kvgraph.advisor.replay.traces.inferred_sessions import infer_sessions
-from kvgraph.advisor.replay.traces.ticks import spread_over_ticks
+from kvgraph.advisor.replay.reader import infer_sessions, spread_over_ticks
 
 
 def test_requests_of_one_tick_are_laid_evenly_over_it() -> None:

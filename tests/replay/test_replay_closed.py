@@ -12,23 +12,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.admission.admission import Admission
+from kvgraph.advisor.admission import Admission
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
-from kvgraph.advisor.replay.closed.cli import Part, part_of
-from kvgraph.advisor.replay.closed.hold import Asked, Hold
-from kvgraph.advisor.replay.closed.loop import Loop, Played, Queue, play
-from kvgraph.advisor.replay.closed.loop_arms import Arm, ClosedCell, Plan, closed_rows, run_cell
-from kvgraph.advisor.replay.closed.loop_report import draw_cliff
-from kvgraph.advisor.replay.closed.played_runs import MAX_PAUSE_S, Runs, runs_for
-from kvgraph.advisor.replay.engine.instance import HostTier, Instance
-from kvgraph.advisor.replay.errors import ReplayError
-from kvgraph.advisor.replay.orders.graph_order import GraphOrder
-from kvgraph.advisor.replay.orders.orders import LruOrder
-from kvgraph.advisor.replay.recordings.weka import Session, Turn
-from kvgraph.advisor.replay.traces.duration import ServiceModel
-from kvgraph.graph.messages.advice import AdmissionAdvice
-from kvgraph.graph.waiting.holding_rule import HoldingBounds
+from kvgraph.advisor.replay.closed import (
+    MAX_PAUSE_S,
+    Asked,
+    Hold,
+    Loop,
+    Played,
+    Queue,
+    Runs,
+    play,
+    runs_for,
+)
+from kvgraph.advisor.replay.closed_arms import (
+    Arm,
+    ClosedCell,
+    Part,
+    Plan,
+    closed_rows,
+    draw_cliff,
+    part_of,
+    run_cell,
+)
+from kvgraph.advisor.replay.graph_order import GraphOrder
+from kvgraph.advisor.replay.recordings import Session, Turn
+from kvgraph.advisor.replay.simulator import HostTier, Instance, LruOrder
+from kvgraph.advisor.replay.trace import ReplayError, ServiceModel
+from kvgraph.graph.admission import HoldingBounds
+from kvgraph.graph.wire.advice import AdmissionAdvice
 
 BLOCK = 512
 SERVICE = ServiceModel(prefill_tokens_per_s=4096.0, decode_s_per_token=0.01)

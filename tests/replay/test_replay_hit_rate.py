@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph import ClassicPolicy, KvGraphError, Trace, hit_rate
-from kvgraph.advisor.replay.lab.arms import Settings
-from kvgraph.advisor.replay.lab.hit_table import hit_table
+from kvgraph.advisor.replay.arms import Settings
+from kvgraph.advisor.replay.tables import hit_table
 from made_traffic import agents, made
 
 CAPACITY = 200

@@ -13,15 +13,14 @@ import psutil
 import pytest
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.config import config
-from kvgraph.advisor.replay.errors import TraceError
-from kvgraph.advisor.replay.lab.analysis import analyze
-from kvgraph.advisor.replay.lab.arms import Settings, run_arm
-from kvgraph.advisor.replay.lab.cells import run_cells
-from kvgraph.advisor.replay.lab.hit_table import HitTable, hit_table
-from kvgraph.advisor.replay.traces.reader import load_trace
-from kvgraph.advisor.replay.traces.recorder import Recorder
-from kvgraph.graph.messages.events import RequestFinished, RequestStarted
+from kvgraph.advisor.replay.analysis import analyze
+from kvgraph.advisor.replay.arms import Settings, run_arm, run_cells
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.recorder import Recorder
+from kvgraph.advisor.replay.tables import HitTable, hit_table
+from kvgraph.advisor.replay.trace import TraceError
 from kvgraph.graph.types import EdgeType, as_keys
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from threadpoolctl import threadpool_info
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
@@ -122,7 +121,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_1(
 
 
 def test_equal_columns_are_pointed_out(trace_file: Path) -> None:
-    from kvgraph.advisor.replay.lab.hit_table import hit_table
+    from kvgraph.advisor.replay.tables import hit_table
 
     trace = load_trace(trace_file)
     table = hit_table(trace, ["lru", "session-tail"], [40, 60, 80], Settings(), processes=1)
@@ -292,7 +291,7 @@ def test_the_figures_that_others_measured_on_the_mooncake_trace() -> None:
 
 TWO_WORKERS = """
 import os, sys, time
-from kvgraph.advisor.replay.lab.cells import run_cells
+from kvgraph.advisor.replay.arms import run_cells
 
 def stay(seconds, cell):
     sys.stdout.write(f"{os.getpid()}\\n")

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from kvgraph.advisor.replay.engine.instance import HostTier, Instance
-from kvgraph.advisor.replay.engine.simulator import Load, Outcome, simulate
-from kvgraph.advisor.replay.fast.bounds import belady_hits, infinite_hits
-from kvgraph.advisor.replay.lab.arms import Settings, new_order, order_names, run_arm
-from kvgraph.advisor.replay.orders.orders import EvictionOrder
-from kvgraph.advisor.replay.traces.duration import ServiceModel
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.arms import Settings, new_order, order_names, run_arm
+from kvgraph.advisor.replay.fast import belady_hits, infinite_hits
+from kvgraph.advisor.replay.simulator import (
+    EvictionOrder,
+    HostTier,
+    Instance,
+    Load,
+    Outcome,
+    simulate,
+)
+from kvgraph.advisor.replay.trace import ServiceModel, Trace
 from kvgraph.graph.logs.history import History
 from made_trace import chat_trace, make_trace
 

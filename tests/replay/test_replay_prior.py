@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 from kvgraph.advisor.cli import build_app
-from kvgraph.advisor.policies.prior import load_prior
-from kvgraph.advisor.policies.returns import Returns
+from kvgraph.advisor.policies.lifecycle import Returns, load_prior
 from kvgraph.advisor.policies.waits import FEATURES, STATED_FEATURE
-from kvgraph.advisor.replay.lab.prior_learning import learn_prior, recorded_waits
-from kvgraph.advisor.replay.recordings.weka import read_sessions
+from kvgraph.advisor.replay.prior import learn_prior, recorded_waits
+from kvgraph.advisor.replay.recordings import read_sessions
 from typer.testing import CliRunner
 
 
@@ -59,7 +58,7 @@ def test_the_same_sessions_teach_the_same(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_what_a_policy_starts_from(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvgraph.advisor.replay.lab.prior_learning.STEPS", 60)
+    monkeypatch.setattr("kvgraph.advisor.replay.prior.STEPS", 60)
     recorded(tmp_path, sessions=3)
     out = tmp_path / "prior.npz"
     result = CliRunner().invoke(build_app("prior"), ["prior", str(tmp_path), "-o", str(out)])

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay.errors import TraceError
-from kvgraph.advisor.replay.traces.raw_events import read_raw_log
-from kvgraph.advisor.replay.traces.raw_log import RawLog
-from kvgraph.graph.messages.events import (
+from kvgraph.advisor.replay.recorder import RawLog, read_raw_log
+from kvgraph.advisor.replay.trace import TraceError
+from kvgraph.graph.wire.events import (
     AdmissionReport,
     AnyEvent,
     BlocksCleared,

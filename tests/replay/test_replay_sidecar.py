@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from kvgraph.advisor.policies.registry import new_policy
-from kvgraph.advisor.replay.engine.instance import Instance
-from kvgraph.advisor.replay.engine.simulator import simulate
-from kvgraph.advisor.replay.lab.arms import BY_DEFAULT, HINTS, Settings, new_orders
-from kvgraph.advisor.replay.orders.simulated_sidecar import News, SimulatedSidecar
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders
+from kvgraph.advisor.replay.graph_order import News, SimulatedSidecar
+from kvgraph.advisor.replay.simulator import Instance, simulate
+from kvgraph.advisor.replay.trace import Trace
 from made_trace import chat_trace
 
 

@@ -8,18 +8,27 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from kvgraph.advisor.replay.engine.instance import HostTier, Instance
-from kvgraph.advisor.replay.engine.routers import PrefixAffinity, RoundRobin, SessionSticky
-from kvgraph.advisor.replay.engine.simulator import Load, simulate
-from kvgraph.advisor.replay.errors import ReplayError
-from kvgraph.advisor.replay.fast.bounds import belady_hits, infinite_hits
-from kvgraph.advisor.replay.fast.library import ALGORITHMS, library_hits, new_cache
-from kvgraph.advisor.replay.fast.lru import lru_hits
-from kvgraph.advisor.replay.lab.arms import Settings, arm_names, chosen_arms, run_arm
-from kvgraph.advisor.replay.orders.orders import LruOrder
-from kvgraph.advisor.replay.traces.duration import ServiceModel
-from kvgraph.advisor.replay.traces.reader import load_trace
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.arms import Settings, arm_names, chosen_arms, run_arm
+from kvgraph.advisor.replay.fast import (
+    ALGORITHMS,
+    belady_hits,
+    infinite_hits,
+    library_hits,
+    lru_hits,
+    new_cache,
+)
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.simulator import (
+    HostTier,
+    Instance,
+    Load,
+    LruOrder,
+    PrefixAffinity,
+    RoundRobin,
+    SessionSticky,
+    simulate,
+)
+from kvgraph.advisor.replay.trace import ReplayError, ServiceModel, Trace
 from made_trace import SEED, chat_trace, make_trace
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.policies.registry import DEFAULT, POLICIES
-from kvgraph.advisor.replay.errors import TraceError
-from kvgraph.advisor.replay.lab.arms import (
+from kvgraph.advisor.replay.arms import (
     BY_DEFAULT,
     LAYERS,
     ORDERS,
@@ -22,13 +21,13 @@ from kvgraph.advisor.replay.lab.arms import (
     new_order,
     run_arm,
 )
-from kvgraph.advisor.replay.orders.graph_order import GraphOrder
-from kvgraph.advisor.replay.traces.reader import load_trace
-from kvgraph.advisor.replay.traces.recorder import Recorder
-from kvgraph.advisor.replay.traces.trace import Trace
-from kvgraph.advisor.replay.traces.trace_events import TraceEvents
-from kvgraph.graph.messages.events import RequestFinished, RequestStarted, Segment
+from kvgraph.advisor.replay.events import TraceEvents
+from kvgraph.advisor.replay.graph_order import GraphOrder
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.recorder import Recorder
+from kvgraph.advisor.replay.trace import Trace, TraceError
 from kvgraph.graph.types import Authority, SourceLayer
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted, Segment
 
 READ = BY_DEFAULT + LAYERS
 

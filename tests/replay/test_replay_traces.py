@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay.errors import TraceError
-from kvgraph.advisor.replay.traces import lines, reader
-from kvgraph.advisor.replay.traces.reader import load_trace
+from kvgraph.advisor.replay import reader
+from kvgraph.advisor.replay import reader as lines
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.trace import TraceError
 
 MOONCAKE: list[dict[str, Any]] = [
     {"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [7, 8]},

@@ -12,19 +12,21 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.replay.closed.played_runs import runs_for
-from kvgraph.advisor.replay.errors import ReplayError, TraceError
-from kvgraph.advisor.replay.recordings.fleet import (
+from kvgraph.advisor.replay.closed import runs_for
+from kvgraph.advisor.replay.fleet_traffic import (
+    MAGNITUDE,
     MAX_GAP_S,
+    BlockNumbers,
     FleetRequest,
+    Signals,
     in_harnesses,
     lay_over_users,
+    trace_lines,
+    write_trace,
 )
-from kvgraph.advisor.replay.recordings.fleet_blocks import BlockNumbers
-from kvgraph.advisor.replay.recordings.signals import MAGNITUDE, Signals
-from kvgraph.advisor.replay.recordings.traffic import trace_lines, write_trace
-from kvgraph.advisor.replay.recordings.weka import Session, read_session, read_sessions
-from kvgraph.advisor.replay.traces.reader import load_trace
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.recordings import Session, read_session, read_sessions
+from kvgraph.advisor.replay.trace import ReplayError, TraceError
 
 Json = dict[str, Any]
 
@@ -138,7 +140,7 @@ def test_damaged_files_name_the_file(tmp_path: Path, data: bytes) -> None:
 
 
 def test_a_gzip_bomb_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgraph.advisor.replay.recordings.weka.MAX_FILE", 1 << 20)
+    monkeypatch.setattr("kvgraph.advisor.replay.recordings.MAX_FILE", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b" " * (8 << 20)))
     with pytest.raises(TraceError, match="longer than"):

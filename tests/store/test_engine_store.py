@@ -75,7 +75,7 @@ def test_no_store_and_no_fault_changes_a_token(alone: Any, first: Any, second: A
 
 
 def test_without_the_variable_nothing_of_it_is_imported(alone: Any) -> None:
-    assert alone.result["imported"] == ["kvgraph.hooks.store.store_settings"]
+    assert alone.result["imported"] == ["kvgraph.hooks.settings"]
 
 
 def test_what_requests_leave_goes_to_the_store_once(first: Any) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from kvgraph.bench.fleet.kills.mooncake_processes import why_not
 from kvgraph.bench.fleet.processes.apart import APART
-from kvgraph.hooks.store.mooncake_store import MooncakeStore
-from kvgraph.kernels.errors import StorageError
+from kvgraph.hooks.store.stores import MooncakeStore
+from kvgraph.kernels.tensors import StorageError
 
 PROGRAM = Path(__file__).parent / "programs" / "mooncake_pair.py"
 

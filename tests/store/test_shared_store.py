@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from kvgraph.graph.errors import ConfigError
-from kvgraph.hooks.store.directory_store import DirectoryStore
-from kvgraph.hooks.store.sealed_records import SealedRecords, store_key
-from kvgraph.hooks.store.store_breaker import SLOW_S, StoreBreaker
-from kvgraph.hooks.store.store_settings import StoreSettings, read_store_settings
-from kvgraph.hooks.tiers.budget import TierSettings, read_settings
-from kvgraph.kernels.errors import StorageError
+from kvgraph.hooks.settings import StoreSettings, TierSettings, read_settings, read_store_settings
+from kvgraph.hooks.store.sealed import SLOW_S, SealedRecords, StoreBreaker, store_key
+from kvgraph.hooks.store.stores import DirectoryStore
+from kvgraph.kernels.tensors import StorageError
 
 SIZE = 4096
 ROOM = 16 * 40 * SIZE

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.graph.messages.events import BlocksSpilled, CopiesDropped
 from kvgraph.graph.types import Tier
-from kvgraph.hooks.store.directory_store import DirectoryStore
-from kvgraph.hooks.store.sealed_records import store_key
-from kvgraph.hooks.store.store_settings import StoreSettings
+from kvgraph.graph.wire.events import BlocksSpilled, CopiesDropped
+from kvgraph.hooks.settings import StoreSettings
+from kvgraph.hooks.store.sealed import store_key
+from kvgraph.hooks.store.stores import DirectoryStore
 from kvgraph.hooks.tiers.jobs import Load, TierAnswer, WorkerStart
-from kvgraph.hooks.vllm.store.store_lookup import PATIENCE_S, StoreLookup
+from kvgraph.hooks.vllm.tiers.sharing import PATIENCE_S, StoreLookup
 from pool_engine import Engine, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kvgraph.graph.errors import ConfigError
-from kvgraph.hooks.tiers.budget import (
+from kvgraph.hooks.settings import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
     PREFETCH_VARIABLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvgraph.hooks.tiers.host_memory import available_bytes, share_of
+from kvgraph.hooks.tiers.host import available_bytes, share_of
 
 GIB = 1 << 30
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.kernels.errors import StorageError
-from kvgraph.kernels.layout.engines import cpu_layout
+from kvgraph.kernels.layout_engines import cpu_layout
+from kvgraph.kernels.tensors import StorageError
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -68,7 +68,7 @@ def vllm_class(name: str) -> Any:
 
 
 def identity(config: Any) -> str:
-    from kvgraph.hooks.vllm.transfers.disk_file import disk_identity
+    from kvgraph.hooks.vllm.tiers.worker import disk_identity
 
     return disk_identity(config)
 
@@ -76,7 +76,7 @@ def identity(config: Any) -> str:
 @pytest.mark.parametrize("owner", CHANGES_KV)
 def test_somebody_decided_of_each_field_whether_kv_depends_on_it(owner: str) -> None:
     """It fails when vLLM gets a new field: name it above, or in ``CHANGES_NOTHING``."""
-    from kvgraph.hooks.vllm.transfers.kv_identity import CHANGES_NOTHING
+    from kvgraph.hooks.vllm.tiers.worker import CHANGES_NOTHING
 
     counts, left_out = set(CHANGES_KV[owner].split()), CHANGES_NOTHING[owner]
     assert counts.isdisjoint(left_out)
@@ -84,7 +84,7 @@ def test_somebody_decided_of_each_field_whether_kv_depends_on_it(owner: str) -> 
 
 
 def test_no_class_is_left_out_of_the_list_above() -> None:
-    from kvgraph.hooks.vllm.transfers.kv_identity import CHANGES_NOTHING
+    from kvgraph.hooks.vllm.tiers.worker import CHANGES_NOTHING
 
     assert CHANGES_NOTHING.keys() == CHANGES_KV.keys()
 
@@ -189,10 +189,9 @@ def test_two_engines_that_compute_the_same_find_each_other(
 def test_weights_that_are_not_the_files_get_no_copies_that_outlive_the_process(
     paper_config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, load: dict[str, Any]
 ) -> None:
-    from kvgraph.hooks.store.store_settings import StoreSettings
-    from kvgraph.hooks.tiers.budget import TierSettings
-    from kvgraph.hooks.vllm.store.worker_store import open_records
-    from kvgraph.hooks.vllm.transfers.disk_file import open_disk
+    from kvgraph.hooks.settings import StoreSettings, TierSettings
+    from kvgraph.hooks.vllm.tiers.store import open_records
+    from kvgraph.hooks.vllm.tiers.worker import open_disk
 
     config = copy(paper_config)
     config.load_config = copy(config.load_config)

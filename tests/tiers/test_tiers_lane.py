@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 import torch
 from cuda_streams import Cuda
-from kvgraph.hooks.tiers.lanes import transfer_lane
-from kvgraph.hooks.tiers.lanes.transfer_lane import TransferLane
+from kvgraph.hooks.tiers import lanes
+from kvgraph.hooks.tiers.lanes import TransferLane
 from kvgraph.kernels.gpu.streams import Fence, TransferStream, mark
 
 GPU: Final = torch.device("cuda", 1)
@@ -39,7 +39,7 @@ def test_a_device_has_the_next_move_before_the_last_is_over(
                 done=leave.is_set, wait=lambda: leave.wait(PATIENCE_S), seconds=lambda: 0.5
             )
 
-    monkeypatch.setattr(transfer_lane, "TransferStream", Device)
+    monkeypatch.setattr(lanes, "TransferStream", Device)
     lane = TransferLane("lane", torch.device("cpu"))
     for number in range(5):
         lane.put(
@@ -99,7 +99,7 @@ def test_a_move_that_cannot_be_asked_is_told_as_failed(monkeypatch: pytest.Monke
         def run(self, fence: Fence, operation: Callable[[], None]) -> Any:
             return SimpleNamespace(done=lost, wait=lost, seconds=lost)
 
-    monkeypatch.setattr(transfer_lane, "TransferStream", Device)
+    monkeypatch.setattr(lanes, "TransferStream", Device)
     lane = TransferLane("lane", torch.device("cpu"))
     for _ in range(2):
         lane.put(Fence(None), lambda: None, lambda _, error: told.append(error))

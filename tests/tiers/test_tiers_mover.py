@@ -11,21 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from kvgraph.hooks import threads
+from kvgraph.hooks.tiers import lanes as record_lane
 from kvgraph.hooks.tiers import mover
 from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork, WorkerStart
-from kvgraph.hooks.tiers.lanes import record_lane, task_thread
-from kvgraph.hooks.tiers.lanes.answer_watch import AnswerWatch
-from kvgraph.hooks.tiers.lanes.record_lane import RECORD_KEY_BYTES
-from kvgraph.hooks.tiers.lanes.transfer_lane import TransferLane
+from kvgraph.hooks.tiers.lanes import RECORD_KEY_BYTES, AnswerWatch, TransferLane
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import TierMover
 from kvgraph.kernels import ops
-from kvgraph.kernels.layout.addressed import Blocks
-from kvgraph.kernels.layout.engines import cpu_layout
-from kvgraph.kernels.layout.layout import new_memory
-from kvgraph.kernels.store.arena import Arena
-from kvgraph.kernels.store.disk import DiskTier
+from kvgraph.kernels.arena import Arena
+from kvgraph.kernels.disk import DiskTier
+from kvgraph.kernels.layout import Blocks, new_memory
+from kvgraph.kernels.layout_engines import cpu_layout
 
 LAYOUT = cpu_layout("vec", 2, 12, 2, 32, 32)
 SIZE = LAYOUT.block_bytes
@@ -593,7 +591,7 @@ def test_of_an_engine_that_ends_while_its_disk_hangs_nothing_is_taken_away(
     new_bench: NewBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the disk's thread writes afterwards is still what the checksum is of, in that file."""
-    monkeypatch.setattr(task_thread, "_CLOSE_S", 0.05)
+    monkeypatch.setattr(threads, "_CLOSE_S", 0.05)
     bench, disk = hanging(new_bench, tmp_path)
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
-from kvgraph.graph.messages.events import BlocksLoaded
+from kvgraph.graph.wire.events import BlocksLoaded
 from kvgraph.hooks.tiers.jobs import Load
 from pool_engine import Engine, keys, parked, prompt
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, answer, connected, new_pool, request_maker
-from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of, pack_hashes
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

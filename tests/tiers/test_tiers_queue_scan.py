@@ -15,7 +15,7 @@ BLOCKS, AHEAD = 2001, 300
 
 
 def test_all_that_leaves_was_looked_at_before() -> None:
-    from kvgraph.hooks.vllm.free_queue.queue_scan import QueueScan
+    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
 
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
@@ -43,7 +43,7 @@ def test_all_that_leaves_was_looked_at_before() -> None:
 
 
 def test_it_looks_at_each_block_once_and_goes_on_where_it_ended() -> None:
-    from kvgraph.hooks.vllm.free_queue.queue_scan import QueueScan
+    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
 
     pool, _, _ = cached_pool(BLOCKS)
     free, scan = pool.free_block_queue.get_all_free_blocks(), QueueScan(pool)
@@ -59,7 +59,7 @@ def test_it_looks_at_each_block_once_and_goes_on_where_it_ended() -> None:
 
 
 def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
-    from kvgraph.hooks.vllm.free_queue.queue_scan import QueueScan
+    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
 
     pool = new_pool(3 * BLOCKS)
     scan = QueueScan(pool)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
-from kvgraph.graph.messages.events import CopiesDropped
 from kvgraph.graph.types import Tier
+from kvgraph.graph.wire.events import CopiesDropped
 from kvgraph.hooks.tiers.jobs import Demote, Load, TierWork
 from pool_engine import Engine, keys, parked, prompt
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
-from kvgraph.graph.messages.events import CopiesDropped
+from kvgraph.graph.wire.events import CopiesDropped
 from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.tiers.jobs import Demote, Spill, TierAnswer, WorkerStart
-from kvgraph.hooks.vllm.transfers.spiller import Spiller, StepTaken
+from kvgraph.hooks.vllm.tiers.spiller import Spiller, StepTaken
 from pool_engine import Engine, Turn, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

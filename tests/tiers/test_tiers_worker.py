@@ -12,16 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.hooks.tiers.budget import TierSettings
-from kvgraph.hooks.tiers.host_memory import available_bytes
+from kvgraph.hooks.settings import TierSettings
+from kvgraph.hooks.tiers.host import available_bytes
 from kvgraph.hooks.tiers.jobs import JobDone, Load, Spill, TierAnswer, TierWork, WorkerStart
-from kvgraph.kernels.layout.engines import cpu_layout
+from kvgraph.kernels.layout_engines import cpu_layout
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
 def new_side() -> Any:
-    from kvgraph.hooks.vllm.transfers.worker import WorkerSide
+    from kvgraph.hooks.vllm.tiers.worker import WorkerSide
 
     return WorkerSide(SimpleNamespace(), TierSettings(1 << 20))
 
@@ -46,7 +46,7 @@ def test_a_cache_that_is_not_known_is_refused_and_so_is_all_work(
 
 
 def test_answers_of_workers_add_up() -> None:
-    from kvgraph.hooks.vllm.transfers.worker import TierWorkerMetadata
+    from kvgraph.hooks.vllm.tiers.worker import TierWorkerMetadata
 
     one, two = (TierAnswer((JobDone(n, frozenset(), 0.0, 0),), (WorkerStart(n),)) for n in (1, 2))
     assert TierWorkerMetadata(one).aggregate(TierWorkerMetadata(two)).answer == one + two
@@ -57,7 +57,7 @@ def model_at(path: object, commit: str | None = None) -> Any:
 
 
 def test_weights_are_told_apart_though_their_directory_has_one_name(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
+    from kvgraph.hooks.vllm.tiers.worker import weights_of
 
     (tmp_path / "parts").mkdir()
     for at in ("model.safetensors", "parts/more.safetensors"):
@@ -71,7 +71,7 @@ def test_weights_are_told_apart_though_their_directory_has_one_name(tmp_path: Pa
 
 
 def test_a_link_to_other_weights_of_the_same_size_and_time_is_noticed(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
+    from kvgraph.hooks.vllm.tiers.worker import weights_of
 
     link = tmp_path / "model.gguf"
     found = []
@@ -85,7 +85,7 @@ def test_a_link_to_other_weights_of_the_same_size_and_time_is_noticed(tmp_path: 
 
 
 def test_a_folder_that_contains_itself_is_walked_once(tmp_path: Path) -> None:
-    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
+    from kvgraph.hooks.vllm.tiers.worker import weights_of
 
     (tmp_path / "model.safetensors").write_bytes(b"old")
     (tmp_path / "again").symlink_to(tmp_path)
@@ -94,7 +94,7 @@ def test_a_folder_that_contains_itself_is_walked_once(tmp_path: Path) -> None:
 
 
 def test_a_name_on_a_hub_is_told_by_its_commit() -> None:
-    from kvgraph.hooks.vllm.transfers.kv_identity import weights_of
+    from kvgraph.hooks.vllm.tiers.worker import weights_of
 
     assert weights_of(model_at("a/b", "aaa")) != weights_of(model_at("a/b", "bbb"))
 
@@ -114,7 +114,7 @@ def test_weights_that_cannot_be_told_from_others_get_no_disk(
 @pytest.fixture
 def opened(paper_config: Any) -> Any:
     """Opens a worker's disk for a model as ``model_at`` describes it."""
-    from kvgraph.hooks.vllm.transfers.disk_file import open_disk
+    from kvgraph.hooks.vllm.tiers.worker import open_disk
 
     def disk(model: Any, directory: Path, index: int = 0, rank: int = 0) -> Any:
         config, described = copied(paper_config), copied(paper_config.model_config)
@@ -198,7 +198,7 @@ def test_orphans_give_way_to_a_file_that_needs_their_space(
 
 
 def test_a_sweep_dates_its_own_file_and_removes_what_is_old(tmp_path: Path) -> None:
-    from kvgraph.hooks.tiers.disk_orphans import DiskOrphans, DiskSweep
+    from kvgraph.hooks.tiers.host import DiskOrphans, DiskSweep
 
     own, other = tmp_path / "kvgraph-a-b-0-0.tier", tmp_path / "kvgraph-a-c-0-0.tier"
     for path in (own, other):
@@ -216,7 +216,7 @@ def test_a_sweep_dates_its_own_file_and_removes_what_is_old(tmp_path: Path) -> N
 def test_more_memory_than_there_is_for_all_workers_is_capped_in_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from kvgraph.hooks.vllm.transfers.worker import granted_bytes
+    from kvgraph.hooks.vllm.tiers.worker import granted_bytes
 
     there, most = available_bytes(), 1 << 50
     assert 0 < granted_bytes(TierSettings(most, sharers=4)) <= 1.1 * there / 4
@@ -226,7 +226,7 @@ def test_more_memory_than_there_is_for_all_workers_is_capped_in_words(
 
 @pytest.mark.parametrize(("algorithm", "length"), [("sha256", 32), ("sha256_cbor", 32)])
 def test_the_length_of_hashes_is_asked_for(algorithm: str, length: int) -> None:
-    from kvgraph.hooks.vllm.transfers.worker import hash_bytes
+    from kvgraph.hooks.vllm.tiers.worker import hash_bytes
 
     config = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm))
     assert hash_bytes(config) == length

@@ -8,7 +8,7 @@ trap 'rm -f "$schema"' EXIT
 import json
 import kvgraph.dashboards.app  # makes known how paths are read
 from fastapi.openapi.utils import get_openapi
-from kvgraph.dashboards.api.routes import page_router
+from kvgraph.advisor.page.routes import page_router
 
 router = page_router(lambda: None, lambda: None, lambda: None)
 print(json.dumps(get_openapi(title="kvgraph", version="1", routes=router.routes)))

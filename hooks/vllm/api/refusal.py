@@ -13,17 +13,192 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
+import os
+import re
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Final
 from uuid import uuid4
 
 import prometheus_client
 
-from ..settings import refuse_after_s
-from .refusal_call import Call, Receive, Scope, Send
-from .waiting_requests import WaitingRequests
+from ....graph.wire.events import MAX_NAME
+from ...access import answer_of
+from ...settings import SIDECAR_VARIABLE, refuse_after_s
+
+# One HTTP request on its way through vLLM's API process, which may still be refused.
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_GONE: Final = {"type": "http.disconnect"}
+
+
+class Call:
+    """Stands between server and application.
+
+    Args:
+        receive: The server's; what the client sends.
+        send: The server's; what the client gets.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._start: Message | None = None  # status and headers, until there is more to send
+        self._begun, self._gone = asyncio.Event(), asyncio.Event()
+
+    @property
+    def began(self) -> bool:
+        """Whether the client got something."""
+        return self._begun.is_set()
+
+    async def begins(self, task: asyncio.Future[None], within_s: float) -> bool:
+        """Whether the answer begins, or ``task`` ends, within so many seconds."""
+        begun = asyncio.ensure_future(self._begun.wait())
+        either: set[asyncio.Future[Any]] = {task, begun}
+        try:
+            await asyncio.wait(either, timeout=within_s, return_when=_FIRST)
+        finally:
+            begun.cancel()
+        return self.began or task.done()
+
+    def hang_up(self) -> None:
+        """To the application the client is gone; nothing that it says gets any further."""
+        self._gone.set()
+
+    async def refuse(self, body: bytes, retry_after_s: int) -> None:
+        """Answer 429 in place of the application."""
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"retry-after", str(max(1, retry_after_s)).encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 429, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    # The application's --------------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """What comes next from the client; that it is gone, once it was hung up on."""
+        real = asyncio.ensure_future(self._receive())
+        gone = asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait({real, gone}, return_when=_FIRST)
+            return real.result() if real.done() else dict(_GONE)
+        finally:
+            real.cancel()
+            gone.cancel()
+
+    async def send(self, message: Message) -> None:
+        """Status and headers wait for what follows them."""
+        if self._gone.is_set():
+            return
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        start, self._start = self._start, None
+        self._begun.set()
+        if start is not None:
+            await self._send(start)
+        await self._send(message)
+
+
+_FIRST: Final = asyncio.FIRST_COMPLETED
+
+
+# Which requests engines hold, as their sidecar knows, for vLLM's API process.
+
+logger = logging.getLogger(__name__)
+
+_FRESH_S: Final = 0.5  # an older answer is asked for anew; chosen
+
+_OF_VLLM: Final = r"(?:\d+_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)"
+"""What vLLM's API makes of a request's name: with ``n`` above 1 an answer's number before it, and a
+completion's prompt's number behind it."""
+_RANDOM: Final = r"-[0-9a-f]{8}"  # behind all that, unless the operator switched it off
+_OF_BATCH: Final = re.compile(r"_\d+$")  # behind the name of a batch of chats, and of some chats
+
+
+class WaitingRequests:
+    """Asks the sidecar of this process's engine, at most twice a second however many wait.
+
+    Args:
+        ask: Gets all ids from the sidecar; may raise.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Collection[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask or ask_sidecar
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._names: frozenset[str] = frozenset()
+        self._asked_at = float("-inf")
+
+    async def holds(self, name: str) -> bool:
+        """Whether a request of this name is held now; False where nobody can say."""
+        async with self._lock:
+            if self._clock() - self._asked_at >= _FRESH_S:
+                self._names = await asyncio.to_thread(self._fresh)
+                self._asked_at = self._clock()
+        return name in self._names
+
+    def _fresh(self) -> frozenset[str]:
+        """Names of all that are held; on a thread of its own, since there may be thousands."""
+        try:
+            return names_of(self._ask())
+        except Exception as error:  # whoever listens there: the client's request must go on
+            logger.debug("kvgraph: nobody says which requests are held: %s", type(error).__name__)
+            return frozenset()
+
+
+def names_of(ids: Collection[str]) -> frozenset[str]:
+    """What the clients called chat and completion requests of these ids.
+
+    No name is guessed: an id that vLLM made otherwise, or that was cut, is left out, and so is a
+    chat that may be one of a batch or not.
+    """
+    made = re.compile(_OF_VLLM + ("" if _is_plain() else _RANDOM))
+    found = [made.fullmatch(each) for each in ids if len(each) < MAX_NAME]
+    chats = {each["chat"] for each in found if each and each["chat"]}
+    completions = {each["completion"] for each in found if each and each["completion"]}
+    return frozenset(completions | {each for each in chats if not _OF_BATCH.search(each)})
+
+
+def _is_plain() -> bool:
+    """Whether vLLM was told to leave out the random part."""
+    from vllm import envs
+
+    return bool(getattr(envs, "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", False))
+
+
+def ask_sidecar() -> Collection[str]:
+    """Ids of all requests that engines hold.
+
+    Raises:
+        OSError: There is no sidecar, or it does not answer.
+        ValueError: It answers something else.
+    """
+    from ....graph.errors import ConfigError
+    from ....graph.wire.endpoints import running_sidecars
+
+    endpoint = os.environ.get(SIDECAR_VARIABLE, "")
+    try:
+        known = [each for each in running_sidecars() if each.endpoint == endpoint]
+    except ConfigError as error:
+        raise OSError(str(error)) from None
+    if not known:
+        raise OSError(f"no sidecar of this user listens on {endpoint!r}")
+    return answer_of(known[0], "/waiting").keys()
+
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 

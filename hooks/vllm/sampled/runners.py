@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,8 +10,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from .sample_words import Sample, with_samples
-from .shadows import Shadows
+from .measuring import Sample, with_samples
+
+# Attributes of vLLM's objects that stand before their methods for a while.
+
+
+class Shadows:
+    """Shadows methods of objects, never of classes, and takes all shadows away at once."""
+
+    def __init__(self) -> None:
+        self._laid: list[tuple[Any, str]] = []
+
+    def lay(self, owner: Any, name: str, shadow: Callable[..., Any]) -> None:
+        """Have ``owner.name(…)`` call ``shadow(original, …)`` from now on."""
+        original = getattr(owner, name)
+        self._laid.append((owner, name))
+        setattr(owner, name, functools.partial(shadow, original))
+
+    def lift(self) -> None:
+        """Leave the objects as they were."""
+        for owner, name in self._laid:
+            vars(owner).pop(name, None)
+        self._laid.clear()
+
+    def __len__(self) -> int:
+        return len(self._laid)
+
 
 if TYPE_CHECKING:
     import numpy as np

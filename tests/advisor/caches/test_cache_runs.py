@@ -13,20 +13,19 @@ import httpx
 import kvgraph
 import pytest
 import torch
-from kvgraph.advisor.caches import cache_watch
-from kvgraph.advisor.caches.cache_runs import MOST_RUNS, SILENT_S, CacheRuns
-from kvgraph.advisor.caches.cache_watch import CacheWatch
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.remote import EditEndpoint, RemoteError
+from kvgraph.advisor import cache_watch
+from kvgraph.advisor.cache_watch import CacheWatch
+from kvgraph.advisor.page.caches import MOST_RUNS, MOST_STEPS, SILENT_S, CacheRuns, CacheSteps
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.tools.remote import EditEndpoint, RemoteError
 from kvgraph.bench.confkv.small_models import random_model
-from kvgraph.dashboards.answers.caches import MOST_STEPS, CacheSteps
-from kvgraph.dashboards.app import create_app
-from kvgraph.dashboards.page_tokens import EDIT_HEADER, edit_token
+from kvgraph.dashboards.access import EDIT_HEADER, edit_token
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from page_app import create_app
 
 SECRET = "a secret that nobody guesses"
 

@@ -9,22 +9,17 @@ from typing import Any, cast
 import httpx
 import numpy as np
 import pytest
-from kvgraph.advisor.intents.intent_client import IntentClient
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.remote import RemoteError
-from kvgraph.dashboards.app import create_app
-from kvgraph.dashboards.intents.intent_wishes import MOST_WISHES
-from kvgraph.dashboards.page_tokens import EDIT_HEADER, edit_token, page_token
+from kvgraph.advisor.intents.client import IntentClient
+from kvgraph.advisor.page.intents import MOST_WISHES
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.tools.remote import RemoteError
+from kvgraph.dashboards.access import EDIT_HEADER, edit_token, page_token
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
-    BlocksStored,
-    EngineHello,
-    RequestFinished,
-    RequestStarted,
-)
+from kvgraph.graph.wire.events import BlocksStored, EngineHello, RequestFinished, RequestStarted
+from page_app import create_app
 
 SECRET = "a secret that nobody guesses"
 

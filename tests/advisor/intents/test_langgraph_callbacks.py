@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from kvgraph.advisor.intents.intent_client import IntentClient
-from kvgraph.advisor.intents.langgraph_callbacks import LangGraphCallbacks
-from kvgraph.advisor.intents.session_words import SessionWords
-from kvgraph.advisor.remote import RemoteError
+from kvgraph.advisor.intents.client import IntentClient
+from kvgraph.advisor.intents.langgraph import LangGraphCallbacks, SessionWords
+from kvgraph.advisor.tools.remote import RemoteError
 from kvgraph.hooks.fake import FakeEngine
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolCall

@@ -12,20 +12,19 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.precache.precache_config import ServerConfig, read_precache
-from kvgraph.advisor.precache.prefix_keeper import PrefixKeeper
-from kvgraph.advisor.precache.prefix_keys import SYSTEM_PREFIX, prefix_key
-from kvgraph.advisor.precache.stable_prefix import stable_messages, warming_messages
-from kvgraph.advisor.precache.warmer import Prefix, ServerRefusalError, Warmed, Warmer
-from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.intents.intent import Intent, IntentKind, Target, Verdict
-from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
-    BlocksStored,
-    EngineHello,
-    RequestFinished,
-    RequestStarted,
+from kvgraph.advisor.precache.keeper import Prefix, PrefixKeeper, ServerRefusalError, Warmed, Warmer
+from kvgraph.advisor.precache.prefixes import (
+    SYSTEM_PREFIX,
+    ServerConfig,
+    prefix_key,
+    read_precache,
+    stable_messages,
+    warming_messages,
 )
+from kvgraph.graph.errors import ConfigError
+from kvgraph.graph.intents import Intent, IntentKind, Target, Verdict
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.wire.events import BlocksStored, EngineHello, RequestFinished, RequestStarted
 from small_world import pack
 
 STABLE = [{"role": "system", "content": "Be kind."}]

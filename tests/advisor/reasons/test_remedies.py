@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.reasons.miss_words import Gone, miss_sentence
-from kvgraph.dashboards.answers.misses import RequestsAsked
+from kvgraph.advisor.page.misses import RequestsAsked
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.words.words import Gone, miss_sentence
 from kvgraph.graph.logs.reasons import DepartureRule, Reason
-from kvgraph.graph.messages.events import Pressure, RequestFinished, RequestStarted
+from kvgraph.graph.wire.events import Pressure, RequestFinished, RequestStarted
 from small_world import SIZE, World, board_of, pack
 
 

@@ -18,23 +18,22 @@ import pytest
 import zmq
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.config.config import load
-from kvgraph.advisor.remote import RemoteError, ask
-from kvgraph.advisor.serve import leave_note, ready_line
-from kvgraph.advisor.service import Service
-from kvgraph.advisor.sockets import endpoints
+from kvgraph.advisor.service import Service, leave_note, ready_line
+from kvgraph.advisor.sockets import front
+from kvgraph.advisor.tools.remote import RemoteError, ask
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.ipc.runtime import (
+from kvgraph.graph.wire import frames as wire
+from kvgraph.graph.wire.endpoints import (
     RunningSidecar,
     RuntimeNote,
     running_sidecars,
     runtime_dir,
     token_of,
 )
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.events import BlocksResident, BlocksStored, EngineHello, Pressure
-from kvgraph.hooks.client import ClientOptions
+from kvgraph.graph.wire.events import BlocksResident, BlocksStored, EngineHello, Pressure
 from kvgraph.hooks.doctor.command import check_sidecar
 from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05, absent_s=0.3)
 
@@ -269,7 +268,7 @@ def test_two_that_start_at_one_moment_on_one_path_are_told_apart(tmp_path: Path)
 
     def start_too() -> None:
         try:
-            endpoints.bind(second, f"ipc://{path}")
+            front.bind(second, f"ipc://{path}")
         except ConfigError as error:
             refused.append(str(error))
 
@@ -284,13 +283,13 @@ def test_two_that_start_at_one_moment_on_one_path_are_told_apart(tmp_path: Path)
     other.join(20)
     assert len(refused) == 1
     assert "another sidecar serves it" in refused[0]
-    endpoints.unlink(f"ipc://{path}")
+    front.unlink(f"ipc://{path}")
     assert path.exists(), "who leaves takes nobody else's path away"
     context.destroy(linger=0)
     path.unlink(missing_ok=True)
     again = zmq.Context[Any]()
     third = again.socket(zmq.ROUTER)
-    endpoints.bind(third, f"ipc://{path}")
+    front.bind(third, f"ipc://{path}")
     assert "s.lock" not in {each.name for each in tmp_path.iterdir()}, "no lock is left behind"
     again.destroy(linger=0)
 
@@ -302,7 +301,7 @@ def test_starts_at_one_moment_leave_one_sidecar(tmp_path: Path) -> None:
     def bound(router: zmq.Socket[bytes]) -> bool:
         gate.wait()
         try:
-            endpoints.bind(router, f"ipc://{tmp_path}/s")
+            front.bind(router, f"ipc://{tmp_path}/s")
         except ConfigError:
             return False
         return True

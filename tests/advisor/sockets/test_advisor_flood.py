@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import zmq
-from kvgraph.advisor.process.busy import BusyMeter
+from kvgraph.advisor.intake import BusyMeter
 from kvgraph.advisor.sockets.publisher import TIPS_S, AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import EventSubscriber
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import ResyncRequest, SendTips
-from kvgraph.graph.messages.events import BlocksResident, EngineHello, Pressure
+from kvgraph.graph.wire import frames
+from kvgraph.graph.wire.advice import ResyncRequest, SendTips
+from kvgraph.graph.wire.events import BlocksResident, EngineHello, Pressure
 from kvgraph.hooks.link.mailbox import Mailbox
 
 PULSE = Pressure(10, 5, 5, 1, 0)
@@ -43,7 +43,7 @@ class Flood:
         self._send([EngineHello("e", "m", 16, 100, "v"), BlocksResident(b"")])
 
     def _send(self, events: list[Any]) -> None:
-        self._dealer.send_multipart(wire.encode_events(self._seq, events))
+        self._dealer.send_multipart(frames.encode_events(self._seq, events))
         self._seq += 1
 
     def hear(self) -> None:
@@ -58,7 +58,7 @@ class Flood:
         self._send([PULSE])
         self.hear()
         while self._dealer.poll(1):
-            advice = wire.decode_advice(self._dealer.recv_multipart())[1]
+            advice = frames.decode_advice(self._dealer.recv_multipart())[1]
             if isinstance(advice, ResyncRequest):
                 self.listings += 1
                 self._list()

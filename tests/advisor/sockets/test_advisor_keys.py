@@ -17,14 +17,14 @@ import zmq
 import zmq.auth
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.config.config import load
-from kvgraph.advisor.process.new_keys import new_engine_keys, new_sidecar_keys
+from kvgraph.advisor.process.keys import new_engine_keys, new_sidecar_keys
 from kvgraph.advisor.service import Service
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.ipc import curve_keys
-from kvgraph.graph.ipc.curve_keys import EngineKeys, SidecarKeys
-from kvgraph.hooks.client import ClientOptions
+from kvgraph.graph.wire import curve_keys
+from kvgraph.graph.wire.curve_keys import EngineKeys, SidecarKeys
 from kvgraph.hooks.doctor.command import check_sidecar
 from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 from kvgraph.hooks.vllm import plugin
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05, absent_s=0.3)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from kvgraph.advisor.prefetch.prefetch_orders import PrefetchOrder
-from kvgraph.advisor.sockets.peers import Peer
+from kvgraph.advisor.planner import PrefetchOrder
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
-from kvgraph.advisor.sockets.sequence import SequenceTracker
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import (
+from kvgraph.advisor.sockets.subscriber import Peer, SequenceTracker
+from kvgraph.graph.wire import frames
+from kvgraph.graph.wire.advice import (
     AdmissionAdvice,
     AdmissionMessage,
     AnyAdvice,
@@ -27,7 +26,7 @@ from kvgraph.graph.messages.advice import (
     ResyncRequest,
     StillValid,
 )
-from kvgraph.graph.messages.events import EngineHello
+from kvgraph.graph.wire.events import EngineHello
 
 
 class Clock:
@@ -99,7 +98,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def read(socket: zmq.Socket[bytes]) -> AnyAdvice:
     assert socket.poll(5000)
-    return wire.decode_advice(socket.recv_multipart())[1]
+    return frames.decode_advice(socket.recv_multipart())[1]
 
 
 def test_a_ranking_is_sent_whole_once_and_then_dated_again(bench: Bench) -> None:
@@ -182,7 +181,7 @@ def test_each_message_to_an_engine_has_the_next_number(bench: Bench) -> None:
         bench.clock.now += 0.5
         bench.publish([peer], {peer.engine: bench.ranking(epoch, 1)})
         assert socket.poll(5000)
-        numbers.append(wire.decode_advice(socket.recv_multipart())[0])
+        numbers.append(frames.decode_advice(socket.recv_multipart())[0])
     assert numbers == [0, 1, 2]
 
 

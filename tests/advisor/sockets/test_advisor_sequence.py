@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from kvgraph.advisor.sockets.sequence import Arrival, SequenceTracker
+from kvgraph.advisor.sockets.subscriber import Arrival, SequenceTracker
 
 
 def test_contiguous_numbers_are_next() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from kvgraph.advisor.sockets.peers import Strangers, engine_id
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
-from kvgraph.advisor.sockets.subscriber import EventSubscriber
-from kvgraph.graph.messages import wire
-from kvgraph.graph.messages.advice import AnyAdvice, Refused, ResyncRequest
-from kvgraph.graph.messages.events import (
+from kvgraph.advisor.sockets.subscriber import EventSubscriber, Strangers, engine_id
+from kvgraph.graph.wire import frames as wire
+from kvgraph.graph.wire.advice import AnyAdvice, Refused, ResyncRequest
+from kvgraph.graph.wire.events import (
     AdviceApplied,
     AnyEvent,
     BlocksRemoved,

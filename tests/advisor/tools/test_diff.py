@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kvgraph.advisor.compared.difference import movers, rows, words
-from kvgraph.advisor.compared.stretches import Stretches
-from kvgraph.advisor.compared.sums import Sums, sums_of
-from kvgraph.advisor.happened.happened import Happened, Minute
+from kvgraph.advisor.tools.diff import Stretches, Sums, movers, rows, sums_of, words
+from kvgraph.advisor.tools.happened import Happened, Minute
 from kvgraph.graph.errors import ConfigError
 from page_sidecar import TOKEN, PageSidecar
 from small_world import LoggedWorld

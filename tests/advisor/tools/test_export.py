@@ -13,20 +13,18 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from kvgraph.advisor.export.node_link import node_link
-from kvgraph.advisor.export.perfetto import perfetto
-from kvgraph.advisor.export.trace_file import lanes
-from kvgraph.advisor.happened.from_raw_log import PlayedLog
-from kvgraph.advisor.happened.origins import Origin, origin_of
-from kvgraph.graph.messages.events import (
+from kvgraph.advisor.tools.export import node_link
+from kvgraph.advisor.tools.happened import Origin, PlayedLog, origin_of
+from kvgraph.advisor.tools.perfetto import lanes, perfetto
+from kvgraph.graph.snapshot import save
+from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.wire.events import (
     Pressure,
     RequestHeld,
     RequestReleased,
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.snapshot import save
-from kvgraph.graph.types import SourceLayer
 from page_sidecar import TOKEN, PageSidecar
 from small_world import SIZE, LoggedWorld, pack
 

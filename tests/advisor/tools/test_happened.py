@@ -6,17 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.happened.from_raw_log import PlayedLog
-from kvgraph.advisor.happened.happened import NOT_RECORDED
-from kvgraph.advisor.happened.origins import Kind, origin_of
-from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.remote import RemoteError
-from kvgraph.advisor.replay.errors import TraceError
-from kvgraph.advisor.replay.traces.recorder import Recorder
-from kvgraph.dashboards.answers.misses import RequestsAsked
+from kvgraph.advisor.page.misses import RequestsAsked
+from kvgraph.advisor.page.questions import Questions
+from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.replay.recorder import Recorder
+from kvgraph.advisor.replay.trace import TraceError
+from kvgraph.advisor.tools.happened import NOT_RECORDED, Kind, PlayedLog, origin_of
+from kvgraph.advisor.tools.remote import RemoteError
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.snapshot import save
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksResident,
@@ -24,7 +23,6 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.snapshot import save
 from small_world import BEGIN, SIZE, LoggedWorld, pack
 
 

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kvgraph.advisor.top.top_screen import shade, top_screen
-from kvgraph.advisor.top.watched import Watched, Watcher
+from kvgraph.advisor.tools.top import Watched, Watcher, shade, top_screen
 from page_sidecar import TOKEN, PageSidecar
 from rich.console import Console
 
@@ -107,8 +106,8 @@ def test_an_answer_that_no_sidecar_gives_ends_no_watch(monkeypatch: pytest.Monke
             raise error
         return now() if path == "/v1/now" else MISSES
 
-    monkeypatch.setattr("kvgraph.advisor.top.watched.ask", ask)
-    monkeypatch.setattr("kvgraph.advisor.top.watched.sidecar_urls", lambda url: ["http://x"])
+    monkeypatch.setattr("kvgraph.advisor.tools.top.ask", ask)
+    monkeypatch.setattr("kvgraph.advisor.tools.top.sidecar_urls", lambda url: ["http://x"])
     watcher = Watcher("http://x", 0.01)
     watcher.latest = [Watched("http://x")]
     watcher.start()

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.config.sections import TracingConfig
-from kvgraph.advisor.tracing.destination import sender_for
-from kvgraph.advisor.tracing.span_feed import SpanFeed
-from kvgraph.dashboards.answers.misses import RequestView
+from kvgraph.advisor.page.misses import RequestView
+from kvgraph.advisor.tracing import SpanFeed, sender_for
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.logs.request_log import LIMIT
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.logs.requests import LIMIT
+from kvgraph.graph.wire.events import (
     BlocksResident,
     BlocksSpilled,
     EngineHello,
@@ -360,7 +359,7 @@ def test_variables_of_opentelemetry_are_heeded(
 def test_a_missing_library_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "kvgraph.advisor.tracing.otlp_sender", raising=False)
+    monkeypatch.delitem(sys.modules, "kvgraph.advisor.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"kvgraph\[otel\]"):
         sender_for(TracingConfig(endpoint="http://127.0.0.1:4318"))

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from ...hooks.vllm.ends.end_marks import EndMarks
-from ...hooks.vllm.settings import ENDS_VARIABLE
+from ...hooks.requests.ends import EndMarks
+from ...hooks.settings import ENDS_VARIABLE
 from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import SHRINK, AgentRequest
 from ..recorded.agents_text import endings

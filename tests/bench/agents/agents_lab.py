@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...advisor.replay.engine.simulator import Load
-from ...advisor.replay.fast.lru import lru_hits
-from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS, Settings
-from ...advisor.replay.lab.arms import run_arm as replay
-from ...advisor.replay.orders.graph_order import Planning
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.arms import BY_DEFAULT, HINTS, Settings
+from ...advisor.replay.arms import run_arm as replay
+from ...advisor.replay.fast import lru_hits
+from ...advisor.replay.graph_order import Planning
+from ...advisor.replay.simulator import Load
+from ...advisor.replay.trace import Trace
 from ..errors import TrafficError
 from ..recorded.agents_requests import AgentRequest
 from ..recorded.agents_trace import engine_trace

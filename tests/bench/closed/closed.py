@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from ...advisor.replay.recordings.weka import read_sessions
+from ...advisor.replay.recordings import read_sessions
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room
 from ..errors import TrafficError
 from ..recorded.agents_fleet import SESSIONS

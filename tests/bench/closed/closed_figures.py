@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ...graph.messages.advice import HOLD_MAX_S
+from ...graph.wire.advice import HOLD_MAX_S
 from ..agents.agents_arms import HOST_LRU
 from ..figures import Figures, quantile
 from ..serving.workload import BLOCK

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from ...graph.ipc.runtime import running_sidecars
+from ...graph.wire.endpoints import running_sidecars
 from ..errors import ServerError
 from ..serving.vllm_server import Server
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...kernels.backends.confidence_score import confidence_score
+from ...kernels.backends.attention import confidence_score
 
 Floats = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...hooks.transformers.conf_cache import ConfKVCache
-from ...hooks.transformers.conf_settings import ConfKVSettings
+from ...hooks.confkv.cache import ConfKVCache
+from ...hooks.confkv.settings import ConfKVSettings
 from ..figures import Figures
 from ..paper.quiet import only_errors
 from ..teaching.recall_exam import examine

@@ -10,12 +10,11 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from ...hooks.transformers.conf_budget import Replayed
-from ...hooks.transformers.conf_cache import ConfKVCache
-from ...hooks.transformers.conf_settings import ConfKVSettings
-from ...hooks.transformers.slots import mixed_store
-from ...hooks.transformers.token_ranker import AttentionAndRecency, Ranker
-from ...kernels.maths.channel_quant import STEPS, channel_scale
+from ...hooks.confkv import stores
+from ...hooks.confkv.cache import ConfKVCache
+from ...hooks.confkv.layer import AttentionAndRecency, Ranker
+from ...hooks.confkv.settings import ConfKVSettings, Replayed
+from ...kernels.quant import STEPS, channel_scale
 from .rivals import STREAMING, WINDOW, HeavyHitters, Random, Scissorhands, SnapKV
 
 _STEPS_OF_INT4: Final = 7.0
@@ -85,7 +84,7 @@ def coarse() -> Iterator[None]:
     def wide(values: Tensor) -> Tensor:
         return channel_scale(values) * (STEPS / _STEPS_OF_INT4)
 
-    with patch.object(mixed_store, "channel_scale", wide):
+    with patch.object(stores, "channel_scale", wide):
         yield
 
 

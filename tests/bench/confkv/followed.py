@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...hooks.transformers.conf_cache import ConfKVCache
+from ...hooks.confkv.cache import ConfKVCache
 
 Floats = NDArray[np.float64]
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ...hooks.transformers.conf_cache import ConfKVCache
-from ...hooks.transformers.conf_layer import ConfLayer
-from ...hooks.transformers.conf_settings import ConfKVSettings
-from ...kernels.backends.mixed_attention import Part
-from ...kernels.maths.channel_quant import channel_scale, from_cells, to_cells
-from ...kernels.maths.quant import dequantize, quantize
-from ...kernels.mixed_ops import mixed_attention
+from ...hooks.confkv.cache import ConfKVCache
+from ...hooks.confkv.layer import ConfLayer
+from ...hooks.confkv.settings import ConfKVSettings
+from ...kernels.backends.mixed import Part
+from ...kernels.ops import mixed_attention
+from ...kernels.quant import channel_scale, dequantize, from_cells, quantize, to_cells
 
 BATCH, HEADS, KV_HEADS, DIMS, TOKENS, RECENT = 8, 8, 4, 64, 512, 64
 _ROUNDS: Final = 60

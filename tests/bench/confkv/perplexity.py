@@ -10,18 +10,10 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from ...hooks.transformers.conf_cache import ConfKVCache
-from ...hooks.transformers.conf_settings import ConfKVSettings
+from ...hooks.confkv.cache import ConfKVCache
+from ...hooks.confkv.settings import ConfKVSettings
 from ..figures import Figures
-from .confkv_arms import (
-    STATIC,
-    coarse,
-    confident,
-    in_int8,
-    replayed,
-    victims,
-    with_pyramid,
-)
+from .confkv_arms import STATIC, coarse, confident, in_int8, replayed, victims, with_pyramid
 from .followed import Floats, Followed, follow, read_at_once
 from .resampled import apart, difference, gap_closed
 from .rivals import WINDOW

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ...hooks.transformers.token_ranker import mean_of_queries
+from ...hooks.confkv.layer import mean_of_queries
 
 _EVERY_QUERY: Final = 1 << 30
 _HISTORY: Final = 400  # steps that Scissorhands remembers, as in its paper

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...hooks.transformers.conf_settings import ConfKVSettings
+from ...hooks.confkv.settings import ConfKVSettings
 from .confkv_arms import confident
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from ...hooks.transformers.conf_settings import ConfKVSettings
+from ...hooks.confkv.settings import ConfKVSettings
 from ..figures import Figures
 from .confkv_arms import confident
 from .followed import Floats, Followed, follow, read_at_once

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...advisor.page.logged.request_views import request_view
-from ...advisor.replay.recordings.weka import read_sessions
-from ...advisor.replay.traces.raw_log import RawLog
-from ...dashboards.answers.misses import RequestView
+from ...advisor.page.misses import RequestView, request_view
+from ...advisor.replay.recorder import RawLog
+from ...advisor.replay.recordings import read_sessions
 from ...graph.logs.history import History
 from ...graph.logs.reasons import Detail
-from ...graph.logs.request_log import LIMIT
-from ...graph.messages.events import AnyEvent
+from ...graph.logs.requests import LIMIT
+from ...graph.wire.events import AnyEvent
 from ..closed.closed_users import scripts
 from ..figures import Figures
 from ..paper.paper_engine import Shape, base_config

@@ -10,9 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.logs.evictions.score_terms import TermsThen
+from ...graph.logs.evictions import TermsThen
 from ...graph.logs.history import History
-from ...graph.messages.events import (
+from ...graph.ranking.order import front_terms
+from ...graph.ranking.policy import View
+from ...graph.tables.tables import GraphLimits, Tables
+from ...graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
@@ -20,10 +23,7 @@ from ...graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from ...graph.messages.wire import encode_events
-from ...graph.ranking.ruler import front_terms
-from ...graph.ranking.view import View
-from ...graph.tables.tables import GraphLimits, Tables
+from ...graph.wire.frames import encode_events
 from ..figures import Figures
 
 SIZE: Final = 16

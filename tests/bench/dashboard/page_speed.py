@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...dashboards.page_files import PAGE
-from ...dashboards.page_tokens import page_address
-from ...graph.messages.events import BlocksAttended
-from ...hooks.client import ClientOptions
+from ...dashboards.access import PAGE, page_address
+from ...graph.wire.events import BlocksAttended
 from ...hooks.fake import FakeEngine
+from ...hooks.link.client import ClientOptions
 from ..errors import BenchError
 from ..faults.processes.faults_http import is_advised, token_in
 from ..figures import Figures

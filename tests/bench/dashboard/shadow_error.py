@@ -8,18 +8,17 @@ from typing import Final, NamedTuple
 
 from ...advisor.policies.guard import Guard
 from ...advisor.policies.lifecycle import LifecyclePolicy
-from ...advisor.replay.fast.lru import lru_hits
-from ...advisor.replay.lab.arms import HINTS, Settings, run_arm
-from ...advisor.replay.recordings.signals import Signals
-from ...advisor.replay.traces.trace import Trace
-from ...advisor.replay.traces.trace_events import TraceEvents
-from ...advisor.shadows.shadow_pools import LruPool, PolicyPool
-from ...advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
-from ...advisor.shadows.shadow_set import ShadowSet
+from ...advisor.replay.arms import HINTS, Settings, run_arm
+from ...advisor.replay.events import TraceEvents
+from ...advisor.replay.fast import lru_hits
+from ...advisor.replay.fleet_traffic import Signals
+from ...advisor.replay.trace import Trace
+from ...advisor.shadows.pools import LruPool, PolicyPool
+from ...advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.messages.events import EngineHello
 from ...graph.ranking.formulas import ClassicPolicy
-from ...graph.ranking.view import View
+from ...graph.ranking.policy import View
+from ...graph.wire.events import EngineHello
 from ..figures import Figures
 from ..policies.policies_fleets import SHIPPED, fleet, sessions_in
 

@@ -20,8 +20,8 @@ import msgspec
 from ...advisor.assembly import new_graph
 from ...advisor.config.config import Config
 from ...advisor.planner import GraphEvictionAdvisor
-from ...graph.messages.advice import ContentKey
-from ...graph.messages.events import AnyEvent, BlocksResident
+from ...graph.wire.advice import ContentKey
+from ...graph.wire.events import AnyEvent, BlocksResident
 from ..closed.closed_users import ClosedTurn, Script
 from ..closed.on_paper.closed_paper_link import PaperLink
 from ..closed.on_paper.paper_service import AGENTS

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ...advisor.replay.lab.pictures import pyplot
+from ...advisor.replay.tables import pyplot
 from ..closed.closed_arms import ClosedRun
 from ..closed.on_paper.closed_paper_run import BLOCKS
 from ..figures import Figures, quantile

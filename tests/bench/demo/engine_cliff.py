@@ -17,7 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ...advisor.replay.recordings.weka import read_sessions
+from ...advisor.replay.recordings import read_sessions
 from ..agents.agents_arms import AgentArm, Room
 from ..closed.closed import PACE, POOL
 from ..closed.closed_arms import STOCK, ClosedRun

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ...dashboards.page_tokens import page_address
+from ...dashboards.access import page_address
 from ..sidecars.sidecar_process import SidecarProcess
 
 ENDPOINT: Final = "AITHER_KVCACHE_SIDECAR"

@@ -11,10 +11,10 @@ from typing import Final
 
 from rich.console import Console
 
-from ...graph.messages.events import Segment
 from ...graph.types import LAYER_BY_NAME, Authority, SourceLayer
-from ...hooks.client import ClientOptions
+from ...graph.wire.events import Segment
 from ...hooks.fake import FakeEngine
+from ...hooks.link.client import ClientOptions
 from ..recorded.agents_fleet import SESSIONS, recorded_requests
 from ..recorded.agents_requests import AgentRequest
 from .live_page import LivePage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ...advisor.replay.lab.pictures import pyplot
+from ...advisor.replay.tables import pyplot
 from ...graph.types import PROTECTED_LAYERS, SourceLayer
 from .demo import DemoResult
 from .demo_report import picture_of

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 import psutil
 
-from ...graph.messages.events import (
+from ...graph.types import Keys
+from ...graph.wire.events import (
     AdviceApplied,
     AnyEvent,
     BlocksRemoved,
@@ -21,9 +22,8 @@ from ...graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from ...graph.types import Keys
 from ...hooks.fake import FakeEngine
-from ...hooks.vllm.observe.pressing_news import PressingNews
+from ...hooks.vllm.meters import PressingNews
 from ..errors import BenchError
 from ..graph.graphs import random_keys
 from ..sidecars.sidecar_process import SidecarProcess, wait_until

@@ -50,8 +50,8 @@ class Mend(NamedTuple):
 _CHATS, _FILES = "advisor/memory/chats", "tests/memory/test_memory_files.py"
 _CALLERS, _TOLD = "tests/memory/test_memory_callers.py", "tests/memory/test_memory_told.py"
 _TRACES, _TRAFFIC = "tests/replay/test_replay_traces.py", "tests/replay/test_replay_traffic.py"
-_READER, _FORMATS = "advisor/replay/traces/reader.py", "advisor/replay/traces/formats.py"
-_WEKA, _PLANS = "advisor/replay/recordings/weka.py", "advisor/replay/fleets/fleet_plans.py"
+_READER, _FORMATS = "advisor/replay/reader.py", "advisor/replay/reader.py"
+_WEKA, _PLANS = "advisor/replay/recordings.py", "advisor/replay/plan.py"
 _CONF, _FAULTS = "tests/confkv/test_conf_generate.py", "tests/engine/test_engine_faults.py"
 _PAGE, _STORE = "tests/dashboards/test_dashboards_app.py", "tests/store/test_shared_store.py"
 
@@ -59,64 +59,64 @@ _PAGE, _STORE = "tests/dashboards/test_dashboards_app.py", "tests/store/test_sha
 # fmt: off
 MENDS: Final = (
     # Chats on disk
-    Mend("a damaged chat is no error", f"{_CHATS}/chat_files.py", "except (OSError, *BAD_PAYLOAD, MemoryError):", "except (OSError, msgspec.DecodeError):", f"{_FILES} -k damaged"),
-    Mend("a chat's digest is compared", f"{_CHATS}/chat_files.py", "if _sum(data) != digest:", "if False:", f"{_FILES} -k damaged"),
-    Mend("odd messages in an older file", f"{_CHATS}/chat_files.py", "return chat if fits else None", "return chat", f"{_FILES} -k damaged"),
-    Mend("what cannot be read is set aside", f"{_CHATS}/chat_files.py", "        os.replace(path, aside)\n", "        path.unlink()\n", f"{_FILES} -k 'damaged or others'"),
-    Mend("unfinished files of others stay", f"{_CHATS}/chat_files.py", "if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
-    Mend("chats of others do not count", f"{_CHATS}/chat_files.py", "if _is_ours(head):\n", "if True:\n", f"{_FILES} -k others"),
-    Mend("a deleted chat leaves nothing aside", "advisor/memory/memory_app.py", "aside = self._proxy.store.forget_aside(caller_of(scope[\"headers\"]), name)", "aside = False", f"{_FILES} -k damaged"),
-    Mend("a full disk is in the status", f"{_CHATS}/chat_files.py", "self.unwritten.add(chat.key)", "pass", f"{_FILES} -k disk"),
-    Mend("what is not on disk leaves memory last", f"{_CHATS}/chat_store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),
-    Mend("a side question cuts no chat", "advisor/memory/memory_proxy.py", "if not words.appends:", "if False:", f"{_FILES} -k side"),
-    Mend("the version that went on is kept", f"{_CHATS}/chat_session.py", "last = max(self.versions, key=lambda each: each.gone_on)", "last = self", f"{_FILES} -k 'side or anew'"),
+    Mend("a damaged chat is no error", "advisor/memory/store.py", "except (OSError, *BAD_PAYLOAD, MemoryError):", "except (OSError, msgspec.DecodeError):", f"{_FILES} -k damaged"),
+    Mend("a chat's digest is compared", "advisor/memory/store.py", "if _sum(data) != digest:", "if False:", f"{_FILES} -k damaged"),
+    Mend("odd messages in an older file", "advisor/memory/store.py", "return chat if fits else None", "return chat", f"{_FILES} -k damaged"),
+    Mend("what cannot be read is set aside", "advisor/memory/store.py", "        os.replace(path, aside)\n", "        path.unlink()\n", f"{_FILES} -k 'damaged or others'"),
+    Mend("unfinished files of others stay", "advisor/memory/store.py", "if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
+    Mend("chats of others do not count", "advisor/memory/store.py", "if _is_ours(head):\n", "if True:\n", f"{_FILES} -k others"),
+    Mend("a deleted chat leaves nothing aside", "advisor/memory/command.py", "aside = self._proxy.store.forget_aside(caller_of(scope[\"headers\"]), name)", "aside = False", f"{_FILES} -k damaged"),
+    Mend("a full disk is in the status", "advisor/memory/store.py", "self.unwritten.add(chat.key)", "pass", f"{_FILES} -k disk"),
+    Mend("what is not on disk leaves memory last", "advisor/memory/store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),
+    Mend("a side question cuts no chat", "advisor/memory/proxy.py", "if not words.appends:", "if False:", f"{_FILES} -k side"),
+    Mend("the version that went on is kept", "advisor/memory/chat.py", "last = max(self.versions, key=lambda each: each.gone_on)", "last = self", f"{_FILES} -k 'side or anew'"),
     # What goes into a prompt, and whose it is
-    Mend("names in a prompt are escaped", f"{_CHATS}/breadcrumbs.py", "map(_plain, names[older:])", "names[older:]", _TOLD),
-    Mend("each API key has a salt", "advisor/memory/client_words.py", "salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}", "salted = {}", _CALLERS),
-    Mend("a client's own salt is not another's", "advisor/memory/chat_turn.py", "said = b\"\\0\".join([*keys, orjson.dumps(salt)])", "said = orjson.dumps(salt)", _CALLERS),
-    Mend("a salt does not follow from a key", "advisor/memory/chat_turn.py", "digest_size=16, key=key[:64])", "digest_size=16)", _CALLERS),
+    Mend("names in a prompt are escaped", "advisor/memory/chooser.py", "map(_plain, names[older:])", "names[older:]", _TOLD),
+    Mend("each API key has a salt", "advisor/memory/requests.py", "salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}", "salted = {}", _CALLERS),
+    Mend("a client's own salt is not another's", "advisor/memory/proxy.py", "said = b\"\\0\".join([*keys, orjson.dumps(salt)])", "said = orjson.dumps(salt)", _CALLERS),
+    Mend("a salt does not follow from a key", "advisor/memory/proxy.py", "digest_size=16, key=key[:64])", "digest_size=16)", _CALLERS),
     # Traces and plans
     Mend("a child before its parent", _READER, "self._same[other] = one", "pass", f"{_TRACES} -k child"),
-    Mend("a byte order mark", "advisor/replay/traces/lines.py", "line = line.removeprefix(_MARK) if number == 1 else line", "pass", f"{_TRACES} -k mark"),
-    Mend("a byte order mark in a session", "advisor/replay/traces/lines.py", "return data.removeprefix(_MARK)", "return data", f"{_TRAFFIC} -k mark"),
+    Mend("a byte order mark", "advisor/replay/reader.py", "line = line.removeprefix(_MARK) if number == 1 else line", "pass", f"{_TRACES} -k mark"),
+    Mend("a byte order mark in a session", "advisor/replay/reader.py", "return data.removeprefix(_MARK)", "return data", f"{_TRAFFIC} -k mark"),
     Mend("null is absent", _FORMATS, "output_length: Tokens | None = None", "output_length: Tokens = 0", f"{_TRACES} -k null"),
     Mend("numbers of tables", _FORMATS, "msgspec.json.Decoder(Line, strict=False)", "msgspec.json.Decoder(Line)", f"{_TRACES} -k null"),
     Mend("sessions without time stamps", _FORMATS, "timed=False)", "timed=True)", f"{_TRACES} -k stamps"),
     Mend("numbers of sixty-four bits", _WEKA, "hash_ids = array(\"Q\", entry.hash_ids)", "hash_ids = array(\"I\", entry.hash_ids)", f"{_TRAFFIC} -k bits"),
-    Mend("numbers of all sessions", "advisor/replay/recordings/fleet_blocks.py", "if request.session.is_global and not request.session.harness:", "if False:", f"{_TRAFFIC} -k 'lap or global'"),
-    Mend("a session without time ends", "advisor/replay/closed/played_runs.py", "return max(LEAST_S, answers + pauses)", "return answers + pauses", f"{_TRAFFIC} -k ends"),
+    Mend("numbers of all sessions", "advisor/replay/fleet_traffic.py", "if request.session.is_global and not request.session.harness:", "if False:", f"{_TRAFFIC} -k 'lap or global'"),
+    Mend("a session without time ends", "advisor/replay/closed.py", "return max(LEAST_S, answers + pauses)", "return answers + pauses", f"{_TRAFFIC} -k ends"),
     Mend("a plan that refuses prompts", _PLANS, "if not row.refused and row.ttft_p95_s", "if row.ttft_p95_s", "tests/fleet/test_fleet_plans.py"),
-    Mend("a plan's pools hold every prompt", "advisor/replay/fleets/plan_cli.py", "terms, too_large = terms.for_trace(read)", "too_large = 0", "tests/fleet/test_fleet_plans.py"),
+    Mend("a plan's pools hold every prompt", "advisor/replay/plan.py", "terms, too_large = terms.for_trace(read)", "too_large = 0", "tests/fleet/test_fleet_plans.py"),
     # ConfKVCache
-    Mend("latents are refused", "hooks/transformers/conf_cache.py", "if getattr(text, \"kv_lora_rank\", None):", "if False:", f"{_CONF} -k latents"),
-    Mend("a model that gives up its cache", "hooks/transformers/conf_cache.py", "if drops_at is not None and text.max_position_embeddings > drops_at:", "if False:", f"{_CONF} -k 'gives_up'"),
-    Mend("values of another width", "hooks/transformers/slots/stores.py", "_room(keys, 0), _room(values, 0)", "_room(keys, 0), _room(keys, 0)", f"{_CONF} -k width"),
+    Mend("latents are refused", "hooks/confkv/cache.py", "if getattr(text, \"kv_lora_rank\", None):", "if False:", f"{_CONF} -k latents"),
+    Mend("a model that gives up its cache", "hooks/confkv/cache.py", "if drops_at is not None and text.max_position_embeddings > drops_at:", "if False:", f"{_CONF} -k 'gives_up'"),
+    Mend("values of another width", "hooks/confkv/stores.py", "_room(keys, 0), _room(values, 0)", "_room(keys, 0), _room(keys, 0)", f"{_CONF} -k width"),
     # Tiers, and what vLLM is promised
     Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py"),
-    Mend("workers hear of a reset first", "hooks/vllm/transfers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
-    Mend("an adapter's blocks stay off the disk", "hooks/vllm/observe/observer.py", "            if request.lora_request is not None:\n", "            if False:\n", "tests/tiers/test_tiers_spilling.py -k adapter"),
-    Mend("a load that nobody ordered fails", "hooks/vllm/transfers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
-    Mend("promises are kept whatever fails", "hooks/vllm/transfers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", _FAULTS),
+    Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
+    Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            if request.lora_request is not None:\n", "            if False:\n", "tests/tiers/test_tiers_spilling.py -k adapter"),
+    Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
+    Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", _FAULTS),
     # Recall
-    Mend("nothing approximate is registered", "hooks/vllm/recall/exact_only.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
-    Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/own_branch.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
+    Mend("nothing approximate is registered", "hooks/vllm/recall/own_text.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
+    Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/opt_in.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
     Mend("recall is a named tenant's own", "hooks/vllm/recall/opt_in.py", "return salt or \"\", meaning.tenant or \"\", \"\"", "return salt or \"\", \"\", \"\"", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
     # The shared store
-    Mend("a store that all may write to", "hooks/store/directory_store.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
-    Mend("a link in a store", "hooks/store/directory_store.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
-    Mend("a record's checksum", "hooks/store/sealed_records.py", "checksum = zlib.crc32(record, zlib.crc32(key, self._seed))", "checksum = zlib.crc32(key, self._seed)", _STORE),
+    Mend("a store that all may write to", "hooks/store/stores.py", "if mode & stat.S_IWOTH:", "if False:", _STORE),
+    Mend("a link in a store", "hooks/store/stores.py", "os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW", "os.O_RDONLY | os.O_CLOEXEC", _STORE),
+    Mend("a record's checksum", "hooks/store/sealed.py", "checksum = zlib.crc32(record, zlib.crc32(key, self._seed))", "checksum = zlib.crc32(key, self._seed)", _STORE),
     # Who may say and see what
-    Mend("one tenant's share of a pool", "graph/ranking/protection.py", "granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)", "granted = np.ones(len(places), dtype=np.bool_)", "tests/graph/ranking/test_graph_protection.py"),
-    Mend("intents reach their tenant's blocks", "graph/intents/targets.py", "rows = rows[blocks.tenant[rows] == tenant]", "pass", "tests/graph/intents tests/advisor/intents"),
-    Mend("names and blocks need the token", "dashboards/page_access.py", "if not (self._is_bearer(authorization) or self._has_cookie(request)):", "if False:", _PAGE),
-    Mend("changes need the edit token", "dashboards/page_access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
-    Mend("the door asks for a token", "advisor/sockets/door.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_door.py"),
+    Mend("one tenant's share of a pool", "graph/ranking/rules.py", "granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)", "granted = np.ones(len(places), dtype=np.bool_)", "tests/graph/ranking/test_graph_protection.py"),
+    Mend("intents reach their tenant's blocks", "graph/intents.py", "rows = rows[blocks.tenant[rows] == tenant]", "pass", "tests/graph/intents tests/advisor/intents"),
+    Mend("names and blocks need the token", "dashboards/access.py", "if not (self._is_bearer(authorization) or self._has_cookie(request)):", "if False:", _PAGE),
+    Mend("changes need the edit token", "dashboards/access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
+    Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_door.py"),
     # What callers say costs others little, and nobody goes before others by a word
     Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_protection_price.py"),
-    Mend("holding does not end itself", "graph/waiting/holding_rule.py", "queued=queued or len(self._order) > 0", "queued=queued", "tests/graph/test_graph_holding.py"),
-    Mend("starts without room rest by what they cost", "graph/waiting/pacing.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
+    Mend("holding does not end itself", "graph/admission.py", "queued=queued or len(self._order) > 0", "queued=queued", "tests/graph/test_graph_holding.py"),
+    Mend("starts without room rest by what they cost", "graph/admission.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
     Mend("only a consumer fetches prompts", "hooks/vllm/holding/arrivals.py", "return self._fetches and bool(params.get(\"do_remote_prefill\"))", "return bool(params.get(\"do_remote_prefill\"))", "tests/hooks/vllm/holding/test_hooks_holding.py"),
-    Mend("an engine falls idle after an error", "hooks/vllm/detached.py", "return self.bridge.owes", "return True", _FAULTS),
+    Mend("an engine falls idle after an error", "hooks/vllm/scheduler.py", "return self.bridge.owes", "return True", _FAULTS),
 )
 # fmt: on
 

@@ -9,13 +9,11 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from ...advisor.replay.fleets.fleet_arms import FleetSize
-from ...advisor.replay.recordings.signals import Signals
-from ...advisor.replay.traces.duration import AGENTS_SERVICE
-from ...advisor.replay.traces.reader import load_trace
-from ...advisor.replay.traces.trace import Trace
-from ...advisor.replay.workloads.seed_workload import seed_workload
+from ...advisor.replay.fleet_traffic import Signals
+from ...advisor.replay.reader import load_trace
+from ...advisor.replay.trace import AGENTS_SERVICE, Trace
 from ..figures import Figures
+from ..lab.seed_workload import FleetSize, seed_workload
 from ..machine import keep_raw, measured_now
 from ..policies.policies_fleets import default_sessions, fleet, sessions_in
 from ..replay import SHARED as CONVERSATIONS

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...advisor.replay.fleets.fleet_arms import (
+from ...advisor.replay.trace import Trace
+from ..figures import Figures
+from ..lab.seed_workload import (
     NOTHING,
+    SEED_FACTS,
     FleetArm,
     FleetFound,
     FleetSize,
     compare_arms,
     endless,
     run_fleet,
+    seed_workload,
+    workload_facts,
 )
-from ...advisor.replay.fleets.workload_facts import SEED_FACTS, workload_facts
-from ...advisor.replay.traces.trace import Trace
-from ...advisor.replay.workloads.seed_workload import seed_workload
-from ..figures import Figures
 
 SEED_SIZE: Final = FleetSize(8, 550)
 OTHER_SEEDS: Final = (2, 3, 4, 5)

@@ -9,15 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from ...advisor.fleet.engine_board import EngineBoard, Speed
-from ...advisor.fleet.fleet_router import FleetRouter, Holdings, Reason, Wanted
-from ...advisor.replay.engine.instance import Instance
-from ...advisor.replay.engine.simulator import simulate
-from ...advisor.replay.fleets.fleet_arms import FleetSize
-from ...advisor.replay.fleets.fleet_routing import FleetRouting
-from ...advisor.replay.orders.orders import LruOrder
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.fleet.board import EngineBoard, Speed
+from ...advisor.fleet.router import FleetRouter, Holdings, Reason, Wanted
+from ...advisor.replay.plan import FleetRouting
+from ...advisor.replay.simulator import Instance, LruOrder, simulate
+from ...advisor.replay.trace import Trace
 from ..figures import Figures, quantile
+from ..lab.seed_workload import FleetSize
 
 RATE: Final = 1000.0
 """Decisions per second."""

@@ -9,14 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ...advisor.replay.engine.instance import Instance
-from ...advisor.replay.engine.routers import PrefixAffinity
-from ...advisor.replay.engine.simulator import Router, simulate
-from ...advisor.replay.fleets.fleet_routing import MemoryRouting
-from ...advisor.replay.orders.orders import LruOrder
-from ...advisor.replay.recordings.signals import Signals
-from ...advisor.replay.traces.inferred_sessions import infer_sessions
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.fleet_traffic import Signals
+from ...advisor.replay.plan import MemoryRouting
+from ...advisor.replay.reader import infer_sessions
+from ...advisor.replay.simulator import Instance, LruOrder, PrefixAffinity, Router, simulate
+from ...advisor.replay.trace import Trace
 from ..figures import Figures
 from ..policies.policies_fleets import default_sessions, fleet, halves, sessions_in
 

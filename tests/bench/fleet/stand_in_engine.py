@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
-from ...advisor.fleet.proxy.engine_list import FIRST_BYTE_S, Listed
-from ...advisor.fleet.proxy.fleet_proxy import FleetProxy
-from ...advisor.fleet.proxy.proxy_app import BodyRoom, ProxyApp
-from ...advisor.fleet.residency.residency_view import ResidencyView
+from ...advisor.fleet.app import BodyRoom, ProxyApp
+from ...advisor.fleet.proxy import FleetProxy
+from ...advisor.fleet.residency import ResidencyView
+from ...advisor.fleet.upstream import FIRST_BYTE_S, Listed
 from ..serving.listening import listening
 
 

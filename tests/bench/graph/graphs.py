@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.messages.events import BlocksStored, EngineHello, RequestStarted, Segment
 from ...graph.types import EdgeType, Keys, Rows, SourceLayer
+from ...graph.wire.events import BlocksStored, EngineHello, RequestStarted, Segment
 
 CHAIN_BLOCKS = 64
 BLOCK_SIZE = 16

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.messages.events import (
+from ...graph.types import Tier
+from ...graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksResident,
@@ -19,7 +20,6 @@ from ...graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from ...graph.types import Tier
 from .graphs import BLOCK_SIZE, ENGINE, add_random_edges, build_graph, random_keys
 
 _BLOCKS, _SESSIONS, _COPIES, _LINKS = 1_000_000, 100_000, 260_000, 500_000

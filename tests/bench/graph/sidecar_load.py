@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import zmq
 
-from ...graph.messages import wire
-from ...graph.messages.events import AnyEvent, BlocksResident, BlocksStored, EngineHello, Pressure
+from ...graph.wire import frames
+from ...graph.wire.events import AnyEvent, BlocksResident, BlocksStored, EngineHello, Pressure
 from ..sidecars.sidecar_process import SidecarProcess
 from .graphs import BLOCK_SIZE, CHAIN_BLOCKS, chain_events, random_keys
 
@@ -35,12 +35,12 @@ class LoadedSidecar:
 
     def send(self, events: list[AnyEvent]) -> None:
         """Send one batch; blocks while the sidecar's queue is full (a bench may, an engine not)."""
-        self.socket.send_multipart(wire.encode_events(self.seq, events))
+        self.socket.send_multipart(frames.encode_events(self.seq, events))
         self.seq += 1
 
     def send_encoded(self, payload: bytes) -> None:
         """Send a batch that was encoded beforehand."""
-        self.socket.send_multipart([wire.HEADER, self.seq.to_bytes(8, "big"), payload])
+        self.socket.send_multipart([frames.HEADER, self.seq.to_bytes(8, "big"), payload])
         self.seq += 1
 
     def stored(self) -> int:
@@ -128,7 +128,7 @@ def _cpu_seconds(sidecar: LoadedSidecar) -> float:
 def _encoded_batches(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[bytes]:
     size = _BLOCKS_AN_EVENT * _EVENTS_A_BATCH
     return [
-        wire.encode_events(0, _stores(keys[start : start + size]))[2]
+        frames.encode_events(0, _stores(keys[start : start + size]))[2]
         for start in range(0, len(keys), size)
     ]
 

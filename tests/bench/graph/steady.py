@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.messages.events import (
+from ...graph.types import Keys
+from ...graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
@@ -16,7 +17,6 @@ from ...graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from ...graph.types import Keys
 from .graphs import BLOCK_SIZE, ENGINE, random_keys
 
 _POOL = 131_072

@@ -22,10 +22,9 @@ from rich.console import Console
 
 from ...kernels import ops
 from ...kernels.backends import choice, native, reference
-from ...kernels.layout.addressed import Blocks, SlotMap
-from ...kernels.layout.engines import cpu_isa, cpu_layout
-from ...kernels.layout.layout import KvLayout, PagedKv, new_memory
-from ...kernels.maths.rope import Rope, rope_from_config
+from ...kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, new_memory
+from ...kernels.layout_engines import cpu_isa, cpu_layout
+from ...kernels.rope import Rope, rope_from_config
 from ..errors import BenchError
 from ..figures import Figures
 from ..serving.model import ModelShape, ensure_model

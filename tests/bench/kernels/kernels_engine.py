@@ -15,10 +15,9 @@ from typing import Any, Final
 import torch
 
 from ...kernels import ops
-from ...kernels.layout.addressed import SlotMap
-from ...kernels.layout.engines import cpu_isa, from_views
-from ...kernels.layout.layout import PagedKv, new_memory
-from ...kernels.maths.rope import Rope, rope_from_config
+from ...kernels.layout import PagedKv, SlotMap, new_memory
+from ...kernels.layout_engines import cpu_isa, from_views
+from ...kernels.rope import Rope, rope_from_config
 
 TOKENS: Final = 640
 BLOCK: Final = 32

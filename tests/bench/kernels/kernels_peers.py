@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from ...kernels import ops
-from ...kernels.layout.layout import PagedKv
-from ...kernels.maths.rope import Pairing, Rope
+from ...kernels.layout import PagedKv
+from ...kernels.rope import Pairing, Rope
 
 
 class Engine(Protocol):

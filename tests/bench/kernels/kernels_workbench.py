@@ -6,27 +6,19 @@ from typing import Any, Final
 
 import torch
 
-from ...hooks.tiers.host_memory import available_bytes
+from ...hooks.tiers.host import available_bytes
 from ...kernels import ops
+from ...kernels.arena import Arena
 from ...kernels.backends import reference
-from ...kernels.errors import TransferError
 from ...kernels.gpu.copy_engine import copy_engine
 from ...kernels.gpu.measure import copy_table, splice_table
 from ...kernels.gpu.method import COPY_ENGINE
 from ...kernels.gpu.moves import copy_by
-from ...kernels.layout.addressed import Blocks, SlotMap
-from ...kernels.layout.block_runs import block_runs
-from ...kernels.layout.layout import PagedKv, gpu_layout, new_memory
-from ...kernels.store.arena import Arena
+from ...kernels.layout import Blocks, PagedKv, SlotMap, gpu_layout, new_memory
+from ...kernels.runs import block_runs
+from ...kernels.tensors import TransferError
 from .kernels_matrix import DELTA, LLAMA, Cell, Places, places, predicted_seconds, slots_of
-from .kernels_peers import (
-    BatchedCopy,
-    CopyThenRotate,
-    IndexCopy,
-    ThreePasses,
-    VllmSwap,
-    vllm_swap,
-)
+from .kernels_peers import BatchedCopy, CopyThenRotate, IndexCopy, ThreePasses, VllmSwap, vllm_swap
 from .kernels_prefill import PrefillStack, StackShape
 from .kernels_timer import Action, Times, once, time_in_turns
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
-from ...hooks.vllm.api.learned_borders import learn_borders
-from ...hooks.vllm.chats.layer_marker import LayerMarker
-from ...hooks.vllm.layers.border_table import SECTIONS, BorderTable
-from ...hooks.vllm.layers.layer_runs import LayerReader, Run
-from ...hooks.vllm.layers.system_sections import SectionSplitter
+from ...hooks.requests.borders import SECTIONS, BorderTable, LayerReader, Run
+from ...hooks.requests.messages import LayerMarker
+from ...hooks.requests.sections import SectionSplitter
+from ...hooks.vllm.api.learning import learn_borders
 from .families import Family
 from .family_models import family_config, write_family
 from .made_chats import ChatMaker, MadeChat, Told
@@ -104,7 +103,7 @@ def judge_layers(family: Family, directory: Path, count: int, seed: int) -> dict
 def _judge(
     chats: FamilyChats, table: BorderTable, chat: MadeChat, judged: dict[str, Labelled]
 ) -> None:
-    from ...hooks.vllm.ends.engine_reader import decoder
+    from ...hooks.requests.borders import decoder
 
     decode = decoder(chats.tokenizer)
     try:

@@ -12,14 +12,13 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.messages.events import RequestFinished, RequestStarted
 from ...graph.types import NO_ROW, SessionState, SourceLayer, as_keys
-from ...hooks.vllm.chats.marked_chats import hand_over, mark_chats
-from ...hooks.vllm.hints.hint_policy import HintPolicy, Trust
-from ...hooks.vllm.hints.tags import TagReader
-from ...hooks.vllm.layers.engine_layers import PromptLayers
-from ...hooks.vllm.layers.marks import MARKS_KEY
-from ...hooks.vllm.settings import LAYERS_VARIABLE
+from ...graph.wire.events import RequestFinished, RequestStarted
+from ...hooks.requests.borders import MARKS_KEY
+from ...hooks.requests.hints import HintPolicy, TagReader, Trust
+from ...hooks.settings import LAYERS_VARIABLE
+from ...hooks.vllm.api.chats import hand_over, mark_chats
+from ...hooks.vllm.reading import PromptLayers
 from .chat_layers import FamilyChats
 from .families import Family
 from .forged_prompts import BEGIN, END, Forgery, forgeries
@@ -83,7 +82,7 @@ def _started(
     )
     if chats.table is None:
         return event
-    from ...hooks.vllm.ends.engine_reader import decoder
+    from ...hooks.requests.borders import decoder
 
     request: Any = SimpleNamespace(kv_transfer_params=transfer, prompt_token_ids=tokens)
     layers = PromptLayers(chats.table, lambda: decoder(chats.tokenizer))
@@ -95,8 +94,7 @@ def _raised(
     graph: KVCacheGraph, chats: FamilyChats, prompt: dict[str, Any], forgery: Forgery, marked: bool
 ) -> list[str]:
     """Layers that blocks inside the forged text were raised to."""
-    from ...hooks.vllm.ends.engine_reader import decoder
-    from ...hooks.vllm.layers.token_places import TokenPlaces
+    from ...hooks.requests.borders import TokenPlaces, decoder
 
     tokens, decode = prompt["prompt_token_ids"], decoder(chats.tokenizer)
     text = decode(tokens)

@@ -14,12 +14,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.messages.events import RequestFinished, RequestStarted
 from ...graph.types import NO_ROW, StopReason
-from ...hooks.vllm.api.learned_marks import learn_marks
-from ...hooks.vllm.ends.end_marks import EndMarks
-from ...hooks.vllm.ends.engine_reader import reader_of
-from ...hooks.vllm.ends.late_end import AnswerEnds, LateEnd
+from ...graph.wire.events import RequestFinished, RequestStarted
+from ...hooks.requests.ends import EndMarks
+from ...hooks.vllm.api.learning import learn_marks
+from ...hooks.vllm.reading import AnswerEnds, LateEnd, reader_of
 from .families import Family
 from .family_models import FamilyWriter, family_config, write_family
 from .made_answers import AnswerMaker, MadeAnswer

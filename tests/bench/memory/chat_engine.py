@@ -12,13 +12,12 @@ from typing import Any
 
 import httpx
 
-from ...advisor.fleet.proxy.proxy_app import read_body
-from ...advisor.memory.chats.aboutness import Similarity, WordSimilarity
-from ...advisor.memory.chats.chat_store import ChatStore
-from ...advisor.memory.chats.looked_at import Attention, NoAttention
-from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
-from ...advisor.memory.memory_app import MemoryApp
-from ...advisor.memory.memory_proxy import MemoryProxy
+from ...advisor.fleet.app import read_body
+from ...advisor.memory.attention import Attention, NoAttention, Similarity, WordSimilarity
+from ...advisor.memory.command import MemoryApp
+from ...advisor.memory.proxy import MemoryProxy
+from ...advisor.memory.settings import MemorySettings, StoreSettings
+from ...advisor.memory.store import ChatStore
 from ..serving.listening import listening
 
 Sent = dict[str, Any]

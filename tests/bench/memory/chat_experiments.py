@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ...advisor.memory.chats.looked_at import Attention
-from ...advisor.memory.chats.memory_settings import MemorySettings, Mode
+from ...advisor.memory.attention import Attention
+from ...advisor.memory.settings import MemorySettings, Mode
 from .memory_stage import LONGEST, Answered, Chat, memory_before
 from .told_chats import WORD, Told, noise_of, said, tell
 

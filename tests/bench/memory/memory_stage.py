@@ -12,14 +12,13 @@ from typing import Any, Final
 
 import httpx
 
-from ...advisor.memory.chats.aboutness import WordSimilarity
-from ...advisor.memory.chats.chat_blocks import Block
-from ...advisor.memory.chats.chat_store import ChatStore
-from ...advisor.memory.chats.looked_at import Attention, NoAttention
-from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
-from ...advisor.memory.memory_app import MemoryApp
-from ...advisor.memory.memory_proxy import MemoryProxy
-from ...graph.ipc.runtime import running_sidecars
+from ...advisor.memory.attention import Attention, NoAttention, WordSimilarity
+from ...advisor.memory.chat import Block
+from ...advisor.memory.command import MemoryApp
+from ...advisor.memory.proxy import MemoryProxy
+from ...advisor.memory.settings import MemorySettings, StoreSettings
+from ...advisor.memory.store import ChatStore
+from ...graph.wire.endpoints import running_sidecars
 from ...hooks.recall.cover import SpliceLimits
 from ..errors import ServerError
 from ..recall.calibrated import keep_calibration

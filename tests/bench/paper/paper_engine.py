@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...hooks.tiers.budget import TierSettings
-from ...hooks.vllm.compose import own_transfer_config
-from ...hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata
+from ...hooks.settings import TierSettings
+from ...hooks.vllm.patches import own_transfer_config
+from ...hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 from ..hotpath import surroundings
 from .paper_model import Batch, PaperModel, aggregated, seed_of
 from .paper_worker import Notes, PaperWorker

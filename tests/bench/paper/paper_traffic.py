@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...graph.messages.advice import EvictionRanking
+from ...graph.wire.advice import EvictionRanking
 from ...hooks.keys import key_of
 from ...hooks.tiers.jobs import Job
 from .paper_engine import BLOCK_SIZE, PaperEngine, Shape

@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...hooks.tiers.answers import Answers
-from ...hooks.tiers.jobs import Demote, Job, Load, Spill, TierWork, WorkerStart, positions
+from ...hooks.tiers.jobs import Answers, Demote, Job, Load, Spill, TierWork, WorkerStart, positions
 
 Notes = npt.NDArray[np.uint64]  # what stands at each position of a block, or of several
 

@@ -9,36 +9,19 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from ...advisor.replay.fast.lru import lru_hits
-from ...advisor.replay.lab.arms import BY_DEFAULT
-from ...advisor.replay.recordings.signals import Signals
-from ...advisor.replay.recordings.weka import Session
-from ...advisor.replay.traces.reader import load_trace
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.arms import BY_DEFAULT
+from ...advisor.replay.fast import lru_hits
+from ...advisor.replay.fleet_traffic import Signals
+from ...advisor.replay.reader import load_trace
+from ...advisor.replay.recordings import Session
+from ...advisor.replay.trace import Trace
 from ..errors import BenchError
 from ..figures import Figures
 from ..machine import keep_raw
 from ..replay import SHARED as CONVERSATIONS
-from .policies_cells import (
-    BARE_ARM,
-    HINTED,
-    NONSENSE_ARM,
-    OTHERS_ARM,
-    PRICE_ARM,
-    Cell,
-    Rates,
-    play,
-)
+from .policies_cells import BARE_ARM, HINTED, NONSENSE_ARM, OTHERS_ARM, PRICE_ARM, Cell, Rates, play
 from .policies_course import Course
-from .policies_fleets import (
-    FAST,
-    default_sessions,
-    faster,
-    fleet,
-    halves,
-    of_tenants,
-    sessions_in,
-)
+from .policies_fleets import FAST, default_sessions, faster, fleet, halves, of_tenants, sessions_in
 from .policies_journal import DEFAULT, Journal, fingerprint
 from .policies_loop import FULL as FULL_LOOP
 from .policies_loop import QUICK as QUICK_LOOP

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ...advisor.replay.engine.instance import Instance
-from ...advisor.replay.engine.simulator import simulate
-from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_arm
-from ...advisor.replay.orders.graph_order import GraphOrder
-from ...advisor.replay.orders.simulated_sidecar import SimulatedSidecar
-from ...advisor.replay.traces.trace import Ints, Trace
-from ...graph.ranking.profile import ScoreProfile
+from ...advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_arm
+from ...advisor.replay.graph_order import GraphOrder, SimulatedSidecar
+from ...advisor.replay.simulator import Instance, simulate
+from ...advisor.replay.trace import Ints, Trace
+from ...graph.ranking.policy import ScoreProfile
 from .policies_course import Course
 from .policies_nonsense import NONSENSE
 

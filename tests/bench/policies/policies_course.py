@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from ...advisor.replay.lab.cells import run_cells
+from ...advisor.replay.arms import run_cells
 from .policies_journal import Journal
 
 Shared = TypeVar("Shared")

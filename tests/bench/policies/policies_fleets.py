@@ -11,12 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from ...advisor.replay.recordings.fleet import lay_over_users
-from ...advisor.replay.recordings.signals import Signals
-from ...advisor.replay.recordings.traffic import trace_lines, write_trace
-from ...advisor.replay.recordings.weka import Session, read_sessions
-from ...advisor.replay.traces.reader import load_trace
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
+from ...advisor.replay.reader import load_trace
+from ...advisor.replay.recordings import Session, read_sessions
+from ...advisor.replay.trace import Trace
 from ...graph.types import SourceLayer
 from ..errors import BenchError
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.trace import Trace
 from ..errors import BenchError
 
 DEFAULT: Final = Path(".bench") / "policies.jsonl"

@@ -6,19 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...advisor.replay.closed.cli import Part, part_of
-from ...advisor.replay.closed.loop import Loop
-from ...advisor.replay.closed.loop_arms import (
+from ...advisor.replay.arms import BY_DEFAULT
+from ...advisor.replay.closed import Loop
+from ...advisor.replay.closed_arms import (
     ADMISSION,
     HOST,
     LPM,
     ClosedCell,
     ClosedRow,
+    Part,
     Plan,
+    part_of,
     run_cell,
 )
-from ...advisor.replay.lab.arms import BY_DEFAULT
-from ...advisor.replay.recordings.weka import Session
+from ...advisor.replay.recordings import Session
 from ..figures import Figures
 from .policies_course import Course
 

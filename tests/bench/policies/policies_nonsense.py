@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...advisor.policies.registry import DEFAULT, new_policy
-from ...graph.ranking.policy import Policy, Scores, Terms
-from ...graph.ranking.view import View
+from ...graph.ranking.policy import Policy, Scores, Terms, View
 from ...graph.tables.blocks import Selection
 
 _SEED: Final = 20_261_121

@@ -18,7 +18,7 @@ def keep_calibration(
     Args:
         model: vLLM's configuration of it.
     """
-    from ...hooks.vllm.recall.model_identity import model_identity
+    from ...hooks.vllm.recall.support import model_identity
 
     os.environ[DIRECTORY_VARIABLE] = str(directory)
     identity = model_identity(model, model.max_model_len)

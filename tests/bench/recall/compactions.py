@@ -17,11 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from ...advisor.replay.recordings.weka import Session, Turn, read_sessions
+from ...advisor.replay.recordings import Session, Turn, read_sessions
 from ...hooks.recall.cover import SpliceLimits, cover
-from ...hooks.recall.fingerprints import Tokens
-from ...hooks.recall.said_blocks import Domain
-from ...hooks.recall.span_index import NOBODYS, Piece, SpanIndex
+from ...hooks.recall.spans import NOBODYS, Domain, Piece, SpanIndex, Tokens
 
 SCALE: Final = 16  # recorded tokens to one here
 BLOCK: Final = 16  # tokens here: 256 recorded ones

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ...hooks.calibrate.spliced_model import SplicedModel, joined, part
+from ...hooks.calibrate.trials import SplicedModel, joined, part
+from ...hooks.confkv.settings import ConfKVSettings
 from ...hooks.recall.cover import SpliceLimits
-from ...hooks.transformers.conf_settings import ConfKVSettings
-from ...kernels.maths.rope import rope_from_config
+from ...kernels.rope import rope_from_config
 from ..confkv.confkv_arms import STATIC
 from ..confkv.followed import follow
 from ..confkv.small_models import load

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.maths.rope import Rope
+from ...kernels.rope import Rope
 
 SINKS: Final = 4  # first tokens that InfLLM always reads
 BLOCKS: Final = 8  # K: what InfLLM reads back at each step

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ...advisor.replay.recordings.fleet import FleetRequest
-from ...advisor.replay.recordings.fleet_blocks import BlockNumbers
-from ...advisor.replay.recordings.signals import layers, rough_return_s, waiting_for_tool
+from ...advisor.replay.fleet_traffic import (
+    BlockNumbers,
+    FleetRequest,
+    layers,
+    rough_return_s,
+    waiting_for_tool,
+)
 from .agents_forcing import ANSWER
 from .agents_text import ROOT, Kind, TokenWriter, endings
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...advisor.replay.recordings.traffic import write_trace
-from ...advisor.replay.traces.formats import HEADER_VERSION
-from ...advisor.replay.traces.reader import load_trace
-from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.fleet_traffic import write_trace
+from ...advisor.replay.reader import HEADER_VERSION, load_trace
+from ...advisor.replay.trace import Trace
 from ..serving.workload import BLOCK
 from .agents_requests import AgentRequest
 

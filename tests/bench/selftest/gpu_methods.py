@@ -9,16 +9,15 @@ from functools import partial
 import torch
 
 from ...kernels import ops
+from ...kernels.arena import Arena
 from ...kernels.backends import reference
-from ...kernels.errors import LayoutError
 from ...kernels.gpu.method import COPY_METHODS, SPLICE_METHODS, Method
 from ...kernels.gpu.moves import copy_by, splice_by
 from ...kernels.gpu.streams import TransferStream, mark
-from ...kernels.layout.addressed import Blocks, SlotMap
-from ...kernels.layout.block_runs import block_runs
-from ...kernels.layout.layout import gpu_layout
-from ...kernels.maths.rope import Rope
-from ...kernels.store.arena import Arena
+from ...kernels.layout import Blocks, SlotMap, gpu_layout
+from ...kernels.rope import Rope
+from ...kernels.runs import block_runs
+from ...kernels.tensors import LayoutError
 from .kernel_checks import BLOCKS, TOKENS, Check, Pair, every_slot
 from .kernel_places import Place
 

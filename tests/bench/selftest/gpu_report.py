@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from ...kernels.compilers.versions import compiler_cuda, driver_cuda
+from ...kernels.compilers import compiler_cuda, driver_cuda
 from .kernel_checks import Check
 from .kernel_places import Place
 

@@ -13,9 +13,16 @@ from typing import Any, Final
 import torch
 
 from ...kernels.backends import attention, reference
-from ...kernels.layout.addressed import Blocks, SlotMap
-from ...kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
-from ...kernels.maths.rope import Pairing, Rope
+from ...kernels.layout import (
+    GPU_LAYOUTS,
+    Blocks,
+    KvLayout,
+    PagedKv,
+    SlotMap,
+    gpu_layout,
+    new_memory,
+)
+from ...kernels.rope import Pairing, Rope
 from .kernel_places import Place
 
 Check = Callable[[Place], None]

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ...kernels.arena import Arena
 from ...kernels.backends import emulation
-from ...kernels.layout.layout import KvLayout, PagedKv, new_memory
-from ...kernels.store.arena import Arena
+from ...kernels.layout import KvLayout, PagedKv, new_memory
 
 
 class Place(Protocol):

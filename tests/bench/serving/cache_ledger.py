@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 import zmq
 
-from ...graph.messages.wire import parse_seq
 from ...graph.types import PROTECTED_LAYERS, SourceLayer
+from ...graph.wire.frames import parse_seq
 from ..errors import LedgerError
 from .workload import BLOCK
 

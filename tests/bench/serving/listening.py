@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import uvicorn
 
-from ...advisor.process.http_service import HeadDeadline
+from ...advisor.process.process import HeadDeadline
 
 
 @contextlib.asynccontextmanager

@@ -12,9 +12,9 @@ import msgspec
 import zmq
 
 from ...advisor.config.sections import ObserveConfig
-from ...advisor.sockets.kv_event_source import KvEventSource
-from ...advisor.sockets.kv_replay import REPLAY_TIMEOUT_S
-from ...graph.messages.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
+from ...advisor.sockets.kv_events import KvEventSource
+from ...advisor.sockets.kv_order import REPLAY_TIMEOUT_S
+from ...graph.wire.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
 
 END = (-1).to_bytes(8, "big", signed=True)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ...hooks.link.held_ranking import HeldRanking
+from ...hooks.link.mailbox import HeldRanking
 from ...hooks.vllm.free_queue.arranger import FreeQueueArranger
 from ..figures import Figures
 from ..hotpath import BLOCK_SIZE, cached_pool, connected, new_pool, request_maker

@@ -9,8 +9,8 @@ from ...advisor.config.config import Config
 from ...advisor.config.sections import PolicyConfig
 from ...advisor.planner import GraphEvictionAdvisor
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.messages.advice import PrefetchMessage, RankingMessage
-from ...graph.messages.events import BlocksRemoved
+from ...graph.wire.advice import PrefetchMessage, RankingMessage
+from ...graph.wire.events import BlocksRemoved
 
 TOLD_S: Final = 0.5  # between two rankings
 

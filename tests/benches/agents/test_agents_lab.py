@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvgraph.advisor.replay.fast.lru import lru_hits
-from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.trace import Trace
 from kvgraph.bench.agents.agents_lab import KEPT_BACK, LRU, lab_run
 from kvgraph.bench.recorded.agents_fleet import SESSIONS, recorded_requests
 from kvgraph.bench.recorded.agents_requests import AgentRequest

@@ -8,17 +8,15 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from kvgraph.advisor.replay.recordings.fleet import FleetRequest, lay_over_users
-from kvgraph.advisor.replay.recordings.fleet_blocks import BlockNumbers
-from kvgraph.advisor.replay.recordings.weka import read_sessions
+from kvgraph.advisor.replay.fleet_traffic import BlockNumbers, FleetRequest, lay_over_users
+from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.bench.agents.agents_arms import DEFAULT, MARKED, Room
 from kvgraph.bench.errors import TrafficError
 from kvgraph.bench.recorded.agents_fleet import SESSIONS
 from kvgraph.bench.recorded.agents_requests import SHRINK, AgentRequest, build_requests
 from kvgraph.bench.recorded.agents_text import ROOT, Kind, TokenWriter, endings
-from kvgraph.hooks.vllm.ends.answer_reader import AnswerReader
-from kvgraph.hooks.vllm.ends.end_marks import read_marks
-from kvgraph.hooks.vllm.settings import ENDS_VARIABLE
+from kvgraph.hooks.requests.ends import AnswerReader, read_marks
+from kvgraph.hooks.settings import ENDS_VARIABLE
 
 VOCABULARY = 2048
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from hall import tokens_of
-from kvgraph.advisor.replay.closed.played_runs import MAX_PAUSE_S
-from kvgraph.advisor.replay.recordings.weka import read_sessions
+from kvgraph.advisor.replay.closed import MAX_PAUSE_S
+from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.bench.closed.closed import ClosedScale
 from kvgraph.bench.closed.closed_arms import LONGEST_FIRST, ClosedRun
 from kvgraph.bench.closed.closed_figures import ClosedResult
@@ -24,11 +24,11 @@ from kvgraph.bench.closed.on_paper.closed_paper_arms import PAPER_ARMS, PaperArm
 from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from kvgraph.bench.recorded.agents_fleet import SESSIONS
 from kvgraph.bench.serving.completions import Answer
-from kvgraph.dashboards.admission_metrics import admission_metrics
+from kvgraph.dashboards.metrics import admission_metrics
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import HOLD_ENDS, AdmissionReport, EngineHello
-from kvgraph.graph.messages.events import RequestHeld as Waits
-from kvgraph.graph.messages.events import RequestReleased as Goes
+from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport, EngineHello
+from kvgraph.graph.wire.events import RequestHeld as Waits
+from kvgraph.graph.wire.events import RequestReleased as Goes
 from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector

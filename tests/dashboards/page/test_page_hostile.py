@@ -5,12 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvgraph.graph.messages.events import (
-    BlocksRemoved,
-    BlocksStored,
-    RequestFinished,
-    RequestStarted,
-)
+from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored, RequestFinished, RequestStarted
 from kvgraph.hooks.fake import FakeEngine
 from page_browser import Visit
 from page_sidecar import BLOCK, PageSidecar, serve_agents

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgraph.graph.logs.reasons import REASON_NAMES
-from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksSpilled,
     BlocksStored,
+    CacheGroup,
     CopiesDropped,
     EngineHello,
+    GroupKind,
     RequestFinished,
     RequestStarted,
     TierReport,

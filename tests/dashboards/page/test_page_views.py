@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from kvgraph.graph.messages.events import AdmissionReport, RequestHeld, RequestReleased
+from kvgraph.graph.wire.events import AdmissionReport, RequestHeld, RequestReleased
 from kvgraph.hooks.fake import FakeEngine
 from page_browser import Visit, serious_faults
 from page_sidecar import PageSidecar

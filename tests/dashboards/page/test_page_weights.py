@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.page_cli import leading_to
+from kvgraph.advisor.tools.terminal import leading_to
 from kvgraph.hooks.fake import FakeEngine
 from page_browser import Visit
 from page_sidecar import BLOCK, PageSidecar, serve_agents

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import Reason
-from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
-from kvgraph.graph.messages.events import EngineHello, RequestStarted
+from kvgraph.graph.wire.events import CacheGroup, EngineHello, GroupKind, RequestStarted
 
 pytestmark = pytest.mark.engine
 SCRIPT = "../groups/engine_groups.py"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.graph.messages.advice import PrefetchMessage, RankingMessage
-from kvgraph.graph.messages.events import BlocksLoaded, RequestFinished, RequestStarted
+from kvgraph.graph.wire.advice import PrefetchMessage, RankingMessage
+from kvgraph.graph.wire.events import BlocksLoaded, RequestFinished, RequestStarted
 
 pytestmark = pytest.mark.engine
 SCRIPT = "../idle/engine_idle.py"

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvgraph.advisor.replay.recordings.fleet import lay_over_users
-from kvgraph.advisor.replay.recordings.weka import read_sessions
+from kvgraph.advisor.replay.fleet_traffic import lay_over_users
+from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.bench.recorded.agents_forcing import ANSWER, OPTIONS
 from kvgraph.bench.recorded.agents_requests import AgentRequest, build_requests
 

@@ -17,10 +17,10 @@ PROMPT = [3, *range(20, 20 + 5 * BLOCK)]
 def main(model: str, dtype: str) -> dict[str, Any]:
     """Serve one prompt from a cache that is intact, spoiled, and warmed from the arena."""
     import torch
+    from kvgraph.kernels import layout as lay
+    from kvgraph.kernels import layout_engines as engines
     from kvgraph.kernels import ops
-    from kvgraph.kernels.layout import engines
-    from kvgraph.kernels.layout import layout as lay
-    from kvgraph.kernels.layout.addressed import Blocks
+    from kvgraph.kernels.layout import Blocks
     from vllm import LLM
 
     llm = LLM(
@@ -84,11 +84,11 @@ def _generate(llm: Any, prompt: list[int]) -> tuple[list[int], int]:
 def _splice_error(llm: Any, cache: Any) -> float:
     """Layer 0's keys of the prompt, moved by 7, against those that the engine computes there."""
     import torch
+    from kvgraph.kernels import layout as lay
     from kvgraph.kernels import ops
     from kvgraph.kernels.backends import reference
-    from kvgraph.kernels.layout import layout as lay
-    from kvgraph.kernels.layout.addressed import SlotMap
-    from kvgraph.kernels.maths.rope import rope_from_config
+    from kvgraph.kernels.layout import SlotMap
+    from kvgraph.kernels.rope import rope_from_config
 
     shift, span = 7, 64
     old = _slots_of(llm, PROMPT)[1 : 1 + span]

@@ -77,7 +77,7 @@ def _state(llm: Any) -> dict[str, Any]:
 
 
 def _scheduler_state(scheduler: Any) -> dict[str, Any]:
-    from kvgraph.hooks.vllm.beside import WATCH
+    from kvgraph.hooks.vllm.patches import WATCH
 
     queue = scheduler.kv_cache_manager.block_pool.free_block_queue
     free = queue.get_all_free_blocks()

@@ -117,13 +117,16 @@ class _Sampled:
     """Samples a runner, and counts what comes of it."""
 
     def __init__(self, runner: Any) -> None:
-        from kvgraph.hooks.vllm.sampled import read_back
+        from kvgraph.hooks.vllm.sampled import measuring as read_back
         from kvgraph.hooks.vllm.sampled.measuring import Measuring
         from kvgraph.hooks.vllm.sampled.runners import RunnerV1
-        from kvgraph.hooks.vllm.sampled.sampling_budget import SamplingBudget
-        from kvgraph.hooks.vllm.sampled.step_sampler import SampledLayer, StepSampler
-        from kvgraph.hooks.vllm.sampled.step_times import StepTimes
-        from kvgraph.hooks.vllm.transfers.worker import described, rope_of
+        from kvgraph.hooks.vllm.sampled.sampler import (
+            SampledLayer,
+            SamplingBudget,
+            StepSampler,
+            StepTimes,
+        )
+        from kvgraph.hooks.vllm.tiers.worker import described, rope_of
         from kvgraph.kernels.gpu.streams import Fence
 
         read_back.mark = lambda device: Fence(Late())

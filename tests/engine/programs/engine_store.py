@@ -173,7 +173,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _store_modules() -> set[str]:
-    wanted = ("kvgraph.hooks.store.", "kvgraph.hooks.vllm.store.store_bridge", "mooncake")
+    wanted = ("kvgraph.hooks.store.", "kvgraph.hooks.vllm.tiers.store", "mooncake")
     return {name for name in sys.modules if name.startswith(wanted)}
 
 

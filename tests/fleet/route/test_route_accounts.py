@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from kvgraph.advisor.fleet.engine_board import EngineBoard
-from kvgraph.advisor.fleet.fleet_router import FleetRouter, Holdings, Wanted
-from kvgraph.advisor.fleet.proxy import fleet_proxy, health
-from kvgraph.advisor.fleet.proxy.engine_list import Listed
-from kvgraph.advisor.fleet.turns.callers import Callers
-from kvgraph.advisor.fleet.turns.prompt_chains import BINARY_TOKENS, PromptReader
+from kvgraph.advisor.fleet import engines as health
+from kvgraph.advisor.fleet import proxy as fleet_proxy
+from kvgraph.advisor.fleet.board import EngineBoard
+from kvgraph.advisor.fleet.callers import Callers
+from kvgraph.advisor.fleet.prompts import BINARY_TOKENS, PromptReader
+from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Wanted
+from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 LONG = "x" * 40_000

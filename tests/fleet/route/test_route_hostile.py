@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.proxy.engine_list import Listed, engines_in
-from kvgraph.advisor.fleet.proxy.fleet_proxy import FleetProxy
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
+from kvgraph.advisor.fleet.proxy import FleetProxy
+from kvgraph.advisor.fleet.upstream import Listed, Upstream, engines_in
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph.graph.errors import ConfigError
 

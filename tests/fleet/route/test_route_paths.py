@@ -6,8 +6,8 @@ import asyncio
 from urllib.parse import urlsplit
 
 import pytest
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.fleet.turns.callers import BadRequestError, Body, Call
+from kvgraph.advisor.fleet.callers import BadRequestError, Body, Call
+from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kvgraph.advisor.fleet.engine_board import EngineBoard
-from kvgraph.advisor.fleet.proxy.engine_metrics import cache_facts
-from kvgraph.advisor.fleet.proxy.health import HealthWatch
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
+from kvgraph.advisor.fleet.board import EngineBoard
+from kvgraph.advisor.fleet.engines import HealthWatch, cache_facts
+from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.bench.fleet.stand_in_engine import StandInEngine, routed
 
 

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
-from kvgraph.advisor.fleet.proxy import fleet_proxy, health
-from kvgraph.advisor.fleet.proxy.engine_list import Listed
-from kvgraph.advisor.process.before_serving import log_for_people
+from kvgraph.advisor.fleet import engines as health
+from kvgraph.advisor.fleet import proxy
+from kvgraph.advisor.fleet.upstream import Listed
+from kvgraph.advisor.process.process import log_for_people
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 Scene = Callable[[Routed], Awaitable[None]]
@@ -257,7 +258,7 @@ def test_a_request_that_kills_engines_does_not_get_them_all() -> None:
 
 
 def test_where_no_engine_is_up_the_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_proxy, "PAUSE_S", 0.5)
+    monkeypatch.setattr(proxy, "PAUSE_S", 0.5)
 
     async def scene(fleet: Routed) -> None:
         for engine in fleet.engines:

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from kvgraph.advisor.fleet.engine_board import EngineBoard
-from kvgraph.advisor.fleet.proxy import engine_roster, health, proxy_app
-from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.fleet.turns.callers import Callers
+from kvgraph.advisor.fleet import app, engines
+from kvgraph.advisor.fleet.board import EngineBoard
+from kvgraph.advisor.fleet.callers import Callers
+from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
@@ -226,12 +226,12 @@ class Watched(bytes):
 def test_a_body_is_kept_until_its_answer_begins(
     fleet_of_two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = proxy_app.read_body
+    real = app.read_body
 
     async def watched(receive: Any) -> bytes:
         return Watched(await real(receive))
 
-    monkeypatch.setattr(proxy_app, "read_body", watched)
+    monkeypatch.setattr(app, "read_body", watched)
 
     async def run() -> None:
         async with fleet_of_two as fleet:
@@ -278,7 +278,7 @@ def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> Non
     board = EngineBoard()
     number = board.add("an engine")
     board.up[number] = False
-    watch = health.HealthWatch(board)
+    watch = engines.HealthWatch(board)
 
     class Dropping:
         """Says that it is well, and drops a request while it is asked for its metrics."""
@@ -310,7 +310,7 @@ ANSWERS = {
 def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
     fleet_of_two: Any, answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_roster, "INTERVAL_S", 60.0)  # nobody looks before the request comes
+    monkeypatch.setattr(engines, "INTERVAL_S", 60.0)  # nobody looks before the request comes
 
     async def run() -> None:
         async with fleet_of_two as fleet:

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.proxy import proxy_app
-from kvgraph.advisor.fleet.proxy.engine_list import Listed
-from kvgraph.advisor.fleet.proxy.fleet_proxy import FleetProxy
-from kvgraph.advisor.fleet.proxy.proxy_app import BodyRoom, BodyShare, FullError, ProxyApp
-from kvgraph.advisor.process.http_service import Front, HeadDeadline
+from kvgraph.advisor.fleet import app
+from kvgraph.advisor.fleet.app import BodyRoom, BodyShare, FullError, ProxyApp
+from kvgraph.advisor.fleet.proxy import FleetProxy
+from kvgraph.advisor.fleet.upstream import Listed
+from kvgraph.advisor.process.process import Front, HeadDeadline
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph.bench.serving.listening import listening
 
@@ -185,8 +185,8 @@ async def unfinished(fleet: Routed, size: int) -> tuple[asyncio.StreamReader, An
 def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(proxy_app, "MOST_BODIES", 4 << 20)
-    monkeypatch.setattr(proxy_app, "BODY_S", 8.0)
+    monkeypatch.setattr(app, "MOST_BODIES", 4 << 20)
+    monkeypatch.setattr(app, "BODY_S", 8.0)
 
     async def run() -> None:
         async with routed([StandInEngine()]) as fleet:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from kvgraph.advisor.process.http_service import HeadDeadline
+from kvgraph.advisor.process.process import HeadDeadline
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
@@ -64,7 +64,7 @@ def test_an_answer_that_is_not_streamed_may_take_long_at_an_engine_that_is_well(
 def test_such_a_request_leaves_an_engine_whose_health_is_silent_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvgraph.advisor.fleet.proxy.health.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kvgraph.advisor.fleet.engines.TIMEOUT_S", 0.2)
 
     async def run() -> None:
         async with fleet_of(2, 1.0) as fleet:

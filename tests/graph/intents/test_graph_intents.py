@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvgraph.graph.errors import GraphError
-from kvgraph.graph.intents.intent import Intent, IntentAnswer, IntentKind, Target, Verdict
-from kvgraph.graph.intents.leases import LeaseBounds
-from kvgraph.graph.intents.targets import target_rows
+from kvgraph.graph.intents import (
+    Intent,
+    IntentAnswer,
+    IntentKind,
+    LeaseBounds,
+    Target,
+    Verdict,
+    target_rows,
+)
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.policy import Rules
+from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer
+from kvgraph.graph.wire.events import (
     BlocksRemoved,
     BlocksSpilled,
     BlocksStored,
@@ -19,8 +27,6 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.profile import Rules
-from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer
 
 SIZE, POOL = 16, 40
 

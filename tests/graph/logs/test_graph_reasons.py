@@ -6,22 +6,26 @@ import math
 from dataclasses import replace
 
 import pytest
-from kvgraph.advisor.page.logged.request_views import request_view
+from kvgraph.advisor.page.misses import request_view
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions.eviction_log import LIMIT
+from kvgraph.graph.logs.evictions import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
-from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.integrity import check_integrity
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import SourceLayer, Tier, as_keys
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksLoaded,
     BlocksRemoved,
     BlocksResident,
     BlocksSpilled,
     BlocksStored,
+    CacheGroup,
     CopiesDropped,
     EngineHello,
+    GroupKind,
     Pressure,
     RequestFinished,
     RequestStarted,
@@ -29,9 +33,6 @@ from kvgraph.graph.messages.events import (
     SessionSignal,
     TierReport,
 )
-from kvgraph.graph.tables.integrity import check_integrity
-from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import SourceLayer, Tier, as_keys
 from small_world import SIZE, World, pack
 
 POOL = int(Tier.POOL)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvgraph.graph.logs import heard as queues
-from kvgraph.graph.logs import running_requests
-from kvgraph.graph.logs.evictions.eviction_log import EvictionLog, Way
-from kvgraph.graph.logs.heard import Heard, HeardQueue
+from kvgraph.graph.logs import history as queues
+from kvgraph.graph.logs import requests
+from kvgraph.graph.logs.evictions import EvictionLog, Way
+from kvgraph.graph.logs.history import Heard, HeardQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
-from kvgraph.graph.logs.request_log import LIMIT, UNHEARD
-from kvgraph.graph.logs.running_requests import Running, RunningRequests
-from kvgraph.graph.logs.small_times import Origin
-from kvgraph.graph.messages.events import (
-    BlocksResident,
-    EngineHello,
-    RequestFinished,
-    RequestStarted,
-)
+from kvgraph.graph.logs.requests import LIMIT, UNHEARD, Origin, Running, RunningRequests
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.events import BlocksResident, EngineHello, RequestFinished, RequestStarted
 from small_world import SIZE, World, pack
 
 
@@ -66,7 +59,7 @@ def test_a_name_that_is_used_again_ends_the_request_before(world: World) -> None
 def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running_requests, "MOST_BLOCKS", 5)
+    monkeypatch.setattr(requests, "MOST_BLOCKS", 5)
     world.serve(1, 2, 3)
     world.start(1, 2, 3)
     world.start(4, 5, 6)
@@ -238,7 +231,7 @@ def test_requests_whose_ends_were_lost_are_walked_no_more_and_forgotten_after_te
 def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(running_requests, "MOST_BLOCKS", 3)
+    monkeypatch.setattr(requests, "MOST_BLOCKS", 3)
     running, rows = RunningRequests(), np.zeros(1, dtype=np.int32)
     for number, (engine, name) in enumerate([(1, "a"), (0, "b"), (1, "c"), (0, "d")]):
         running.add(name, Running(number, engine, rows, "s"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvgraph.graph.logs.evictions.eviction_log import EvictionLog
-from kvgraph.graph.logs.evictions.score_terms import RING_BYTES, TermRing, TermsThen
-from kvgraph.graph.ranking.ruler import front_terms
-from kvgraph.graph.ranking.view import View
+from kvgraph.graph.logs.evictions import RING_BYTES, EvictionLog, TermRing, TermsThen
+from kvgraph.graph.ranking.order import front_terms
+from kvgraph.graph.ranking.policy import View
 from small_world import World
 
 

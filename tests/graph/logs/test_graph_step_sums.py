@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.step_sums import StepSums
-from kvgraph.graph.messages.events import RequestFinished, RequestStarted
+from kvgraph.graph.logs.history import StepSums
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 
 
 @pytest.fixture

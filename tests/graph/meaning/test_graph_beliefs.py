@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvgraph.graph.intents.intent import Intent, IntentKind, Target
+from kvgraph.graph.intents import Intent, IntentKind, Target
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.types import Authority, SourceLayer
+from kvgraph.graph.wire.events import (
     BlocksStored,
     Pressure,
     RequestFinished,
@@ -14,7 +15,6 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.types import Authority, SourceLayer
 
 SIZE = 16
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import RequestFinished, RequestStarted
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from small_world import pack
 
 HEAD, PARENT = (1, 2), (3, 4, 5, 6, 7, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import RequestStarted, Segment
+from kvgraph.graph.wire.events import RequestStarted, Segment
 from small_world import pack
 
 

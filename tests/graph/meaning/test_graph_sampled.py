@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksEmbedded,
     BlocksSpilled,

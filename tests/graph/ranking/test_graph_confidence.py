@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.graph.messages.events import ConfidenceSampled
 from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.policy import Policy
-from kvgraph.graph.ranking.profile import Weights
+from kvgraph.graph.ranking.policy import Policy, Weights
+from kvgraph.graph.wire.events import ConfidenceSampled
 from small_world import World, pack
 
 

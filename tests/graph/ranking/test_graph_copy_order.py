@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kvgraph.graph.ranking.copy_order import CopyOrder
+from kvgraph.graph.ranking.copies import CopyOrder
 
 
 def filled(plain: bool = False) -> CopyOrder[int]:

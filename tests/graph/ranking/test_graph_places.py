@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from kvgraph.graph.intents.intent import Intent, IntentKind, Target, Verdict
+from kvgraph.graph.intents import Intent, IntentKind, Target, Verdict
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted, Segment
 from kvgraph.graph.ranking.formulas import LruPolicy
-from kvgraph.graph.ranking.policy import Ruling, Scores
-from kvgraph.graph.ranking.view import View
+from kvgraph.graph.ranking.policy import Ruling, Scores, View
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import SessionState, SourceLayer, as_keys
+from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted, Segment
 
 SIZE = 16
 PROTECTED, OLD, OVER, FRESH = range(1, 5)

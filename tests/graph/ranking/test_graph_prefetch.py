@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksLoaded,
     BlocksRemoved,

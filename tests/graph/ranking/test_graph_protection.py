@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.policy import Rules
+from kvgraph.graph.types import Authority, SourceLayer
+from kvgraph.graph.wire.events import (
     BlocksStored,
     EngineHello,
     RequestFinished,
@@ -13,8 +15,6 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.profile import Rules
-from kvgraph.graph.types import Authority, SourceLayer
 
 SIZE = 16
 RULES, IDENTITY, AXIOMS = SourceLayer.RULES, SourceLayer.IDENTITY, SourceLayer.AXIOMS

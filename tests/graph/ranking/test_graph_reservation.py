@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from kvgraph.graph.messages.events import RequestFinished, RequestStarted
 from kvgraph.graph.ranking.formulas import LruPolicy
-from kvgraph.graph.ranking.profile import Rules
+from kvgraph.graph.ranking.policy import Rules
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted
 from small_world import SIZE, World, pack
 
 

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted, Segment
 from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.policy import Scores, Terms
-from kvgraph.graph.ranking.profile import Weights
+from kvgraph.graph.ranking.order import resident_scores
+from kvgraph.graph.ranking.policy import Scores, Terms, View, Weights
 from kvgraph.graph.ranking.rules import RULES
-from kvgraph.graph.ranking.scoring import resident_scores
-from kvgraph.graph.ranking.view import View
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import BlockFlag, SessionState, SourceLayer, Tier
+from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted, Segment
 
 SIZE = 16
 NOW = 1000.0

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.policy import Rules, Weights
+from kvgraph.graph.types import EdgeType, SourceLayer
+from kvgraph.graph.wire.events import (
     BlocksStored,
     RequestFinished,
     RequestStarted,
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.profile import Rules, Weights
-from kvgraph.graph.types import EdgeType, SourceLayer
 
 SIZE = 16
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from kvgraph.graph import snapshot
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import SessionState, SourceLayer
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksResident,
@@ -21,8 +23,6 @@ from kvgraph.graph.messages.events import (
     Segment,
     TierReport,
 )
-from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import SessionState, SourceLayer
 
 SIZE = 16
 WARM, COLD = 2, 4

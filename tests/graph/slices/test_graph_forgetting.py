@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from kvgraph.bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
-from kvgraph.graph.columns.columns import refilled, taken_in_parts
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions.eviction_log import Way
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.logs.evictions import Way
+from kvgraph.graph.tables.columns import refilled, taken_in_parts
+from kvgraph.graph.types import MAX_ENGINES, Keys, Tier
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksResident,
     BlocksSpilled,
     BlocksStored,
     EngineHello,
 )
-from kvgraph.graph.types import MAX_ENGINES, Keys, Tier
 
 POOL = 300_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kvgraph.graph.slices.oldest import oldest
+from kvgraph.graph.ingest.slices import oldest
 
 _RNG = np.random.default_rng(3)
 _SPREADS = {

@@ -11,9 +11,12 @@ from kvgraph.advisor.intake import Intake
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.advisor.sockets.subscriber import EventSubscriber, Heard
 from kvgraph.bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
-from kvgraph.graph.columns.hash_index import HashIndex
+from kvgraph.graph.ingest.slices import CHURN, SLICE_KEYS, event_runs
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.tables.hash_index import HashIndex
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import EdgeType, Keys, Tier
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksResident,
@@ -23,9 +26,6 @@ from kvgraph.graph.messages.events import (
     Pressure,
     RequestStarted,
 )
-from kvgraph.graph.slices.event_runs import CHURN, SLICE_KEYS, event_runs
-from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import EdgeType, Keys, Tier
 
 POOL = 100_000
 LIFE = Pressure(POOL, POOL, 0, 0, 0)

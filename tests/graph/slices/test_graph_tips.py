@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksStored,
     EngineHello,
@@ -14,7 +14,7 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.hooks.link.tips import as_tip
+from kvgraph.hooks.link.outbox import as_tip
 
 SIZE = 16
 

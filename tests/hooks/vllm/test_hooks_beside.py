@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import NOBODY, PaperEngine, Shape
-from kvgraph.graph.messages.events import RequestStarted
-from kvgraph.hooks.vllm import aggregation, beside
-from kvgraph.hooks.vllm.beside import FOLLOWED, WATCH, follow_connectors, observed_class
+from kvgraph.graph.wire.events import RequestStarted
+from kvgraph.hooks.vllm import patches
+from kvgraph.hooks.vllm.patches import FOLLOWED, WATCH, follow_connectors, observed_class
 from paper import fail, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -168,7 +168,7 @@ def test_an_error_of_ours_leaves_the_users_connector_working(
 def test_one_that_cannot_be_observed_runs_as_in_stock(
     user_config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(beside, "observed_class", fail)
+    monkeypatch.setattr(patches, "observed_class", fail)
     follow_connectors()
     with caplog.at_level(logging.WARNING):
         engine = PaperEngine(user_config(), Shape(stock=True))
@@ -233,8 +233,8 @@ def new_executor(workers: int, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     original = Executor.init_kv_output_aggregator
     monkeypatch.setattr(Executor, "init_kv_output_aggregator", original)
-    aggregation.spare_aggregation()
-    aggregation.spare_aggregation()
+    patches.spare_aggregation()
+    patches.spare_aggregation()
     executor = MultiprocExecutor.__new__(MultiprocExecutor)
     executor.parallel_config = SimpleNamespace(world_size=workers)
     executor.kv_output_aggregator = executor.ec_output_aggregator = None

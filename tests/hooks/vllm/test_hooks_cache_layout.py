@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.hooks.tiers.budget import TierSettings
-from kvgraph.hooks.vllm.compose import own_transfer_config
+from kvgraph.hooks.settings import TierSettings
+from kvgraph.hooks.vllm.patches import own_transfer_config
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ENDPOINT = "ipc:///tmp/nobody"

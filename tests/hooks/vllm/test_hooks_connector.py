@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import (
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
@@ -314,7 +314,7 @@ def test_arranging_that_fails_leaves_the_engine_its_queue(
 
 
 def test_larger_blocks_are_keyed_as_vllm_keys_them(make: Any) -> None:
-    from kvgraph.hooks.vllm.observe.group import ObservedGroup
+    from kvgraph.hooks.vllm.groups import ObservedGroup
     from vllm.v1.core.kv_cache_utils import resolve_block_hashes
 
     request = make()

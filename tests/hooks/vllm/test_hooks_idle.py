@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
 from paper import text
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from kvgraph.graph.errors import ConfigError
+from kvgraph.hooks.settings import switched_on
 from kvgraph.hooks.vllm import plugin
-from kvgraph.hooks.vllm.settings import switched_on
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"

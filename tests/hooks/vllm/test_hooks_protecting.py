@@ -13,23 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import (
-    BLOCK_SIZE,
-    STEP,
-    cached_pool,
-    connected,
-    new_pool,
-    request_maker,
-)
+from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.ranking.profile import Rules
-from kvgraph.hooks.client import AdvisorClient, ClientOptions
+from kvgraph.graph.ranking.policy import Rules
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
+from kvgraph.hooks.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, protect_stale_s
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
-from kvgraph.hooks.vllm.free_queue.protected_keys import ProtectedKeys
-from kvgraph.hooks.vllm.pool.index import BlockIndex
-from kvgraph.hooks.vllm.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, protect_stale_s
+from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
+from kvgraph.hooks.vllm.index import BlockIndex
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

@@ -17,10 +17,9 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
-from kvgraph.graph.messages.fields import MAX_NAME
-from kvgraph.hooks.vllm.api.refusal import RefuseWhoWaits
-from kvgraph.hooks.vllm.api.waiting_requests import WaitingRequests, ask_sidecar
-from kvgraph.hooks.vllm.settings import REFUSE_AFTER_VARIABLE, SIDECAR_VARIABLE
+from kvgraph.graph.wire.events import MAX_NAME
+from kvgraph.hooks.settings import REFUSE_AFTER_VARIABLE, SIDECAR_VARIABLE
+from kvgraph.hooks.vllm.api.refusal import RefuseWhoWaits, WaitingRequests, ask_sidecar
 from prometheus_client import REGISTRY
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -330,7 +329,7 @@ def test_whoever_else_listens_at_the_sidecars_port_names_nobody(
         threading.Thread(target=greet, daemon=True).start()
         http = f"http://127.0.0.1:{server.getsockname()[1]}"
         gone = SimpleNamespace(endpoint="ipc:///gone", token="t", http=http)
-        monkeypatch.setattr("kvgraph.graph.ipc.runtime.running_sidecars", lambda: [gone])
+        monkeypatch.setattr("kvgraph.graph.wire.endpoints.running_sidecars", lambda: [gone])
         monkeypatch.setenv(SIDECAR_VARIABLE, "ipc:///gone")
         with pytest.raises(http_client.HTTPException):
             ask_sidecar()

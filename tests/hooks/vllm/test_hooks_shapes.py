@@ -15,10 +15,9 @@ from kvgraph.bench.paper.paper_engine import Shape, cache_of
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.keys import GROUP_BYTES, key_of, unpack
-from kvgraph.hooks.tiers.answers import Answers
-from kvgraph.hooks.tiers.jobs import WorkerStart
+from kvgraph.hooks.tiers.jobs import Answers, WorkerStart
 from kvgraph.hooks.vllm import plugin, shapes
-from kvgraph.hooks.vllm.store.tier_support import reason_to_refuse
+from kvgraph.hooks.vllm.tiers.store import reason_to_refuse
 from paper import changed, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
-from kvgraph.graph.messages.advice import EvictionRanking, RankingMessage
-from kvgraph.graph.messages.events import BlocksRemoved, BlocksStored
-from kvgraph.hooks.client import AdvisorClient
+from kvgraph.graph.wire.advice import EvictionRanking, RankingMessage
+from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of
-from kvgraph.hooks.link.held_ranking import HeldRanking, places_of, worth_of
+from kvgraph.hooks.link.client import AdvisorClient
+from kvgraph.hooks.link.mailbox import HeldRanking, places_of, worth_of
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
-from kvgraph.hooks.vllm.free_queue.splice import move_behind
-from kvgraph.hooks.vllm.observe.late_changes import ChangeReporter
-from kvgraph.hooks.vllm.observe.prompt_demand import PromptDemand
+from kvgraph.hooks.vllm.free_queue.window import move_behind
+from kvgraph.hooks.vllm.meters import PromptDemand
+from kvgraph.hooks.vllm.observer import ChangeReporter
 from pool_engine import Engine, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kvgraph.graph.messages.events import Segment
 from kvgraph.graph.types import LAYER_NAMES, Authority
-from kvgraph.hooks.vllm.hints.hint_policy import HintPolicy, Trust, hint_policy
-from kvgraph.hooks.vllm.hints.tags import MAX_SEGMENTS, NO_MEANING, Meaning, TagReader
+from kvgraph.graph.wire.events import Segment
+from kvgraph.hooks.requests.hints import (
+    MAX_SEGMENTS,
+    NO_MEANING,
+    HintPolicy,
+    Meaning,
+    TagReader,
+    Trust,
+    hint_policy,
+)
 
 EVERYBODY = HintPolicy(Trust.ALL)
 

@@ -11,7 +11,7 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
 from kvgraph.hooks.vllm import connector as connector_module
 from kvgraph.hooks.vllm import scheduler
-from kvgraph.hooks.vllm.pool.tap import PoolTap
+from kvgraph.hooks.vllm.tap import PoolTap
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 from cuda_driver import Driver
-from kvgraph.hooks.vllm.sampled.looks import Look
-from kvgraph.hooks.vllm.sampled.looks import attended as seen_on_a_step
+from kvgraph.hooks.vllm.sampled.measuring import Look
+from kvgraph.hooks.vllm.sampled.measuring import attended as seen_on_a_step
 from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, device, reference
 from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
-from kvgraph.kernels.gpu.macros import COMMON_DEFINES
+from kvgraph.kernels.gpu.calls import COMMON_DEFINES
 from kvgraph.kernels.gpu.method import COPY_ENGINE, Method
-from kvgraph.kernels.layout.addressed import Blocks, SlotMap
-from kvgraph.kernels.layout.layout import KvLayout, PagedKv, gpu_layout, new_memory
-from kvgraph.kernels.maths.rope import Rope
+from kvgraph.kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, gpu_layout, new_memory
+from kvgraph.kernels.rope import Rope
 
 CACHE = gpu_layout("LBNHC", 2, 12, 2, 16, 64)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from kvgraph.kernels.layout.layout import PagedKv
+from kvgraph.kernels.layout import PagedKv
 
 SIZES = (1, 2, 4, 8)  # that graphs are captured for
 

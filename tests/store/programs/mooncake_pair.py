@@ -15,7 +15,7 @@ from typing import Any
 
 from kvgraph.bench.fleet.kills.mooncake_processes import connected, start_master
 from kvgraph.bench.fleet.processes.apart import end
-from kvgraph.hooks.store.sealed_records import SealedRecords, store_key
+from kvgraph.hooks.store.sealed import SealedRecords, store_key
 
 SIZE = 1 << 20
 KEY, NONE = bytes([1]) * 32, bytes([2]) * 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kvgraph.hooks.tiers.directory import CopyDirectory
-from kvgraph.hooks.vllm.ahead.copy_lead import CopyLead
+from kvgraph.hooks.vllm.tiers.spiller import CopyLead
 
 POOL = 1000
 STEP = 10

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.hooks.vllm.idle.idle_engine import IdleEngine
+from kvgraph.hooks.vllm.tiers.idle import IdleEngine
 from paper import text
 from pool_engine import Engine, keys, parked, prompt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kvgraph.hooks.tiers.jobs import Demote, TierWork
-from kvgraph.hooks.vllm.transfers.idle_writer import IDLE_S
+from kvgraph.hooks.vllm.tiers.idle import IDLE_S
 from pool_engine import Engine, Turn, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

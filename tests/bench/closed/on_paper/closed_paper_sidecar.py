@@ -10,9 +10,9 @@ from ....advisor.assembly import new_graph
 from ....advisor.config.config import Config
 from ....advisor.config.sections import PolicyConfig, ScoreConfig
 from ....advisor.planner import GraphEvictionAdvisor
-from ....graph.messages.events import HOLD_ENDS
-from ....hooks.vllm.holding.no_holding import NoHolding
-from ....hooks.vllm.scheduler_hook import bind_scheduler
+from ....graph.wire.events import HOLD_ENDS
+from ....hooks.vllm.holding.holding import NoHolding
+from ....hooks.vllm.patches import bind_scheduler
 from ...paper.paper_engine import PaperEngine
 from ..closed_sidecar import HoldCounts
 from .closed_paper_arms import PaperArm

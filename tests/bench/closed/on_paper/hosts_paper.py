@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...figures import Figures
 from ...recorded.agents_requests import AgentRequest
-from .closed_paper_arms import (
-    PAPER_HOST_LRU,
-    PAPER_QUEUED_TIERS,
-    PAPER_QUIET_TIERS,
-    PAPER_TIERS,
-)
+from .closed_paper_arms import PAPER_HOST_LRU, PAPER_QUEUED_TIERS, PAPER_QUIET_TIERS, PAPER_TIERS
 from .open_paper import OpenRun, play_open
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ....hooks.transformers.conf_cache import ConfKVCache
-from ....hooks.transformers.conf_layer import ConfLayer
-from ....hooks.transformers.conf_settings import ConfKVSettings
-from ....hooks.transformers.token_ranker import Ranker
+from ....hooks.confkv.cache import ConfKVCache
+from ....hooks.confkv.layer import ConfLayer, Ranker
+from ....hooks.confkv.settings import ConfKVSettings
 from ...errors import BenchError
 from ...figures import Figures
 from ..rivals import POOLED, STREAMING, HeavyHitters, SnapKV

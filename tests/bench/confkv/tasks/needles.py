@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....hooks.transformers.conf_cache import ConfKVCache
-from ....hooks.transformers.conf_settings import ConfKVSettings
+from ....hooks.confkv.cache import ConfKVCache
+from ....hooks.confkv.settings import ConfKVSettings
 from ...figures import Figures
 from ...teaching.recall_language import SAID, make_quiz
 from ..confkv_arms import STATIC, confident

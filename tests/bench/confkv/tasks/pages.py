@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ....hooks.transformers.conf_settings import ConfKVSettings
+from ....hooks.confkv.settings import ConfKVSettings
 from ...figures import Figures
 from ..confkv_arms import confident
 from ..confkv_texts import Told, told_codes

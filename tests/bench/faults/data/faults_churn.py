@@ -11,19 +11,19 @@ import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from ....advisor.page.logged.log_totals import log_totals
-from ....advisor.shadows.shadow_runner import ShadowRunner
+from ....advisor.page.status import log_totals
+from ....advisor.shadows.runner import ShadowRunner
 from ....dashboards.metrics import SidecarCollector
 from ....dashboards.source import EngineStatus, LogTotals, SidecarStatus
 from ....graph.kvcache_graph import KVCacheGraph
-from ....graph.messages.events import (
+from ....graph.tables.tables import GraphLimits
+from ....graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
     RequestFinished,
     RequestStarted,
 )
-from ....graph.tables.tables import GraphLimits
 from ...figures import Figures
 from ..faults import Say, Size
 

@@ -11,8 +11,9 @@ import msgspec
 
 from ....graph.errors import GraphError, WireError
 from ....graph.kvcache_graph import KVCacheGraph
-from ....graph.messages import wire
-from ....graph.messages.events import (
+from ....graph.tables.tables import GraphLimits
+from ....graph.wire import frames
+from ....graph.wire.events import (
     AdviceApplied,
     AnyEvent,
     BlocksAttended,
@@ -32,7 +33,6 @@ from ....graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from ....graph.tables.tables import GraphLimits
 from ...figures import Figures
 from ..faults import Say, Size
 
@@ -157,7 +157,7 @@ def apply_mutants(seed: int, count: int) -> dict[str, int]:
 
 def _apply(graph: KVCacheGraph, payload: bytes, engine: str, done: dict[str, int]) -> None:
     try:
-        message = wire.decode_events([wire.HEADER, bytes(8), payload])
+        message = frames.decode_events([frames.HEADER, bytes(8), payload])
         graph.apply(engine, message.events)
     except (WireError, GraphError):
         done["refused_batches"] += 1

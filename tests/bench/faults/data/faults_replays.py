@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ....advisor.sockets.kv_replay import MAX_ATTEMPTS
+from ....advisor.sockets.kv_order import MAX_ATTEMPTS
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.snapshot import save
 from ...figures import Figures

@@ -15,7 +15,7 @@ import numpy as np
 from ....graph import snapshot
 from ....graph.errors import SnapshotError
 from ....graph.kvcache_graph import KVCacheGraph
-from ....graph.messages.events import BlocksStored, RequestStarted
+from ....graph.wire.events import BlocksStored, RequestStarted
 from ...figures import Figures
 from ..faults import Say, Size
 

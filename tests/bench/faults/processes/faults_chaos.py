@@ -17,9 +17,9 @@ from typing import Final
 
 import zmq
 
-from ....graph.messages.events import AnyEvent
-from ....hooks.client import AdvisorClient, ClientOptions
+from ....graph.wire.events import AnyEvent
 from ....hooks.fake import FakeEngine
+from ....hooks.link.client import AdvisorClient, ClientOptions
 from ....hooks.link.outbox import Outbox
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from ....advisor.config.config import load
 from ....advisor.service import Service
-from ....hooks.client import ClientOptions
 from ....hooks.fake import FakeEngine
+from ....hooks.link.client import ClientOptions
 from ...figures import Figures
 from ...sidecars.sidecar_process import wait_until
 from ..faults import Say, Size

@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from ....graph.ipc.runtime import RunningSidecar
-from ....hooks.client import ClientOptions
+from ....graph.wire.endpoints import RunningSidecar
 from ....hooks.fake import FakeEngine
+from ....hooks.link.client import ClientOptions
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size

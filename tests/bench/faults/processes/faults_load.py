@@ -19,9 +19,9 @@ import numpy as np
 import zmq
 
 from ....graph.errors import WireError
-from ....graph.messages import wire
-from ....graph.messages.advice import ResyncRequest
-from ....graph.messages.events import (
+from ....graph.wire import frames
+from ....graph.wire.advice import ResyncRequest
+from ....graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksResident,
@@ -104,7 +104,7 @@ class ChurningEngine:
         asked = False
         while self._socket.poll(0):
             try:
-                _, advice = wire.decode_advice(self._socket.recv_multipart())
+                _, advice = frames.decode_advice(self._socket.recv_multipart())
             except WireError:
                 continue
             asked |= isinstance(advice, ResyncRequest)
@@ -117,7 +117,7 @@ class ChurningEngine:
         self._context.destroy(linger=0)
 
     def _send(self, events: list[AnyEvent]) -> None:
-        self._socket.send_multipart(wire.encode_events(self._seq, events))
+        self._socket.send_multipart(frames.encode_events(self._seq, events))
         self._seq += 1
         self.sent += 1
         self._lost_before = False

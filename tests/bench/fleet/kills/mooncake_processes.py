@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ....hooks.store.mooncake_store import MooncakeStore
-from ....kernels.errors import StorageError
+from ....hooks.store.stores import MooncakeStore
+from ....kernels.tensors import StorageError
 from ...errors import ServerError
 from ..processes.apart import has_networks
 

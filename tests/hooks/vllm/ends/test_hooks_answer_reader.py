@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from kvgraph.hooks.vllm.ends.answer_reader import END_OF_TURN, UNKNOWN, AnswerReader, Ending
-from kvgraph.hooks.vllm.ends.end_marks import EndMarks
+from kvgraph.hooks.requests.ends import END_OF_TURN, UNKNOWN, AnswerReader, Ending, EndMarks
 
 
 class Words:

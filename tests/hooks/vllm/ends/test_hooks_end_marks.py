@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from kvgraph.hooks.vllm.ends.end_marks import EndMarks, handed_over, read_marks
-from kvgraph.hooks.vllm.settings import ENDS_KEY, ENDS_VARIABLE
+from kvgraph.hooks.requests.ends import EndMarks, handed_over, read_marks
+from kvgraph.hooks.settings import ENDS_KEY, ENDS_VARIABLE
 
 MARKS = EndMarks(
     turn_ends=(2,), opener=7, before='{"name": "', after='"', closers=("]",), model="m"

@@ -10,12 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from kvgraph.graph.messages.events import BlocksCleared, RequestFinished
+from kvgraph.graph.wire.events import BlocksCleared, RequestFinished
 from kvgraph.hooks.link.outbox import Outbox
-from kvgraph.hooks.vllm.ends.answer_reader import AnswerReader
-from kvgraph.hooks.vllm.ends.bound_answers import is_bound
-from kvgraph.hooks.vllm.ends.end_marks import EndMarks
-from kvgraph.hooks.vllm.ends.late_end import AnswerEnds, LateEnd
+from kvgraph.hooks.requests.ends import AnswerReader, EndMarks
+from kvgraph.hooks.vllm.reading import AnswerEnds, LateEnd, is_bound
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
     ChatCompletionToolsParam,

@@ -12,11 +12,11 @@ import pytest
 from kvgraph.bench.meaning.families import FAMILIES, TOOLLESS, Family
 from kvgraph.bench.meaning.family_models import family_config, write_family
 from kvgraph.bench.meaning.stops import judge
+from kvgraph.hooks.requests.ends import read_marks
+from kvgraph.hooks.settings import ENDS_KEY, ENDS_VARIABLE
 from kvgraph.hooks.vllm import plugin
-from kvgraph.hooks.vllm.api.engine_marks import engine_marks
-from kvgraph.hooks.vllm.api.given_template import given_template, remember_templates
-from kvgraph.hooks.vllm.ends.end_marks import read_marks
-from kvgraph.hooks.vllm.settings import ENDS_KEY, ENDS_VARIABLE
+from kvgraph.hooks.vllm.api.learning import engine_marks
+from kvgraph.hooks.vllm.patches import given_template, remember_templates
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),

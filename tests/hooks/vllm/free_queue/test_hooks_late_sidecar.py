@@ -14,8 +14,8 @@ from kvgraph.advisor.config.sections import PrefetchConfig
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import BlocksResident
-from kvgraph.graph.ranking.profile import Rules
+from kvgraph.graph.ranking.policy import Rules
+from kvgraph.graph.wire.events import BlocksResident
 from kvgraph.hooks.keys import key_of
 
 HEAD = 7  # protected blocks that open the prompts of one tenant

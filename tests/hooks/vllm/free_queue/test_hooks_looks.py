@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kvgraph.bench.hotpath import a_ranking, cached_pool
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
-from kvgraph.hooks.vllm.free_queue.protected_keys import ProtectedKeys
+from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
 from pool_engine import Engine, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.hotpath import cached_pool
-from kvgraph.hooks.vllm.free_queue.victims import Victims
-from kvgraph.hooks.vllm.pool.found_blocks import FoundBlocks
+from kvgraph.hooks.vllm.free_queue.window import Victims
+from kvgraph.hooks.vllm.index import FoundBlocks
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

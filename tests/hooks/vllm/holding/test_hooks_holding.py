@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
-from kvgraph.graph.messages.events import HOLD_ENDS, RequestHeld
-from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
+from kvgraph.graph.wire.events import HOLD_ENDS, RequestHeld
+from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -336,7 +336,7 @@ def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
 def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
     hall.busy()
     hall.say(0)
-    with caplog.at_level("INFO", logger="kvgraph.hooks.vllm.holding.hold_log"):
+    with caplog.at_level("INFO", logger="kvgraph.hooks.vllm.holding.holding"):
         salted = hall.ask(4, 1, session_id="a", cache_salt="one")
         hall.ask(3, 2)
         hall.step(3, room=0)

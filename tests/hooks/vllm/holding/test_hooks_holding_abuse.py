@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
-from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
+from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

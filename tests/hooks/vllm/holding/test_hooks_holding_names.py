@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
-from kvgraph.hooks.vllm.holding.session_names import Middle, SessionName, SessionNames, middle_of
-from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
+from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
+from kvgraph.hooks.vllm.holding.arrivals import Middle, SessionName, SessionNames, middle_of
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
 from kvgraph.bench.paper.paper_engine import PaperEngine
-from kvgraph.graph.waiting.release_order import Held, HoldingOrder
-from kvgraph.hooks.vllm.holding.session_names import SessionName, SessionNames
-from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
+from kvgraph.graph.release_order import Held, HoldingOrder
+from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
+from kvgraph.hooks.vllm.holding.arrivals import SessionName, SessionNames
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

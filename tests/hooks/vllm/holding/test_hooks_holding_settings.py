@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from hall import shape
-from kvgraph.graph.messages.advice import HOLD_MAX_S
-from kvgraph.hooks.vllm import settings
-from kvgraph.hooks.vllm.holding.holding_queue import HoldingQueue
-from kvgraph.hooks.vllm.holding.no_holding import NoHolding
-from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler, follow_schedulers
-from kvgraph.hooks.vllm.settings import (
+from kvgraph.graph.wire.advice import HOLD_MAX_S
+from kvgraph.hooks import settings
+from kvgraph.hooks.settings import (
     ADMISSION_VARIABLE,
     HOLD_MAX_VARIABLE,
     admission_switched_on,
     hold_max_s,
 )
+from kvgraph.hooks.vllm.holding.holding import NoHolding
+from kvgraph.hooks.vllm.holding.queue import HoldingQueue
+from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hall import Clock, Hall, shape
-from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
 from paper import park, text
 

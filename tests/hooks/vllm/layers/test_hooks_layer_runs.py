@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from kvgraph.graph.messages.events import RequestStarted
 from kvgraph.graph.types import SourceLayer as Layer
-from kvgraph.hooks.vllm.layers.border_table import (
+from kvgraph.graph.wire.events import RequestStarted
+from kvgraph.hooks.requests.borders import (
+    MARKS_KEY,
     Border,
     BorderTable,
+    LayerReader,
+    Run,
     handed_over,
+    marks_of,
+    proven,
     read_table,
     stated_sections,
 )
-from kvgraph.hooks.vllm.layers.engine_layers import PromptLayers, segments
-from kvgraph.hooks.vllm.layers.layer_runs import LayerReader, Run
-from kvgraph.hooks.vllm.layers.marks import MARKS_KEY, marks_of, proven
-from kvgraph.hooks.vllm.layers.system_sections import SectionSplitter
-from kvgraph.hooks.vllm.settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABLE
+from kvgraph.hooks.requests.sections import SectionSplitter
+from kvgraph.hooks.settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABLE
+from kvgraph.hooks.vllm.reading import PromptLayers, segments
 
 START, SYS, USR, BOT, TOOL, DESCRIBED = 100, 1, 2, 3, 101, 9
 TABLE = BorderTable(

@@ -16,13 +16,11 @@ from kvgraph.bench.meaning.forged_prompts import opening
 from kvgraph.bench.meaning.forgery_judge import believed
 from kvgraph.bench.meaning.made_chats import MadeChat
 from kvgraph.graph.types import SourceLayer
+from kvgraph.hooks.requests.borders import TokenPlaces, decoder, read_table
+from kvgraph.hooks.requests.messages import LayerMarker
+from kvgraph.hooks.settings import LAYERS_KEY, LAYERS_VARIABLE
 from kvgraph.hooks.vllm import plugin
-from kvgraph.hooks.vllm.api.engine_borders import engine_borders
-from kvgraph.hooks.vllm.chats.layer_marker import LayerMarker
-from kvgraph.hooks.vllm.ends.engine_reader import decoder
-from kvgraph.hooks.vllm.layers.border_table import read_table
-from kvgraph.hooks.vllm.layers.token_places import TokenPlaces
-from kvgraph.hooks.vllm.settings import LAYERS_KEY, LAYERS_VARIABLE
+from kvgraph.hooks.vllm.api.learning import engine_borders
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),

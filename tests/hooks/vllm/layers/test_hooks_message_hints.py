@@ -10,15 +10,22 @@ from typing import Any
 import kvgraph
 import msgspec
 import pytest
-from kvgraph.hooks.once import Once
-from kvgraph.hooks.vllm.chats.client_surfaces import _breakpoints
-from kvgraph.hooks.vllm.chats.marked_chats import hand_over
-from kvgraph.hooks.vllm.chats.message_hints import LONGEST, message_hints, take_hints
-from kvgraph.hooks.vllm.chats.message_places import ClientMessage, MessagePlaces, client_messages
-from kvgraph.hooks.vllm.chats.rendered_chat import CHAT_KEY, RenderedChat, meant, resolved
-from kvgraph.hooks.vllm.hints.hint_policy import HintPolicy, Trust
-from kvgraph.hooks.vllm.hints.tags import TagReader
-from kvgraph.hooks.vllm.layers.marks import MARKS_KEY
+from kvgraph.hooks.requests.borders import MARKS_KEY
+from kvgraph.hooks.requests.hints import HintPolicy, TagReader, Trust
+from kvgraph.hooks.requests.messages import (
+    CHAT_KEY,
+    LONGEST,
+    ClientMessage,
+    MessagePlaces,
+    RenderedChat,
+    client_messages,
+    meant,
+    message_hints,
+    resolved,
+    take_hints,
+)
+from kvgraph.hooks.threads import Once
+from kvgraph.hooks.vllm.api.chats import _breakpoints, hand_over
 
 MESSAGES = [
     {"role": "system", "content": "Be kind."},

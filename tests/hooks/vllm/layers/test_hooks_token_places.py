@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from kvgraph.hooks.vllm.layers.token_places import TokenPlaces
+from kvgraph.hooks.requests.borders import TokenPlaces
 
 
 def test_a_character_is_found_in_its_token() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, cached_pool, new_pool, request_maker
 from kvgraph.hooks.keys import key_in_pool, pack_hashes, unpack
-from kvgraph.hooks.vllm.pool.index import BlockIndex
+from kvgraph.hooks.vllm.index import BlockIndex
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.reasons.miss_words import miss_sentence
+from kvgraph.advisor.words.words import miss_sentence
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import REASON_NAMES, Reason
-from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
-from kvgraph.graph.messages.events import RequestStarted
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import CacheGroup, GroupKind, RequestStarted
 from kvgraph.hooks.keys import key_of
 from paper import text, words
 

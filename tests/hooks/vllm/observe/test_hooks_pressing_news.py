@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.hooks.client import AdvisorClient
-from kvgraph.hooks.vllm.observe.pressing_news import PressingNews
+from kvgraph.hooks.link.client import AdvisorClient
+from kvgraph.hooks.vllm.meters import PressingNews
 
 BLOCK = 16
 

@@ -7,10 +7,10 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
-from kvgraph.advisor.page.logged.request_views import request_view
+from kvgraph.advisor.page.misses import request_view
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.hooks.link.recent_prompts import RecentPrompts
+from kvgraph.hooks.link.late import RecentPrompts
 from paper import words
 
 SIZE = 4

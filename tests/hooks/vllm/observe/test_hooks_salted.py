@@ -10,9 +10,9 @@ import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import REASON_NAMES
-from kvgraph.graph.messages.advice import ContentKey
-from kvgraph.graph.messages.events import AnyEvent, RequestStarted
-from kvgraph.hooks.link.prompt_digests import PromptDigests
+from kvgraph.graph.wire.advice import ContentKey
+from kvgraph.graph.wire.events import AnyEvent, RequestStarted
+from kvgraph.hooks.link.late import PromptDigests
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

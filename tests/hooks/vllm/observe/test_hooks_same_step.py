@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.advisor.page.logged.request_views import request_view
+from kvgraph.advisor.page.misses import request_view
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import Reason
-from kvgraph.graph.messages.events import BlocksRemoved, RequestStarted
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.events import BlocksRemoved, RequestStarted
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

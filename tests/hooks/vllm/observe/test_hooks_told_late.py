@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.graph.messages.events import (
-    BlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
-    Event,
-    Pressure,
-)
 from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.events import BlocksCleared, BlocksRemoved, BlocksStored, Event, Pressure
 from kvgraph.hooks.keys import key_in_pool
 from paper import text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.graph.messages.events import RequestStarted
+from kvgraph.graph.wire.events import RequestStarted
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

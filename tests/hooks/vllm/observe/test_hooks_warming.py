@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.advisor.intents.client_hints import hints
+from kvgraph.advisor.intents.client import hints
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.graph.messages.events import RequestStarted
+from kvgraph.graph.wire.events import RequestStarted
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvgraph.hooks.tiers.jobs import TierAnswer
-from kvgraph.hooks.vllm.sampled.sample_words import Sample, SampledMetadata, told_apart
-from kvgraph.hooks.vllm.transfers.worker import TierWorkerMetadata
+from kvgraph.hooks.vllm.sampled.measuring import Sample, SampledMetadata, told_apart
+from kvgraph.hooks.vllm.tiers.worker import TierWorkerMetadata
 
 FIRST, SECOND = Sample("a", 0.5), Sample("b", 0.25)
 

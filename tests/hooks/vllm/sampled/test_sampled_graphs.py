@@ -12,19 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.hooks.vllm.sampled import read_back
-from kvgraph.hooks.vllm.sampled.looks import Look
-from kvgraph.hooks.vllm.sampled.measuring import Looked, Measuring
+from kvgraph.hooks.vllm.sampled import measuring as read_back
+from kvgraph.hooks.vllm.sampled.measuring import Look, Looked, Measuring, told_apart
 from kvgraph.hooks.vllm.sampled.runners import RunnerV1, RunnerV2
-from kvgraph.hooks.vllm.sampled.sample_words import told_apart
-from kvgraph.hooks.vllm.sampled.sampling_budget import SamplingBudget
-from kvgraph.hooks.vllm.sampled.step_sampler import SampledLayer, StepSampler
-from kvgraph.hooks.vllm.sampled.step_times import StepTimes
+from kvgraph.hooks.vllm.sampled.sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes
 from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, emulation
 from kvgraph.kernels.gpu.streams import Fence
-from kvgraph.kernels.layout.layout import GPU_LAYOUTS, PagedKv, gpu_layout, new_memory
-from kvgraph.kernels.maths.rope import Rope
+from kvgraph.kernels.layout import GPU_LAYOUTS, PagedKv, gpu_layout, new_memory
+from kvgraph.kernels.rope import Rope
 from made_runner import (
     SIZES,
     MadeRunnerV1,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvgraph.hooks.vllm.sampled.looks import Look, Meanings, attended, sureness
-from kvgraph.kernels.backends.block_keys import block_meanings
-from kvgraph.kernels.backends.confidence_score import confidence_score
-from kvgraph.kernels.layout import engines
-from kvgraph.kernels.layout.layout import PagedKv
-from kvgraph.kernels.maths.rope import Rope
+from kvgraph.hooks.vllm.sampled.measuring import Look, Meanings, attended, sureness
+from kvgraph.kernels import layout_engines
+from kvgraph.kernels.backends.attention import confidence_score
+from kvgraph.kernels.backends.base import block_meanings
+from kvgraph.kernels.layout import PagedKv
+from kvgraph.kernels.rope import Rope
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIMS = 2, 48, 2, 32, 32
 ROPE = Rope(1e4 ** -(torch.arange(DIMS // 2, dtype=torch.float64) * 2 / DIMS))
@@ -18,7 +18,7 @@ ROPE = Rope(1e4 ** -(torch.arange(DIMS // 2, dtype=torch.float64) * 2 / DIMS))
 def cache() -> PagedKv:
     torch.manual_seed(1)
     memory = torch.randn(LAYERS, BLOCKS, HEADS, TOKENS, 2 * DIMS)
-    return engines.from_views(
+    return layout_engines.from_views(
         [memory[n] for n in range(LAYERS)], isa="vec", mla=False, tokens=TOKENS
     )
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from kvgraph.hooks.doctor import command as doctor
-from kvgraph.hooks.reliance.fit import Part
-from kvgraph.hooks.reliance.live_vllm import live_misfits
 from kvgraph.hooks.vllm import shapes
-from kvgraph.hooks.vllm.sampled import runner_hook
+from kvgraph.hooks.vllm.installed import live_misfits
+from kvgraph.hooks.vllm.relied_on import Part
+from kvgraph.hooks.vllm.sampled import attach
 from paper import changed
 from vllm.config import KVTransferConfig
 
@@ -106,7 +106,7 @@ def runner(config: Any, found: Any, spec: Any = None, groups: int = 1) -> Any:
 
 @pytest.mark.parametrize("backend", ["CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"])
 def test_backends_whose_cache_is_described_are_accepted(paper_config: Any, backend: str) -> None:
-    assert runner_hook.reason_not_to_sample(runner(paper_config, layer(backend))) is None
+    assert attach.reason_not_to_sample(runner(paper_config, layer(backend))) is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_backends_whose_cache_is_described_are_accepted(paper_config: Any, backe
 def test_layers_that_cannot_be_measured_are_refused_by_name(
     paper_config: Any, found: Any, words: str
 ) -> None:
-    assert words in str(runner_hook.reason_not_to_sample(runner(paper_config, found)))
+    assert words in str(attach.reason_not_to_sample(runner(paper_config, found)))
 
 
 def test_caches_of_other_kinds_are_refused(paper_config: Any) -> None:
@@ -136,7 +136,7 @@ def test_caches_of_other_kinds_are_refused(paper_config: Any) -> None:
     )
     two = runner(paper_config, layer(), groups=2)
     for made in (two, *(runner(paper_config, layer(), each) for each in (window, chunks))):
-        assert "layers all have full attention" in str(runner_hook.reason_not_to_sample(made))
+        assert "layers all have full attention" in str(attach.reason_not_to_sample(made))
 
 
 def test_a_profiling_run_is_not_sampled_and_a_refusal_is_one_line(
@@ -154,7 +154,7 @@ def test_a_profiling_run_is_not_sampled_and_a_refusal_is_one_line(
 
         monkeypatch.setattr(module.GPUModelRunner, "initialize_kv_cache", stock)
     monkeypatch.setenv("AITHER_KVCACHE_SAMPLING", "1")
-    runner_hook.follow_runners()
+    attach.follow_runners()
     with caplog.at_level(logging.WARNING):
         for module in (gpu_model_runner, second):
             made = module.GPUModelRunner.__new__(module.GPUModelRunner)

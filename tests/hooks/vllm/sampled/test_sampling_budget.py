@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from kvgraph.hooks.vllm.sampled.sampling_budget import LONGEST_S, SamplingBudget
+from kvgraph.hooks.vllm.sampled.sampler import LONGEST_S, SamplingBudget
 
 SHARE = 0.002
 

@@ -6,7 +6,7 @@ import random
 from statistics import median
 
 import pytest
-from kvgraph.hooks.vllm.sampled.step_times import StepTimes
+from kvgraph.hooks.vllm.sampled.sampler import StepTimes
 from made_runner import SIZES, scheduled
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

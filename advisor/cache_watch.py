@@ -1,0 +1,173 @@
+"""``CacheWatch``: shows a ``ConfKVCache`` on a sidecar's page while a model writes.
+
+with CacheWatch(cache, "my model"):
+    model.generate(**inputs, past_key_values=cache)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final, Protocol, Self
+
+from ..graph.errors import ConfigError
+from ..graph.wire.events import MAX_NAME
+from .page.caches import MOST_STEPS
+from .tools.remote import EditEndpoint, RemoteError
+
+PERIOD_S: Final = 0.5  # between two words to the sidecar; chosen: a page looks once a second
+_ANSWER_S: Final = 2.0  # for the sidecar's answer; chosen
+
+_log = logging.getLogger(__name__)
+
+
+class TracedStep(Protocol):
+    """One step of a cache; see ``ConfKVCache.trace``."""
+
+    @property
+    def confidence(self) -> Sequence[float]: ...
+    @property
+    def budgets(self) -> Sequence[int]: ...
+    @property
+    def held(self) -> float: ...
+    @property
+    def at(self) -> float: ...
+
+
+class Budgeted(Protocol):
+    """What is set of a cache."""
+
+    @property
+    def low(self) -> int: ...
+    @property
+    def high(self) -> int: ...
+
+
+class Traced(Protocol):
+    """A cache that remembers its ``TracedStep``s, as ``ConfKVCache`` does."""
+
+    @property
+    def settings(self) -> Budgeted: ...
+    @property
+    def trace(self) -> deque[Any]: ...
+
+
+class CacheWatch:
+    """Tells a sidecar twice a second what a cache holds, from a thread of its own.
+
+    The model waits for none of it. Where no sidecar answers, or several run and none is named, one
+    line of the log says so, and another one when it is told the last ``MOST_STEPS``. Without
+    ``url``, one that is started again is found under any port. Leaving waits for its last answers,
+    four seconds at most.
+    """
+
+    def __init__(
+        self,
+        cache: Traced,
+        run: str,
+        url: str | None = None,
+        token: str | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Look at a cache under the name of its run.
+
+        Args:
+            url: The sidecar's; None: that of this user's only one.
+            token: The sidecar's; None: that of its runtime note, or the environment's.
+            wall: Unix seconds.
+
+        Raises:
+            ConfigError: The name is too long, or empty.
+            RemoteError: ``url`` is not a URL.
+        """
+        if not run.isprintable():
+            raise ConfigError("the run's name has characters that cannot be printed")
+        if not 1 <= len(run) <= MAX_NAME:
+            raise ConfigError(f"the run's name has {len(run)} characters; allowed: 1 to {MAX_NAME}")
+        self._cache, self._run = cache, run
+        self._where = url, token
+        self._endpoint = None if url is None else EditEndpoint("/v1/caches", url, token)
+        self._started = wall()
+        self._told: tuple[TracedStep | None, int] = None, 0  # the last step, and how many
+        self._is_silent = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def told(self) -> int:
+        """Steps so far that the sidecar was told of, or was spared as too many at once."""
+        return self._told[1]
+
+    def __enter__(self) -> Self:
+        self._over = threading.Event()  # one that still waits for an answer has its own
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._over,), name="kvgraph-cache", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(2 * _ANSWER_S)
+
+    def _watch(self, leaves: threading.Event) -> None:
+        over = False
+        while not over:
+            over = leaves.wait(PERIOD_S)
+            try:
+                self._tell()
+            except Exception as error:  # whatever it is, the model goes on, and is told of again
+                if not self._is_silent:
+                    _log.warning("run %r is not shown: %s", self._run, error)
+                self._is_silent = True
+                self._endpoint = None  # one that is started again moves
+
+    def _tell(self) -> None:
+        last, told = self._told
+        new = self._steps_after(last)
+        if not new:
+            return
+        steps, settings = new[-MOST_STEPS:], self._cache.settings
+        first = told + len(new) - len(steps)
+        self._endpoint = self._endpoint or EditEndpoint("/v1/caches", *self._where)
+        answer = self._endpoint.send(
+            {
+                "run": self._run,
+                "started": self._started,
+                "first": first,
+                "low": settings.low,
+                "high": settings.high,
+                "at": [*accumulate((step.at for step in steps), max)],  # a clock may be set back
+                "confidence": [_sure(step) for step in steps],
+                "budget": [sum(step.budgets) / len(step.budgets) for step in steps],
+                "held": [step.held for step in steps],
+            },
+            _ANSWER_S,
+        )
+        if not answer["taken"]:
+            raise RemoteError("another one of this name is being shown")
+        self._told = steps[-1], first + len(steps)
+        if self._is_silent:
+            self._is_silent = False
+            _log.warning("run %r is shown now", self._run)  # as loud as that it was not
+
+    def _steps_after(self, last: TracedStep | None) -> list[TracedStep]:
+        """Steps behind the last that was told, as far as the cache remembers."""
+        found: list[TracedStep] = []
+        # The model's thread adds to the trace meanwhile; a copy is made without a pause.
+        for step in reversed(self._cache.trace.copy()):
+            if step is last:
+                break
+            found.append(step)
+        return found[::-1]
+
+
+def _sure(step: TracedStep) -> float:
+    """The mean over a batch; logits that are no numbers make nobody sure."""
+    mean = sum(step.confidence) / len(step.confidence)
+    return mean if 0.0 <= mean <= 1.0 else 0.0

@@ -1,1 +1,0 @@
-"""``kvgraph diff``: two recordings, or two stretches of time, beside each other."""

@@ -1,1 +1,0 @@
-"""``kvgraph explain``: asks what the graph believes, and prints it."""

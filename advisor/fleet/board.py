@@ -1,0 +1,257 @@
+"""What a router knows of its engines, in columns: who takes requests, how fast, and how much waits
+there."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+# ``MeasuredSpeeds``: how long engines take for a token of a prompt, learned from noisy timings.
+
+_KEPT: Final = 16  # latest timings of an engine, and of the fleet; chosen
+_PRIOR_VARIANCE: Final = 0.5  # of the logarithm of one engine's timings, until it is known; chosen
+_PRIOR_TIMINGS: Final = 8.0  # for so many it counts; chosen
+_SLOWEST: Final = 4.0  # times the fastest engine's time per token; chosen: machines are alike
+_OF_MEDIAN: Final = np.pi / 2  # variance of a median over that of a mean, of normal noise
+_NO_MEDIAN: Final = 2  # timings up to which the median is the mean
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+class MeasuredSpeeds:
+    """The median of an engine's latest timings, drawn towards the mean of all engines.
+
+    Timings count by how far they are from the fleet's level of that time, since load slows all
+    engines. One says little: a prompt shared its step with others', or waited for a compiler. An
+    engine that is taken to be fast by mistake gets most requests, and one taken to be slow gets too
+    few to be timed again. So engines count as alike as far as their medians differ by no more than
+    timings of one engine would make them: a model of random effects in logarithms, whose variance
+    between engines is estimated by moments (Hedges 1983). None is taken to be slower than
+    ``_SLOWEST`` times the fastest.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_KEPT)  # of the fleet, less the engine's effect
+        self._timings = np.empty((0, _KEPT))  # logarithms, above the level
+        self._medians, self._squares, self._effects = (np.empty(0) for _ in range(3))
+        self._counts = np.empty(0, dtype=np.int64)
+
+    @property
+    def timed(self) -> Mask:
+        """bool ``[engines]``: whether an engine was timed."""
+        return self._counts > 0
+
+    def add(self) -> None:
+        """Add an engine."""
+        self._timings = np.pad(self._timings, ((0, 1), (0, 0)))
+        for name in ("_medians", "_squares", "_effects", "_counts"):
+            setattr(self, name, np.pad(getattr(self, name), (0, 1)))
+
+    def note(self, engine: int, seconds_per_token: float) -> None:
+        """Note a timing of an engine."""
+        timing = float(np.log(seconds_per_token))
+        level = float(np.median(self._latest)) if self._latest else timing
+        self._timings[engine, self._counts[engine] % _KEPT] = timing - level
+        self._counts[engine] += 1
+        kept = self._timings[engine, : self._counts[engine]]
+        self._medians[engine], self._squares[engine] = np.median(kept), kept.var() * len(kept)
+        self._latest.append(timing - float(self._effects[engine]))
+        self._effects = self._shrunk()
+
+    def seconds(self) -> Floats | None:
+        """float64 ``[engines]``: seconds per token of each; those never timed are as the mean.
+
+        None before any was timed.
+        """
+        if not self._latest:
+            return None
+        speeds: Floats = np.exp(np.median(self._latest) + self._effects)
+        bounded: Floats = np.minimum(speeds, _SLOWEST * speeds.min())
+        return bounded
+
+    def _shrunk(self) -> Floats:
+        """float64 ``[engines]``: how far each is from the mean."""
+        counts, timed = np.minimum(self._counts, _KEPT), self.timed
+        medians = self._medians[timed]
+        mean = np.average(medians, weights=counts[timed])  # as timings weigh in the level
+        freedom = _PRIOR_TIMINGS + float((counts[timed] - 1).sum())
+        variance = (_PRIOR_TIMINGS * _PRIOR_VARIANCE + float(self._squares.sum())) / freedom
+        by_chance = (
+            variance * np.where(counts > _NO_MEDIAN, _OF_MEDIAN, 1.0) / np.maximum(counts, 1)
+        )
+        spread = medians.var(ddof=1) if len(medians) > 1 else 0.0
+        between = max(0.0, float(spread - by_chance[timed].mean()))
+        belief = np.where(timed, between / (between + by_chance), 0.0)
+        effects: Floats = belief * (self._medians - mean)
+        return effects
+
+
+Tokens = npt.NDArray[np.int64]
+
+_GROWTH: Final = 64  # engines for which a column has room at first; chosen
+MOST_REFUSING: Final = 8
+"""Requests in a row that an engine refused, beyond which one more says nothing new; chosen."""
+_UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What an engine is taken to do until it is measured; only prefill is measured so far.
+
+    The defaults are chosen: an 8B model on a GPU whose host memory is behind PCIe 5, and a store
+    behind a network of 40 Gbit/s.
+
+    Attributes:
+        prefill_tokens_per_s: Prompt tokens computed per second.
+        load_bytes_per_s: Bandwidth of its own host memory.
+        store_bytes_per_s: Bandwidth of a store that engines share.
+        bytes_per_token: KV of one token, all layers: an 8B model's in bf16 has 131,072.
+        pool_tokens: Tokens that its pool holds; 0: unknown.
+    """
+
+    prefill_tokens_per_s: float = 20_000.0
+    load_bytes_per_s: float = 50e9
+    store_bytes_per_s: float = 5e9
+    bytes_per_token: int = 131_072
+    pool_tokens: int = 0
+
+
+class EngineBoard:
+    """Columns over engines; an engine's number is its place in them, for good.
+
+    Attributes:
+        names: One per engine.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._floats = np.zeros((4, _GROWTH))
+        self._tokens = np.zeros((5, _GROWTH), dtype=np.int64)
+        self._marks = np.zeros((2, _GROWTH), dtype=np.bool_)
+        self._speeds = MeasuredSpeeds()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: str, speed: Speed | None = None) -> int:
+        """Add an engine that takes requests; returns its number."""
+        number = len(self.names)
+        if number == self._floats.shape[1]:
+            self._grow()
+        speed = speed or Speed()
+        self.names.append(name)
+        per_token = speed.bytes_per_token
+        self._floats[:, number] = (
+            1 / speed.prefill_tokens_per_s,
+            per_token / speed.load_bytes_per_s,
+            per_token / speed.store_bytes_per_s,
+            0.0,
+        )
+        self._tokens[:, number] = (0, 0, speed.pool_tokens, 0, 0)
+        self._marks[:, number] = (True, False)
+        self._speeds.add()
+        self._take_speeds()  # as the others, once any was timed
+        return number
+
+    @property
+    def compute_s(self) -> Floats:
+        """float64 ``[engines]``: seconds to compute a token of a prompt."""
+        return self._floats[0, : len(self)]
+
+    @property
+    def load_s(self) -> Floats:
+        """float64 ``[engines]``: seconds to load a token's KV from the engine's own copies."""
+        return self._floats[1, : len(self)]
+
+    @property
+    def fetch_s(self) -> Floats:
+        """float64 ``[engines]``: seconds to fetch a token's KV from the shared store."""
+        return self._floats[2, : len(self)]
+
+    @property
+    def asked(self) -> Floats:
+        """float64 ``[engines]``: prompt tokens sent there lately, found or computed; they count
+        half each time that the fleet got as many tokens as all its pools hold."""
+        return self._floats[3, : len(self)]
+
+    @property
+    def waiting(self) -> Tokens:
+        """int64 ``[engines]``: tokens of requests that are queued or running there."""
+        return self._tokens[0, : len(self)]
+
+    @property
+    def live(self) -> Tokens:
+        """int64 ``[engines]``: tokens of the live sessions whose home it is."""
+        return self._tokens[1, : len(self)]
+
+    @property
+    def pool(self) -> Tokens:
+        """int64 ``[engines]``: tokens that its pool holds; 0: unknown."""
+        return self._tokens[2, : len(self)]
+
+    @property
+    def fresh(self) -> Tokens:
+        """int64 ``[engines]``: of ``live``, tokens of sessions that have had one turn so far."""
+        return self._tokens[3, : len(self)]
+
+    @property
+    def refusing(self) -> Tokens:
+        """int64 ``[engines]``: requests in a row that it refused, ``MOST_REFUSING`` at most."""
+        return self._tokens[4, : len(self)]
+
+    @property
+    def up(self) -> Mask:
+        """bool ``[engines]``: whether it answers."""
+        return self._marks[0, : len(self)]
+
+    @property
+    def timed(self) -> Mask:
+        """bool ``[engines]``: whether its speed was measured."""
+        return self._speeds.timed
+
+    @property
+    def takes(self) -> Mask:
+        """bool ``[engines]``: whether it gets requests."""
+        return self.up & ~self.draining
+
+    @property
+    def draining(self) -> Mask:
+        """bool ``[engines]``: whether it shall get no further requests."""
+        return self._marks[1, : len(self)]
+
+    def ask(self, number: int, tokens: int) -> None:
+        """Note that an engine was asked for a prompt of ``tokens``."""
+        known = self.pool[self.pool > 0]
+        pools = len(self) * (float(known.mean()) if len(known) else _UNKNOWN_POOL)
+        asked = self.asked
+        asked *= 0.5 ** (tokens / pools)
+        asked[number] += tokens
+
+    def heard(self, number: int, refused: bool) -> None:
+        """Note whether an engine refused a request, or began to answer it."""
+        before = int(self.refusing[number])
+        self.refusing[number] = min(MOST_REFUSING, before + 1) if refused else 0
+
+    def measured(self, number: int, tokens: int, seconds: float) -> None:
+        """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.
+
+        See ``MeasuredSpeeds`` for what is made of it.
+        """
+        if tokens <= 0 or seconds <= 0:
+            return
+        self._speeds.note(number, seconds / tokens)
+        self._take_speeds()
+
+    def _take_speeds(self) -> None:
+        if (seconds := self._speeds.seconds()) is not None:
+            self.compute_s[:] = seconds
+
+    def _grow(self) -> None:
+        for name in ("_floats", "_tokens", "_marks"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)], axis=1))

@@ -1,0 +1,465 @@
+"""What a request says of itself: whose it is, which session it continues, how long it is."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from enum import IntEnum
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import orjson
+
+from .prompts import LastPrompts, Prompt, PromptReader
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+Headers = list[tuple[bytes, bytes]]
+
+MOST_BODY: Final = 64 << 20
+"""Bytes of a request's body; chosen: several times the longest context in JSON."""
+MOST_NAME: Final = 128
+"""Characters of a session's name: vLLM's own bound."""
+_NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
+_SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
+_DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
+_GENERATES: Final = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+)  # fmt: skip
+# What changes nothing in an engine but its cache; of those that generate, the body decides, too.
+_REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/embeddings"})
+_CLIENTS_TOOLS: Final = (None, "function", "custom")  # types of tools that the client runs itself
+_ACTS: Final = (
+    "background", "previous_response_id", "conversation", "mcp_servers", "container",
+    "web_search_options",
+)  # fmt: skip
+"""Fields by which a server goes on after its answer, continues what it keeps, or runs tools."""
+_STORES: Final = "/v1/responses"  # keeps its answers unless it is told not to
+_SESSION: Final = b"x-session-id"  # vLLM reads it for all of its APIs
+HARNESSES: Final[dict[str, tuple[str, ...]]] = {
+    "Claude Code": ("X-Claude-Code-Session-Id",),
+    "Codex": ("session-id", "session_id", "conversation_id"),
+    "opencode": ("x-opencode-session", "x-session-affinity"),
+    "Qwen Code": ("X-Qwen-Code-Session-Id",),
+    "Amp": ("X-Amp-Thread-Id",),
+    "Hermes": ("X-Hermes-Session-Id",),
+    "Open WebUI": ("X-OpenWebUI-Chat-Id",),
+    "LiteLLM": ("X-Litellm-Session-Id",),
+    "Helicone": ("Helicone-Session-Id",),
+    "others": ("thread-id", "X-Conversation-Id"),
+}
+"""Headers in which harnesses name their sessions; the first that is there counts."""
+_HEADERS: Final = {
+    header.lower().encode(): header for headers in HARNESSES.values() for header in headers
+}
+FIELDS: Final[tuple[tuple[str, ...], ...]] = (
+    ("metadata", "session_id"), ("metadata", "conversation_id"), ("metadata", "thread_id"),
+    ("metadata", "chat_id"), ("client_metadata", "session_id"), ("litellm_session_id",),
+    ("conversation",), ("conversation", "id"),
+)  # fmt: skip
+"""Fields of bodies in which they do; the first that is there counts."""
+_USER: Final = ("metadata", "user_id")  # Claude Code's has a session in it
+_IN_USER: Final = re.compile(r"_session_([0-9A-Za-z-]+)$")
+_CACHE_KEY: Final = ("prompt_cache_key",)
+"""A session's, with Codex and opencode; or an application's."""
+_MOST_CHATS: Final = 16
+"""That begin otherwise and have one cache key: with more it is no session's. Chosen: subagents have
+their session's."""
+_MOST_KEPT: Final = 100_000  # cache keys that are remembered, and stored responses; chosen
+_LONGEST_HEAD: Final = 64 << 10  # bytes of an answer in which a response's id is looked for; chosen
+_RESPONSE: Final = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+_KEYS: Final = (b"authorization", b"x-api-key")  # headers: OpenAI's clients', and Anthropic's
+_UNNAMED: Final = "~"  # where a named session has its scope, in hexadecimal digits
+# Of one connection, not of a request; lengths change with the body, and the host is the engine.
+_HOP_BY_HOP: Final = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade host content-length expect".split()
+)
+
+
+class BadRequestError(Exception):
+    """A request that no engine gets; the text says why.
+
+    Args:
+        status: Of the answer, in HTTP.
+    """
+
+    def __init__(self, why: str, status: int = 400) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Body:
+    """A request's body, kept for as long as it may be sent once more."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.data
+
+    def release(self) -> None:
+        """Forget it: its answer has begun."""
+        self.data = b""
+
+
+class Effect(IntEnum):
+    """What a request may have changed where it was sent, beside a cache."""
+
+    NONE = 0
+    KEEPS = 1
+    """Its answer is kept, if there is one."""
+    ACTS = 2
+    """Anything: tools have run, or nobody knows what it asks for."""
+
+
+class Call(NamedTuple):
+    """A request as it is sent on.
+
+    Attributes:
+        streams: Whether its answer comes token by token.
+        effect: Of a request that generates.
+    """
+
+    method: str
+    path: str
+    headers: Headers
+    body: Body
+    streams: bool = False
+    effect: Effect = Effect.NONE
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether an engine that got it and is gone may be followed by another one."""
+        return self.repeatable_if_refused and self.effect is Effect.NONE
+
+    @property
+    def repeatable_if_refused(self) -> bool:
+        """Whether another engine may be asked what one refused before it began."""
+        if self.method == "POST":
+            return self.path.partition("?")[0] in _REPEATABLE and self.effect is not Effect.ACTS
+        return self.method in ("GET", "HEAD")
+
+
+class Turn(NamedTuple):
+    """What is known of a request with a prompt.
+
+    Attributes:
+        session: A name that no other caller's sessions have.
+        name: As its caller calls it; ours, if it does not.
+        ends: Whether the session does not return after this answer.
+        told: As the engine is told; empty: it is not, and infers sessions of its own.
+    """
+
+    session: str
+    name: str
+    prompt: Prompt
+    ends: bool
+    told: str = ""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether somebody gave the session its name."""
+        return not self.session.startswith(_UNNAMED)
+
+
+class Asked(NamedTuple):
+    """A request, and its turn of a session; None: it generates nothing."""
+
+    call: Call
+    turn: Turn | None
+
+
+def keys_of(headers: Headers) -> list[bytes]:
+    """The API keys that a request came with: they say who its caller is."""
+    return [value for key, value in headers if key.lower() in _KEYS]
+
+
+def is_served(path: str) -> bool:
+    """Whether requests for a path are passed on to engines."""
+    return path.startswith("/v1/") or path in _SERVED
+
+
+def check_path(path: str) -> None:
+    """See to it that a path, without its query, names what its words say.
+
+    Raises:
+        BadRequestError: A segment of it, as it is or decoded, leads elsewhere.
+    """
+    for _ in range(_DECODINGS + 1):
+        if {".", ".."} & set(path.replace("\\", "/").split("/")):
+            raise BadRequestError("the path has a segment . or .., which is not passed on")
+        path = unquote(path)
+
+
+class _Name(NamedTuple):
+    """A session's name.
+
+    Attributes:
+        told: As engines read it; empty: they take no such name.
+        shared: Whether it may be many sessions'.
+    """
+
+    name: str
+    told: str
+    shared: bool = False
+
+
+class Callers:
+    """Reads requests, and tells whose session they are; one that names none goes on with a session
+    as ``LastPrompts`` says. May be asked by several threads.
+
+    Args:
+        harnesses: Whether names count by which harnesses call their sessions. One such name may
+            stand for several chats at a time.
+    """
+
+    def __init__(self, harnesses: bool = True) -> None:
+        self._harnesses = harnesses
+        self._reader = PromptReader()
+        self._last = LastPrompts(self._reader.digest)
+        self._inferred = count(1)
+        self._names = f"route-{secrets.token_hex(4)}"  # those of another start are not these
+        self._lock = threading.Lock()
+        self._chats: OrderedDict[str, set[bytes]] = OrderedDict()  # beginnings, by a cache key
+        self._responses: OrderedDict[tuple[bytes, str], str] = OrderedDict()  # whose they are
+
+    def sent(self, turn: Turn) -> None:
+        """Note that a turn's prompt is its session's last one."""
+        self._last.note(turn.prompt, turn.session)
+
+    def answered(self, turn: Turn, first: bytes) -> None:
+        """Note which response a turn's answer is, so that the next turn may continue it.
+
+        Args:
+            first: How the answer begins.
+        """
+        if found := _RESPONSE.search(first, 0, _LONGEST_HEAD):
+            with self._lock:
+                _keep(self._responses, (turn.prompt.scope, found[1].decode()), turn.session)
+
+    def read(self, method: str, path: str, headers: Headers, body: bytes) -> Asked:
+        """What a request asks for.
+
+        Raises:
+            BadRequestError: Its session's name cannot be one, or its path leads elsewhere.
+        """
+        what = path.partition("?")[0]
+        check_path(what)
+        call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
+        what = what.removesuffix("/")
+        if method != "POST" or what not in _GENERATES:
+            return Asked(call, None)
+        fields = _fields(body)
+        call = call._replace(effect=_effect(what, fields))
+        if fields is None:
+            return Asked(call, None)
+        try:
+            turn = self.turn(fields, headers)
+        except (orjson.JSONEncodeError, RecursionError):  # it is nested deeper than is read here
+            return Asked(call, None)
+        call = call._replace(streams=fields.get("stream") is True)
+        if turn.told and _explicit(fields, headers) is None:  # a field might be refused
+            others = [each for each in call.headers if each[0].lower() != _SESSION]
+            call = call._replace(headers=[*others, (_SESSION, turn.told.encode())])
+        return Asked(call, turn)
+
+    def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
+        """Whose turn a request is, and what it asks about.
+
+        Args:
+            named: The session's name, from elsewhere than the request.
+
+        Raises:
+            BadRequestError: Its session's name cannot be one.
+        """
+        scope, hints = _scope(headers, fields), _hints(fields)
+        prompt = self._reader.read(fields, scope)
+        session, told = self._session(prompt, fields, headers, _checked(named, "session"))
+        name = session.partition(" ")[2]
+        ends = hints.get("session_ended") is True
+        return Turn(session, name, prompt.known_by, ends, told)
+
+    def _session(
+        self, prompt: Prompt, fields: Mapping[str, Any], headers: Headers, named: str | None
+    ) -> tuple[str, str]:
+        """Whose turn a prompt is, and what the engine is told of that."""
+        scope = prompt.scope
+        found = _Name(named, named) if named else _explicit(fields, headers)
+        if found is None and self._harnesses:
+            found = _harness(fields, headers)
+        if found is not None:
+            session = f"{scope.hex()} {found.name}"
+            if not (found.shared and self._is_applications(session, prompt)):
+                return session, found.told
+        before = fields.get("previous_response_id")
+        if isinstance(before, str):
+            with self._lock:
+                session_before = self._responses.get((scope, before))
+            if session_before is not None:
+                return session_before, ""
+        inferred = self._last.session(prompt, scope)
+        return inferred or f"{_UNNAMED} {self._names}-{next(self._inferred)}", ""
+
+    def _is_applications(self, session: str, prompt: Prompt) -> bool:
+        """Whether a cache key is that of many chats; each turn's beginning is noted."""
+        if not prompt.said:
+            return False
+        with self._lock:
+            begun = self._chats.get(session, set())
+            if len(begun) <= _MOST_CHATS:
+                begun.add(prompt.said[0].digest)
+            _keep(self._chats, session, begun)
+            return len(begun) > _MOST_CHATS
+
+
+def _keep(kept: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > _MOST_KEPT:
+        kept.popitem(last=False)
+
+
+def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
+    """The name that a request gives its session, by vLLM's precedence.
+
+    Raises:
+        BadRequestError: It cannot be one.
+    """
+    in_header, xargs = _in_header(headers), fields.get("vllm_xargs")
+    if name := _checked(fields.get("session_id"), "session_id"):
+        return _Name(name, name)
+    if in_header:
+        return _Name(in_header, in_header.encode().decode("latin-1"))  # as servers read headers
+    in_xargs = xargs.get("session_id") if isinstance(xargs, dict) else None
+    if isinstance(in_xargs, str) and _told(in_xargs):  # vLLM checks nothing there
+        return _Name(in_xargs, in_xargs)
+    name = _checked(_hints(fields).get("session"), "session")
+    return _Name(name, name) if name else None
+
+
+def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
+    """The name by which a harness calls a request's session; what cannot be one says nothing."""
+    known = {key.lower(): value for key, value in reversed(headers)}
+    for header in _HEADERS:
+        if name := _text(known.get(header, b"")).strip():
+            return _Name(name, _told(name))
+    for path in FIELDS:
+        if name := _field(fields, path):
+            return _Name(name, _told(name))
+    if name := _in_user(_field(fields, _USER)):
+        return _Name(name, _told(name))
+    key = _field(fields, _CACHE_KEY)
+    return _Name(key, _told(key), shared=True) if key else None
+
+
+def _field(fields: Mapping[str, Any], path: tuple[str, ...]) -> str:
+    """A text in a body; empty where there is none."""
+    value: Any = fields
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _in_user(user: str) -> str:
+    """The session in a user's id as Claude Code writes it; empty where there is none."""
+    if user.startswith("{"):
+        try:
+            return _field(orjson.loads(user), ("session_id",))
+        except orjson.JSONDecodeError:
+            return ""
+    found = _IN_USER.search(user)
+    return found[1] if found else ""
+
+
+def _told(name: str) -> str:
+    """A harness' name as an engine is told it; empty where vLLM takes no such name."""
+    fits = len(name) <= MOST_NAME and name.isascii() and name.isprintable()
+    return name if fits and not _NOT_IN_NAMES & set(name) else ""
+
+
+def _fields(body: bytes) -> dict[str, Any] | None:
+    """The fields of a JSON object; None for anything else, which the engine will judge."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) and fields else None
+
+
+def _effect(path: str, fields: Mapping[str, Any] | None) -> Effect:
+    """What a request may change that generates.
+
+    Args:
+        fields: None: its body cannot be read here. Engines may read it (NaN, UTF-16).
+    """
+    if fields is None or any(fields.get(name) not in (None, False) for name in _ACTS):
+        return Effect.ACTS
+    tools = fields.get("tools") or []
+    if not isinstance(tools, list) or not all(map(_is_clients, tools)):
+        return Effect.ACTS
+    store = fields.get("store")
+    keeps = store is not False if path == _STORES else store not in (None, False)
+    return Effect.KEEPS if keeps else Effect.NONE
+
+
+def _is_clients(tool: object) -> bool:
+    """Whether a tool is run by the client, and not by the server."""
+    return isinstance(tool, dict) and tool.get("type") in _CLIENTS_TOOLS
+
+
+def _in_header(headers: Headers) -> str | None:
+    names = [value for key, value in headers if key.lower() == b"x-session-id"]
+    if len(names) > 1:
+        raise BadRequestError("X-Session-ID is given more than once")
+    return _checked(_text(names[0]), "X-Session-ID") if names else None
+
+
+def _text(value: bytes) -> str:
+    """A header's value; clients write UTF-8 as a rule."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _passed_on(headers: Headers) -> Headers:
+    """A request's headers without those of one connection, which it may name itself."""
+    named = [value for key, value in headers if key.lower() == b"connection"]
+    own = _HOP_BY_HOP.union(*(value.lower().replace(b",", b" ").split() for value in named))
+    return [(key, value) for key, value in headers if key.lower() not in own]
+
+
+def _without_slash(path: str) -> str:
+    """A path without a slash at its end, of which a server would send its client elsewhere."""
+    what, mark, query = path.partition("?")
+    return what.removesuffix("/") + mark + query
+
+
+def _hints(fields: Mapping[str, Any]) -> dict[str, Any]:
+    params = fields.get("kv_transfer_params")
+    hints = params.get("kvgraph") if isinstance(params, dict) else None
+    return hints if isinstance(hints, dict) else {}
+
+
+def _checked(name: Any, field: str) -> str | None:
+    if name is None or name == "":
+        return None
+    if not isinstance(name, str) or len(name) > MOST_NAME or _NOT_IN_NAMES & set(name):
+        raise BadRequestError(
+            f"{field} is no name of a session: allowed are 1 to {MOST_NAME} characters without "
+            "@ / \\ and NUL"
+        )
+    return name
+
+
+def _scope(headers: Headers, fields: Mapping[str, Any]) -> bytes:
+    """Whose sessions and prompts these are: the caller's key, the cache's salt, and the model."""
+    said = (orjson.dumps(fields.get(name)) for name in ("cache_salt", "model"))
+    parts = [*keys_of(headers), *said]
+    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

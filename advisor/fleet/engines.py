@@ -1,0 +1,405 @@
+"""``EngineRoster``: the engines behind the proxy, which are listed or still answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import httpx
+import orjson
+from prometheus_client.parser import text_string_to_metric_families
+
+from .board import EngineBoard, Speed
+from .upstream import FIRST_BYTE_S, Listed, Upstream, refuses
+
+# What an engine's own metrics say that costs depend on.
+
+_CACHE: Final = "vllm:cache_config_info"
+_STATED: Final = "kv_cache_size_tokens"  # vLLM's own word
+_LONGEST_NAME: Final = 40  # characters; chosen
+_MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
+
+
+class CacheFacts(NamedTuple):
+    """What an engine says of its KV cache.
+
+    Attributes:
+        tokens: That its pool holds, its ranks' together; 0 where it does not say.
+        hashing: By what its blocks are told apart, in words; empty where it does not say.
+    """
+
+    tokens: int = 0
+    hashing: str = ""
+
+
+def cache_facts(exposition: str) -> CacheFacts:
+    """What an engine answers at ``/metrics`` about its KV cache."""
+    lines = [line for line in exposition.splitlines() if line.startswith(_CACHE + "{")]
+    try:
+        families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
+        ranks = [sample.labels for family in families for sample in family.samples]
+        tokens = sum(map(_tokens, ranks))
+    except (ValueError, KeyError, OverflowError):
+        return CacheFacts()
+    if not ranks or not 0 <= tokens <= _MOST:
+        return CacheFacts()
+    algorithm = ranks[0].get("prefix_caching_hash_algo", "")[:_LONGEST_NAME]
+    hashing = f"blocks of {int(ranks[0]['block_size'])} tokens" + f", {algorithm}" * bool(algorithm)
+    return CacheFacts(tokens, hashing)
+
+
+def _tokens(rank: dict[str, str]) -> int:
+    """Tokens that a rank's pool holds; raises KeyError or ValueError where it does not say."""
+    # Of several groups a request takes blocks of each: the product is too little then, or too much.
+    with contextlib.suppress(ValueError, OverflowError):
+        if 0 < (stated := int(float(rank.get(_STATED, "")))) <= _MOST:
+            return stated
+    return int(rank["num_gpu_blocks"]) * int(rank["block_size"])
+
+
+# Which engines are up: asked twice a second, and believed less the more often that was wrong.
+
+INTERVAL_S: Final = 0.5
+"""Between two questions; chosen: a death that no request notices is known within a second."""
+TIMEOUT_S: Final = 2.0
+"""For an answer; chosen."""
+SLOW: Final = 3
+"""Questions in a row that a silent engine may leave unanswered: a busy one is slow. Chosen."""
+_LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
+REPLACED_S: Final = 60.0
+"""For which nobody serves the known models until others' may take their place; chosen: longer than
+any doubt."""
+_OK: Final = 200
+NEEDS_KEY: Final = frozenset({401, 403})
+
+_log = logging.getLogger(__name__)
+
+
+class HashingWatch:
+    """Names engines that hash blocks otherwise than the first one."""
+
+    def __init__(self, board: EngineBoard) -> None:
+        self._board = board
+        self._first = ""
+        self._differs: dict[int, str] = {}
+
+    def differs(self, number: int) -> str | None:
+        """How an engine's blocks differ from the others', in words; None where they do not."""
+        return self._differs.get(number)
+
+    def compare(self, upstream: Upstream, hashing: str) -> None:
+        """Compare how an engine hashes blocks with how the first one does.
+
+        Args:
+            hashing: In words; empty differs from nobody's.
+        """
+        number = upstream.number
+        if not self._first or not self._board.up.any():
+            self._first = hashing
+        if not hashing or hashing == self._first:
+            self._differs.pop(number, None)
+            return
+        said = f"{hashing}, the others {self._first}: they find nothing of each other's in a store"
+        if self._differs.get(number) != said:
+            _log.warning("engine %s has %s", upstream.url, said)
+        self._differs[number] = said
+
+
+class HealthWatch:
+    """Marks engines up and down on the board.
+
+    An engine is down as soon as it refuses a connection or drops a request, and after ``SLOW``
+    unanswered questions: it gets no further requests. Those that it has are given up where its
+    port refuses connections, and otherwise only when it hangs (``Upstream``), since one that is
+    slow, or broke one answer, may answer them.
+    It is up again when it says that it is well, serves the same models as the others, and some
+    time has passed: twice as long after each time that it was up and dropped requests.
+
+    The models are those of the first engine that answered. Others take their place where no engine
+    is up, and all that answered last serve others or ``REPLACED_S`` have passed. What an engine
+    serves that asks for an API key is not known, and not compared.
+
+    Engines whose blocks have another size or are hashed otherwise get requests all the same: the
+    proxy counts in tokens, by engine. They are named, since they cannot share a store.
+
+    Args:
+        came_back: Told of an engine that was down and is up.
+        hashing: How an engine's sidecar says that it hashes blocks, by its number; "": unknown.
+
+    Attributes:
+        refused: Why an engine gets no requests though it is well, by its number.
+        why: Why an engine is down, by its number.
+        keyed: Numbers of engines that want an API key.
+        by_metrics, by_sidecars: Which engines hash blocks otherwise than the first one. Metrics do
+            not tell the seed; sidecars do.
+    """
+
+    def __init__(
+        self,
+        board: EngineBoard,
+        came_back: Callable[[Upstream], None] = lambda upstream: None,
+        hashing: Callable[[int], str] = lambda number: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board = board
+        self._came_back = came_back
+        self._hashing = hashing
+        self._clock = clock
+        self._unanswered: dict[int, int] = {}
+        self._doubt_s: dict[int, float] = {}
+        self._not_before: dict[int, float] = {}
+        self._models: list[str] | None = None
+        self._serves: dict[int, list[str]] = {}  # by an engine's number: what it said last
+        self._last_up = clock()
+        self.refused: dict[int, str] = {}
+        self.why: dict[int, str] = {}
+        self.keyed: set[int] = set()
+        self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
+
+    async def look(self, upstream: Upstream) -> None:
+        """Ask one engine how it is, and believe it or not."""
+        number = upstream.number
+        try:
+            well = (await upstream.ask("/health", TIMEOUT_S)).status_code == _OK
+        except httpx.TimeoutException:
+            self._unanswered[number] = self._unanswered.get(number, 0) + 1
+            if self._unanswered[number] >= SLOW:
+                upstream.is_silent = True
+                self._down(upstream, f"no answer to {SLOW} questions after its health")
+            return
+        except httpx.RequestError as error:
+            self._down(upstream, f"{type(error).__name__} {error}".strip())
+            if isinstance(error, httpx.ConnectError) and refuses(error):
+                upstream.is_gone()
+            return
+        self._unanswered[number], upstream.is_silent = 0, False
+        self.by_sidecars.compare(upstream, self._hashing(number))
+        if self._board.up.any():
+            self._last_up = self._clock()
+        if not well:
+            self._down(upstream, "it says that it is not well")
+        elif not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):
+            await self._admit(upstream)
+
+    def dropped(self, upstream: Upstream, why: str) -> None:
+        """Note that an engine dropped a request: whatever it says, it is down for a while."""
+        number = upstream.number
+        doubt = self._doubt_s.get(number, INTERVAL_S / 2)
+        if self._board.up[
+            number
+        ]:  # of the requests that one death drops, one makes it doubted more
+            doubt = self._doubt_s[number] = min(_LONGEST_DOUBT_S, 2 * doubt)
+        self._not_before[number] = self._clock() + doubt
+        self._down(upstream, why)
+
+    def served(self, upstream: Upstream) -> None:
+        """Note that an engine answered a request to its end: it is believed again."""
+        self._doubt_s.pop(upstream.number, None)
+
+    def differs(self, number: int) -> str | None:
+        """How an engine's blocks differ from the others', in words; None where they do not."""
+        return self.by_metrics.differs(number) or self.by_sidecars.differs(number)
+
+    def _down(self, upstream: Upstream, why: str) -> None:
+        before, self.why[upstream.number] = self.why.get(upstream.number), why
+        if self._board.up[upstream.number]:
+            self._board.up[upstream.number] = False
+            _log.warning("engine %s is down: %s", upstream.url, why)
+        elif before is None:
+            _log.info("engine %s is not up yet: %s", upstream.url, why)
+
+    async def _admit(self, upstream: Upstream) -> None:
+        number = upstream.number
+        try:
+            answer = await upstream.ask("/v1/models", TIMEOUT_S)
+        except httpx.RequestError:
+            return
+        (self.keyed.add if answer.status_code in NEEDS_KEY else self.keyed.discard)(number)
+        if number not in self.keyed and not self._serves_the_same(upstream, answer):
+            return
+        self.refused.pop(number, None)
+        facts = await _facts(upstream)
+        if self._clock() < self._not_before.get(number, 0.0):
+            return  # it dropped a request meanwhile
+        self._board.pool[number] = facts.tokens
+        self.by_metrics.compare(upstream, facts.hashing)
+        self._board.up[number] = True
+        self.why.pop(number, None)
+        self._came_back(upstream)
+        key = ", and wants an API key" if number in self.keyed else ""
+        _log.info("engine %s is up%s", upstream.url, key)
+
+    def _serves_the_same(self, upstream: Upstream, answer: httpx.Response) -> bool:
+        """Whether an engine's models are the fleet's; it is refused, in words, where not."""
+        number, models = upstream.number, _models(answer)
+        if models is not None:
+            self._serves[number] = models
+            if self._models is None or self._are_replaced():
+                self._models = models
+        if models is not None and models == self._models:
+            return True
+        said = f"serves {_named(models)}, the others {_named(self._models)}: no request goes there"
+        if self.refused.get(number) != said:
+            _log.error("engine %s %s", upstream.url, said)
+        self.refused[number] = said
+        return False
+
+    def _are_replaced(self) -> bool:
+        """Whether nobody serves the fleet's models any more."""
+        board = self._board
+        if board.up.any():
+            return False
+        known = [models for each, models in self._serves.items() if not board.draining[each]]
+        return self._models not in known or self._clock() - self._last_up > REPLACED_S
+
+
+async def _facts(upstream: Upstream) -> CacheFacts:
+    try:
+        return cache_facts((await upstream.ask("/metrics", TIMEOUT_S)).text)
+    except httpx.RequestError:
+        return CacheFacts()
+
+
+def _models(answer: httpx.Response) -> list[str] | None:
+    """What an engine serves, each with the longest context; None: that is no list of models."""
+    if answer.status_code != _OK:
+        return None
+    with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        models = orjson.loads(answer.content)["data"]
+        own = [each for each in models if not each.get("parent")]  # an adapter has one
+        return sorted(map(_model, own)) or None
+    return None
+
+
+def _model(told: dict[str, Any]) -> str:
+    longest = told.get("max_model_len")
+    return str(told["id"]) + ("" if longest is None else f" ({longest} tokens)")
+
+
+def _named(models: list[str] | None) -> str:
+    # Whoever answers at an engine's address chose these names: a line of them, and no escapes.
+    return (
+        "nothing that it lists"
+        if models is None
+        else ", ".join(ascii(each)[1:-1] for each in models)[:400]
+    )
+
+
+class EngineRoster:
+    """Adds engines to the board as they are listed, and looks at each for as long as it counts.
+
+    Args:
+        board: An engine's number is its place there and in ``upstreams``, for good.
+        health: Looks at them.
+        speed: Of engines, until it is measured.
+        first_byte_s: For which an engine may be silent before the first byte of an answer.
+
+    Attributes:
+        upstreams: All that were ever listed.
+    """
+
+    def __init__(
+        self,
+        board: EngineBoard,
+        health: HealthWatch,
+        speed: Speed | None = None,
+        first_byte_s: float = FIRST_BYTE_S,
+    ) -> None:
+        self.upstreams: list[Upstream] = []
+        self._board, self._health = board, health
+        self._speed, self._first_byte_s = speed, first_byte_s
+        self._listed: set[int] = set()
+        self._watched: dict[int, asyncio.Task[None]] = {}
+        self._started = False
+
+    @property
+    def shown(self) -> list[Upstream]:
+        """Engines that are listed, or still answer requests."""
+        return [each for each in self.upstreams if self._counts(each)]
+
+    @property
+    def watched(self) -> set[int]:
+        """Numbers of the engines that are looked at."""
+        return set(self._watched)
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether an engine that takes no requests now may do so soon."""
+        refused, drains = self._health.refused, self._board.draining
+        return any(not drains[n] and n not in refused for n in range(len(self._board)))
+
+    def why_none(self) -> str:
+        """Why no engine takes requests, in words."""
+        listed = [each.number for each in self.shown]
+        draining = [each for each in listed if self._board.draining[each]]
+        refused = [each for each in listed if each in self._health.refused and each not in draining]
+        down = len(listed) - len(draining) - len(refused)
+        return (
+            f"no engine takes requests: {down} down, {len(draining)} draining, {len(refused)} "
+            "refused; GET /fleet says why"
+        )
+
+    def list_again(self, engines: Sequence[Listed]) -> None:
+        """Take over a list of engines: new ones are added; missing ones get no further requests,
+        and are not looked at once they have answered those that they have.
+
+        Raises:
+            ConfigError: One of them is no address; nothing has changed.
+        """
+        known = {upstream.url: upstream.number for upstream in self.upstreams}
+        urls = [each.url for each in engines if each.url not in known]
+        first = len(self.upstreams)  # all are made before any is added: a bad list changes nothing
+        new = [Upstream(at, url, self._first_byte_s) for at, url in enumerate(urls, first)]
+        for upstream in new:
+            known[upstream.url] = number = self._board.add(upstream.url, self._speed)
+            self._board.up[number] = False  # until it says that it is well
+            self.upstreams.append(upstream)
+        self._board.draining[:] = True
+        for each in engines:
+            self._board.draining[known[each.url]] = each.drains
+        before, self._listed = self._listed, {known[each.url] for each in engines}
+        if self._started:
+            drains = sum(each.drains for each in engines)
+            _log.info(
+                "engines are listed again: %d, of which %d are new and %d drain; %d are gone",
+                len(engines), len(self._listed - before), drains, len(before - self._listed),
+            )  # fmt: skip
+            self._watch_listed()
+
+    async def start(self) -> None:
+        """Look at all engines once, and then for ever; the first one's models count."""
+        await self._health.look(self.upstreams[0])
+        await asyncio.gather(*(self._health.look(each) for each in self.upstreams[1:]))
+        self._started = True
+        self._watch_listed()
+
+    async def close(self) -> None:
+        """Stop looking, and close all connections."""
+        watching = list(self._watched.values())
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in self.upstreams))
+
+    def _watch_listed(self) -> None:
+        for each in self.upstreams:
+            if each.number in self._listed and each.number not in self._watched:
+                self._watched[each.number] = asyncio.create_task(self._watch(each))
+
+    async def _watch(self, upstream: Upstream) -> None:
+        """Look at an engine for as long as it counts."""
+        while self._counts(upstream):
+            try:
+                await self._health.look(upstream)
+            except Exception:  # ours: the engine stays as it is, and is looked at again
+                _log.exception("kvgraph cannot tell how engine %s is", upstream.url)
+            await asyncio.sleep(INTERVAL_S)
+        self._board.up[upstream.number] = False
+        del self._watched[upstream.number]
+
+    def _counts(self, upstream: Upstream) -> bool:
+        return upstream.number in self._listed or upstream.asked + upstream.running > 0

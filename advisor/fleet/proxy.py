@@ -1,0 +1,291 @@
+"""``FleetProxy``: sends each request to the engine that the router chooses, and to another one if
+that answers nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, NamedTuple
+
+from .board import EngineBoard, Speed
+from .callers import Asked, Callers, Effect
+from .engines import NEEDS_KEY, EngineRoster, HealthWatch
+from .pools import PoolShadows
+from .residency import ResidencyView
+from .router import Choice, FleetRouter, Holdings, Home, NoEngineError, Wanted
+from .upstream import (
+    ENGINE_HEADER,
+    FIRST_BYTE_S,
+    BrokenAnswerError,
+    Listed,
+    NothingAnsweredError,
+    Reply,
+    SilentError,
+    Upstream,
+)
+
+DECISIONS: Final = 10_000
+"""Of which the times are kept, for their percentiles; chosen: a hundred beyond the p99."""
+MOST_TRIES: Final = 3
+"""Engines that one request may see fail; chosen: one that kills engines must not get them all."""
+PAUSE_S: Final = 5.0
+"""For which a request waits where no engine takes any; chosen: one that was slow, or dropped a
+request, is believed again by then."""
+_LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
+_ELSEWHERE: Final = frozenset({401, 403, 404, 429, 503})
+"""Statuses by which an engine refuses what another may answer: it wants another key, lacks an
+adapter, or has too much to do."""
+_BEFORE_IT_BEGAN: Final = frozenset({401, 403, 404, 429})
+"""Those of them by which a request is refused before any of it is done."""
+_BROKEN: Final = 2  # errors in a row from which they are the engine's, and no request's; chosen
+_LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
+
+
+@dataclass
+class Counts:
+    """What happened to requests.
+
+    Attributes:
+        answered: To the end.
+        retried: Sent to another engine, since the first answered nothing.
+        turned_away: Sent to another engine, since the first refused it.
+        hung: Given up since an engine was silent for too long.
+        broken: An engine was gone in the middle of its answer.
+        left: The client was gone before the end.
+        refused: Not passed on, for what it is.
+        unserved: No engine answered.
+    """
+
+    answered: int = 0
+    retried: int = 0
+    turned_away: int = 0
+    hung: int = 0
+    broken: int = 0
+    left: int = 0
+    refused: int = 0
+    unserved: int = 0
+
+
+class Placed(NamedTuple):
+    """Where a request was sent, and what has to be taken back if it is not answered there.
+
+    Attributes:
+        before, made: Its session's home before, and that which the request made.
+        new: Links of its prompt that the engine did not hold.
+    """
+
+    choice: Choice
+    wanted: Wanted
+    before: Home | None = None
+    made: Home | None = None
+    new: Sequence[Hashable] = ()
+
+
+class FleetProxy:
+    """Several engines as one.
+
+    Args:
+        engines: At first; the roster's ``list_again`` changes them.
+        residency: What sidecars say; None: the proxy goes by its own memory alone.
+        speed: Of engines, until it is measured.
+        first_byte_s: For which an engine may be silent before the first byte of an answer.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Listed],
+        residency: ResidencyView | None = None,
+        speed: Speed | None = None,
+        first_byte_s: float = FIRST_BYTE_S,
+    ) -> None:
+        self.board = EngineBoard()
+        self.router = FleetRouter(self.board)
+        self.pools = PoolShadows()
+        self.callers = Callers()
+        self.residency = residency
+        self.health = HealthWatch(
+            self.board,
+            lambda engine: self.pools.forget(engine.number),
+            lambda number: "" if residency is None else residency.hashing(number),
+        )
+        self.engines = EngineRoster(self.board, self.health, speed, first_byte_s)
+        self.engines.list_again(engines)
+        self.counts = Counts()
+        self.decided_s: deque[float] = deque(maxlen=DECISIONS)
+        self._asking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look at all engines and sidecars, from now on."""
+        await self.engines.start()
+        if self.residency is not None:
+            self._asking = asyncio.create_task(self.residency.watch())
+
+    async def close(self) -> None:
+        """Stop looking, and close all connections."""
+        await self.engines.close()
+        if self.residency is not None:
+            if self._asking is not None:
+                self._asking.cancel()
+                await asyncio.gather(self._asking, return_exceptions=True)
+            await self.residency.close()
+
+    async def begin(self, asked: Asked) -> tuple[Reply, Upstream]:
+        """The beginning of an answer, from the first engine that begins one; the body is gone.
+
+        What one engine refuses another one is asked once, if it may answer it.
+
+        Raises:
+            NoEngineError: No engine takes requests, nor does one for ``PAUSE_S``.
+            NothingAnsweredError: So many engines in turn were gone that this request may be why,
+                or one that is gone may have done what it asks.
+        """
+        reply, upstream, placed = await self._begun(asked, frozenset())
+        if reply.failed and self._refused(asked, placed, reply):
+            self.counts.turned_away += 1
+            reply, upstream = await self._elsewhere(asked, reply, upstream)
+        asked.call.body.release()
+        reply.headers.append((ENGINE_HEADER, b"%d" % upstream.number))
+        return reply, upstream
+
+    async def _elsewhere(
+        self, asked: Asked, refusal: Reply, refuser: Upstream
+    ) -> tuple[Reply, Upstream]:
+        """Another engine's answer; the refusal, if there is none, or it only says more of a key."""
+        try:
+            reply, upstream, placed = await self._begun(asked, frozenset({refuser.number}))
+        except (NoEngineError, NothingAnsweredError):
+            return refusal, refuser
+        except BaseException:
+            await refusal.response.aclose()
+            raise
+        if reply.failed:
+            self._refused(asked, placed, reply)
+        keeps = reply.status in NEEDS_KEY and refusal.status not in NEEDS_KEY
+        await (reply if keeps else refusal).response.aclose()
+        return (refusal, refuser) if keeps else (reply, upstream)
+
+    async def _begun(
+        self, asked: Asked, refused_by: frozenset[int]
+    ) -> tuple[Reply, Upstream, Placed]:
+        """The beginning of an answer, by whichever engine answers anything; raises as ``begin``."""
+        for tries in count(1):
+            placed = await self._place_soon(asked, refused_by)
+            engine, start = placed.choice.engine, time.monotonic()
+            upstream, queued = self.engines.upstreams[engine], int(self.board.waiting[engine])
+            upstream.asked += 1
+            try:
+                reply = await upstream.begin(asked.call)
+            except NothingAnsweredError as error:
+                self._take_back(placed)
+                self.health.dropped(upstream, str(error))
+                self.counts.hung += isinstance(error, SilentError)
+                if tries == MOST_TRIES or (error.sent and not asked.call.repeatable):
+                    raise
+                self.counts.retried += 1
+                continue
+            finally:
+                upstream.asked -= 1
+                self.router.computed(placed.choice)
+            if not reply.failed:
+                self._taken(asked, placed, queued, time.monotonic() - start)
+                if asked.turn is not None and asked.call.effect is not Effect.NONE:
+                    self.callers.answered(asked.turn, reply.first)
+            return reply, upstream, placed
+        raise AssertionError("unreachable")
+
+    async def rest(self, reply: Reply, upstream: Upstream) -> AsyncGenerator[bytes, None]:
+        """All bytes of an answer that has begun.
+
+        Raises:
+            BrokenAnswerError: The engine is gone before the end.
+        """
+        upstream.running += 1
+        try:
+            async with contextlib.aclosing(reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except BrokenAnswerError as error:
+            self.counts.broken += 1
+            self.health.dropped(upstream, f"in the middle of an answer: {error}")
+            raise
+        finally:
+            upstream.running -= 1
+        self.counts.answered += 1
+        self.health.served(upstream)
+
+    def finished(self, asked: Asked) -> None:
+        """Note that a request was answered to its end."""
+        if asked.turn is not None and asked.turn.ends:
+            self.router.homes.forget(asked.turn.session)
+
+    async def _place_soon(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
+        """Choose an engine; where none takes requests, wait a while for one that may."""
+        until = time.monotonic() + PAUSE_S
+        while not self.board.takes.any():
+            if time.monotonic() >= until or not self.engines.may_come_back:
+                raise NoEngineError(self.engines.why_none())
+            await asyncio.sleep(_LOOK_S)
+        return self._place(asked, refused_by)
+
+    def _place(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
+        """Choose an engine, and note what goes there."""
+        start = time.perf_counter()
+        turn, now = asked.turn, time.monotonic()
+        if turn is None:
+            wanted = Wanted(None, 1, refused_by)
+            return Placed(self.router.route(wanted, Holdings(), now), wanted)
+        homes = self.router.homes
+        before = homes.of(turn.session)
+        holdings = self.pools.holdings(turn.prompt.links, len(self.board))
+        if self.residency is not None:
+            if before is not None:
+                self.residency.note_home(turn.told, before.engine)
+            holdings = self.residency.corrected(turn.told, holdings)
+        wanted = Wanted(turn.session, max(turn.prompt.tokens, 1), refused_by)
+        choice = self.router.route(wanted, holdings, now)
+        pool_tokens = int(self.board.pool[choice.engine])
+        new = self.pools.offered(turn.prompt.links, choice.engine, pool_tokens)
+        self.decided_s.append(time.perf_counter() - start)
+        return Placed(choice, wanted, before, homes.of(turn.session), new)
+
+    def _taken(self, asked: Asked, placed: Placed, queued: int, seconds: float) -> None:
+        """Note that an engine began to answer a request, and learn its speed.
+
+        Args:
+            queued: Tokens that were to be computed there by then, the request's own among them.
+            seconds: Until the first byte.
+        """
+        engine = placed.choice.engine
+        self.board.heard(engine, refused=False)
+        if asked.turn is not None:
+            self.pools.taken(engine, int(self.board.pool[engine]))
+            self.callers.sent(asked.turn)
+        if asked.call.streams and queued >= _LEAST_TIMED:
+            self.board.measured(engine, queued, seconds)
+
+    def _refused(self, asked: Asked, placed: Placed, reply: Reply) -> bool:
+        """Note that an engine refused a request; whether another one may answer it."""
+        engine = placed.choice.engine
+        self._take_back(placed)
+        if reply.status not in _ELSEWHERE and not reply.is_of_server:
+            return False  # it is the request's fault
+        self.board.heard(engine, refused=True)
+        others = self.board.takes
+        others[engine] = False
+        if reply.status in _BEFORE_IT_BEGAN:
+            may = asked.call.repeatable_if_refused
+        else:
+            may = reply.status in _ELSEWHERE or self.board.refusing[engine] >= _BROKEN
+            may = may and asked.call.repeatable
+        return may and bool(others.any())
+
+    def _take_back(self, placed: Placed) -> None:
+        """Note that an engine refused or dropped a request: nothing of it is there."""
+        if placed.wanted.session is not None:
+            self.router.homes.put_back(placed.wanted.session, placed.made, placed.before)
+        self.pools.refused(placed.new, placed.choice.engine)

@@ -1,0 +1,89 @@
+"""``FleetRequestRouter``: what a Ray Serve deployment names as its ``request_router_class``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from .board import Speed
+from .replica_choice import ReplicaChoice
+from .router import Stickiness
+
+_SPEED, _STICKINESS = Speed(), Stickiness()
+
+_log = logging.getLogger(__name__)
+
+
+class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
+    """Sends a session's later turns to the replica that has its KV.
+
+    A request's body is its first argument that is a mapping or a pydantic model; its session is the
+    handle's ``session_id``, what the body says, or inferred from prompts that extend each other.
+    Ray alone knows which replicas live; where the chosen one has ``max_ongoing_requests``, Ray goes
+    on to the next.
+    """
+
+    def initialize_state(
+        self,
+        overload: float = _STICKINESS.overload,
+        prefill_tokens_per_s: float = _SPEED.prefill_tokens_per_s,
+        pool_tokens: int = 0,
+    ) -> None:
+        """Take over ``request_router_kwargs``.
+
+        Args:
+            overload: By how much a home may cost more than the best other replica, in times that
+                the home takes to compute the whole prompt.
+            prefill_tokens_per_s: Of one replica; here it is not measured.
+            pool_tokens: Tokens that a replica's KV pool holds; 0: unknown.
+        """
+        speed = Speed(prefill_tokens_per_s=prefill_tokens_per_s, pool_tokens=pool_tokens)
+        self.choice = ReplicaChoice(Stickiness(overload), speed)
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Every candidate by itself, the chosen one first."""
+        if pending_request is None or not candidate_replicas:
+            return [list(candidate_replicas)]
+        by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
+        try:
+            ranked = self._ranked(pending_request, list(by_name))
+        except Exception:  # Ray would ask again for ever, and its caller would wait
+            _log.exception("no replica was chosen: Ray takes the one with the shortest queue")
+            return [list(candidate_replicas)]
+        return [[by_name[name]] for name in ranked]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Note where a request went."""
+        request = pending_request.metadata.internal_request_id
+        self.choice.routed(request, replica_id.unique_id, time.monotonic())
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Note that a request was answered, or failed."""
+        self.choice.completed(internal_request_id)
+
+    def _ranked(self, pending: PendingRequest, names: list[str]) -> list[str]:
+        self.choice.present(names)
+        metadata = pending.metadata
+        return self.choice.choose(
+            metadata.internal_request_id, _body(pending), names, metadata.session_id
+        )
+
+
+def _body(request: PendingRequest) -> Mapping[str, Any]:
+    for each in (*request.args, *request.kwargs.values()):
+        if isinstance(each, Mapping):
+            return each
+        if hasattr(each, "model_dump"):
+            dumped: dict[str, Any] = each.model_dump(exclude_none=True)
+            return dumped
+    return {}

@@ -1,0 +1,105 @@
+"""Which replica a request goes to, for whatever names replicas by text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from .board import EngineBoard, Speed
+from .callers import BadRequestError, Callers, Turn
+from .pools import PoolShadows
+from .router import Choice, FleetRouter, Reason, Stickiness, Wanted
+
+_NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
+"""What is left of a body whose session's name is refused."""
+_MOST_RUNNING: Final = 100_000  # requests whose end is awaited; chosen
+
+
+class ReplicaChoice:
+    """A ``FleetRouter`` over replicas that come and go. A number is never given again: who is gone
+    costs a decision what an engine costs that is down.
+
+    Args:
+        speed: Of a replica's engine.
+    """
+
+    def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:
+        self._speed = speed
+        self.router = FleetRouter(EngineBoard(), stickiness)
+        self._pools = PoolShadows()
+        self._callers = Callers()
+        self._numbers: dict[str, int] = {}
+        self._chosen: OrderedDict[str, tuple[Turn, Wanted, Choice]] = OrderedDict()
+        self._running: OrderedDict[str, Choice] = OrderedDict()
+
+    def present(self, replicas: Sequence[str]) -> None:
+        """Note which replicas there are; the others are down."""
+        board = self.router.board
+        for replica in replicas:
+            if replica not in self._numbers:
+                self._numbers[replica] = board.add(replica, self._speed)
+        were_up = board.up.copy()
+        board.up[:] = False
+        board.up[[self._numbers[replica] for replica in replicas]] = True
+        for gone in np.flatnonzero(were_up & ~board.up):
+            self._pools.forget(int(gone))
+
+    def choose(
+        self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
+    ) -> list[str]:
+        """Choose for a request, and note that until it went somewhere.
+
+        Args:
+            request: Names it until ``routed`` and ``completed``.
+            body: Of an OpenAI-compatible request.
+            replicas: Those that may be chosen.
+            session: As the caller's header names it; empty: it does not.
+
+        Returns:
+            All of ``replicas`` anew, the chosen one first and then by cost.
+        """
+        turn = self._turn(body, session)
+        board = self.router.board
+        holdings = self._pools.holdings(turn.prompt.links, len(board))
+        wanted = Wanted(turn.session, max(1, turn.prompt.tokens))
+        choice = self.router.choose(wanted, holdings)
+        self._chosen[request] = (turn, wanted, choice)
+        if len(self._chosen) > _MOST_RUNNING:
+            self._chosen.popitem(last=False)  # it never went anywhere
+        costs = self.router.costs(wanted, holdings)
+        others = sorted(replicas, key=lambda replica: costs[self._numbers[replica]])
+        chosen = board.names[choice.engine]
+        return sorted(others, key=lambda replica: replica != chosen)
+
+    def routed(self, request: str, replica: str, now: float) -> None:
+        """Note where a request went, which may not be where it was chosen to go."""
+        if (found := self._chosen.pop(request, None)) is None:
+            return
+        turn, wanted, choice = found
+        went = self._numbers.get(replica, choice.engine)
+        if went != choice.engine:  # the chosen one had no room
+            reason = Reason.HOME_OVERLOADED if choice.reason is Reason.HOME else choice.reason
+            choice = choice._replace(engine=went, reason=reason)
+        self.router.take(choice, wanted, now)
+        pool_tokens = int(self.router.board.pool[choice.engine])
+        self._pools.sent(turn.prompt.links, choice.engine, pool_tokens)
+        self._callers.sent(turn)
+        if turn.ends:
+            self.router.homes.forget(turn.session)
+        self._running[request] = choice
+        if len(self._running) > _MOST_RUNNING:
+            self.router.computed(self._running.popitem(last=False)[1])
+
+    def completed(self, request: str) -> None:
+        """Note that a request was answered, or failed."""
+        if (choice := self._running.pop(request, None)) is not None:
+            self.router.computed(choice)
+
+    def _turn(self, body: Mapping[str, Any], session: str) -> Turn:
+        try:
+            return self._callers.turn(body, [], session or None)
+        except BadRequestError:  # the engine refuses it in words of its own
+            return self._callers.turn({key: body[key] for key in _NAMELESS if key in body}, [])

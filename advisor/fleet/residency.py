@@ -1,0 +1,289 @@
+"""What engines really hold of sessions: asked of the sidecars, whose graphs know it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Final, NamedTuple
+
+import httpx
+import msgspec
+
+from ...graph.wire.endpoints import RunningSidecar, running_sidecars
+from ...graph.wire.frames import BAD_PAYLOAD
+from ..tools.remote import TOKEN_VARIABLE
+from .router import Holdings
+
+# What sidecars answer about sessions and engines: read, and refused where it is anything else.
+
+_MOST_TOKENS: Final = 1 << 40  # of a context; chosen: sums of them fit in 64 bits
+
+_Blocks = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class AdvisedEngine(NamedTuple):
+    """An engine, as its sidecar calls it; another sidecar's may have the same name."""
+
+    sidecar: str
+    name: str
+
+
+class Held(NamedTuple):
+    """What an engine holds of a session's last context there, in shares of its tokens.
+
+    Attributes:
+        pool: In its pool.
+        copied: In its pool or in a tier below; at least ``pool``.
+        shared: In a store that engines share.
+        idle_s: Since its sidecar last heard of the session.
+    """
+
+    engine: AdvisedEngine
+    tokens: int
+    pool: float
+    copied: float
+    shared: float
+    idle_s: float
+
+
+def sessions_in(sidecar: str, content: bytes) -> dict[str, Held]:
+    """What a sidecar's engines hold of sessions; of none that two of its tenants name.
+
+    Raises:
+        BAD_PAYLOAD: A sidecar answers otherwise.
+    """
+    found: dict[str, Held | None] = {}
+    for each in _sessions.decode(content).sessions:
+        found[each.session] = None if each.session in found else _held(sidecar, each)
+    return {name: held for name, held in found.items() if held is not None}
+
+
+def hashing_in(content: bytes) -> dict[str, str]:
+    """By what engines tell blocks apart, in words, by their names.
+
+    Raises:
+        BAD_PAYLOAD: A sidecar answers otherwise.
+    """
+    return {each.id: each.hashing for each in _status.decode(content).engines}
+
+
+class _Session(msgspec.Struct):
+    session: str
+    engine: str | None
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
+    chain: _Blocks
+    chain_pool: _Blocks
+    chain_copied: _Blocks
+    idle_s: float
+    chain_shared: _Blocks = 0
+
+
+class _Sessions(msgspec.Struct):
+    sessions: list[_Session]
+
+
+class _Engine(msgspec.Struct):
+    id: str
+    hashing: str = ""
+
+
+class _Status(msgspec.Struct):
+    engines: list[_Engine]
+
+
+_sessions: Final = msgspec.json.Decoder(_Sessions)
+_status: Final = msgspec.json.Decoder(_Status)
+
+
+def _held(sidecar: str, told: _Session) -> Held | None:
+    if told.engine is None or told.chain == 0:
+        return None
+    engine = AdvisedEngine(sidecar, told.engine)
+    told_of = told.chain_pool, told.chain_copied, told.chain_shared
+    pool, copied, shared = (min(blocks / told.chain, 1.0) for blocks in told_of)
+    return Held(engine, told.tokens, pool, max(pool, copied), shared, told.idle_s)
+
+
+INTERVAL_S: Final = 1.0
+"""Between two questions; chosen: a sidecar ranks twice a second."""
+TIMEOUT_S: Final = 2.0
+"""For all of a sidecar's answer; chosen."""
+MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
+
+_BUSY: Final = 503
+_MEANS: Final = {
+    400: ": it does not know this address as its own (http.allowed_hosts)",
+    401: f": its token is not {TOKEN_VARIABLE}'s",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class ResidencyView:
+    """Sessions as sidecars see them, whose views are merged: where each machine has a sidecar of
+    its own, each says what its engines hold of a session that was on several machines.
+
+    A session that two tenants of one sidecar name is left out.
+
+    Args:
+        sidecars: Finds them: those of this user on this machine, unless told otherwise.
+
+    Attributes:
+        silent: By sidecar, why it said nothing when it was asked last; None: it did.
+        failed: Rounds of questions that an error of ours ended.
+    """
+
+    def __init__(
+        self,
+        sidecars: Callable[[], list[RunningSidecar]] = running_sidecars,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sidecars, self._clock = sidecars, clock
+        self._held: dict[str, list[Held]] = {}  # by session, who heard of it last first
+        self._votes: dict[AdvisedEngine, Counter[int]] = {}  # how many homes at our numbers
+        self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
+        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        self.silent: dict[str, str | None] = {}
+        self.failed = 0
+        self._began = clock()
+        self._heard: dict[str, float] = {}  # when each sidecar answered last
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def watch(self) -> None:
+        """Ask for ever, whatever one round meets."""
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                if not self.failed:
+                    _log.exception("kvgraph cannot ask sidecars; it goes on trying")
+                self.failed += 1
+            await asyncio.sleep(INTERVAL_S)
+
+    def unheard_s(self, sidecar: str) -> float:
+        """Seconds since a sidecar answered; since the start, if it never did."""
+        return self._clock() - self._heard.get(sidecar, self._began)
+
+    async def look(self) -> None:
+        """Ask all sidecars once, at the same time; who does not answer says nothing."""
+        held: dict[str, list[Held]] = {}
+        sidecars = self._sidecars()
+        self._forget_others({each.http: self.silent.get(each.http) for each in sidecars})
+        for found in await asyncio.gather(*map(self._asked, sidecars)):
+            for name, each in found.items():
+                held.setdefault(name, []).append(each)
+        for several in held.values():
+            several.sort(key=lambda each: each.idle_s)
+        self._held = held
+
+    def note_home(self, name: str, engine: int) -> None:
+        """Learn which engine is which: this session's home is the engine of this number.
+
+        Where several sidecars know the session, it lives where it was heard of last. A sidecar may
+        not yet know that a session moved, so the number that most sessions give counts.
+        """
+        if held := self._held.get(name):
+            self._votes.setdefault(held[0].engine, Counter())[engine] += 1
+
+    def hashing(self, number: int) -> str:
+        """By what an engine tells blocks apart, in words; empty while that is not known.
+
+        An engine of several ranks may hash in several ways: all are named.
+        """
+        ways = {
+            way
+            for sidecar, engines in self._hashing.items()
+            for engine, way in engines.items()
+            if way and self._likeliest(AdvisedEngine(sidecar, engine)) == number
+        }
+        return "; ".join(sorted(ways))
+
+    def corrected(self, name: str, remembered: Holdings) -> Holdings:
+        """What engines hold of a session's prompt.
+
+        Args:
+            remembered: What each should hold by what it got; the graph's word stands over it. What
+                engines with a graph lost, it alone knows: they may evict in another order, and have
+                copies.
+        """
+        pool, copied = remembered.pool.copy(), remembered.copied.copy()
+        lost = remembered.lost.copy()
+        advised = [self._likeliest(each) for each in self._votes]
+        lost[[number for number in advised if number is not None]] = False
+        shared = remembered.shared
+        for held in reversed(self._held.get(name, ())):  # what was heard last stands
+            if (number := self._likeliest(held.engine)) is not None:
+                # Its sidecar may not have heard yet of the turn that was sent there last.
+                context = max(int(remembered.pool[number]), held.tokens)
+                pool[number], copied[number] = held.pool * context, held.copied * context
+                lost[number] = True
+            shared = max(shared, int(held.shared * held.tokens))
+        return Holdings(pool, copied, shared, lost)
+
+    def _forget_others(self, silent: dict[str, str | None]) -> None:
+        """Go by these sidecars alone: one that is gone comes back at another port."""
+        for gone in self.silent.keys() - silent.keys():
+            _log.warning("sidecar %s is gone: what its engines hold is guessed", gone)
+        self.silent = silent
+        self._votes = {each: told for each, told in self._votes.items() if each.sidecar in silent}
+        self._hashing = {each: told for each, told in self._hashing.items() if each in silent}
+        self._heard = {each: at for each, at in self._heard.items() if each in silent}
+
+    def _likeliest(self, engine: AdvisedEngine) -> int | None:
+        votes = self._votes.get(engine)
+        return votes.most_common(1)[0][0] if votes else None
+
+    async def _asked(self, sidecar: RunningSidecar) -> dict[str, Held]:
+        """What a sidecar says of sessions; nothing, if it does not answer."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.get(
+                    f"{sidecar.http}/v1/sessions",
+                    params={"limit": MOST_SESSIONS},
+                    headers={"Authorization": f"Bearer {sidecar.token}"},
+                )
+                found = sessions_in(sidecar.http, answer.raise_for_status().content)
+        except httpx.HTTPStatusError as error:
+            if (code := error.response.status_code) != _BUSY:
+                self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
+            return {}
+        except (httpx.HTTPError, TimeoutError):
+            self._note(sidecar.http, "does not answer")
+            return {}
+        except (httpx.InvalidURL, ValueError, *BAD_PAYLOAD) as error:  # its note's words, too
+            why = str(error) or type(error).__name__
+            self._note(sidecar.http, f"does not answer as a sidecar does ({why})")
+            return {}
+        self._note(sidecar.http, None)
+        self._heard[sidecar.http] = self._clock()
+        await self._ask_hashing(sidecar, {each.engine.name for each in found.values()})
+        return found
+
+    def _note(self, sidecar: str, silent: str | None) -> None:
+        """Note what became of a question, and log when that changes."""
+        before, self.silent[sidecar] = self.silent.get(sidecar), silent
+        if silent is not None and silent != before:
+            _log.warning("sidecar %s %s: what its engines hold is guessed", sidecar, silent)
+        elif silent is None and before is not None:
+            _log.info("sidecar %s answers again", sidecar)
+
+    async def _ask_hashing(self, sidecar: RunningSidecar, engines: set[str]) -> None:
+        """Ask how engines hash blocks, once of each: it stays so while they run."""
+        if engines <= self._hashing.get(sidecar.http, {}).keys():
+            return
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.get(f"{sidecar.http}/status")
+            told = hashing_in(answer.raise_for_status().content)
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *BAD_PAYLOAD):
+            return  # it is asked again next time; what it said of sessions stands
+        self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()

@@ -1,1 +1,0 @@
-"""What engines really hold of sessions, as their sidecars tell a router."""

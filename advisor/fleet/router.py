@@ -1,0 +1,346 @@
+"""``FleetRouter``: which engine a request goes to. The lab and the proxy run this object."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from .board import EngineBoard, Floats, Mask, Tokens
+
+# Where sessions live: each one's engine, and how much KV live sessions have on each.
+
+LIVE_S: Final = 600.0
+"""Idle seconds after which a session no longer counts as live, as for admission."""
+MOST_SESSIONS: Final = 1_000_000
+"""Sessions whose home is remembered; the longest idle are forgotten first. Chosen: 300 MB."""
+
+
+class Home(NamedTuple):
+    """A session's engine, the tokens of its last context, when it was last heard of, and whether it
+    has had one turn so far."""
+
+    engine: int
+    tokens: int
+    heard_at: float
+    fresh: bool = True
+
+
+class Homes:
+    """Homes of sessions, the longest idle first; keeps the board's ``live`` and ``fresh`` columns.
+
+    Args:
+        board: Whose engines they are.
+        live_s: Idle seconds after which a session's KV no longer counts.
+        most: Sessions that are remembered.
+    """
+
+    def __init__(
+        self, board: EngineBoard, live_s: float = LIVE_S, most: int = MOST_SESSIONS
+    ) -> None:
+        self._board = board
+        self._live_s = live_s
+        self._most = most
+        self._live: OrderedDict[Hashable, Home] = OrderedDict()
+        self._idle: OrderedDict[Hashable, Home] = OrderedDict()  # their KV does not count
+        self._began = self._came_back = 0
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._idle)
+
+    @property
+    def return_rate(self) -> float:
+        """Share of sessions so far that came back after their first turn; 1 before any began."""
+        return (self._came_back + 1) / (self._began + 1)
+
+    def counted(self, session: Hashable) -> float:
+        """Expected live tokens of a session: its last context, times ``return_rate`` if it has had
+        one turn."""
+        home = self._live.get(session)
+        if home is None:
+            return 0.0
+        return home.tokens * (self.return_rate if home.fresh else 1.0)
+
+    def live(self) -> Floats:
+        """float64 ``[engines]``: tokens of live sessions, each counted as it may come back."""
+        board = self._board
+        expected: Floats = board.live - (1.0 - self.return_rate) * board.fresh
+        return expected
+
+    def of(self, session: Hashable) -> Home | None:
+        """A session's home; None for a session that is not known."""
+        return self._live.get(session) or self._idle.get(session)
+
+    def settle(self, session: Hashable, engine: int, tokens: int, now: float) -> None:
+        """Note that a session's newest context, of ``tokens``, is at this engine."""
+        home = self.of(session)
+        self._began += home is None
+        self._came_back += home is not None and home.fresh
+        self.forget(session)
+        self._join(session, Home(engine, tokens, now, home is None))
+        self._let_go(now)
+
+    def put_back(self, session: Hashable, made: Home | None, before: Home | None) -> None:
+        """Note that a turn of a session was not answered: unless there was a later one, its home is
+        the one before.
+
+        Args:
+            made: The home that the turn made.
+            before: The one before the turn; None: it was the session's first.
+        """
+        if made is None or self.of(session) is not made:
+            return
+        self._began -= before is None
+        self._came_back -= before is not None and before.fresh
+        self.forget(session)
+        if before is not None:
+            self._join(session, before)
+
+    def forget(self, session: Hashable) -> None:
+        """Forget a session: it has ended."""
+        if (home := self._live.pop(session, None)) is not None:
+            self._count(home, -1)
+        else:
+            self._idle.pop(session, None)
+
+    def _join(self, session: Hashable, home: Home) -> None:
+        self._live[session] = home
+        self._count(home, 1)
+
+    def _count(self, home: Home, sign: int) -> None:
+        self._board.live[home.engine] += sign * home.tokens
+        self._board.fresh[home.engine] += sign * home.tokens * home.fresh
+
+    def _let_go(self, now: float) -> None:
+        """No longer count who is idle for too long, and forget whom there is no room for."""
+        while self._live:
+            session, home = next(iter(self._live.items()))
+            if home.heard_at > now - self._live_s and len(self._live) <= self._most:
+                break
+            self.forget(session)
+            self._idle[session] = home
+        while len(self) > self._most:
+            self._idle.popitem(last=False)
+
+
+_NOTHING: Final = np.zeros(1, dtype=np.int64)
+_NONE_LOST: Final = np.zeros(1, dtype=np.bool_)
+
+
+class Reason(StrEnum):
+    """Why a request goes where it goes."""
+
+    HOME = "home"
+    NEW = "new"
+    HOME_DOWN = "home_down"
+    HOME_DRAINS = "home_drains"
+    HOME_REFUSED = "home_refused"
+    HOME_OVERLOADED = "home_overloaded"
+    HOME_FORGOT = "home_forgot"
+
+
+class Holdings(NamedTuple):
+    """What engines hold of one prompt, in tokens from its start.
+
+    Attributes:
+        pool: int64 ``[engines]`` (or ``[1]``, for all), found in an engine's pool.
+        copied: The same, in its pool or its own copies; at least ``pool``.
+        shared: Tokens that a store which engines share holds.
+        lost: bool ``[engines]`` (or ``[1]``, for all): what is missing there was there and is gone;
+            False: it may never have been sent.
+    """
+
+    pool: Tokens = _NOTHING
+    copied: Tokens = _NOTHING
+    shared: int = 0
+    lost: Mask = _NONE_LOST
+
+    def within(self, tokens: int) -> Holdings:
+        """The same of a prompt of so many tokens: a session's last context may have been longer."""
+        return Holdings(
+            np.minimum(self.pool, tokens),
+            np.minimum(self.copied, tokens),
+            min(self.shared, tokens),
+            self.lost,
+        )
+
+
+class Wanted(NamedTuple):
+    """A request: its session, if that is known, its prompt's tokens, and the engines that refused
+    it."""
+
+    session: Hashable | None
+    tokens: int
+    refused_by: frozenset[int] = frozenset()
+
+
+class Choice(NamedTuple):
+    """Where a request goes, and why.
+
+    Attributes:
+        engine: Its number.
+        seconds: What the request is expected to take there until its first token.
+        reason: Why it goes there.
+        tokens: What it adds to that engine's queue: prompt tokens that it does not hold.
+    """
+
+    engine: int
+    seconds: float
+    reason: Reason
+    tokens: int
+
+
+class NoEngineError(Exception):
+    """No engine takes requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stickiness:
+    """When a later turn yields.
+
+    Attributes:
+        overload: By how much its home may cost more than the best other engine. The unit is the
+            time that the home takes to compute the whole prompt: what is short for a slow engine is
+            long for a fast one. Chosen: of 0 to 4 and none, prompts of recorded agents wait least
+            with it.
+        kept: Share of its last context that its home must hold. Chosen: with less, most of it is
+            computed again anyway, wherever that is.
+    """
+
+    overload: float = 4.0
+    kept: float = 0.5
+
+
+class FleetRouter:
+    """Costs each engine in seconds; sends later turns home unless that is down, overloaded, or
+    holds too little of what they had there.
+
+    A request costs the seconds to compute what the engine does not hold, to load what it holds
+    below its pool, and until the tokens that wait there are computed. A session without a home, or
+    one that leaves it, also pays for what it displaces:
+
+    - KV of live sessions beyond the pool, which has to be computed again;
+    - one token for each token that it computes, times how much this engine was asked for lately
+      over the mean;
+    - the whole prompt as often as this engine refused requests lately, one after the other.
+
+    Sessions with one turn so far count by the share of such sessions that came back. Among equal
+    costs, the engine whose live sessions have the least KV is chosen.
+
+    Attributes:
+        board: The engines.
+        homes: Where sessions live.
+        counts: Decisions by reason.
+    """
+
+    def __init__(self, board: EngineBoard, stickiness: Stickiness | None = None) -> None:
+        self.board = board
+        self.homes = Homes(board)
+        self.counts: Counter[Reason] = Counter()
+        self._stickiness = stickiness or Stickiness()
+
+    def route(self, wanted: Wanted, holdings: Holdings, now: float) -> Choice:
+        """Choose the engine of a request, and note that it waits there.
+
+        Raises:
+            NoEngineError: No engine is up that is not draining.
+        """
+        choice = self.choose(wanted, holdings)
+        self.take(choice, wanted, now)
+        return choice
+
+    def take(self, choice: Choice, wanted: Wanted, now: float) -> None:
+        """Note that a request went where it was chosen to go, and waits there."""
+        self.counts[choice.reason] += 1
+        self.board.waiting[choice.engine] += choice.tokens
+        self.board.ask(choice.engine, wanted.tokens)
+        if wanted.session is not None:
+            self.homes.settle(wanted.session, choice.engine, wanted.tokens, now)
+
+    def computed(self, choice: Choice) -> None:
+        """Note that an engine computed a request's prompt, or never got the request."""
+        self.board.waiting[choice.engine] -= choice.tokens
+
+    def choose(self, wanted: Wanted, holdings: Holdings) -> Choice:
+        """Choose the engine of a request; changes nothing.
+
+        Raises:
+            NoEngineError: No engine is up that is not draining.
+        """
+        takes = self.board.takes
+        takes[list(wanted.refused_by)] = False
+        if not takes.any():
+            raise NoEngineError("no engine takes requests: all are down, draining or refuse it")
+        holdings = holdings.within(wanted.tokens)
+        costs = np.where(takes, self._costs(wanted, holdings), np.inf)
+        home = self.homes.of(wanted.session) if wanted.session is not None else None
+        reason = self._reason(home, wanted, holdings, costs)
+        if home is not None and reason is Reason.HOME:
+            engine = home.engine
+        else:
+            engine = self._placed(home, wanted, holdings, costs)
+            if home is not None and engine == home.engine:  # nowhere is better
+                reason = Reason.HOME
+        left = wanted.tokens - max(_at(holdings.copied, engine), holdings.shared)
+        return Choice(engine, float(costs[engine]), reason, max(0, left))
+
+    def costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
+        """float64 ``[engines]``: seconds that a request takes at each, whether it is up or not."""
+        return self._costs(wanted, holdings.within(wanted.tokens))
+
+    def _costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
+        board = self.board
+        reusable = np.maximum(holdings.copied, holdings.shared)
+        seconds: Floats = (wanted.tokens - reusable + board.waiting) * board.compute_s
+        # An engine computes what takes it longer to load.
+        seconds += (holdings.copied - holdings.pool) * np.minimum(board.load_s, board.compute_s)
+        seconds += (reusable - holdings.copied) * np.minimum(board.fetch_s, board.compute_s)
+        return seconds
+
+    def _placed(self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats) -> int:
+        """The engine where a session that has no home, or leaves its home, costs least."""
+        board = self.board
+        live = self.homes.live()
+        if home is not None:
+            # It displaces nothing of its own.
+            live[home.engine] -= self.homes.counted(wanted.session)
+        beyond = np.clip(live + wanted.tokens - board.pool, 0, wanted.tokens)
+        computed = wanted.tokens - np.maximum(holdings.copied, holdings.shared)
+        displaced = np.where(board.pool > 0, beyond, 0) + computed * self._pressure()
+        total = costs + (displaced + board.refusing * wanted.tokens) * board.compute_s
+        cheapest = np.flatnonzero(total <= total.min())
+        return int(cheapest[live[cheapest].argmin()])
+
+    def _pressure(self) -> Floats:
+        """float64 ``[engines]``: what each is asked for, 1 where that is the mean."""
+        asked = self.board.asked
+        pressure: Floats = asked / max(1.0, float(asked.mean()))
+        return pressure
+
+    def _reason(
+        self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats
+    ) -> Reason:
+        if home is None:
+            return Reason.NEW
+        if not self.board.up[home.engine]:
+            return Reason.HOME_DOWN
+        if self.board.draining[home.engine]:
+            return Reason.HOME_DRAINS
+        if home.engine in wanted.refused_by:
+            return Reason.HOME_REFUSED
+        whole_s = wanted.tokens * self.board.compute_s[home.engine]
+        if costs[home.engine] - costs.min() > self._stickiness.overload * whole_s:
+            return Reason.HOME_OVERLOADED
+        held = max(_at(holdings.copied, home.engine), holdings.shared)
+        had = min(home.tokens, wanted.tokens)
+        if _at(holdings.lost, home.engine) and held < self._stickiness.kept * had:
+            return Reason.HOME_FORGOT
+        return Reason.HOME
+
+
+def _at(column: Tokens | Mask, engine: int) -> int:
+    return int(column[engine if len(column) > 1 else 0])

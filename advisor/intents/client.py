@@ -1,0 +1,205 @@
+"""``IntentClient``: tells a running sidecar what is wanted of blocks and sessions.
+
+kv = IntentClient()                                  # of this user's only sidecar
+kv.pin(session="chat-7", seconds=60)
+kv.prefetch(identity="tool:search#3")                # "I shall need it"
+kv.waiting("chat-7", tool="bash", expected_return_s=4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict, Unpack
+
+from ...graph.types import LAYER_BY_NAME, LAYER_NAMES
+from ...graph.wire.events import MAX_NAME
+from ..tools.remote import EditEndpoint, RefusedError
+
+Reply = dict[str, Any]
+"""``answer``, ``reason``, ``blocks``, ``asked`` and ``seconds``; see ``/v1/openapi.json``."""
+
+
+class Of(TypedDict, total=False):
+    """Which blocks are meant: one of the first four, and whose."""
+
+    block: int
+    session: str
+    identity: str
+    memory_id: str
+    tenant: str
+
+
+class IntentClient:
+    """Sends one wish at a time; every method returns what became of it.
+
+    Args:
+        url: The sidecar's; None: that of this user's only one.
+        token: The sidecar's; None: that of its runtime note, or the environment's.
+
+    Raises:
+        RemoteError: None is running, or several are. Every method raises it, too: where the
+            sidecar does not answer, or knows no such token.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self._endpoint = EditEndpoint("/v1/intents", url, token)
+
+    def pin(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
+        """Keep blocks for some seconds, as far as leases may."""
+        return self._wish("pin", of, seconds=seconds)
+
+    def retain(self, importance: float, **of: Unpack[Of]) -> Reply:
+        """Value blocks so much, from 0 to 1."""
+        return self._wish("retain", of, importance=importance)
+
+    def demote(self, **of: Unpack[Of]) -> Reply:
+        """Let blocks go first."""
+        return self._wish("demote", of)
+
+    def prefetch(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
+        """Bring copies of blocks back, as room allows."""
+        return self._wish("prefetch", of, seconds=seconds)
+
+    def share(self, **of: Unpack[Of]) -> Reply:
+        """Say that other sessions will use blocks too."""
+        return self._wish("share", of)
+
+    def waiting(
+        self,
+        session: str,
+        tool: str | None = None,
+        expected_return_s: float | None = None,
+        tenant: str | None = None,
+    ) -> Reply:
+        """Say that a session waits for a tool."""
+        return self._wish(
+            "signal", _of(session, tenant), waiting_for_tool=True, tool=tool,
+            expected_return_s=expected_return_s,
+        )  # fmt: skip
+
+    def turn_ended(self, session: str, tenant: str | None = None) -> Reply:
+        """Say that somebody reads a session's last answer."""
+        return self._wish("signal", _of(session, tenant), waiting_for_tool=False)
+
+    def ended(self, session: str, tenant: str | None = None) -> Reply:
+        """Say that a session is over."""
+        return self._wish("signal", _of(session, tenant), session_ended=True)
+
+    def _wish(self, kind: str, of: Of, **fields: object) -> Reply:
+        wish = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
+        if "block" in wish:
+            wish["block"] = str(wish["block"])
+        try:
+            (reply,) = self._endpoint.send({"intents": [wish]})["answers"]
+        except RefusedError as error:
+            return {"answer": "rejected", "reason": str(error), "blocks": 0, "asked": 0,
+                    "seconds": None}  # fmt: skip
+        answered: Reply = reply
+        return answered
+
+
+def _of(session: str, tenant: str | None) -> Of:
+    return {"session": session} if tenant is None else {"session": session, "tenant": tenant}
+
+
+# ``hints``: what a client says of its own request, for an OpenAI SDK's ``extra_body``.
+#
+# client.chat.completions.create( model=…, messages=messages, extra_body=kvgraph.hints(
+# session="chat-7", messages=[{"index": 0, "identity": "file:policy.md#0", "pinned": 60},
+# {"role": "tool", "priority": 20}], ), )
+
+
+class MessageHint(TypedDict, total=False):
+    """What is said of one message, by its index or of all of a role.
+
+    ``importance`` is from 0 to 1, ``priority`` from 0 to 100; ``pinned`` is true, or for how many
+    seconds.
+    """
+
+    index: int
+    role: str
+    layer: str
+    importance: float
+    priority: float
+    pinned: bool | float
+    identity: str
+    memory_id: str
+
+
+def hints(
+    *,
+    messages: Sequence[MessageHint] = (),
+    session: str | None = None,
+    tenant: str | None = None,
+    waiting_for_tool: bool | None = None,
+    expected_return_s: float | None = None,
+    tool: str | None = None,
+    session_ended: bool | None = None,
+    secret: str | None = None,
+    warming: bool | None = None,
+) -> dict[str, Any]:
+    """The fields that a request's body needs beside its own; see docs/hints.md.
+
+    Raises:
+        ValueError: A field is unknown, or its value is not what the docs allow: says which, and
+            what is allowed. What gets to an engine otherwise is left out there, with a warning.
+    """
+    said: dict[str, Any] = {
+        "session": session, "tenant": tenant, "waiting_for_tool": waiting_for_tool,
+        "expected_return_s": expected_return_s, "tool": tool, "session_ended": session_ended,
+        "secret": secret, "warming": warming,
+    }  # fmt: skip
+    said = {name: value for name, value in said.items() if value is not None}
+    _check("hints", said)
+    if messages:
+        said["messages"] = [_checked(each) for each in messages]
+    return {"kv_transfer_params": {"kvgraph": said}}
+
+
+def _checked(hint: MessageHint) -> dict[str, Any]:
+    if not isinstance(hint, Mapping):
+        raise ValueError(f"{hint!r} is no message hint; allowed: an object")
+    if unknown := hint.keys() - MessageHint.__annotations__.keys():
+        allowed = ", ".join(MessageHint.__annotations__)
+        raise ValueError(f"{', '.join(sorted(unknown))}: a message hint has {allowed}")
+    plain = {name: value for name, value in hint.items() if value is not None}
+    if ("index" in plain) == ("role" in plain):
+        raise ValueError(f"{dict(hint)}: a message hint names an index or a role")
+    _check("a message hint", plain)
+    return plain
+
+
+_LONGEST_S: Final = 1e9  # of a lease or a pause; chosen, engines keep leases for less
+_MOST: Final = {
+    "importance": 1.0, "priority": 100.0, "pinned": _LONGEST_S, "expected_return_s": _LONGEST_S,
+}  # fmt: skip
+_NAMES: Final = ("session", "tenant", "tool", "identity", "memory_id", "role")
+_FLAGS: Final = ("waiting_for_tool", "session_ended", "warming")
+_MAX_INDEX: Final = (1 << 31) - 1
+
+
+def _check(where: str, said: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first value that is not allowed."""
+    for name, value in said.items():
+        if (allowed := _allowed(name, value)) is not None:
+            raise ValueError(f"{where}: {name} is {str(value)[:40]!r}; allowed: {allowed}")
+
+
+def _allowed(name: str, value: Any) -> str | None:
+    """What a field may be, if it is something else."""
+    if name in _MOST and not (isinstance(value, bool) and name == "pinned"):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = number and 0 <= value <= _MOST[name]
+        return None if fits else f"a number from 0 to {_MOST[name]:g}"
+    if name in _NAMES:
+        named = isinstance(value, str) and 0 < len(value) <= MAX_NAME
+        return None if named else f"text of 1 to {MAX_NAME} characters"
+    if name in _FLAGS:
+        return None if isinstance(value, bool) else "true or false"
+    if name == "index":
+        whole = type(value) is int and abs(value) <= _MAX_INDEX
+        return None if whole else f"an integer, at most {_MAX_INDEX} from 0"
+    if name == "layer":
+        known = isinstance(value, str) and value in LAYER_BY_NAME
+        return None if known else f"one of {', '.join(LAYER_NAMES)}"
+    return None

@@ -1,0 +1,152 @@
+"""``ClientWords``: a chat's request, and what its client says of its messages and its memory."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from ..fleet.callers import BadRequestError
+from ..fleet.prompts import CHARACTERS_PER_TOKEN
+from .chat import Message, is_message
+
+CACHE_SALT: Final = "cache_salt"
+_PARAMS, _OURS, _MEMORY, _RECALL = "kv_transfer_params", "kvgraph", "memory", "recall"
+_TAGS: Final = frozenset(
+    {"layer", "importance", "priority", "pinned", "identity", "memory_id"}
+)  # of a message's hints: docs/hints.md
+_APPEND, _OFF = "append", "off"
+_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+
+
+class ClientWords(NamedTuple):
+    """A chat's request.
+
+    Attributes:
+        fields: Of its body.
+        messages: As they came.
+        appends: Whether they continue the chat instead of repeating it.
+        tags: What is said of messages, by their numbers.
+    """
+
+    fields: dict[str, Any]
+    messages: list[Message]
+    appends: bool
+    tags: dict[int, dict[str, Any]]
+
+    @property
+    def model(self) -> object:
+        """Who shall answer."""
+        return self.fields.get("model")
+
+    @property
+    def answer(self) -> int:
+        """The most tokens of an answer; 0: it is not said."""
+        said = [self.fields.get(name) for name in _LIMITS]
+        return next((each for each in said if isinstance(each, int) and each > 0), 0)
+
+    @property
+    def fixed(self) -> int:
+        """About how many tokens the tools' descriptions take."""
+        tools = self.fields.get("tools")
+        return len(orjson.dumps(tools)) // CHARACTERS_PER_TOKEN if tools else 0
+
+    def body(
+        self, messages: Sequence[Message], tags: Sequence[object], recalls: bool, salt: str = ""
+    ) -> bytes:
+        """The request as the engine gets it.
+
+        Args:
+            messages: In place of the client's.
+            tags: Hints about those.
+            recalls: Whether text that moved may come back approximately, unless the client says.
+            salt: Of the cache, in place of the client's where text may come back.
+        """
+        ours = self._params.get(_OURS)
+        ours = dict(ours) if isinstance(ours, dict) else {}
+        ours.pop(_MEMORY, None)
+        ours.pop("messages", None)
+        ours |= {"messages": tags} if tags else {}
+        ours = ({_RECALL: True} if recalls else {}) | ours
+        salted = {CACHE_SALT: salt} if salt and ours.get(_RECALL) else {}
+        return self._with(messages, {_OURS: ours}, salted)
+
+    def plain(self, messages: Sequence[Message]) -> bytes:
+        """The request as an engine gets it that takes no hints.
+
+        Args:
+            messages: In place of the client's.
+        """
+        return self._with(messages, {_OURS: {}})
+
+    @property
+    def _params(self) -> dict[str, Any]:
+        params = self.fields.get(_PARAMS)
+        return params if isinstance(params, dict) else {}
+
+    def _with(
+        self, messages: Sequence[Message], ours: dict[str, Any], more: Mapping[str, object] = {}
+    ) -> bytes:
+        params = {name: value for name, value in (self._params | ours).items() if value}
+        fields = {name: value for name, value in self.fields.items() if name != _PARAMS}
+        return orjson.dumps(
+            fields | {"messages": messages, **more} | ({_PARAMS: params} if params else {})
+        )
+
+
+def client_words(body: bytes) -> ClientWords | None:
+    """What a body says; None where it is no chat, or its client wants no memory.
+
+    Raises:
+        BadRequestError: It says of its memory what nobody knows.
+    """
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    messages = fields.get("messages") if isinstance(fields, dict) else None
+    if not isinstance(messages, list) or not messages:
+        return None
+    if not all(map(is_message, messages)):
+        return None
+    params = fields.get(_PARAMS)
+    ours = params.get(_OURS) if isinstance(params, dict) else None
+    ours = ours if isinstance(ours, dict) else {}
+    memory = ours.get(_MEMORY)
+    if memory not in (None, _APPEND, _OFF):
+        raise BadRequestError(
+            f'"{_MEMORY}": {reprlib.repr(memory)} among the hints: allowed: "{_APPEND}", "{_OFF}"'
+        )
+    if memory == _OFF or fields.get("n") not in (None, 1):
+        return None
+    return ClientWords(fields, messages, memory == _APPEND, _tags(ours, messages))
+
+
+def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
+    """What hints say of messages, by number or by role, the last word of each kind; what is
+    malformed says nothing."""
+    said: dict[int | str, dict[str, tuple[int, Any]]] = {}  # with the numbers of hints
+    listed = ours.get("messages")
+    for order, hint in enumerate(listed if isinstance(listed, list) else ()):
+        if not isinstance(hint, dict):
+            continue
+        index, role = hint.get("index"), hint.get("role")
+        if isinstance(index, int):
+            of: int | str = index if index >= 0 else index + len(messages)
+        elif isinstance(role, str):
+            of = role
+        else:
+            continue
+        tags = {name: (order, hint[name]) for name in _TAGS & hint.keys()}
+        said.setdefault(of, {}).update(tags)
+    found: dict[int, dict[str, Any]] = {}
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        of_role = said.get(role, {}) if isinstance(role, str) else {}
+        words = [*said.get(number, {}).items(), *of_role.items()]
+        if words:
+            words.sort(key=lambda word: word[1][0])
+            found[number] = {name: tag for name, (_, tag) in words}
+    return found

@@ -1,0 +1,444 @@
+"""``ChatStore``: the chats that are remembered, within memory and, if there is one, a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import stat
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from ...graph.errors import ConfigError
+from ...graph.wire.frames import BAD_PAYLOAD
+from .chat import Block, ChatSession, is_message
+from .settings import StoreSettings
+
+# ``ChatFiles``: chats in a directory, within a budget.
+#
+# A file is a line that names its form, a digest of the rest, and the chat. What cannot be read,
+# for damage or because somebody else made it, is set aside under another name: its chat begins
+# anew.
+
+_SUFFIX: Final = ".chat"
+_UNFINISHED: Final = ".new"  # of a file that is being written
+_ASIDE: Final = ".unreadable"  # behind the name of a file that is no chat
+_OURS: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})\.chat")
+_BEGUN: Final = re.compile(r"([0-9a-f]{16}-[0-9a-f]{32}\.|tmp)[a-z0-9_]{8}\.new")
+_HEAD: Final = b"kvgraph chat 3\n"
+_DIGEST: Final = 32  # bytes
+_OLD_HEAD: Final = b"\x82\xa7version\x02"  # of files that have no digest yet
+_VERSION: Final = 2  # of their form
+
+_log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct):
+    """The older form."""
+
+    version: int
+    chat: ChatSession
+
+
+class _File(NamedTuple):
+    owner: str
+    size: int
+
+
+class ChatFiles:
+    """Writes each chat to a file of its own; the chats that were used longest ago go first.
+
+    Which files there are is read once, at the start: no other process of ours writes to the
+    directory. Files of others are left alone.
+
+    Args:
+        directory: Is made if there is none.
+        most: Bytes of all files; those set aside do not count.
+
+    Attributes:
+        unwritten: Keys of chats whose newest state could not be written.
+
+    Raises:
+        ConfigError: ``directory`` cannot be one.
+    """
+
+    def __init__(self, directory: Path, most: int) -> None:
+        self._directory, self._most = directory, most
+        self._files: OrderedDict[str, _File] = OrderedDict()  # by digests of chats' keys
+        self._bytes = 0
+        self.unwritten: set[str] = set()
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise ConfigError(f"--store {directory}: {error.strerror}; allowed: a directory that "
+                              "can be made or written to") from None  # fmt: skip
+        except OSError as error:  # a full disk, perhaps: it may have room later
+            _log.warning("%s cannot be made: %s", directory, error.strerror)
+        found: list[tuple[int, str, str, int]] = []
+        for name, about, head in _regular_files(directory):
+            path = directory / name
+            if _BEGUN.fullmatch(name):
+                # A write may have ended before the head was there.
+                if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+            elif ours := _OURS.fullmatch(name):
+                if _is_ours(head):
+                    found.append((about.st_mtime_ns, ours[2], ours[1], about.st_size))
+                else:
+                    _set_aside(path)
+        for _, digest, owner, size in sorted(found):
+            self._note(digest, _File(owner, size))
+
+    def read(self, key: str) -> ChatSession | None:
+        """The chat that goes by a key; None if there is none that can be read."""
+        digest = _digest(key)
+        file = self._files.get(digest)
+        return self._read(digest, file) if file is not None else None
+
+    def of_owner(self, name: str, caller: str) -> list[ChatSession]:
+        """Chats of a caller under a name."""
+        owner = _owner(name, caller)
+        found = [self._read(digest, file) for digest, file in list(self._files.items())
+                 if file.owner == owner]  # fmt: skip
+        return [chat for chat in found if chat is not None]
+
+    async def write(self, chat: ChatSession) -> int:
+        """Keep a chat, of which the first failure is logged; how many bytes it takes."""
+        digest, owner = _digest(chat.key), _owner(chat.name, chat.caller)
+        data = msgspec.msgpack.encode(chat)
+        try:
+            await asyncio.to_thread(_replace, self._path(digest, owner), _signed(data))
+        except OSError as error:
+            if not self.unwritten:
+                _log.warning("chats cannot be written to %s, and are kept in memory alone: %s",
+                             self._directory, error.strerror)  # fmt: skip
+            self.unwritten.add(chat.key)
+            return len(data)
+        if chat.key in self.unwritten:
+            self.unwritten.discard(chat.key)
+            _log.info("chats are written again")
+        self._note(digest, _File(owner, len(_HEAD) + _DIGEST + len(data)))
+        while self._bytes > self._most and len(self._files) > 1:
+            self._remove(next(iter(self._files)))
+        return len(data)
+
+    def forget(self, key: str) -> None:
+        """Remove a chat's file, if it has one."""
+        self.unwritten.discard(key)
+        self._remove(_digest(key))
+
+    def forget_aside(self, name: str, caller: str) -> int:
+        """Remove what was set aside of a caller's chats under a name; how many files that were."""
+        removed = 0
+        for path in self._directory.glob(f"{_owner(name, caller)}-*{_SUFFIX}{_ASIDE}"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed += 1
+        return removed
+
+    def _note(self, digest: str, file: _File) -> None:
+        """Take a chat's file over as the one written last; an earlier one of it goes."""
+        before = self._files.get(digest)
+        if before is not None and before.owner != file.owner:
+            self._remove(digest)
+        elif before is not None:
+            self._bytes -= self._files.pop(digest).size
+        self._files[digest] = file
+        self._bytes += file.size
+
+    def _remove(self, digest: str) -> None:
+        file = self._files.pop(digest, None)
+        if file is not None:
+            self._bytes -= file.size
+            with contextlib.suppress(OSError):
+                self._path(digest, file.owner).unlink()
+
+    def _path(self, digest: str, owner: str) -> Path:
+        return self._directory / f"{owner}-{digest}{_SUFFIX}"
+
+    def _read(self, digest: str, file: _File) -> ChatSession | None:
+        path = self._path(digest, file.owner)
+        try:
+            chat = _chat_in(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, *BAD_PAYLOAD, MemoryError):
+            chat = None
+        if chat is not None and _digest(chat.key) == digest:
+            return chat
+        self._files.pop(digest, None)
+        self._bytes -= file.size
+        _set_aside(path)
+        return None
+
+
+def _regular_files(directory: Path) -> Iterator[tuple[str, os.stat_result, bytes]]:
+    """Names of files that may be ours, what is known of them, and how they begin."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if not (_OURS.fullmatch(entry.name) or _BEGUN.fullmatch(entry.name)):
+                continue
+            with contextlib.suppress(OSError):
+                about = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(about.st_mode):
+                    with open(entry.path, "rb") as file:
+                        head = file.read(len(_HEAD))
+                    yield entry.name, about, head
+
+
+def _is_ours(head: bytes) -> bool:
+    return head == _HEAD or head.startswith(_OLD_HEAD)
+
+
+def _chat_in(data: bytes) -> ChatSession | None:
+    """The chat of a file's content; None where it is damaged, or of another form.
+
+    Raises:
+        BAD_PAYLOAD: Likewise.
+    """
+    if data.startswith(_HEAD):
+        digest, data = data[len(_HEAD) :][:_DIGEST], data[len(_HEAD) + _DIGEST :]
+        if _sum(data) != digest:
+            return None
+        chat = msgspec.msgpack.decode(data, type=ChatSession)
+    else:
+        kept = msgspec.msgpack.decode(data, type=_Kept)
+        chat = kept.chat
+        if kept.version != _VERSION:
+            return None
+    # The older form has no digest: what is in a message may be anything.
+    fits = all(
+        len(block.messages) in (0, len(block.digests)) and all(map(is_message, block.messages))
+        for each in chat.versions
+        for block in each.blocks
+    )
+    if chat.other is not None:
+        chat.other.other = None
+    return chat if fits else None
+
+
+def _signed(data: bytes) -> bytes:
+    return _HEAD + _sum(data) + data
+
+
+def _sum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
+
+
+def _set_aside(path: Path) -> None:
+    """Give a file that is no chat another name, and say so."""
+    aside = path.with_name(path.name + _ASIDE)
+    with contextlib.suppress(OSError):
+        os.replace(path, aside)
+    _log.warning("%s is no chat that can be read: it is %s now, and its chat begins anew",
+                 path.name, aside.name)  # fmt: skip
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file as a whole."""
+    with contextlib.suppress(FileExistsError):  # a start may have found no room for it
+        path.parent.mkdir(mode=0o700, parents=True)
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f"{path.stem}.", suffix=_UNFINISHED, delete=False
+    ) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
+
+
+def _digest(key: str) -> str:
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def _owner(name: str, caller: str) -> str:
+    """By which a caller's files are found that go by one name."""
+    return hashlib.blake2b(f"{caller}\0{name}".encode(), digest_size=8).hexdigest()
+
+
+_OF_MESSAGE: Final = 600
+"""Bytes of memory that a message takes beside its text; chosen: what short messages were measured
+to take, as Python has them."""
+
+
+class ChatStore:
+    """Remembers chats, the ones that were used last; each has a lock for its changes.
+
+    Args:
+        settings: Budgets, and where chats survive.
+    """
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._most = settings.ram_bytes
+        self._chats: OrderedDict[str, ChatSession] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+        # A turn that is under way goes on with its chat, also where that left memory meanwhile.
+        self._in_use: WeakValueDictionary[str, ChatSession] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._files: ChatFiles | None = None
+        if settings.directory is not None:
+            self._files = ChatFiles(settings.directory, settings.disk_bytes)
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._chats)
+
+    @property
+    def unwritten(self) -> int:
+        """Chats whose newest state should be in the directory, and could not be written."""
+        return len(self._files.unwritten) if self._files is not None else 0
+
+    def lock(self, key: str) -> asyncio.Lock:
+        """Whoever changes a chat holds it."""
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    def get(self, new: ChatSession) -> ChatSession:
+        """The chat that goes by the key of ``new``: remembered, read from its file, or ``new``."""
+        key = new.key
+        chat = self._chats.pop(key, None) or self._in_use.get(key)
+        if chat is None:
+            chat = self._files.read(key) if self._files is not None else None
+        chat = new if chat is None else chat
+        # An earlier version may have kept it under less than what says whose it is.
+        for each in chat.versions:
+            each.name, each.caller, each.salt, each.named = (
+                new.name,
+                new.caller,
+                new.salt,
+                new.named,
+            )
+        self._load(chat)
+        self.put(chat)
+        if key not in self._sizes:
+            self._measure(chat, _encoded(chat))
+        return chat
+
+    def put(self, chat: ChatSession) -> None:
+        """Let a version be the chat of its key."""
+        self._chats[chat.key] = self._in_use[chat.key] = chat
+
+    def chats(self) -> list[ChatSession]:
+        """All that are in memory, the one used last at the end."""
+        return list(self._chats.values())
+
+    def of_caller(self, caller: str, salt: str, name: str) -> list[ChatSession]:
+        """Chats that a caller may read under a name; one for each model."""
+        kept = self._files.of_owner(name, caller) if self._files is not None else []
+        found = {chat.key: chat for chat in (*kept, *self._in_use.values())}  # the latter are newer
+        asked = (caller, salt, name)
+        return [chat for chat in found.values() if (chat.caller, chat.salt, chat.name) == asked]
+
+    def holds(self, chat: ChatSession) -> bool:
+        """Whether a chat, or a version of it, was not forgotten, nor begun anew since."""
+        whole = self._in_use.get(chat.key)
+        return whole is not None and any(each is chat for each in whole.versions)
+
+    async def keep(self, version: ChatSession) -> None:
+        """Note that a version of a chat changed, unless it was forgotten; forgets what is beyond
+        the budgets."""
+        if not self.holds(version):
+            return
+        chat = self._in_use[version.key]
+        self._load(chat)
+        self._chats[chat.key] = chat
+        if self._files is not None and chat.named:
+            size = await self._files.write(chat)
+            if not self.holds(chat):  # forgotten while it was written
+                return self._files.forget(chat.key)
+        else:
+            size = _encoded(chat)
+        self._measure(chat, size)
+        self._within_memory(chat, version)
+
+    def forget_new(self, version: ChatSession) -> None:
+        """Forget a version of which nothing was said, and the chat if that is all of it."""
+        if not self.holds(version):
+            return
+        chat = self._in_use[version.key]
+        if chat is version:
+            self.forget(chat.key)
+        else:
+            chat.other = None
+
+    def forget_aside(self, caller: str, name: str) -> bool:
+        """Remove what could not be read of a caller's chats under a name; whether there was any."""
+        return self._files is not None and self._files.forget_aside(name, caller) > 0
+
+    def forget(self, key: str) -> None:
+        """Forget a chat, its file too."""
+        self._in_use.pop(key, None)
+        self._drop(key)
+        if self._files is not None:
+            self._files.forget(key)
+
+    def _load(self, chat: ChatSession) -> None:
+        """Read the text that was given up, for want of room, from the chat's file."""
+        without = [block for block in _blocks(chat) if not block.messages]
+        kept = self._files.read(chat.key) if without and self._files is not None else None
+        if kept is not None:
+            texts = {tuple(block.digests): block.messages for block in _blocks(kept)
+                     if block.messages}  # fmt: skip
+            for block in without:
+                block.messages = texts.get(tuple(block.digests), [])
+
+    def _within_memory(self, used: ChatSession, version: ChatSession) -> None:
+        """Give up the chats used longest ago, whole; those with files are read again from there,
+        and go first."""
+        unwritten = self._files.unwritten if self._files is not None else set[str]()
+        for key, chat in sorted(self._chats.items(), key=lambda each: each[0] in unwritten):
+            if self._bytes <= self._most:
+                return
+            if chat is not used and not self.lock(key).locked():
+                self._drop(key)
+                self.forgotten += self._files is None or not chat.named or key in unwritten
+                unwritten.discard(key)
+        if self._sizes[used.key] > self._most and version is used and used.other is not None:
+            used.other = None
+            self._measure(used, _encoded(used))
+        beyond = self._sizes[used.key] - self._most
+        away = [block for each in used.versions for block in each.away]
+        for block in away if beyond > 0 else ():
+            size = _encoded(block.messages) + _beside([block])
+            block.messages = []  # its digests stay: its client may repeat it
+            self._sizes[used.key] -= size
+            self._bytes -= size
+            beyond -= size
+            if beyond <= 0:
+                return
+
+    def _measure(self, chat: ChatSession, encoded: int) -> None:
+        size = encoded + _beside(_blocks(chat))
+        self._bytes += size - self._sizes.get(chat.key, 0)
+        self._sizes[chat.key] = size
+
+    def _drop(self, key: str) -> None:
+        self._chats.pop(key, None)
+        self._bytes -= self._sizes.pop(key, 0)
+
+
+def _blocks(chat: ChatSession) -> list[Block]:
+    """Blocks of all versions of a chat."""
+    return [block for each in chat.versions for block in each.blocks]
+
+
+def _encoded(what: object) -> int:
+    return len(msgspec.msgpack.encode(what))
+
+
+def _beside(blocks: Iterable[Block]) -> int:
+    """What the messages of blocks take beside their text."""
+    return _OF_MESSAGE * sum(len(block.messages) for block in blocks)

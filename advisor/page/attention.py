@@ -1,0 +1,233 @@
+"""What needs attention, in words: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ...dashboards.answer import Notice
+from ...dashboards.source import EngineStatus, SidecarStatus
+from ...graph.logs.history import WINDOW_S
+from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS
+from ...graph.tables.tables import Tables
+from ...graph.wire.events import REMEDY, BlockHashing, disagreements
+from ..sockets.kv_order import SourceState
+from ..words.times import seconds
+from ..words.words import beside_lru_lately
+from .evictions import protected_lost
+
+STALE_S: Final = 2.0  # an engine ignores advice that is older
+_WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
+_ENOUGH: Final = 256  # blocks from which a share means something; chosen
+_THRASHING: Final = 0.5  # of blocks that left: so many wanted again are too many; chosen
+_MINUTE_S: Final = 60.0
+_LONG_S: Final = 1.0  # a wait that people feel; chosen
+_MANY: Final = 0.1  # of the requests: at least so many must wait, to call it a queue; chosen
+_LEAST: Final = 3  # requests: at least so many must wait, to call it a queue; chosen
+_ENOUGH_REQUESTS: Final = 50  # requests from which it means something that none found any; chosen
+_NOTHING: Final = 0.01  # of the blocks: so few found are as good as none; chosen
+_REPEATED: Final = 0.5  # of the requests: so many begin like another, to expect hits; chosen
+_LOST: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
+_ORDER: Final = ("serious", "warning", "info")
+_BEYOND: Final = {
+    "tenant": "a tenant's share of the pool (score.tenant_share)",
+    "all": "what its price allows, or score.protected_share",
+}
+
+
+def notices(tables: Tables, status: SidecarStatus | None, now: float) -> list[Notice]:
+    """The most serious first; nothing where all is well.
+
+    Args:
+        now: By the graph's clock.
+    """
+    found = list(_all(tables, status, now))
+    return sorted(found, key=lambda notice: _ORDER.index(notice.level))
+
+
+def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[Notice]:
+    if status is None:
+        return
+    yield from _of_the_lost(status)
+    if not status.engines and not status.lost:
+        yield Notice(
+            level="info",
+            text="No engine is connected. Start one with AITHER_KVCACHE_GRAPH=1; its log then "
+            "says that it is linked.",
+        )
+    if error := status.config.get("error"):
+        yield Notice(
+            level="warning",
+            text=f"The configuration file was changed and is refused, so the old one stays: "
+            f"{error}",
+            view="weights",
+        )
+    if error := status.snapshot.get("error"):
+        yield Notice(level="warning", text=f"The snapshot is not written: {error}")
+    yield from _of_hashing(status)
+    yield from _of_loss(tables, status, now)
+    for engine in status.engines:
+        yield from _of_engine(tables, engine, now)
+
+
+def _of_the_lost(status: SidecarStatus) -> Iterator[Notice]:
+    for name, ago_s in status.lost.items():
+        if ago_s <= WINDOW_S:
+            yield Notice(
+                level="warning",
+                text=f"{name} went {seconds(ago_s)} ago, or fell silent: what it held is "
+                "forgotten, and it gets no advice. If it should still serve, its own log says why.",
+            )
+
+
+def _of_hashing(status: SidecarStatus) -> Iterator[Notice]:
+    told = (BlockHashing(each.name, each.model, each.hashing) for each in status.engines)
+    for said in disagreements(told):
+        yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
+
+
+def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> EngineStatus | None:
+    """The engine that computed most again lately, if it is not the only one."""
+    again = {
+        each.id: tables.history.requests.again(each.id, now - WINDOW_S) for each in status.engines
+    }
+    most = max(status.engines, key=lambda each: again[each.id], default=None)
+    return most if most is not None and len(again) > 1 and again[most.id] else None
+
+
+def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Notice]:
+    sums = tables.history.minutes.last(WINDOW_S, now)
+    evicted, wanted = sums["evicted"], sums["wanted"]
+    if evicted >= _ENOUGH and wanted >= _THRASHING * evicted:
+        most = _computes_most_again(tables, status, now)
+        yield Notice(
+            level="warning",
+            text=f"Of {evicted:,} blocks that left in the last ten minutes, {wanted / evicted:.0%} "
+            f"were wanted again{'' if most is None else f', most on {most.name}'}: the sessions "
+            "that come need more than the pools hold. What if shows what more memory would find; "
+            f"{_more_copies(status, most)} keeps copies of what leaves, and `kvgraph route` "
+            "spreads sessions over more engines.",
+            engine=None if most is None else most.id,
+            view="whatif",
+        )
+
+
+def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+    told = tables.history.requests.repeats(engine.id, now - WINDOW_S)
+    if told.reason is None or told.requests < _ENOUGH_REQUESTS:
+        return
+    if told.found > _NOTHING * told.asked or told.repeated < _REPEATED * told.requests:
+        return
+    why, share = REASON_TEXTS[REASON_NAMES[told.reason]], told.found / told.asked
+    yield _notice(
+        "serious", engine,
+        f"It finds nothing: of {told.requests:,} requests in the last ten minutes "
+        f"{told.repeated:,} began as another prompt had begun before, and {share:.0%} of their "
+        f"blocks were in the cache. Of most of them, the first block: {why}. Is prefix caching on, "
+        "the pool large enough, and the same hash seed and salt used everywhere? "
+        "`kvgraph doctor` looks.",
+        "misses",
+    )  # fmt: skip
+
+
+def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
+    """What gives room for copies, or more of it; ``most`` is the engine that needs it most."""
+    tiers = [each.tiers for each in (status.engines if most is None else [most])]
+    has_tiers = any(each is not None and each.warm_capacity for each in tiers)
+    return "a larger AITHER_KVCACHE_WARM_GIB" if has_tiers else "AITHER_KVCACHE_WARM_GIB"
+
+
+def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+    if engine.kind == "hook" and (engine.ranking_age_s or 0.0) > STALE_S:
+        yield _notice(
+            "serious", engine,
+            f"Its ranking is {engine.ranking_age_s:.1f} s old: beyond {STALE_S:.0f} s it evicts "
+            "as stock vLLM does. Is the sidecar short of processor time?",
+        )  # fmt: skip
+    if (lost := history_lost(engine)) is not None:
+        yield _notice("warning", engine, lost)
+    elif engine.state not in ("synced", "waiting"):
+        yield _notice(
+            "warning", engine, f"It is {engine.state}: until that is over it gets no advice."
+        )
+    if engine.left_out:
+        yield _notice(
+            "warning", engine,
+            f"{engine.left_out:,} of its KV events were left out, the last because: "
+            f"{engine.last_left_out}.",
+        )  # fmt: skip
+    applied = engine.graph.applied if engine.graph is not None else None
+    if applied is not None and applied.dropped:
+        yield _notice(
+            "warning", engine,
+            f"{applied.dropped:,} of its events never arrived, since its start; each gap cost a "
+            "resync. The sidecar was away or too slow.",
+        )  # fmt: skip
+    yield from _of_nothing_found(tables, engine, now)
+    yield from _of_queue(tables, engine, now)
+    yield from _of_protection(tables, engine)
+    yield from _of_prefetch(engine)
+    if engine.ruling is not None and not engine.ruling.policy_rules and engine.ruling.changes:
+        yield _notice(
+            "info", engine,
+            "The guard let LRU take over, which had found more. The policy goes on in a shadow, "
+            f"{beside_lru_lately(engine.ruling.ahead)}, and ranks again once it is clearly ahead.",
+        )  # fmt: skip
+
+
+def history_lost(engine: EngineStatus) -> str | None:
+    """That some of what a watched engine did can not be known any more; None where it is."""
+    if engine.state not in _LOST:
+        return None
+    return "Watched only: some of its history is lost for good, so its counts are incomplete."
+
+
+def _of_queue(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+    waits = tables.history.requests.queued(engine.id, now - _MINUTE_S)
+    slow = waits[waits > _LONG_S]
+    if len(slow) < max(_LEAST, _MANY * len(waits)):
+        return
+    yield _notice(
+        "warning", engine,
+        f"{len(slow):,} of the {len(waits):,} requests that began in the last minute had waited "
+        f"in its queue for longer than {_LONG_S:.0f} s, the longest {seconds(float(slow.max()))}. "
+        "Misses, the slowest first, says what each waited for and what would have helped.",
+        "misses",
+    )  # fmt: skip
+
+
+def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
+    limited, said = {}, ""
+    if engine.graph is not None:
+        limited, said = engine.graph.limited, engine.graph.protection
+    beyond = [f"{limited[which]:,} beyond {share}" for which, share in _BEYOND.items()
+              if limited.get(which)]  # fmt: skip
+    if beyond:
+        yield _notice(
+            "info", engine,
+            f"More blocks are named as protected than are kept: {', '.join(beyond)}. These are "
+            f"evicted like others, those that are wanted least first ({said}).", "weights",
+        )  # fmt: skip
+    log = tables.history.evictions.get(tables.engines.get(engine.id, -1))
+    lost = None if log is None else protected_lost(log)
+    if lost is not None:
+        yield _notice("warning", engine, lost, "evictions")
+
+
+def _of_prefetch(engine: EngineStatus) -> Iterator[Notice]:
+    tiers = engine.tiers
+    if tiers is None:
+        return
+    known = tiers.prefetch_useful + tiers.prefetch_wasted
+    if known >= _ENOUGH and tiers.prefetch_wasted > _WASTE * known:
+        yield _notice(
+            "warning", engine,
+            f"{tiers.prefetch_wasted / known:.0%} of what was prefetched was evicted unused. Do "
+            "callers say when they expect to return?",
+        )  # fmt: skip
+
+
+def _notice(level: str, engine: EngineStatus, text: str, view: str = "engines") -> Notice:
+    return Notice.model_validate(
+        {"level": level, "text": f"{engine.name}: {text}", "engine": engine.id, "view": view}
+    )

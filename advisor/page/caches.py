@@ -1,0 +1,149 @@
+"""``/v1/caches``: what caches that follow confidence hold, step by step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field, model_validator
+
+from ...dashboards.answer import Answer, Part
+from ...graph.wire.events import MAX_NAME
+
+MOST_STEPS: Final = 4_096
+"""Of a run, as told at once and as remembered; chosen: some minutes of one chat."""
+
+_Steps = Field(max_length=MOST_STEPS)
+_Tokens = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+_Moment = Annotated[float, Field(ge=0.0, le=1e11, allow_inf_nan=False)]
+
+
+class CacheSteps(Part):
+    """Steps of one run, the oldest first, in columns of one length.
+
+    Attributes:
+        run: Its name.
+        started: When, in Unix seconds, somebody began to tell of it; another start replaces the
+            run of this name, unless that was told of within seconds.
+        first: The number of the first of these steps, counted from that start.
+        low, high: Tokens of a layer that stay while the model is sure, and while it is not.
+        at: When each step was, in Unix seconds.
+        confidence: From 0 to 1; of a batch, the mean.
+        budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
+        held: Tokens of a layer after the step; the mean over layers.
+    """
+
+    COLUMNS: ClassVar = ("at", "confidence", "budget", "held")
+
+    run: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    started: _Moment
+    first: Annotated[int, Field(ge=0, le=1 << 53)]
+    low: _Tokens
+    high: _Tokens
+    at: Annotated[list[_Moment], _Steps]
+    confidence: Annotated[list[_Share], _Steps]
+    budget: Annotated[list[_Tokens], _Steps]
+    held: Annotated[list[_Tokens], _Steps]
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> CacheSteps:
+        if len({len(getattr(self, name)) for name in self.COLUMNS}) > 1:
+            raise ValueError(f"{', '.join(self.COLUMNS)}: all have one length")
+        if self.at != sorted(self.at):
+            raise ValueError("at: never falls")
+        return self
+
+    @property
+    def following(self) -> int:
+        """The number of the step behind these."""
+        return self.first + len(self.at)
+
+    def latest(self, steps: int) -> CacheSteps:
+        """The last ``steps`` of these."""
+        columns = {name: getattr(self, name)[-steps:] for name in self.COLUMNS}
+        return self.model_copy(update={**columns, "first": max(self.first, self.following - steps)})
+
+    def behind(self, known: CacheSteps) -> CacheSteps:
+        """Those of ``known``, and behind them what is new of these; over a gap, those of ``known``
+        are numbered anew."""
+        new = min(max(0, known.following - self.first), len(self.at))
+        columns = {n: [*getattr(known, n), *getattr(self, n)[new:]] for n in self.COLUMNS}
+        columns["at"] = [*accumulate(columns["at"], max)]  # a clock may be set back
+        first = max(self.following, known.following) - len(columns["at"])
+        return self.model_copy(update={**columns, "first": first})
+
+
+class CacheNoted(Answer):
+    """Whether steps were heard.
+
+    Attributes:
+        taken: False: another start of a run of this name is being told of.
+        steps: So many of the run are remembered.
+    """
+
+    taken: bool
+    steps: int
+
+
+class Caches(Answer):
+    """What runs told of themselves lately.
+
+    Attributes:
+        runs: Who told something last comes first.
+    """
+
+    runs: list[CacheSteps]
+
+
+# ``CacheRuns``: the sidecar's memory of what caches that follow confidence held.
+
+MOST_RUNS: Final = 16
+"""Beyond it, who was silent for longest is forgotten; chosen: what a page can show."""
+SILENT_S: Final = 5.0
+"""After which a run's name is free for another; chosen: ten times as long as between two words."""
+
+
+class CacheRuns:
+    """The latest steps of the latest runs; any thread may call it.
+
+    Args:
+        wall: Unix seconds.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall, self._clock = wall, clock
+        self._lock = threading.Lock()
+        self._runs: OrderedDict[str, tuple[CacheSteps, float]] = OrderedDict()  # and when told of
+
+    def shown(self, steps: int) -> Caches:
+        """The last ``steps`` of all runs; who told something last comes first."""
+        with self._lock:
+            runs = [run for run, _ in reversed(self._runs.values())]
+        return Caches(at=self._wall(), runs=[run.latest(steps) for run in runs])
+
+    def note(self, told: CacheSteps) -> CacheNoted:
+        """Put steps behind those of the same run; what was told already does not count again."""
+        now = self._clock()
+        with self._lock:
+            known, heard_at = self._runs.get(told.run, (None, 0.0))
+            if known is None:
+                run = told
+            elif known.started == told.started:
+                run = told.behind(known).latest(MOST_STEPS)
+            elif now - heard_at < SILENT_S:
+                return CacheNoted(at=self._wall(), taken=False, steps=len(known.at))
+            else:
+                run = told
+            self._runs[told.run] = run, now
+            self._runs.move_to_end(told.run)
+            while len(self._runs) > MOST_RUNS:
+                self._runs.popitem(last=False)
+        return CacheNoted(at=self._wall(), taken=True, steps=len(run.at))

@@ -1,0 +1,255 @@
+"""``/v1/engines``: health, gaps, drops, versions, occupancy, traffic of tiers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from ...dashboards.answer import Answer, Part
+from ...dashboards.source import EngineStatus, SidecarStatus
+from ...graph.logs.history import History
+from ...graph.logs.requests import RequestLog
+from ...graph.ranking.formulas import LruPolicy
+from ...graph.wire.events import HOLD_ENDS, AdmissionReport, Pressure
+from ..words.waits import UNTIL, admission_facts, room_sentence
+from ..words.words import beside_lru_lately, ranker
+from .attention import history_lost
+
+
+class RoomView(Part):
+    """Who waits on one engine until there is room for its context, who did lately, and whether a
+    limit was lifted since it saved nothing.
+
+    Attributes:
+        waiting: Requests that are held now.
+        oldest_s: How long the first of them has been.
+        fitting: Sessions that fit; None where the engine was told nothing yet.
+        live: Sessions that are live; None as above.
+        begun: Requests of the last ten minutes that the log remembers and that were held before.
+        longest_s: The longest that one of these was held.
+        sentence: All that in words.
+    """
+
+    engine: str
+    waiting: int
+    oldest_s: float
+    fitting: int | None
+    live: int | None
+    begun: int
+    longest_s: float
+    sentence: str
+
+
+class HoldEnd(Part):
+    """Requests that were held until there was room, by why they waited no longer.
+
+    Attributes:
+        reason: One of ``room``, ``bound``, ``idle``, ``open``, ``silence``, ``gone``, ``patience``.
+        until: What it means, in words.
+    """
+
+    reason: str
+    until: str
+    requests: int
+
+
+class AdmissionView(Part):
+    """Whom an engine holds until there is room, and held since its start.
+
+    Attributes:
+        facts: In words, by their names, in the order in which to show them.
+        ends: Only reasons that occurred.
+    """
+
+    facts: dict[str, str]
+    ends: list[HoldEnd]
+
+
+class EngineView(Part):
+    """One engine; ``status`` is its entry of ``/status``, whose keys are told there.
+
+    Attributes:
+        state: ``synced``, ``resyncing``, ``waiting``, ``replaying``, ``partial``, ``degraded``.
+        summary: One sentence: what it is doing, and what is wrong with it if anything is.
+        ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
+        guard: How the policy does beside LRU, in a few words; or that nobody compares them.
+        dropped: Events that never reached the sidecar; None where it never said.
+        hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
+        prefetch_useful: Share of prefetched blocks that a request then found; None before any.
+        admission: Whom it holds until there is room; None where it never held anybody.
+    """
+
+    id: str
+    name: str
+    model: str
+    version: str
+    kind: str
+    state: str
+    summary: str
+    ranked_by: str
+    guard: str
+    ranking_age_s: float | None
+    gaps: int
+    resyncs: int
+    dropped: int | None
+    hit_share: float | None
+    prefetch_useful: float | None
+    admission: AdmissionView | None
+    status: dict[str, Any]
+
+
+class Engines(Answer):
+    """All engines, and the sidecar that follows them; ``counters`` are those of ``/status``."""
+
+    version: str
+    uptime_s: float
+    endpoint: str
+    engines: list[EngineView]
+    counters: dict[str, dict[str, int]]
+
+
+# Who waits until there is room for its context: now, lately and since an engine's start.
+
+_LATELY_S: Final = 600.0  # as long as the second of the first screen's windows
+
+
+def rooms(log: RequestLog, engines: Iterable[EngineStatus], now: float) -> list[RoomView]:
+    """Of engines that hold a request, began one lately that they had held, or may hold none since
+    that saved nothing."""
+    return [room for each in engines if (room := _room(log, each, now)) is not None]
+
+
+def _room(log: RequestLog, engine: EngineStatus, now: float) -> RoomView | None:
+    report, held = _report(engine), log.held(engine.id, now - _LATELY_S)
+    waiting = report.waiting if report is not None else 0
+    room = engine.room
+    lifted = room is not None and room.lifted_pools > 0
+    if not waiting and not len(held) and not lifted:
+        return None
+    oldest_s = report.oldest_s if report is not None and waiting else 0.0
+    fitting = room.fitting_sessions if room is not None else None
+    live = room.live_sessions if room is not None else None
+    longest_s = float(held.max(initial=0.0))
+    return RoomView(
+        engine=engine.id,
+        waiting=waiting,
+        oldest_s=round(oldest_s, 3),
+        fitting=fitting,
+        live=live,
+        begun=len(held),
+        longest_s=round(longest_s, 3),
+        sentence=room_sentence(
+            (waiting, oldest_s), (fitting, live), (len(held), longest_s), lifted=lifted
+        ),
+    )
+
+
+def admission_view(engine: EngineStatus, status: dict[str, Any]) -> AdmissionView | None:
+    """Whom an engine holds and held since its start; None where it never held anybody.
+
+    Args:
+        status: The engine's entry of ``/status``.
+    """
+    report = _report(engine)
+    if report is None or not report.held:
+        return None
+    ends = zip(HOLD_ENDS, report.released, strict=False)
+    facts = admission_facts(status)
+    facts.pop("wait no longer", None)  # ``ends`` says that, in words
+    return AdmissionView(
+        facts=facts,
+        ends=[HoldEnd(reason=end, until=UNTIL[end], requests=n) for end, n in ends if n],
+    )
+
+
+def _report(engine: EngineStatus) -> AdmissionReport | None:
+    return engine.graph.admission if engine.graph is not None else None
+
+
+# Engines as the page shows them.
+
+
+def engines_view(status: SidecarStatus | None, history: History, at: float) -> Engines:
+    """All engines; none without a sidecar around the graph."""
+    if status is None:
+        return Engines(at=at, version="", uptime_s=0.0, endpoint="", engines=[], counters={})
+    return Engines(
+        at=at,
+        version=status.version,
+        uptime_s=status.uptime_s,
+        endpoint=status.endpoint,
+        engines=[_engine(each, history) for each in status.engines],
+        counters={group: dict(counts) for group, counts in status.counters.items()},
+    )
+
+
+def _engine(engine: EngineStatus, history: History) -> EngineView:
+    known, tiers = engine.graph, engine.tiers
+    used = tiers.prefetch_useful + tiers.prefetch_wasted if tiers is not None else 0
+    applied = known.applied if known is not None else None
+    status = _plain(engine)
+    return EngineView(
+        id=engine.id,
+        name=engine.name,
+        model=engine.model,
+        version=engine.version,
+        kind=engine.kind,
+        state=engine.state,
+        summary=_summary(engine),
+        ranked_by=engine.ranked_by,
+        guard=_guard(engine),
+        ranking_age_s=engine.ranking_age_s,
+        gaps=engine.gaps,
+        resyncs=engine.resyncs,
+        dropped=None if applied is None else applied.dropped,
+        hit_share=history.hit_share(engine.id),
+        prefetch_useful=round(tiers.prefetch_useful / used, 4) if tiers and used else None,
+        admission=admission_view(engine, status),
+        status=status,
+    )
+
+
+def _summary(engine: EngineStatus) -> str:
+    if engine.kind != "hook":
+        its = f"Watched only, through its own KV events; it is {engine.state}."
+        return history_lost(engine) or its
+    if engine.state != "synced":
+        return f"It is {engine.state}: no advice goes out until its blocks are known again."
+    if engine.ranking_age_s is None:
+        return "Connected. Its first ranking is being made."
+    said = (
+        f"Connected. {ranker(engine.ranked_by)} ranks its blocks; the last ranking is "
+        f"{engine.ranking_age_s:.1f} s old."
+    )
+    pressure = engine.graph.pressure if engine.graph is not None else None
+    return said if pressure is None else f"{said} {_load(pressure)}"
+
+
+def _load(pressure: Pressure) -> str:
+    running, waiting = pressure.running, pressure.waiting
+    run = "1 request runs" if running == 1 else f"{running:,} requests run"
+    return f"{run}, {waiting:,} {'waits' if waiting == 1 else 'wait'}."
+
+
+def _guard(engine: EngineStatus) -> str:
+    """How the policy does beside LRU there; where nothing is compared, why not."""
+    if engine.kind != "hook":
+        return "takes no advice"
+    if engine.ruling is not None:
+        return beside_lru_lately(engine.ruling.ahead)
+    return "guard is off" if engine.ranked_by != LruPolicy.name else "nothing to compare yet"
+
+
+def _plain(value: Any) -> Any:
+    """The same, as JSON holds it."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+        return {name: _plain(each) for name, each in named}
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value

@@ -1,0 +1,261 @@
+"""``/v1/evictions`` and ``/v1/ranking``: who left, by which rule, and who is next."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ...dashboards.answer import Answer, Part, mark_of, number_in
+from ...graph.errors import GraphError
+from ...graph.explain import block_name
+from ...graph.logs.evictions import LIMIT, UNPLACED, EvictionLog
+from ...graph.logs.history import WINDOW_S
+from ...graph.logs.reasons import RULE_NAMES, DepartureRule
+from ...graph.logs.requests import seconds_of
+from ...graph.tables.tables import Tables
+from ...graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, Tier, as_keys
+from ..words.times import Unix
+from ..words.words import eviction_sentence, meanings, scored
+
+
+class EvictionView(Part):
+    """One block that left an engine's pool.
+
+    Attributes:
+        id: Its place in the engine's log.
+        rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``protected_layer``,
+            ``protected_share`` (its layer is protected only up to a share), ``lru`` (the engine's
+            own order held), ``unranked`` (the ranking did not name it).
+        sentence: The same in words.
+        ranking: The ranking in force, by its epoch; None without one.
+        place: How many stood before it there; None where it was not named.
+        terms: What its score was made of when it was ranked; None where the ranking did not decide,
+            or named it further back than terms are kept, or it left too long ago.
+        layer, importance, hits, idle_s, shared: What was known of it then. ``hits`` stops at 255.
+        session: Whose it was last; None where nobody knows any more.
+        session_state: What that session did then.
+        copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
+        wanted_after_s: After how long a request wanted it again, within the window; None: none did.
+    """
+
+    id: int
+    at: float
+    engine: str
+    key: str
+    rule: str
+    sentence: str
+    ranking: int | None
+    place: int | None
+    terms: dict[str, float] | None
+    layer: str
+    importance: float
+    hits: int
+    idle_s: float
+    shared: bool
+    session: str | None
+    session_state: str
+    copied: str
+    wanted_after_s: float | None
+
+
+class RuleTotal(Part):
+    """Evictions by one rule since the start, and how many of them were regretted."""
+
+    evicted: int
+    wanted: int
+
+
+class EvictionsAsked(NamedTuple):
+    """Which evictions are asked for.
+
+    Attributes:
+        limit: So many at most, the newest.
+        engine: Whose; None: the first one's.
+        before: Only those before this one; None: all.
+        after: The mark of an earlier answer; "": none.
+    """
+
+    limit: int
+    engine: str | None = None
+    before: int | None = None
+    after: str = ""
+
+
+class Evictions(Answer):
+    """Recent evictions of one engine, the newest first.
+
+    Attributes:
+        engines: All engines that have a log.
+        window_s: How long after its eviction a block counts as regretted.
+        rules: Since the start, of this engine.
+        since: The eviction of the mark that was asked with: of those up to it, only the ones that
+            were wanted again are told. None: all are told.
+        mark: To ask with for what comes next; None before any.
+        kept: How many evictions the log remembers.
+        meanings: What the terms mean, in words.
+        protected_lost: Protected blocks that it lost all the same, and why, in words.
+    """
+
+    engine: str | None
+    engines: list[str]
+    window_s: float
+    evictions: list[EvictionView]
+    next: int | None
+    since: int | None
+    mark: str | None
+    rules: dict[str, RuleTotal]
+    kept: int
+    meanings: dict[str, str]
+    protected_lost: str | None
+
+
+class RankedBlock(Part):
+    """One block of the ranking; ``terms`` are in the order of the answer's ``terms``."""
+
+    place: int
+    key: str
+    layer: str
+    session: str | None
+    tenant: str | None
+    identity: str | None
+    score: float
+    terms: list[float]
+    standing: list[str]
+
+
+class RankingView(Answer):
+    """The ranking that an engine has now, the next to go first.
+
+    Attributes:
+        ranked_by: The policy's name, or ``lru``: then ``order`` is what the engine does by itself.
+        sentence: Who ranks and why, in words.
+        terms: The names of the terms that make a score.
+        meanings: What these terms mean, and the rules that bind some of these blocks, in words.
+        ranked: How many blocks the whole order has.
+        protected: How many are to go only when nothing else is left.
+    """
+
+    engine: str | None
+    engines: list[str]
+    ranked_by: str
+    sentence: str
+    epoch: int | None
+    age_s: float | None
+    terms: list[str]
+    meanings: dict[str, str]
+    order: list[RankedBlock]
+    ranked: int
+    protected: int
+
+
+# Evictions as the page shows them, and why protected blocks were among them.
+
+_COPIES: Final = {
+    Tier.NONE: "none",
+    Tier.WARM: "warm",
+    Tier.COLD: "cold",
+    Tier.WARM | Tier.COLD: "warm and cold",
+}
+_STATES: Final = (*STATE_NAMES, "none")
+
+
+def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix) -> Evictions:
+    """Recent evictions of one engine, the newest first."""
+    history, name, since = tables.history, chosen_engine(tables, which.engine), None
+    log = history.evictions.get(tables.engines[name]) if name is not None else None
+    views: list[EvictionView] = []
+    if log is not None and name is not None:
+        newest = log.next if which.before is None else min(which.before, log.next)
+        numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
+        since = number_in(which.after, log.name, log.next)
+        views = [
+            eviction_view(tables, name, log, number, unix)
+            for number in numbers
+            if since is None or number > since or log.record(number)["wanted"]
+        ]
+    rules = {} if log is None else log.by_rule()
+    more = bool(views) and log is not None and views[-1].id > log.first
+    return Evictions(
+        at=unix(now),
+        engine=name,
+        engines=list(tables.engines),
+        window_s=WINDOW_S,
+        evictions=views,
+        next=views[-1].id if more and since is None else None,
+        since=since,
+        mark=None if log is None or not log.next else mark_of(log.name, log.next - 1),
+        rules={rule: RuleTotal(evicted=gone, wanted=back) for rule, (gone, back) in rules.items()},
+        kept=LIMIT,
+        meanings=meanings({name for view in views for name in view.terms or ()}),
+        protected_lost=None if log is None else protected_lost(log),
+    )
+
+
+def eviction_view(
+    tables: Tables, engine: str, log: EvictionLog, number: int, unix: Unix
+) -> EvictionView:
+    """One block that left."""
+    record, left, packed = log.record(number), log.at(number), log.eviction(number)
+    place, doing = int(record["place"]), packed.session_state
+    idle = seconds_of(record["idle"])
+    terms = log.terms.of(number)
+    key, session = _named(tables, tables.engines[engine], int(record["key"]))
+    return EvictionView(
+        id=number,
+        at=unix(left),
+        engine=engine,
+        key=key,
+        rule=RULE_NAMES[packed.rule],
+        sentence=eviction_sentence(
+            packed.rule, place if place != UNPLACED else None, idle, doing, scored(terms)
+        ),
+        ranking=tables.history.ranking_at(tables.engines[engine], left),
+        place=place if place != UNPLACED else None,
+        terms=None if terms is None else {name: round(part, 3) for name, part in terms.items()},
+        layer=LAYER_NAMES[packed.layer],
+        importance=round(int(record["worth"]) / 255, 2),
+        hits=int(record["hits"]),
+        idle_s=round(idle or 0.0, 1),
+        shared=packed.shared,
+        session=session,
+        session_state=_STATES[doing],
+        copied=_COPIES[packed.copies],
+        wanted_after_s=seconds_of(record["wanted"]),
+    )
+
+
+def chosen_engine(tables: Tables, engine: str | None) -> str | None:
+    """The engine that is asked about: the first where none is named; None where there is none."""
+    if engine is None:
+        return next(iter(tables.engines), None)
+    if engine not in tables.engines:
+        raise GraphError("no engine of that id is connected")
+    return engine
+
+
+def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
+    """A block as engines call it, and whose it is by now."""
+    salt = int(tables.salt(column))
+    row = int(tables.blocks.find(as_keys([key]))[0])
+    session = NO_ROW if row == NO_ROW else int(tables.blocks.session[row])
+    name = None if session == NO_ROW else tables.sessions.names[session]
+    return block_name(key ^ salt), name
+
+
+def protected_lost(log: EvictionLog) -> str | None:
+    """Why blocks of protected layers left all the same, and what to do; None where none did."""
+    kept, beyond = (
+        int(log.evicted[r]) for r in (DepartureRule.PROTECTED_LAYER, DepartureRule.PROTECTED_SHARE)
+    )
+    said = []
+    if kept:
+        said.append(
+            f"{kept:,} protected blocks were evicted: nothing else was left, or the engine had "
+            "gone without advice for too long. A larger pool keeps them, or protecting less."
+        )
+    if beyond:
+        said.append(
+            f"{beyond:,} blocks of protected layers were evicted: more of them is in the pool than "
+            "may be kept for its price. Protect less, or say how much it may cost ([score] "
+            "protected_price_points) or how much is kept ([score] protected_share, tenant_share)."
+        )
+    return " ".join(said) or None

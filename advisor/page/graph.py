@@ -1,0 +1,323 @@
+"""``/v1/graph`` and ``/v1/blocks/KEY``: the graph as columns, and one block with its history."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dashboards.answer import Answer, Part
+from ...graph.explain import block_name
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.tables.blocks import Selection, known_depth
+from ...graph.tables.edges import BLOCK_TO_BLOCK, STORED
+from ...graph.tables.tables import Tables
+from ...graph.types import EDGE_NAMES, LAYER_NAMES, NO_ROW, EdgeType, Rows, Tier
+from ..words.times import Unix
+from .evictions import eviction_view
+from .misses import request_view
+
+
+class Nodes(Part):
+    """Blocks, a column each and a place a block; places are what edges and ``parent`` name.
+
+    Attributes:
+        parent: The block before it in its chain; -1: none, or it is not shown.
+        depth: Blocks before it in its chain.
+        layer, session, tenant, segment: Places in ``Names``; -1: none.
+        importance: 0 to 1, in hundredths.
+        tiers: Bits of all engines together: 1 pool, 2 warm, 4 cold; 0: remembered only.
+        engines: Bits of the engines whose pool holds it, by their places in ``Names``.
+        flags: Bits: 1 superseded, 2 shared by several sessions.
+        hits: Requests that found it.
+        idle_s: Seconds since it was last used, whole.
+    """
+
+    key: list[str]
+    parent: list[int]
+    depth: list[int]
+    layer: list[int]
+    importance: list[int]
+    tiers: list[int]
+    engines: list[int]
+    flags: list[int]
+    hits: list[int]
+    idle_s: list[int]
+    session: list[int]
+    tenant: list[int]
+    segment: list[int]
+
+
+class Links(Part):
+    """Edges, a column each. ``type`` is a place in ``Names.types``.
+
+    A ``target`` from the number of nodes on is a memory: ``Names.memories[target - nodes]``.
+    Copies are no nodes (see ``Nodes.tiers``), nor is the root, so neither has edges here.
+    """
+
+    source: list[int]
+    target: list[int]
+    type: list[int]
+    weight: list[float]
+
+
+class Names(Part):
+    """What the columns' numbers mean."""
+
+    layers: list[str]
+    types: list[str]
+    sessions: list[str]
+    tenants: list[str]
+    segments: list[str]
+    engines: list[str]
+    memories: list[str]
+
+
+class GraphView(Answer):
+    """At most ``limit`` blocks, those used last, and at most three times as many edges.
+
+    Attributes:
+        version: Changes when the graph did; the ``ETag`` too, so that asking again is cheap.
+        blocks, edges: How many the graph has; more than are here where it was cut.
+        left_out: Edges between the blocks here that are not here, the weakest of their types.
+    """
+
+    version: int
+    blocks: int
+    edges: int
+    left_out: int
+    nodes: Nodes
+    links: Links
+    names: Names
+
+
+class Moment(Part):
+    """Something that happened, in words.
+
+    Attributes:
+        what: ``turn``, ``pause``, ``eviction``, ``regret``, ``load``, ``prefetch`` or ``miss``.
+        request, eviction: The record in its log, where there is one.
+        blocks: How many it is about.
+    """
+
+    at: float
+    what: str
+    sentence: str
+    engine: str | None
+    request: int | None
+    eviction: int | None
+    blocks: int | None
+
+
+class BlockView(Answer):
+    """One block: ``explain`` is what ``/blocks/KEY/explain`` says; history, the newest first."""
+
+    key: str
+    explain: dict[str, Any]
+    history: list[Moment]
+
+
+# The graph as columns: what a page needs to draw it, cheap at twenty thousand nodes.
+
+_LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
+
+
+def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix) -> GraphView:
+    """At most ``limit`` blocks, those used last.
+
+    Args:
+        session: Only blocks of this session's row; None: of all.
+    """
+    tables, now = graph.tables, graph.clock()
+    rows = _picked(tables, limit, session)
+    place = np.full(tables.blocks.size + 1, NO_ROW, dtype=np.int32)  # the last: NO_ROW
+    place[rows] = np.arange(len(rows))
+    sessions, session_of = _numbered(tables.blocks.session[rows])
+    tenants, tenant_of = _numbered(tables.blocks.tenant[rows])
+    segments, segment_of = _numbered(tables.blocks.identity[rows])
+    links, memories, left_out = _links(tables, rows, place)
+    names = Names(
+        layers=list(LAYER_NAMES),
+        types=list(EDGE_NAMES),
+        sessions=[tables.sessions.names[row] for row in sessions],
+        tenants=[tables.tenants.name(number) or "" for number in tenants],
+        segments=[tables.segment_names.name(number) or "" for number in segments],
+        engines=_engines(tables),
+        memories=[tables.memories.name(number) or "" for number in memories],
+    )
+    return GraphView.model_construct(
+        at=unix(now),
+        version=graph.changes.total,
+        blocks=len(tables.blocks),
+        edges=int(tables.all_edges.counts().sum()),
+        nodes=_nodes(
+            tables, rows, place, now, session=session_of, tenant=tenant_of, segment=segment_of
+        ),
+        links=links,
+        left_out=left_out,
+        names=names,
+    )
+
+
+def _picked(tables: Tables, limit: int, session: int | None) -> Rows:
+    blocks = tables.blocks
+    rows = blocks.live_rows()
+    if session is not None:
+        rows = rows[blocks.session[rows] == session]
+    if len(rows) > limit:
+        used = Selection(blocks, rows).last_used()
+        rows = np.sort(rows[np.argpartition(-used, limit)[:limit]])
+    return rows
+
+
+def _numbered(numbers: npt.NDArray[Any]) -> tuple[list[int], npt.NDArray[Any]]:
+    """The distinct numbers but ``NO_ROW``, and each one's place among them, ``NO_ROW`` for it."""
+    distinct, place = np.unique(numbers[numbers != NO_ROW], return_inverse=True)
+    places = np.full(len(numbers), NO_ROW, dtype=np.int64)
+    places[numbers != NO_ROW] = place
+    return distinct.tolist(), places
+
+
+def _nodes(
+    tables: Tables, rows: Rows, place: Rows, now: float, **owners: npt.NDArray[Any]
+) -> Nodes:
+    blocks = tables.blocks
+    tiers = blocks.tiers[:, rows]
+    hot = (tiers & int(Tier.HOT)) != 0
+    engines = (hot * (1 << np.arange(len(tiers), dtype=np.int64))[:, None]).sum(axis=0)
+    used = Selection(blocks, rows).last_used()
+    columns: dict[str, npt.NDArray[Any]] = {
+        "parent": place[blocks.parent[rows]],
+        "depth": known_depth(blocks.depth[rows]),
+        "layer": blocks.layer[rows],
+        "importance": np.rint(blocks.importance[rows] * 100).astype(np.int64),
+        "tiers": np.bitwise_or.reduce(tiers, axis=0),
+        "engines": engines,
+        "flags": blocks.flags[rows],
+        "hits": blocks.hit_count[rows],
+        "idle_s": np.maximum(now - used, 0).astype(np.int64),
+        **owners,
+    }
+    keys = [block_name(key) for key in blocks.wire_keys(rows).tolist()]
+    lists = {name: column.tolist() for name, column in columns.items()}
+    return Nodes.model_construct(key=keys, **lists)
+
+
+def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int], int]:
+    """The edges between these blocks, and from them to memories; which memories these are; and how
+    many edges are left out."""
+    blocks, most = tables.blocks, _LINKS_A_NODE * len(rows)
+    parent = place[blocks.parent[rows]]
+    child = np.flatnonzero(parent != NO_ROW)
+    shared = child[blocks.walkers[rows[child]] > 1]
+    parts = [
+        _part(EdgeType.TEMPORAL, parent[child], child, np.ones(len(child))),
+        _part(EdgeType.PREFIX_SHARE, parent[shared], shared, blocks.walkers[rows[shared]]),
+    ]
+    stored, memories = tables.edges.columns(), list[int]()
+    learned: list[npt.NDArray[np.float64]] = []
+    for kind in STORED:
+        of = np.flatnonzero(stored["kind"] == int(kind))
+        of = of[place[stored["source"][of]] != NO_ROW]
+        if kind in BLOCK_TO_BLOCK:
+            target = place[stored["target"][of]]
+        else:
+            memories, target = _numbered(stored["target"][of])
+            target = target + len(rows)
+        seen = target != NO_ROW
+        source, weight = place[stored["source"][of]][seen], stored["weight"][of][seen]
+        learned.append(_part(kind, source, target[seen], weight))
+    everything = sum(part.shape[1] for part in (*parts, *learned))
+    parts += _strongest(learned, most - sum(part.shape[1] for part in parts))
+    columns = np.concatenate(parts, axis=1)
+    source, target, types = columns[:3].astype(np.int64).tolist()
+    weight = np.round(columns[3], 3).tolist()
+    links = Links.model_construct(source=source, target=target, type=types, weight=weight)
+    return links, memories, everything - columns.shape[1]
+
+
+def _strongest(parts: list[npt.NDArray[np.float64]], room: int) -> list[npt.NDArray[np.float64]]:
+    """The heaviest edges of each of these types, so many in all: types with few keep all of
+    theirs."""
+    kept = []
+    for place, part in enumerate(sorted(parts, key=lambda part: part.shape[1])):
+        share = room // (len(parts) - place)
+        kept.append(part[:, np.argsort(-part[3], kind="stable")[:share]])
+        room -= kept[-1].shape[1]
+    return kept
+
+
+def _part(kind: EdgeType, *columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """float64 ``[4, n]``: sources, targets, types and weights."""
+    source, target, weight = columns
+    return np.stack([source, target, np.full(len(source), int(kind)), weight]).astype(np.float64)
+
+
+def _engines(tables: Tables) -> list[str]:
+    names = [""] * (1 + max(tables.engines.values(), default=-1))
+    for name, column in tables.engines.items():
+        names[column] = name
+    return names
+
+
+# One block's history: when it left, and who missed it.
+
+
+def block_history(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+    """What the logs know of a block, the newest first.
+
+    Args:
+        key: As engines call it; of several models' blocks of this key, all.
+    """
+    moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
+    return sorted(moments, key=lambda moment: -moment.at)
+
+
+def _evictions(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+    found = []
+    for engine, column in tables.engines.items():
+        log = tables.history.evictions.get(column)
+        if log is None:
+            continue
+        numbers, keys = log.keys_since(-inf)
+        for number in numbers[keys == (np.uint64(key) ^ tables.salt(column))].tolist():
+            view = eviction_view(tables, engine, log, number, unix)
+            found.append(_moment(view.at, "eviction", view.sentence, engine, eviction=number))
+            if view.wanted_after_s is not None:
+                wanted = (
+                    f"A request wanted it again, {view.wanted_after_s:.1f} s after it had left."
+                )
+                at = view.at + view.wanted_after_s
+                found.append(_moment(at, "regret", wanted, engine, eviction=number))
+    return found
+
+
+def _misses(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+    history = tables.history
+    found = []
+    for number in history.requests.missing(key):
+        view = request_view(history, number, unix)
+        assert view.miss is not None
+        found.append(_moment(view.at, "miss", view.miss.sentence, view.engine, request=number))
+    return found
+
+
+def _moment(
+    at: float,
+    what: str,
+    sentence: str,
+    engine: str,
+    request: int | None = None,
+    eviction: int | None = None,
+) -> Moment:
+    return Moment(
+        at=at,
+        what=what,
+        sentence=sentence,
+        engine=engine,
+        request=request,
+        eviction=eviction,
+        blocks=None,
+    )

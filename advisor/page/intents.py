@@ -1,0 +1,154 @@
+"""``POST /v1/intents``: what operators and agent frameworks want of blocks and sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+
+from ...graph.intents import Intent, IntentAnswer, IntentKind, Target, Verdict
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.wire.events import SessionSignal
+
+MOST_WISHES: Final = 256  # in one question; chosen
+_KEY: Final = r"^(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})$"
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+_Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False, strict=True)]
+_OF_ALL: Final = {"kind", "block", "session", "identity", "memory_id", "tenant"}
+_OF_KIND: Final = {
+    "pin": {"seconds"}, "retain": {"importance"}, "demote": set[str](), "prefetch": {"seconds"},
+    "share": set[str](),
+    "signal": {"waiting_for_tool", "expected_return_s", "tool", "session_ended"},
+}  # fmt: skip
+
+
+class _Closed(BaseModel):
+    """Base of all: what is not known is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class IntentWish(_Closed):
+    """One wish. Of ``block``, ``session``, ``identity`` and ``memory_id`` it names exactly one.
+
+    Attributes:
+        kind: What is wanted; ``signal`` says what a session is doing, as a request may.
+        block: A key, in decimal digits or ``0x`` and hexadecimal ones: with all before it.
+        session: All that its last turn walked.
+        identity: The segments of this name; one block of them if it ends in that one's number, as
+            in ``name#0``.
+        memory_id: All that refers to this memory.
+        tenant: Whose; blocks and sessions of others are not touched.
+        seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
+        importance: How much ``retain`` values blocks.
+        waiting_for_tool, expected_return_s, tool, session_ended: Of ``signal``.
+    """
+
+    kind: Literal["pin", "retain", "demote", "prefetch", "share", "signal"]
+    block: Annotated[str, Field(pattern=_KEY)] | None = None
+    session: _Name | None = None
+    identity: _Name | None = None
+    memory_id: _Name | None = None
+    tenant: _Name | None = None
+    seconds: _Seconds | None = None
+    importance: Annotated[float, Field(ge=0.0, le=1.0, strict=True)] = 1.0
+    waiting_for_tool: StrictBool | None = None
+    expected_return_s: _Seconds | None = None
+    tool: _Name | None = None
+    session_ended: StrictBool = False
+
+    @model_validator(mode="after")
+    def _says_what_its_kind_does(self) -> IntentWish:
+        allowed = _OF_ALL | _OF_KIND[self.kind]
+        said = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        if unused := sorted(said - allowed):
+            fields = ", ".join(sorted(allowed))
+            raise ValueError(f"{self.kind!r} has no {', '.join(unused)}; allowed: {fields}")
+        return self
+
+    @property
+    def key(self) -> int | None:
+        """The block's key."""
+        return None if self.block is None else _key_of(self.block)
+
+    @field_validator("block")
+    @classmethod
+    def _has_64_bits(cls, block: str | None) -> str | None:
+        if block is not None and _key_of(block) >> 64:
+            raise ValueError("a block's key has 64 bits at most")
+        return block
+
+
+def _key_of(block: str) -> int:
+    return int(block, 16 if "x" in block.lower() else 10)
+
+
+class IntentWishes(_Closed):
+    """All wishes of one question; each is done and answered by itself, in their order."""
+
+    intents: Annotated[list[IntentWish], Field(max_length=MOST_WISHES)]
+
+
+class IntentReply(_Closed):
+    """What became of a wish.
+
+    Attributes:
+        answer: ``clipped``: to a bound, or to the blocks that there are; ``deferred``: it will be
+            done as room allows; ``missing``: there is nothing that it could be done to.
+        reason: The same in words.
+        blocks: To how many it was done, of those ``asked``.
+        seconds: How long it holds; None: there is no such time.
+    """
+
+    answer: Verdict
+    reason: str
+    blocks: int
+    asked: int
+    seconds: float | None
+
+
+class IntentReplies(_Closed):
+    """One reply for each wish, in their order.
+
+    Attributes:
+        at: When it was true, in Unix seconds.
+    """
+
+    at: float
+    answers: list[IntentReply]
+
+
+# Does what ``POST /v1/intents`` asks for, and answers.
+
+
+def intent_replies(graph: KVCacheGraph, wishes: IntentWishes) -> list[IntentReply]:
+    """One reply for each wish, in their order; the caller holds the graph's lock."""
+    graph.changes.all_changed()
+    return [_reply(_done(graph, wish)) for wish in wishes.intents]
+
+
+def _done(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:
+    if wish.kind == "signal":
+        return _signalled(graph, wish)
+    target = Target(wish.key, wish.session, wish.identity, wish.memory_id, wish.tenant)
+    return graph.intents.apply(Intent(IntentKind(wish.kind), target, wish.seconds, wish.importance))
+
+
+def _signalled(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:
+    if wish.session is None:
+        return IntentAnswer(Verdict.REJECTED, "a signal is about a session")
+    said = SessionSignal(
+        wish.session, wish.tenant, wish.waiting_for_tool, wish.expected_return_s,
+        wish.session_ended, wish.tool,
+    )  # fmt: skip
+    return graph.intents.signal(said)
+
+
+def _reply(answer: IntentAnswer) -> IntentReply:
+    return IntentReply(
+        answer=answer.verdict,
+        reason=answer.reason,
+        blocks=answer.blocks,
+        asked=answer.asked,
+        seconds=answer.seconds,
+    )

@@ -1,1 +1,0 @@
-"""The graph's logs as the page shows them: requests, their misses, evictions, one block's past."""

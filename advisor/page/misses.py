@@ -1,0 +1,565 @@
+"""``/v1/requests`` and ``/v1/misses``: what prompts found, and why they did not find more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dashboards.answer import Answer, Part
+from ...graph.explain import block_name
+from ...graph.logs.history import MINUTE_COLUMNS, History
+from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, Reason
+from ...graph.logs.requests import Hold, RequestLog
+from ..words.times import Unix
+from ..words.waits import (
+    Missing,
+    WorkAhead,
+    could_find_more,
+    miss_remedy,
+    wait_remedy,
+    wait_sentence,
+)
+from ..words.words import Gone, miss_sentence, scored
+
+
+class BlockCounts(Part):
+    """Full blocks of one prompt by where they came from; they add up to ``asked``."""
+
+    asked: int
+    pool: int
+    loaded: int
+    prefetched: int
+    spliced: int
+    computed: int
+
+
+class Miss(Part):
+    """The first block that a prompt did not find, and why; decided when it happened, or when it
+    was heard what its step evicted, within 2 s.
+
+    Attributes:
+        index: Which block of the prompt it is, from 0.
+        reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
+            ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
+            ``other_salt``, ``in_store``, ``other_group``.
+        sentence: The reason in words, with names, times and rules.
+        key: The block; None for one that has no key (a partial block).
+        token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
+            recent prompt; None where its engine has not both.
+        session: The other session that it is about: from which this one diverged, or whose the
+            block was; None where there is none.
+        engine: The engine that has the block, for ``other_engine``.
+        eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None where
+            none is known.
+        evicted_at: When it left; None where it did not.
+    """
+
+    index: int
+    reason: str
+    sentence: str
+    key: str | None
+    token: int | None
+    session: str | None
+    tenant: str | None
+    engine: str | None
+    eviction: int | None
+    evicted_at: float | None
+
+
+class Wait(Part):
+    """What an engine did while a request waited for its turn there.
+
+    Attributes:
+        prompts: That were begun in that time.
+        tokens: That were computed for these; where there were none, for the last one begun before
+            that was under way.
+        again: Of these tokens: how many had been in the engine's pool before.
+        largest: The request's ``id`` for which most was computed; None where nothing was.
+        held_s: How long of it the request was held until there was room for its context; 0: it
+            was not held.
+        until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
+            ``patience``; None: it was not held.
+        sentence: All that in words.
+    """
+
+    prompts: int
+    tokens: int
+    again: int
+    largest: int | None
+    held_s: float = 0.0
+    until: str | None = None
+    sentence: str
+
+
+class Remedy(Part):
+    """What would have made a request faster.
+
+    Attributes:
+        of: Which part of its time: ``wait``, ``prompt`` or ``answer``.
+        saves_s: How much of that, at most; 0: nothing could; None: nobody can tell.
+        text: The remedy in words.
+    """
+
+    of: Literal["wait", "prompt", "answer"]
+    saves_s: float | None
+    text: str
+
+
+class RequestView(Part):
+    """One request as its engine first scheduled it.
+
+    Attributes:
+        id: Its place in the log.
+        request: What its engine calls it.
+        at: When it was first scheduled, in Unix seconds.
+        waited_s: From its arrival until then; 0 where its engine does not tell.
+        wait: What it waited for; None where it hardly waited.
+        prompt_tokens: All of them, the partial block at the end included.
+        block_size: Tokens of a block.
+        again: Of the blocks that it computed: how many had been in this pool before.
+        finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
+            it runs.
+        is_awaited: Whether its end may still be heard of: it runs, or its engine lost news less
+            than ten minutes ago. Of others nothing changes any more.
+        ended_at: When; None while it runs, or where that was not heard of.
+        answer_tokens: Tokens of its answer; None while it runs.
+        expected_pause_s: How long its session said that it would pause then.
+        prompt_s: How long of its time its prompt took to compute, by the speed that its engine
+            measured; None while it runs, or where none was measured.
+        miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
+        remedies: What would have made it faster, what saves most first.
+    """
+
+    id: int
+    request: str
+    engine: str
+    session: str | None
+    tenant: str | None
+    at: float
+    waited_s: float = 0.0
+    wait: Wait | None = None
+    prompt_tokens: int
+    block_size: int
+    blocks: BlockCounts
+    again: int = 0
+    finished: str | None
+    is_awaited: bool = False
+    ended_at: float | None
+    answer_tokens: int | None = None
+    expected_pause_s: float | None
+    prompt_s: float | None = None
+    miss: Miss | None
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def arrived(self) -> float:
+        """When it reached its engine, in Unix seconds: a pause before it lasts until then."""
+        return self.at - self.waited_s
+
+
+class RequestsAsked(NamedTuple):
+    """Which requests are asked for.
+
+    Attributes:
+        limit: So many at most.
+        before: Only those that began before this one; None: all.
+        session: Only this one's; None: all.
+        search: Only those whose id, session or tenant contains this.
+        reason: Only those that missed for this one; None: all.
+        is_slowest: Whether those that took longest come first, and not the newest.
+    """
+
+    limit: int
+    before: int | None = None
+    session: str | None = None
+    search: str = ""
+    reason: str | None = None
+    is_slowest: bool = False
+
+
+class Requests(Answer):
+    """Recent requests, the newest first.
+
+    Attributes:
+        next: Of the last one, if there are more.
+        since: When the oldest began that the log remembers; None where that is not known.
+    """
+
+    requests: list[RequestView]
+    next: int | None
+    since: float | None
+
+
+class ReasonTotal(Part):
+    """One reason since the sidecar's start: requests, and the blocks that they computed for it."""
+
+    requests: int
+    blocks: int
+
+
+class Loss(Part):
+    """Blocks computed again though they had been computed before, by whom they were to serve.
+
+    Attributes:
+        multi_turn: Their own session's: its next turn found less than it left.
+        cross_session: Shared ones, that another session had computed.
+        capacity_multi_turn: Blocks of pool that would have ended it, by the reuse distances of
+            what was lost; None where nothing was lost, or none is known.
+    """
+
+    multi_turn: int
+    cross_session: int
+    capacity_multi_turn: int | None
+    capacity_cross_session: int | None
+
+
+class Misses(Answer):
+    """Misses by reason: totals, and over time in steps, the oldest first.
+
+    Attributes:
+        reasons: Every reason code, in the order in which to show them, and what it means.
+        requests: By reason: how many requests in each step.
+        blocks: By reason: how many blocks they computed in each step.
+        asked, found: Tokens of prompts in each step, and how many of them were found.
+        asked_blocks: Full blocks of prompts in each step, each of its own engine's size.
+        evicted: Blocks that left a pool in each step.
+        wanted: Blocks that were wanted again in each step, within ten minutes after they had left.
+    """
+
+    reasons: dict[str, str]
+    totals: dict[str, ReasonTotal]
+    step_s: float
+    starts: list[float]
+    requests: dict[str, list[int]]
+    blocks: dict[str, list[int]]
+    asked: list[int]
+    asked_blocks: list[int]
+    found: list[int]
+    evicted: list[int]
+    wanted: list[int]
+    loss: Loss
+
+
+# What would have made a request faster, what saves most first.
+
+_LITTLE: Final = 0.01  # share of a request's time that is not worth a sentence; chosen
+_MOSTLY: Final = 0.5  # of a request's time: who spent so much on its answer is told; chosen
+_ANSWER: Final = (
+    "A shorter answer, or fewer requests beside it: most of its time went to its answer, and no "
+    "cache shortens that."
+)
+
+
+def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
+    """What would have helped with its wait, its prompt and its answer.
+
+    Args:
+        wait: What would have let it begin sooner; None where it hardly waited.
+    """
+    record = history.requests.record(number)
+    ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
+    all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None
+    found = [(wait.saves_s or 0.0, wait)] if wait is not None else []
+    if (prompt := _of_prompt(history, number, prompt_s)) is not None:
+        found.append((prompt.saves_s or 0.0, prompt))
+    if all_s is not None and prompt_s is not None and (rest := ran - prompt_s) > _MOSTLY * all_s:
+        found.append((rest, Remedy(of="answer", saves_s=None, text=_ANSWER)))
+    return _worth_telling([each for _, each in sorted(found, key=lambda f: -f[0])], all_s)
+
+
+def prompt_seconds(history: History, number: int) -> float | None:
+    """How long of a request's time its prompt took to compute; None where nobody can tell."""
+    record = history.requests.record(number)
+    rate = history.words(history.requests.names(number).engine).prefill_tokens_per_s
+    if not rate or not float(record["ran"]) >= 0:  # NaN: it runs
+        return None
+    return min(float(record["ran"]), _computed(history, number) / rate)
+
+
+def _computed(history: History, number: int) -> int:
+    """Tokens of its prompt that were computed, those of its partial block among them."""
+    record = history.requests.record(number)
+    found = sum(int(record[name]) for name in ("pool", "loaded", "prefetched", "spliced"))
+    return int(record["tokens"]) - found * int(record["size"])
+
+
+def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy | None:
+    """What would have let it find more, and the seconds that it could have saved at most: those of
+    what was computed again, or where nothing of it had been here, of all that was computed."""
+    record, names = history.requests.record(number), history.requests.names(number)
+    reason, detail = Reason(int(record["reason"])), int(record["detail"])
+    pool, was_there = history.pool_blocks(names.engine), record["ago"] < record["waited"]
+    missing = Missing(
+        reason, detail, int(record["index"]), int(record["short"]), pool, bool(was_there),
+        history.words(names.engine).copy_room,
+    )  # fmt: skip
+    text = miss_remedy(missing)
+    if text is None:
+        return None
+    saves_s = prompt_s if could_find_more(reason, detail) else 0.0
+    computed = _computed(history, number)
+    if saves_s and record["again"] and computed:
+        saves_s *= min(1.0, int(record["again"]) * int(record["size"]) / computed)
+    return Remedy(of="prompt", saves_s=saves_s, text=text)
+
+
+def _worth_telling(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
+    """Without those that save next to nothing, unless there are no others."""
+    least = _LITTLE * (all_s or 0.0)
+    worth = [each for each in found if each.saves_s is None or each.saves_s > least]
+    return tuple(worth or found)
+
+
+# What an engine computed while a request waited for its turn.
+
+_TOLD_S: Final = 0.05  # a shorter wait is nobody's question; chosen
+
+
+class Waited(NamedTuple):
+    """What a request waited for, and what would have let it begin sooner."""
+
+    wait: Wait
+    remedy: Remedy
+
+
+def wait_of(history: History, number: int) -> Waited | None:
+    """Why a request waited; None where it hardly did."""
+    log = history.requests
+    waited = float(log.record(number)["waited"])
+    if waited < _TOLD_S:
+        return None
+    hold, begun, running = log.hold(number), log.ahead(number), log.under_way(number)
+    ahead = begun if len(begun) else running[-1:]
+    records = log.records(ahead)
+    size = records["size"].astype(np.int64)
+    found = sum(records[name] * size for name in ("pool", "loaded", "prefetched", "spliced"))
+    computed = records["tokens"] - found
+    tokens = int(computed.sum())
+    most = int(computed.argmax()) if tokens else None
+    largest = None if most is None else int(ahead[most])
+    again, engine = records["again"] > 0, log.names(number).engine
+    work = WorkAhead(
+        queued_s=waited if hold is None else max(0.0, waited - hold.seconds),
+        running=len(running),
+        freed_s=_freed_after(log, number, running),
+        runner=_whose(log, int(running[-1])) if len(running) else None,
+        prompts=len(begun),
+        tokens=tokens,
+        again=int((records["again"] * size).sum()),
+        short=int(records["short"][again].max(initial=0)),
+        pool=history.pool_blocks(engine),
+        copies=history.words(engine).copy_room,
+        rate=history.words(engine).prefill_tokens_per_s,
+        who=None if largest is None else _whose(log, largest),
+        most=0 if most is None else int(computed[most]),
+    )
+    text, saves_s = wait_remedy(work, hold)
+    return Waited(_told(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
+
+
+def _told(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
+    return Wait(
+        prompts=work.prompts,
+        tokens=work.tokens,
+        again=work.again,
+        largest=largest,
+        held_s=0.0 if hold is None else round(hold.seconds, 3),
+        until=None if hold is None else hold.reason,
+        sentence=wait_sentence(work, hold).rstrip(),
+    )
+
+
+def _freed_after(log: RequestLog, number: int, running: npt.NDArray[np.int64]) -> float | None:
+    """Seconds from a request's arrival until the first of those that ran then ended; None: none had
+    when it began."""
+    record, ran = log.record(number), log.records(running)
+    ends = ran["at"] + ran["ran"]
+    in_time = ends[ends <= record["at"]]  # NaN: it runs
+    if not len(in_time):
+        return None
+    return max(0.0, float(in_time.min() - record["at"]) + float(record["waited"]))
+
+
+def _whose(log: RequestLog, number: int) -> str:
+    names = log.names(number)
+    return names.session or names.request
+
+
+# Requests as the page shows them, each with its first miss.
+
+
+def request_views(
+    history: History, which: RequestsAsked, now: float, unix: Unix
+) -> Iterator[RequestView]:
+    """The requests that are asked for; ``now`` is by the graph's clock."""
+    log = history.requests
+    newest = log.next if which.before is None else min(which.before, log.next)
+    in_order = range(newest - 1, log.first - 1, -1)
+    numbers = log.slowest(now).tolist() if which.is_slowest else in_order
+    wanted = (number for number in numbers if number < newest and _fits(log, number, which))
+    for number in islice(wanted, which.limit):
+        yield request_view(history, number, unix)
+
+
+def session_requests(
+    history: History, session: str, tenant: str | None, unix: Unix
+) -> Iterator[RequestView]:
+    """The requests of one session, the newest first; another tenant's may have the same name."""
+    log = history.requests
+    for number in range(log.next - 1, log.first - 1, -1):
+        names = log.names(number)
+        if names.session == session and names.tenant == tenant:
+            yield request_view(history, number, unix)
+
+
+def _fits(log: RequestLog, number: int, which: RequestsAsked) -> bool:
+    names, search = log.names(number), which.search.lower()
+    if which.session not in (None, names.session):
+        return False
+    if which.reason not in (None, REASON_NAMES[log.record(number)["reason"]]):
+        return False
+    said = names.request, names.session or "", names.tenant or ""
+    return not search or any(search in each.lower() for each in said)
+
+
+def request_view(history: History, number: int, unix: Unix) -> RequestView:
+    """One request."""
+    record, names = history.requests.record(number), history.requests.names(number)
+    asked, pool, loaded, prefetched, spliced = (
+        int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
+    )
+    ran = float(record["ran"]) if record["ran"] >= 0 else None  # NaN: it runs
+    waited = wait_of(history, number)
+    return RequestView(
+        id=number,
+        request=names.request,
+        engine=names.engine,
+        session=names.session,
+        tenant=names.tenant,
+        at=unix(float(record["at"])),
+        waited_s=round(float(record["waited"]), 3),
+        wait=None if waited is None else waited.wait,
+        prompt_tokens=int(record["tokens"]),
+        block_size=int(record["size"]),
+        blocks=BlockCounts(
+            asked=asked,
+            pool=pool,
+            loaded=loaded,
+            prefetched=prefetched,
+            spliced=spliced,
+            computed=asked - pool - loaded - prefetched - spliced,
+        ),
+        again=int(record["again"]),
+        finished=names.finished,
+        is_awaited=history.requests.is_awaited(number),
+        ended_at=None if ran is None else unix(float(record["at"]) + ran),
+        answer_tokens=None if ran is None else int(record["answer"]),
+        expected_pause_s=_known(float(record["pause"])),
+        prompt_s=prompt_seconds(history, number),
+        miss=_miss(history, number, unix),
+        remedies=remedies(history, number, None if waited is None else waited.remedy),
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _miss(history: History, number: int, unix: Unix) -> Miss:
+    record, names = history.requests.record(number), history.requests.names(number)
+    reason, index = Reason(int(record["reason"])), int(record["index"])
+    detail, eviction = int(record["detail"]), int(record["eviction"])
+    left = Gone(_known(float(record["ago"])), float(record["waited"]), _score(history, number))
+    session, tenant, engine = names.other
+    group = history.group(names.engine, detail) if reason is Reason.OTHER_GROUP else None
+    place, same = (index, int(record["asked"])), int(record["same"])
+    token = index * int(record["size"]) + same if same else None
+    return Miss(
+        index=index,
+        reason=REASON_NAMES[reason],
+        sentence=miss_sentence(reason, detail, place, left, session, engine, token, group),
+        key=block_name(int(record["key"])) if record["key"] else None,
+        token=token,
+        session=session,
+        tenant=tenant,
+        engine=engine,
+        eviction=eviction if eviction >= 0 else None,
+        evicted_at=None if left.ago_s is None else unix(float(record["at"]) - left.ago_s),
+    )
+
+
+def _score(history: History, number: int) -> str | None:
+    """What the policy's score said of the missing block when it left, while that is remembered."""
+    eviction = int(history.requests.record(number)["eviction"])
+    log = history.evictions_of(history.requests.names(number).engine)
+    if log is None or not log.first <= eviction < log.next:
+        return None
+    return scored(log.terms.of(eviction))
+
+
+# Misses by reason, over time, and what a larger pool would have kept.
+
+_MOST: Final = 0.95  # share of what was lost that the stated capacity would have kept; chosen
+
+
+def misses_view(history: History, pools: int, now: float, unix: Unix) -> Misses:
+    """Totals by reason, and over the last hours.
+
+    Args:
+        pools: Blocks of all pools.
+        now: By the graph's clock.
+    """
+    starts, sums = history.reasons.series(now)
+    count = len(REASON_NAMES)
+    columns = sums.T.tolist() if len(sums) else [[] for _ in range(2 * count)]
+    totals = history.totals.tolist()
+    return Misses(
+        at=unix(now),
+        reasons=REASON_TEXTS,
+        totals={
+            name: ReasonTotal(requests=totals[at], blocks=totals[count + at])
+            for at, name in enumerate(REASON_NAMES)
+        },
+        step_s=history.reasons.step_s,
+        starts=[unix(start) for start in starts],
+        requests=dict(zip(REASON_NAMES, columns[:count], strict=True)),
+        blocks=dict(zip(REASON_NAMES, columns[count:], strict=True)),
+        **_minutes(history, starts, now),
+        loss=_loss(history, pools),
+    )
+
+
+def _minutes(history: History, starts: list[float], now: float) -> dict[str, list[int]]:
+    """What the same steps brought besides; nothing where none was counted."""
+    known, sums = history.minutes.series(now)
+    rows = dict(zip(known, sums.tolist(), strict=True))
+    none = [0] * len(MINUTE_COLUMNS)
+    columns = zip(*(rows.get(start, none) for start in starts), strict=True)
+    lists = [list(column) for column in columns] or [[] for _ in MINUTE_COLUMNS]
+    return dict(zip(MINUTE_COLUMNS, lists, strict=True))
+
+
+def _loss(history: History, pools: int) -> Loss:
+    multi, cross = history.lost.tolist()
+    capacities = [_enough(buckets, pools) for buckets in history.beyond.tolist()]
+    return Loss(
+        multi_turn=multi,
+        cross_session=cross,
+        capacity_multi_turn=capacities[0],
+        capacity_cross_session=capacities[1],
+    )
+
+
+def _enough(buckets: list[int], pools: int) -> int | None:
+    """Blocks of pool with which most of what was lost would have stayed."""
+    total, so_far = sum(buckets), 0
+    for power, count in enumerate(buckets):
+        so_far += count
+        if total and so_far >= _MOST * total:
+            return int(pools + (1 << power))
+    return None

@@ -1,0 +1,141 @@
+"""Answers people's questions about the graph without holding up the sidecar's own work."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+from ...dashboards.source import BusyError
+
+WAITING: Final = 4  # questions that may wait; further ones are refused at once; chosen
+PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
+REST: Final = 3.0  # after a question the graph rests for so many times its work; chosen
+
+FRESH_S: Final = 0.5  # an answer that is older is worked out anew; chosen
+STALE_S: Final = 2.0  # and one that is older than this is given to nobody; chosen
+_KEPT: Final = 64  # answers
+_MANY_ASK: Final = "many questions are being asked"
+_SOON_S: Final = 1  # when they may have been answered
+_T = TypeVar("_T")
+
+
+class Questions:
+    """Allows one question about the graph at a time, and leaves time between two of them.
+
+    The graph's lock is not fair: threads that ask without a pause would keep it among themselves,
+    while batches wait to be applied and rankings grow old.
+
+    Args:
+        lock: The graph's lock.
+        clock: Monotonic seconds.
+        sleep: Waits for so many seconds.
+        worked: Seconds that the calling thread computed: who asks alone is not refused because the
+            machine was busy with something else.
+    """
+
+    def __init__(
+        self,
+        lock: AbstractContextManager[object],
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+        worked: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._lock = lock
+        self._clock = clock
+        self._sleep = sleep
+        self._worked = worked
+        self._room = threading.BoundedSemaphore(WAITING)
+        self._turn = threading.Lock()
+        self._free_at = clock()
+        self.refused = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the graph's lock for one question.
+
+        Raises:
+            BusyError: Too many others ask, or the last question took long; says when to try again.
+        """
+        if not self._room.acquire(blocking=False):
+            self._refuse(_MANY_ASK)
+        try:
+            self._wait()
+            try:
+                with self._lock:
+                    begun = self._worked()
+                    try:
+                        yield
+                    finally:
+                        self._free_at = self._clock() + REST * (self._worked() - begun)
+            finally:
+                self._turn.release()
+        finally:
+            self._room.release()
+
+    def _wait(self) -> None:
+        """Wait for our turn, and until the graph was left alone for long enough."""
+        deadline = self._clock() + PATIENCE_S
+        if not self._turn.acquire(timeout=PATIENCE_S):
+            self._refuse(_MANY_ASK)
+        rest = self._free_at - self._clock()
+        if rest > max(0.0, deadline - self._clock()):
+            self._turn.release()
+            self._refuse("the last question took long", math.ceil(rest))
+        if rest > 0:
+            self._sleep(rest)
+
+    def _refuse(self, why: str, again_in_s: int = _SOON_S) -> NoReturn:
+        self.refused += 1
+        raise BusyError(why, again_in_s)
+
+
+class RecentAnswers:
+    """Answers by question, each for ``FRESH_S``; from any thread.
+
+    While one thread works out an answer anew, and where nobody can just now, others get the one
+    before, for ``STALE_S`` at most.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._asked: set[Hashable] = set()
+
+    def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
+        """The answer of a moment ago, or else a new one.
+
+        Raises:
+            BusyError: Nobody can ask just now, and there is no answer that is young enough.
+        """
+        age, kept = self._kept(question)
+        if age < FRESH_S or (age < STALE_S and question in self._asked):
+            return cast(_T, kept)
+        self._asked.add(question)
+        try:
+            return self._new(question, answer)
+        except BusyError:
+            if age >= STALE_S:
+                raise
+            return cast(_T, kept)
+        finally:
+            self._asked.discard(question)
+
+    def _kept(self, question: Hashable) -> tuple[float, Any]:
+        """How old the last answer is, and what it said; infinitely old if there is none."""
+        known = self._answers.get(question)
+        return (math.inf, None) if known is None else (self._clock() - known[0], known[1])
+
+    def _new(self, question: Hashable, answer: Callable[[], _T]) -> _T:
+        fresh = answer()
+        self._answers[question] = self._clock(), fresh
+        while len(self._answers) > _KEPT:
+            self._answers.popitem(last=False)
+        return fresh

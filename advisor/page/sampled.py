@@ -1,0 +1,147 @@
+"""``/v1/sampled``: where the model looks, and how sure it is, as sampled decode steps told."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ...dashboards.answer import Answer, Part
+from ...graph.explain import block_name
+from ...graph.tables.tables import Tables
+from ...graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows, Tier
+from ..words.times import Unix
+
+
+class LayerLooks(Part):
+    """What the blocks of one source layer get.
+
+    Attributes:
+        blocks: Blocks of the layer that were sampled.
+        attention: Their share of all the attention that was sampled, from 0 to 1.
+    """
+
+    layer: str
+    blocks: int
+    attention: float
+
+
+class LookedAt(Part):
+    """One block that is looked at.
+
+    Attributes:
+        session: The last that asked for it; None where nobody knows.
+        identity: The segment that it is part of, where a request named it.
+        attention: A running mean of its share of the attention in the samples that it was in.
+        importance: What it is worth, from 0 to 1; much attention raises it where nobody stated it.
+        in_pool: Whether an engine's pool holds it.
+    """
+
+    key: str
+    layer: str
+    session: str | None
+    identity: str | None
+    attention: float
+    importance: float
+    in_pool: bool
+
+
+class SureOf(Part):
+    """How sure the model is of what it writes to one session.
+
+    Attributes:
+        confidence: A running mean, from 0 to 1; no probability of being right.
+    """
+
+    session: str
+    tenant: str | None
+    state: str
+    confidence: float
+
+
+class Sampled(Answer):
+    """What sampling found; all of it empty where no engine samples.
+
+    Attributes:
+        layers: In the order of the layers' authority, those that were sampled.
+        blocks: The most attended, most first.
+        sessions: The least sure first.
+        confidence: The mean over all sampled sessions; None where none was.
+        edges: How many edges samples made, by type.
+    """
+
+    layers: list[LayerLooks]
+    blocks: list[LookedAt]
+    sessions: list[SureOf]
+    confidence: float | None
+    edges: dict[str, int]
+
+
+# What sampled decode steps told of blocks and sessions, as the page shows it.
+
+_MADE: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
+
+
+def sampled_view(
+    tables: Tables, limit: int, now: float, unix: Unix, session: int | None = None
+) -> Sampled:
+    """Up to ``limit`` blocks and as many sessions; of the row ``session`` alone, if it is given."""
+    blocks, sessions = tables.blocks, tables.sessions
+    live = blocks.live_rows()
+    looked_at = live[blocks.attention[live] > 0]
+    confidence = sessions.confidence[: sessions.size]
+    asked = np.flatnonzero(confidence >= 0)
+    if session is not None:
+        looked_at = looked_at[blocks.session[looked_at] == session]
+        asked = asked[asked == session]
+    counts = tables.all_edges.counts()
+    least_sure = asked[np.argsort(confidence[asked], kind="stable")]
+    return Sampled(
+        at=unix(now),
+        layers=_layers(tables, looked_at),
+        blocks=[_block(tables, row) for row in _most(tables, looked_at, limit)],
+        sessions=[_session(tables, row) for row in least_sure[:limit].tolist()],
+        confidence=round(float(confidence[asked].mean()), 4) if len(asked) else None,
+        edges={kind.name.lower(): int(counts[kind]) for kind in _MADE},
+    )
+
+
+def _layers(tables: Tables, rows: Rows) -> list[LayerLooks]:
+    layer, attention = tables.blocks.layer[rows], tables.blocks.attention[rows]
+    blocks = np.bincount(layer, minlength=len(LAYER_NAMES)).tolist()
+    looks = np.bincount(layer, weights=attention, minlength=len(LAYER_NAMES))
+    shares = (looks / max(looks.sum(), np.finfo(float).tiny)).tolist()
+    return [
+        LayerLooks(layer=name, blocks=blocks[at], attention=round(shares[at], 4))
+        for at, name in enumerate(LAYER_NAMES)
+        if blocks[at]
+    ]
+
+
+def _most(tables: Tables, rows: Rows, limit: int) -> list[int]:
+    found: list[int] = rows[np.argsort(-tables.blocks.attention[rows], kind="stable")].tolist()
+    return found[:limit]
+
+
+def _block(tables: Tables, row: int) -> LookedAt:
+    blocks = tables.blocks
+    session = int(blocks.session[row])
+    return LookedAt(
+        key=block_name(int(blocks.wire_keys(row))),
+        layer=LAYER_NAMES[blocks.layer[row]],
+        session=None if session == NO_ROW else tables.sessions.names[session],
+        identity=tables.segment_names.name(int(blocks.identity[row])),
+        attention=round(float(blocks.attention[row]), 6),
+        importance=round(float(blocks.importance[row]), 4),
+        in_pool=bool((blocks.tiers[:, row] & int(Tier.HOT)).any()),
+    )
+
+
+def _session(tables: Tables, row: int) -> SureOf:
+    sessions = tables.sessions
+    return SureOf(
+        session=sessions.names[row],
+        tenant=tables.tenants.name(int(sessions.tenant[row])),
+        state=STATE_NAMES[sessions.state[row]],
+        confidence=round(float(sessions.confidence[row]), 4),
+    )

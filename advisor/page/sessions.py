@@ -1,0 +1,442 @@
+"""``/v1/sessions`` and ``/v1/sessions/NAME``: who is here, and one of them over time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import groupby, islice, takewhile
+from math import inf
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...dashboards.answer import Answer, Part, mark_of, number_in
+from ...graph.logs.reasons import RULE_TEXTS
+from ...graph.logs.requests import UNHEARD
+from ...graph.stats import held_chains, shared_chains
+from ...graph.tables.tables import Tables
+from ...graph.types import NEVER, NO_ROW, STATE_NAMES, Tier
+from ..words.times import Unix
+from .graph import Moment
+from .misses import RequestView, session_requests
+
+
+class SessionView(Part):
+    """One session.
+
+    Attributes:
+        state: ``idle``, ``running``, ``waiting_for_tool``, ``ended``.
+        inferred: Nobody named it: it was told from its blocks.
+        tokens: Of its last prompt, with the answer once that is known.
+        pool, warm, cold: Blocks in each tier of any engine.
+        engine: That ran its last request.
+        chain: Blocks of its last request, from its prompt's start; 0: nobody knows them.
+        chain_pool: How many of these, from the start, are in that engine's pool.
+        chain_copied: How many are there or in that engine's tiers below.
+        chain_shared: How many are in a store that engines share.
+    """
+
+    session: str
+    tenant: str | None
+    state: str
+    inferred: bool
+    turns: int
+    tokens: int
+    idle_s: float
+    mean_pause_s: float
+    waits_for: str | None
+    expected_return_in_s: float | None
+    return_probability: float
+    pool: int
+    warm: int
+    cold: int
+    blocks: int
+    engine: str | None
+    chain: int
+    chain_pool: int
+    chain_copied: int
+    chain_shared: int
+
+
+class Sessions(Answer):
+    """Sessions, those heard of last first; ``known`` is how many there are, ``states`` counts."""
+
+    sessions: list[SessionView]
+    known: int
+    states: dict[str, int]
+
+
+class Turn(Part):
+    """One turn: when it was scheduled and ended, and the pause that followed.
+
+    Attributes:
+        waited_s: From its arrival until ``at``; 0 where its engine does not tell.
+        ended_at: None while it runs; its beginning, where its end was not heard of.
+        pause_s: Until the next turn arrived; None: there was none yet.
+        expected_pause_s: As it was expected when the turn ended; None: nobody said.
+        found_blocks: Blocks of its prompt that it found.
+    """
+
+    request: int
+    at: float
+    waited_s: float
+    ended_at: float | None
+    prompt_tokens: int
+    found_blocks: int
+    computed_blocks: int
+    pause_s: float | None
+    expected_pause_s: float | None
+
+
+class Residency(Part):
+    """Blocks of the session by tier over time, the oldest first."""
+
+    starts: list[float]
+    pool: list[int]
+    warm: list[int]  # with a copy there, whether the pool has them too or not
+    cold: list[int]
+
+
+class SessionTimeline(Answer):
+    """One session: ``explain`` is what ``/sessions/NAME/explain`` says.
+
+    ``moments`` are the newest first; ``turns`` the oldest first.
+
+    Attributes:
+        since: The request of the mark that was asked with: turns, moments and residency begin with
+            it. None: all is told.
+        mark: To ask with for what comes next; None while no turn is over.
+    """
+
+    session: SessionView
+    explain: dict[str, Any]
+    turns: list[Turn]
+    residency: Residency
+    moments: list[Moment]
+    since: int | None
+    mark: str | None
+
+
+# Who is here: sessions, and what the engines hold of them.
+
+
+def sessions_view(tables: Tables, limit: int, search: str, now: float, unix: Unix) -> Sessions:
+    """Those whose name or tenant contains ``search``, the last heard of first."""
+    sessions = tables.sessions
+    newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
+    rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
+    states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES)).tolist()
+    return Sessions(
+        at=unix(now),
+        sessions=views_of(tables, rows, now),
+        known=len(sessions),
+        states=dict(zip(STATE_NAMES, states, strict=True)),
+    )
+
+
+def _matches(tables: Tables, row: int, search: str) -> bool:
+    tenant = tables.tenants.name(int(tables.sessions.tenant[row])) or ""
+    return search.lower() in f"{tables.sessions.names[row]}\n{tenant}".lower()
+
+
+def views_of(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
+    """The sessions of some rows, in their order."""
+    sessions, blocks = tables.sessions, tables.blocks
+    returns = sessions.return_probability()
+    live = blocks.live_rows()
+    owner, tiers = blocks.session[live], np.bitwise_or.reduce(blocks.tiers[:, live], axis=0)
+    size = sessions.size
+    held = {
+        tier: np.bincount(owner[(owner != NO_ROW) & ((tiers & int(tier)) != 0)], minlength=size)
+        for tier in (Tier.HOT, Tier.WARM, Tier.COLD)
+    }
+    blocks_of = np.bincount(owner[owner != NO_ROW], minlength=size)
+    names = {column: name for name, column in tables.engines.items()}
+    found = []
+    for row, chain in zip(rows, _chains(tables, rows), strict=True):
+        due = float(sessions.expected_return[row])
+        found.append(
+            SessionView(
+                session=sessions.names[row],
+                tenant=tables.tenants.name(int(sessions.tenant[row])),
+                state=STATE_NAMES[sessions.state[row]],
+                inferred=bool(sessions.inferred[row]),
+                turns=int(sessions.turns[row]),
+                tokens=int(sessions.tokens[row]),
+                idle_s=round(now - float(sessions.last_seen[row]), 3),
+                mean_pause_s=round(float(sessions.gap[row]), 3),
+                waits_for=sessions.tools.name(int(sessions.tool[row])),
+                expected_return_in_s=round(due - now, 3) if due > NEVER else None,
+                return_probability=round(float(returns[row]), 4),
+                pool=int(held[Tier.HOT][row]),
+                warm=int(held[Tier.WARM][row]),
+                cold=int(held[Tier.COLD][row]),
+                blocks=int(blocks_of[row]),
+                engine=names.get(int(sessions.engine[row])),
+                **chain,
+            )
+        )
+    return found
+
+
+def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
+    """What each session's engine still has of its last request; the fields of its view."""
+    sessions, chosen = tables.sessions, np.array(rows, dtype=np.int64)
+    tips = sessions.tip[chosen]
+    found = (*held_chains(tables, tips, sessions.engine[chosen]), shared_chains(tables, tips))
+    columns = (column.tolist() for column in found)
+    names = ("chain", "chain_pool", "chain_copied", "chain_shared")
+    return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
+
+
+# One session over time: its turns, what left between them, and what it has in each tier.
+
+MOST_REQUESTS: Final = 500  # shown of one session; chosen
+_BEFORE_S: Final = 1e-3  # before a turn: what it did not find had left by then
+_LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # misses of what left
+
+
+class _Gone(NamedTuple):
+    """A block of the session that left, by the engine's log."""
+
+    at: float
+    engine: str
+    number: int
+    rule: int
+
+
+class _Copies(NamedTuple):
+    """How many of the session's blocks had copies: from the first time until the second, and so
+    on; ``warm`` and ``cold`` have one entry more, the first: what was before."""
+
+    times: npt.NDArray[np.float64]
+    warm: npt.NDArray[np.int64]
+    cold: npt.NDArray[np.int64]
+
+
+def timeline(
+    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
+) -> SessionTimeline:
+    """One session: its turns, what left between them, and what it missed.
+
+    Args:
+        after: Only from the turn of this mark on, if the log still has it.
+    """
+    log = tables.history.requests
+    known = number_in(after, log.name)
+    requests = _requests(tables, row, unix, known)
+    is_part = known is not None and bool(requests) and requests[0].id == known
+    begin = requests[0].at if is_part else -inf
+    gone = _gone(tables, row, begin, unix)
+    view, turns = views_of(tables, [row], now)[0], _turns(requests)
+    return SessionTimeline(
+        at=unix(now),
+        session=view,
+        explain=explained,
+        turns=turns,
+        residency=_residency(requests, gone, _copies(tables, row, view, unix), view, unix(now)),
+        moments=_moments(requests, turns, gone),
+        since=known if is_part else None,
+        mark=_mark(log.name, requests),
+    )
+
+
+def _mark(log: str, requests: list[RequestView]) -> str | None:
+    """The mark of the last turn before the first one that may still change."""
+    over = list(takewhile(lambda each: not each.is_awaited, requests))
+    return mark_of(log, over[-1].id) if over else None
+
+
+def _requests(tables: Tables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
+    """A session's, the oldest first: those from ``after`` on if that is one of them, else all."""
+    name = tables.sessions.names[row]
+    tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
+    found = []
+    for each in islice(session_requests(tables.history, name, tenant, unix), MOST_REQUESTS):
+        found.append(each)
+        if each.id == after:
+            break
+    return found[::-1]
+
+
+def _turns(requests: list[RequestView]) -> list[Turn]:
+    following = [each.arrived for each in requests[1:]]
+    return [
+        Turn(
+            request=each.id,
+            at=each.at,
+            waited_s=each.waited_s,
+            ended_at=each.at if each.finished == UNHEARD else each.ended_at,
+            prompt_tokens=each.prompt_tokens,
+            found_blocks=each.blocks.asked - each.blocks.computed,
+            computed_blocks=each.blocks.computed,
+            pause_s=_pause(each, following[place] if place < len(following) else None),
+            expected_pause_s=each.expected_pause_s,
+        )
+        for place, each in enumerate(requests)
+    ]
+
+
+def _pause(turn: RequestView, following: float | None) -> float | None:
+    if following is None or turn.ended_at is None:
+        return None
+    return max(0.0, round(following - turn.ended_at, 3))
+
+
+def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]:
+    """Evictions, from a time on, of what is the session's by now, the oldest first."""
+    blocks, found = tables.blocks, list[_Gone]()
+    for engine, column in tables.engines.items():
+        log = tables.history.evictions.get(column)
+        if log is None:
+            continue
+        numbers, keys = log.keys_since(begin - unix(0.0))
+        rows = blocks.find(keys)
+        mine = (rows != NO_ROW) & (
+            np.where(rows == NO_ROW, NO_ROW, blocks.session[rows]) == session
+        )
+        left = numbers[mine]
+        for number, rule in zip(left.tolist(), log.rules(left).tolist(), strict=True):
+            found.append(_Gone(unix(log.at(number)), engine, number, rule))
+    return sorted(found)
+
+
+def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Copies:
+    """Copies of what is the session's by now: those of now, less what changed since."""
+    blocks, changes = tables.blocks, tables.history.copies.changes()
+    rows = blocks.find(changes["key"])
+    owner = np.where(rows == NO_ROW, NO_ROW, blocks.session[rows])
+    mine = changes[(rows != NO_ROW) & (owner == session)]
+    counts = []
+    for tier, held in ((Tier.WARM, view.warm), (Tier.COLD, view.cold)):
+        signs = np.where(mine["tier"] == int(tier), mine["sign"], 0).astype(np.int64)
+        so_far = np.concatenate([[0], np.cumsum(signs)])
+        counts.append(np.maximum(0, held - signs.sum() + so_far))
+    return _Copies(mine["at"] + unix(0.0), *counts)
+
+
+def _residency(
+    requests: list[RequestView], gone: list[_Gone], copies: _Copies, view: SessionView, now: float
+) -> Residency:
+    """Its blocks by tier: in the pool all of a prompt's after each turn, and fewer with each that
+    left; with copies as many as the log of copies tells. The last entry is what holds now."""
+    held_now = view.chain_pool if view.chain else view.pool
+    pool = [*_in_pool(requests, gone, now), (now, held_now)]
+    begin = pool[0][0]
+    copied = copies.times[(begin < copies.times) & (copies.times < now)]
+    times = np.unique(np.concatenate([[at for at, _ in pool], copied]))
+    held = _last_by(times, np.array([at for at, _ in pool]), np.array([count for _, count in pool]))
+    place = np.searchsorted(copies.times, times, side="right")  # changes of copies by then
+    return Residency(
+        starts=times.tolist(),
+        pool=held.tolist(),
+        warm=copies.warm[place].tolist(),
+        cold=copies.cold[place].tolist(),
+    )
+
+
+def _last_by(
+    times: npt.NDArray[np.float64], known_at: npt.NDArray[np.float64], known: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The last of what was known, the oldest first, at each time; something was by the first."""
+    found: npt.NDArray[np.int64] = known[np.searchsorted(known_at, times, side="right") - 1]
+    return found
+
+
+def _in_pool(
+    requests: list[RequestView], gone: list[_Gone], now: float
+) -> Iterator[tuple[float, int]]:
+    """When the number of its blocks in the pool changed, and to what.
+
+    Of evictions that the log has forgotten only the next turn knows: they count from its arrival
+    on.
+    """
+    times = [each.at for each in gone]
+    for place, turn in enumerate(requests, 1):
+        following = requests[place] if place < len(requests) else None
+        end = now if following is None else following.at
+        pool = turn.blocks.asked
+        yield turn.at, pool
+        here = gone[bisect_left(times, turn.at) : bisect_left(times, end)]
+        for at, left in groupby(here, key=lambda g: g.at):
+            pool = max(0, pool - len(list(left)))
+            yield at, pool
+        found = pool if following is None else _still_there(following, pool)
+        if following is not None and found < pool:
+            yield max(turn.at, min(following.arrived, end - _BEFORE_S)), found
+
+
+def _still_there(turn: RequestView, at_most: int) -> int:
+    """How many blocks of the turn before were still in the pool, as far as this one can tell."""
+    if turn.miss is None or turn.miss.reason not in _LEFT:
+        return at_most
+    return min(at_most, turn.blocks.pool + turn.blocks.prefetched)
+
+
+def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) -> list[Moment]:
+    """What happened, the newest first."""
+    moments = [each for turn in requests for each in _of_turn(turn)]
+    for request, turn in zip(requests, turns, strict=True):
+        if turn.ended_at is not None and turn.pause_s is not None:
+            moments.append(_pause_moment(request, turn.ended_at, turn.pause_s))
+    for (at, engine, rule), left in groupby(gone, key=lambda g: (g.at, g.engine, g.rule)):
+        together = list(left)
+        moments.append(
+            Moment(
+                at=at,
+                what="eviction",
+                sentence=f"{len(together)} of its blocks left the pool; {RULE_TEXTS[rule]}.",
+                engine=engine,
+                request=None,
+                eviction=together[-1].number,
+                blocks=len(together),
+            )
+        )
+    return sorted(moments, key=lambda moment: -moment.at)
+
+
+def _of_turn(turn: RequestView) -> list[Moment]:
+    found = turn.blocks.asked - turn.blocks.computed
+    said = f"{turn.prompt_tokens:,} tokens: {found} of {turn.blocks.asked} blocks were found."
+    moments = [_moment(turn, "turn", said, turn.blocks.asked)]
+    for what, count in (("load", turn.blocks.loaded), ("prefetch", turn.blocks.prefetched)):
+        if count:
+            moments.append(_moment(turn, what, f"{count} of them by a {what}.", count))
+    if turn.miss is not None and turn.miss.reason != "not_cacheable":
+        moments.append(_moment(turn, "miss", turn.miss.sentence, turn.blocks.computed))
+    return moments
+
+
+def _moment(turn: RequestView, what: str, sentence: str, blocks: int) -> Moment:
+    return Moment(
+        at=turn.at,
+        what=what,
+        sentence=sentence,
+        engine=turn.engine,
+        request=turn.id,
+        eviction=turn.miss.eviction if what == "miss" and turn.miss is not None else None,
+        blocks=blocks,
+    )
+
+
+def _as_expected(turn: RequestView) -> str:
+    """Whether its pause was expected, and as how long."""
+    expected = turn.expected_pause_s
+    return "" if expected is None else f"; {expected:.1f} s were expected"
+
+
+def _pause_moment(before: RequestView, at: float, pause_s: float) -> Moment:
+    return Moment(
+        at=at,
+        what="pause",
+        sentence=(
+            f"It paused for {pause_s:.1f} s{_as_expected(before)}."
+            if pause_s
+            else "Its next turn came before this one had ended."
+        ),
+        engine=before.engine,
+        request=before.id,
+        eviction=None,
+        blocks=None,
+    )

@@ -1,0 +1,220 @@
+"""What shadows found, as the page shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from ..shadows.ceiling import Beside, Ceiling
+from ..shadows.pools import LruPool, OtherWeights, PolicyPool, for_all, in_sample
+from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
+from .what_if import Shadows, ShadowView
+
+Sums = Mapping[str, np.ndarray]
+"""Counts of each step, the oldest first, by the name of what is counted."""
+
+MOST_STEPS: Final = 360  # of a history that is shown; chosen
+_OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
+_AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
+_BELADY: Final = (
+    "the ceiling at today's size{copies}: what would have been found by whoever knows the future; "
+    "all shares are of the requests that are remembered, and worked out at most once a minute "
+    "while somebody looks"
+)
+_NO_BELADY: Final = (
+    "the ceiling at today's size: what would have been found by whoever knows the future; it is "
+    "not shown while it is worked out, while other weights are tried, or of too few requests"
+)
+_UNKNOWN: Final = Beside(0, 0, None)
+
+
+def shadows_view(
+    runner: ShadowRunner,
+    engine: str | None,
+    now: float,
+    unix: Callable[[float], float],
+    guard: Callable[[str], str],
+) -> Shadows:
+    """Shadows of one engine, or of the first that has some.
+
+    Args:
+        now: By the graph's clock.
+        unix: Makes Unix seconds of it.
+        guard: Says who ranks an engine's blocks, and by how much.
+    """
+    runner.looked()
+    with runner.lock:
+        name = engine if engine is not None else next(iter(runner.sets), None)
+        found = runner.sets.get(name) if name is not None else None
+        step_s, starts, sums = (
+            found.steps.merged(now, MOST_STEPS) if found is not None else (STEP_S, [], {})
+        )
+        return Shadows(
+            at=unix(now),
+            engine=name,
+            engines=list(runner.sets),
+            guard=guard(name) if name is not None else None,
+            sampled_share=found.sample.share if found is not None else 0.0,
+            sessions=len(found.sample.sessions) if found is not None else 0,
+            ranked_every_s=runner.rank_every_s,
+            step_s=step_s,
+            starts=[unix(start) for start in starts],
+            shadows=_views(found, starts, sums, runner.otherwise) if found is not None else [],
+        )
+
+
+def _views(
+    found: ShadowSet, starts: list[float], sums: Sums, otherwise: OtherWeights | None
+) -> list[ShadowView]:
+    views = [_ours(found, sums)]
+    for pool in found.pools:
+        view = _view(found, sums, pool)
+        if isinstance(pool, PolicyPool) and pool.since is not None and otherwise is not None:
+            heard = found.heard_by(pool)
+            said = f"the policy {otherwise.policy.name} with {otherwise.said}"
+            view = _begun_later(view, pool.since, starts, said, _share(heard.ours, heard.asked))
+        views.append(view)
+        if pool.capacity == _AS_TIERS and not found.copies:
+            views.append(_as_tiers(view, pool))
+    return [*views, _ceiling(found)]
+
+
+def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
+    asked, ours = found.asked, found.ours
+    if found.is_bounded:
+        asked, _, ours = found.belady
+    return ShadowView(
+        name="ours",
+        sentence=_OURS,
+        policy="live",
+        capacity=1.0,
+        tiers=False,
+        blocks=found.blocks,
+        asked=asked,
+        found=ours,
+        hit_rate=_share(ours, asked),
+        ours=_share(ours, asked),
+        history=_history(sums, "ours", None),
+    )
+
+
+def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowView:
+    beside = pool.beside.name if isinstance(pool, PolicyPool) else None
+    shown = Beside(found.asked_of(pool), pool.found, found.rate(pool))
+    ours = _share(found.ours, found.asked)
+    if found.is_bounded:  # curves and ceiling are of the same requests
+        shown = found.beside_belady.get(pool.name, _UNKNOWN)
+        ours = _share(found.belady.ours, found.belady.asked)
+    return ShadowView(
+        name=pool.name,
+        sentence=_sentence(pool),
+        policy=pool.policy_name,
+        capacity=pool.capacity,
+        tiers=pool.has_tiers,
+        blocks=round(found.blocks * pool.capacity),
+        asked=shown.asked,
+        found=shown.found,
+        hit_rate=_rounded(shown.share),
+        ours=ours,
+        history=_history(sums, pool.name, beside),
+    )
+
+
+def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
+    """The share that was found in each step.
+
+    Args:
+        beside: The LRU pool by which the sample stands for all; None: ``name`` counts all.
+    """
+    if beside is None:
+        steps = zip(sums[name].tolist(), sums["asked"].tolist(), strict=True)
+        return [_rounded(found / asked if asked else None) for found, asked in steps]
+    columns = (name, in_sample(beside), "sampled", beside, "asked")
+    each_step = zip(*(sums[column].tolist() for column in columns), strict=True)
+    return [_rounded(for_all(*step)) for step in each_step]
+
+
+def _begun_later(
+    view: ShadowView, since: float, starts: list[float], sentence: str, ours: float | None
+) -> ShadowView:
+    """A shadow that has nothing to tell of the steps that began before it did."""
+    steps = zip(starts, view.history, strict=True)
+    history = [share if start >= since else None for start, share in steps]
+    return view.model_copy(update={"history": history, "sentence": sentence, "ours": ours})
+
+
+def _share(found: int, asked: int) -> float | None:
+    return round(found / asked, 4) if asked else None
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def _ceiling(found: ShadowSet) -> ShadowView:
+    asked, hits, ours = found.belady if found.is_bounded else Ceiling()
+    copies = " with its tiers" if found.copies else ""
+    return ShadowView(
+        name="belady",
+        sentence=_BELADY.format(copies=copies) if asked else _NO_BELADY,
+        policy="belady",
+        capacity=1.0,
+        tiers=found.copies > 0,
+        blocks=found.blocks + found.copies,
+        asked=asked,
+        found=hits,
+        hit_rate=_share(hits, asked),
+        ours=_share(ours, asked),
+        history=[],
+    )
+
+
+def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
+    """What a pool twice as large found, told as what this one would find with host memory.
+
+    A block that leaves the pool and is copied is found as if it had stayed.
+    """
+    name = f"{twice.policy} + host memory"
+    said = f"{_ranker(pool)} in a pool as large, with host memory for as many copies"
+    return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
+
+
+def _who(policy: str) -> str:
+    return "stock vLLM's order" if policy == "lru" else f"the policy {policy}"
+
+
+def _ranker(pool: LruPool | PolicyPool) -> str:
+    is_guarded = isinstance(pool, PolicyPool) and pool.pool.is_guarded
+    return _who(pool.policy_name) + (", guarded as ours is," if is_guarded else "")
+
+
+def _sentence(pool: LruPool | PolicyPool) -> str:
+    who = _ranker(pool)
+    if pool.has_tiers:
+        return f"{who} in a pool as large, with copies in all tiers that this engine has"
+    size = {1.0: "in a pool as large", 2.0: "in a pool twice as large"}.get(pool.capacity)
+    return f"{who} {size or f'in a pool of {pool.capacity:.0%} of the size'}"
+
+
+def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> dict[float, int]:
+    """Prompt tokens that LRU would have found, by the starts of ten-second steps.
+
+    Args:
+        asked: Tokens of all prompts, by the same starts: engines with shadows stand for them all.
+    """
+    told = [np.empty((3, 0))]  # starts, tokens, of these found
+    with runner.lock:
+        for shadows in runner.sets.values():
+            starts, sums = shadows.steps.series_by_name(now)
+            found = sums[shadows.lru[0].name] * shadows.block_size
+            told.append(np.array([starts, sums["tokens"], found]))
+    together = np.concatenate(told, axis=1)
+    steps, place = np.unique(together[0], return_inverse=True)
+    tokens, hits = (np.bincount(place, column, len(steps)).tolist() for column in together[1:])
+    return {
+        start: round(asked.get(start, 0) * of_these / count)
+        for start, count, of_these in zip(steps.tolist(), tokens, hits, strict=True)
+        if count
+    }

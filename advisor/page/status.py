@@ -1,0 +1,258 @@
+"""Gathers the sidecar's state for the HTTP surface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ... import __version__
+from ...dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
+from ...graph.errors import GraphError
+from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
+from ...graph.logs.reasons import REASON_NAMES
+from ...graph.stats import GraphStats
+from ...graph.tables.tables import Tables
+from ..assembly import Parts
+from ..shadows.runner import ShadowRunner
+from ..sockets.subscriber import Peer
+from ..words.waits import fit_and_live
+from .questions import Questions
+from .routes import PageBoard
+from .what_if import ranked_by
+
+# What the logs counted since the start, for metrics.
+
+
+def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:
+    """Sums that were kept anyway; the graph is not looked at."""
+    history, totals = tables.history, tables.history.totals.tolist()
+    count = len(REASON_NAMES)
+    return LogTotals(
+        tokens=_tokens(history),
+        reasons={name: (totals[at], totals[count + at]) for at, name in enumerate(REASON_NAMES)},
+        lost=dict(zip(LOST_WAYS, history.lost.tolist(), strict=True)),
+        rules=_rules(tables),
+        shadows=_shadows(shadows),
+        log_bytes=history.nbytes,
+    )
+
+
+def _tokens(history: History) -> dict[str, int]:
+    given = dict(zip(TOKEN_COLUMNS, history.given, strict=True))
+    found = {name: given[name] for name in ("pool", "loaded", "prefetched")}
+    return {**found, "computed": given["asked"] - sum(found.values())}
+
+
+def _rules(tables: Tables) -> dict[tuple[str, str], tuple[int, int]]:
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for engine, column in list(tables.engines.items()):
+        log = tables.history.evictions.get(column)
+        if log is not None:
+            found |= {(engine, rule): counts for rule, counts in log.by_rule().items()}
+    return found
+
+
+def _shadows(runner: ShadowRunner) -> dict[tuple[str, str], tuple[int, int]]:
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    with runner.lock:
+        for engine, each in runner.sets.items():
+            counts[engine, "ours"] = each.asked, each.ours
+            counts |= {(engine, p.name): (each.asked_of(p), p.found) for p in each.pools}
+    return {name: (asked, found) for name, (asked, found) in counts.items() if asked}
+
+
+STALLED_AFTER_S = 5.0  # chosen
+FRESH_S = 0.25  # an older status is computed again; chosen
+
+
+class StatusBoard:
+    """Implements ``dashboards.source.StatusSource`` over the parts of a running sidecar.
+
+    Every method may be called from any thread; the graph is read under its lock.
+
+    Args:
+        max_stale_s: A ranking older than this is a fault.
+        clock: Monotonic seconds.
+
+    Attributes:
+        http: The HTTP surface's URL, once it is known.
+    """
+
+    def __init__(self, parts: Parts, max_stale_s: float, clock: Callable[[], float]) -> None:
+        self._parts = parts
+        self._graph = parts.graph
+        self._planner = parts.planner
+        self._max_stale_s = max_stale_s
+        self._clock = clock
+        self._started = clock()
+        self._questions = Questions(parts.graph.lock, clock)
+        self.page = PageBoard(
+            parts.graph,
+            self._questions,
+            shadows=parts.shadows,
+            status=self.status,
+            latest=lambda: parts.planner.latest,
+            watch=parts.watch,
+            intended=lambda: parts.planner.applied(intended=True),
+        )
+        self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
+        self.http = ""
+
+    def is_healthy(self) -> bool:
+        """Whether the loop has turned lately, and no engine's advice is stale."""
+        now = self._clock()
+        fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
+        return fresh and now - self._parts.intake.last_turn < STALLED_AFTER_S
+
+    def not_ready(self) -> str | None:
+        """Why engines get no advice yet, in words; None where all that are linked get theirs."""
+        if not self.is_healthy():
+            return "the sidecar's loop is stalled, or its rankings are old"
+        latest = self._planner.latest
+        waiting = [each for each in self._parts.subscriber.peers if not each.synced]
+        unranked = [each for each in self._parts.subscriber.peers if each.engine not in latest]
+        if waiting or unranked:
+            return f"{len(waiting)} engines to list their blocks, {len(unranked)} to be ranked"
+        return None
+
+    def totals(self) -> LogTotals:
+        """What the logs counted."""
+        return log_totals(self._graph.tables, self._parts.shadows)
+
+    def status(self) -> SidecarStatus:
+        """The state of everything, now or a moment ago, since many may ask."""
+        known = self._status
+        if known is not None and self._clock() - known[0] < FRESH_S:
+            return known[1]
+        try:
+            with self._questions.turn():
+                at, stats = self._clock(), self._graph.stats()
+        except BusyError:
+            if known is None:
+                raise
+            return known[1]
+        status = self._of(stats)
+        self._status = (at, status)
+        return status
+
+    def _of(self, stats: GraphStats) -> SidecarStatus:
+        return SidecarStatus(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=round(self._clock() - self._started, 3),
+            endpoint=self._parts.front.endpoint,
+            http=self.http,
+            engines=(*self._hooked(stats), *self._observed(stats)),
+            graph=stats,
+            counters=self._counters(stats),
+            snapshot=self._parts.snapshots.status(),
+            config={"error": self._parts.watch.last_error},
+            lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
+        )
+
+    def explain_block(self, key: int) -> dict[str, Any]:
+        """Why a block ranks where it does; raises GraphError for an unknown one."""
+        with self._questions.turn():
+            return self._graph.explain(key, self._planner.latest)
+
+    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
+        """What a session is doing and holds; raises GraphError for an unknown one.
+
+        Of a new session nothing is known while its first request is held, but that it is.
+        """
+        with self._questions.turn():
+            held = [self._why_held(*each) for each in self._graph.held(name, tenant).items()]
+            try:
+                facts = self._graph.explain_session(name, tenant)
+            except GraphError:
+                if not held:
+                    raise
+                facts = {"session": name, "tenant": tenant, "state": "held"}
+            return {**facts, "why": held} if held else facts
+
+    def explain_memory(self, name: str) -> dict[str, Any]:
+        """What is known of a memory; raises GraphError for an unknown one."""
+        with self._questions.turn():
+            return self._graph.explain_memory(name)
+
+    def _why_held(self, engine: str, seconds: float) -> str:
+        room = self._planner.admissions.get(engine)
+        why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"
+        return f"held {seconds:.0f} s: {why}"
+
+    def waiting(self) -> dict[str, float]:
+        """Requests that engines hold until there is room, and since how many seconds."""
+        with self._questions.turn():
+            return self._graph.waiting()
+
+    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
+        """Node-link data around a block; raises GraphError for an unknown one."""
+        with self._questions.turn():
+            return self._graph.subgraph(key, hops, limit)
+
+    def _hooked(self, stats: GraphStats) -> Iterable[EngineStatus]:
+        return [self._engine(peer, stats) for peer in self._parts.subscriber.peers]
+
+    def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
+        ranking, now = self._planner.latest.get(peer.engine), self._clock()
+        return EngineStatus(
+            id=peer.engine,
+            name=peer.hello.engine,
+            model=peer.hello.model,
+            version=peer.hello.version,
+            kind="hook",
+            state="synced" if peer.synced else "resyncing",
+            silent_s=round(now - peer.last_seen, 3),
+            gaps=peer.sequence.gaps,
+            resyncs=peer.resyncs,
+            ranking_epoch=ranking.epoch if ranking else None,
+            ranking_age_s=round(now - ranking.ts, 3) if ranking else None,
+            ranked=len(ranking.order) if ranking else 0,
+            ranked_protected=len(ranking.protected) if ranking else 0,
+            graph=(known := stats.engines.get(peer.engine)),
+            tiers=known.tiers if known else None,
+            ruling=self._graph.ruling(peer.engine),
+            room=self._planner.admissions.get(peer.engine),
+            ranked_by=ranked_by(self._graph, peer.engine),
+            hashing=peer.hashing.told,
+        )
+
+    def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:
+        now = self._clock()
+        for source in self._parts.sources:
+            seen = source.last_seen
+            yield EngineStatus(
+                id=source.engine,
+                name=source.config.endpoint,
+                model=source.config.model,
+                version="",
+                kind="kv_events",
+                state=source.state.value,
+                silent_s=None if seen is None else round(now - seen, 3),
+                gaps=source.sequence.gaps,
+                resyncs=source.replays,
+                ranking_epoch=None,
+                ranking_age_s=None,
+                ranked=0,
+                ranked_protected=0,
+                graph=stats.engines.get(source.engine),
+                tiers=None,
+                left_out=source.counters["kv_left_out"],
+                last_left_out=source.last_left_out,
+            )
+
+    def _counters(self, stats: GraphStats) -> dict[str, Mapping[str, int]]:
+        ingest = self._parts.subscriber.counters + self._parts.intake.counters
+        for source in self._parts.sources:
+            ingest.update(source.counters)
+        return {
+            "ingest": ingest,
+            "graph": stats.counters,
+            "planner": dict(self._planner.counters),
+            "advice": dict(self._parts.publisher.counters),
+            "snapshot": dict(self._parts.snapshots.counters),
+            "config": dict(self._parts.watch.counters),
+            "tracing": dict(self._parts.tracing.counters),
+            "http": {"questions_refused": self._questions.refused},
+        }

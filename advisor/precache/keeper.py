@@ -1,0 +1,421 @@
+"""``PrefixKeeper``: keeps prefixes warm: those of a file, and those of sessions that are open."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+
+from ...graph.errors import ConfigError, KvGraphError
+from ..intents.client import hints
+from ..tools.remote import RemoteError
+from .prefixes import (
+    Message,
+    PrecacheConfig,
+    ServerConfig,
+    new_prefix,
+    prefix_key,
+    read_precache,
+    warming_messages,
+)
+
+# Has prefixes computed by a server, keeps them, and says what came of each.
+
+_MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
+_MOST_ANSWERED: Final = 1 << 20  # bytes of an answer, one token or a list of models; chosen
+_FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
+_HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
+_TRIES: Final = 4  # of a lease, while the sidecar has not heard of the blocks; chosen
+_RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody touched is warmed again
+
+
+@dataclass(slots=True)
+class Prefix:
+    """A prefix that is kept.
+
+    Attributes:
+        stable: Its messages.
+        seconds: Its time to live.
+        touched: When it was last computed or leased, in monotonic seconds; None: never.
+        lasts: Seconds for which it is kept from then on.
+        broken: Why it is not tried any more; empty while it is.
+    """
+
+    key: str
+    stable: list[Message]
+    tools: tuple[dict[str, Any], ...]
+    seconds: float
+    touched: float | None = None
+    lasts: float = 0.0
+    broken: str = ""
+
+    def touch(self, now: float, leased: float) -> None:
+        """Note that it was computed or leased; a lease may end before its time to live does."""
+        self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
+
+    def wants(self, now: float) -> bool:
+        """Whether it is to be warmed now."""
+        due = self.touched is None or now - self.touched >= _RENEW * self.lasts
+        return due and not self.broken
+
+
+class Warmed(NamedTuple):
+    """What came of one prefix.
+
+    Attributes:
+        how: ``cold``: it was computed, ``warm``: it was there, ``unknown``: one of them, the server
+            does not say which, ``leased``, or ``failed``.
+        tokens: Of the prompt; 0 where the server does not say.
+        cached: Of them.
+        reason: Why it failed, or is cold again; in words.
+    """
+
+    key: str
+    how: str
+    tokens: int = 0
+    cached: int = 0
+    reason: str = ""
+
+
+Ask = Callable[[str, dict[str, Any] | None], Any]
+Lease = Callable[[str, float], float]
+"""Leases what a session of this name walked, for some seconds; says for how many all of it is
+leased, 0 if not all of it is."""
+
+
+class Warmer:
+    """Sends what makes a server compute prefixes: one token, at temperature 0.
+
+    Where a sidecar leases, what was computed is leased at once, so that other traffic does not take
+    its place. Best effort: a prefix that a server refuses is tried no more. One that it could not
+    be asked for is tried again in the next sweep.
+
+    Args:
+        ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
+        lease: Asks a sidecar; None: there is none.
+        clock: Monotonic seconds.
+        sleep: Waits for a sidecar to hear of what was computed.
+    """
+
+    def __init__(
+        self,
+        server: ServerConfig,
+        ask: Ask | None = None,
+        lease: Lease | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._server = server
+        self._ask = ask or (lambda path, body: ask_server(server, path, body))
+        self._lease = lease
+        self._clock, self._sleep = clock, sleep
+        self._model = server.model
+
+    def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
+        """Warm those that want it."""
+        now = self._clock()
+        return [self._keep(each) for each in prefixes if each.wants(now)]
+
+    def _keep(self, prefix: Prefix) -> Warmed:
+        """Lease a prefix that was warm before, or else have it computed."""
+        if prefix.touched is not None and (leased := self._leased(prefix)):
+            prefix.touch(self._clock(), leased)
+            return Warmed(prefix.key, "leased")
+        try:
+            answer = self._ask("/chat/completions", self._body(prefix))
+            usage = answer.get("usage") or {}
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            tokens = int(usage.get("prompt_tokens") or 0)
+            warmed = _warmed(prefix, tokens, None if cached is None else int(cached))
+        except ServerRefusalError as error:
+            prefix.broken = str(error) if error.is_final else ""
+            return Warmed(prefix.key, "failed", reason=str(error))
+        except (AttributeError, LookupError, ValueError, TypeError, OverflowError):
+            return Warmed(prefix.key, "failed", reason=f"{self._server.url} gave no such answer")
+        prefix.touch(self._clock(), self._leased(prefix, _TRIES))
+        return warmed
+
+    def _leased(self, prefix: Prefix, tries: int = 1) -> float:
+        """For how many seconds a sidecar leases all of it."""
+        for number in range(tries if self._lease is not None else 0):
+            if number:
+                self._sleep(_HEARD_S)
+            if self._lease is not None and (leased := self._lease(prefix.key, prefix.seconds)):
+                return leased
+        return 0.0
+
+    def _body(self, prefix: Prefix) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._named(), "messages": warming_messages(prefix.stable), "max_tokens": 1,
+            "temperature": 0, "stream": False,
+        }  # fmt: skip
+        if self._lease is not None:  # other servers may refuse a field that they do not know
+            body |= hints(session=prefix.key, warming=True)
+        return {**body, "tools": list(prefix.tools)} if prefix.tools else body
+
+    def _named(self) -> str:
+        if not self._model:
+            listed = self._ask("/models", None)
+            self._model = str(listed["data"][0]["id"])
+        return self._model
+
+
+def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
+    """What came of a prefix of which a server says that so many tokens were cached."""
+    if cached is None:
+        return Warmed(prefix.key, "unknown", tokens)
+    if 2 * cached > tokens:
+        return Warmed(prefix.key, "warm", tokens, cached)
+    again = "lost since it was warmed, or shorter than a block of the server's"
+    return Warmed(prefix.key, "cold", tokens, cached, "" if prefix.touched is None else again)
+
+
+class ServerRefusalError(KvGraphError):
+    """A server did not do what was asked.
+
+    Attributes:
+        is_final: It would not do it another time either.
+    """
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
+    """The JSON answer to a body, or to a GET without one.
+
+    Raises:
+        ServerRefusalError: It is not there, or refuses; says with which status.
+    """
+    if not (server.key.isascii() and server.key.isprintable()):
+        words = f"{server.key_variable} holds characters that no header may have"
+        raise ServerRefusalError(words, is_final=True)
+    headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url.rstrip("/") + path, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=server.timeout_s) as answer:
+            return json.loads(answer.read(_MOST_ANSWERED))
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read(_MOST_SAID).decode(errors="replace").strip()
+        words = f"{server.url} answered {error.code}: {said}"
+        raise ServerRefusalError(words, is_final=error.code in _FINAL) from None
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
+        reason = getattr(error, "reason", type(error).__name__)
+        raise ServerRefusalError(f"{server.url} cannot be asked: {reason}") from None
+
+
+logger = logging.getLogger(__name__)
+
+FORGOTTEN_S: Final = 3600.0
+"""Seconds after which a session that nobody used is not kept warm any more; chosen: a session that
+is never closed must not cost requests for ever."""
+_LEASED: Final = ("accepted", "clipped")
+
+
+class PrefixKeeper:
+    """Warms prefixes before anybody asks, and again before they are too old.
+
+        keeper = PrefixKeeper("precache.toml").start()
+        keeper.open("chat-7", [{"role": "system", "content": "…"}])  # before its first turn
+        keeper.used("chat-7")                                        # a turn has just begun with it
+        keeper.close("chat-7")
+
+    Requests are sent by a thread of its own: whoever opens a session waits for nothing.
+
+    Args:
+        file: What ``kvgraph precache`` reads.
+        say: Called with what came of each prefix; None: what failed is logged.
+        clock: Monotonic seconds.
+
+    Raises:
+        ConfigError: The file is wrong, or names one prefix twice.
+    """
+
+    def __init__(
+        self,
+        file: Path | str,
+        say: Callable[[Warmed], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        path, self._clock = Path(file), clock
+        self._config = read_precache(path)
+        self._directory, self._say = path.absolute().parent, say or _log_failure
+        self._prefixes = _named(self._config, self._directory)
+        self._used: dict[str, float] = {}  # sessions that are open, and when they were used last
+        self._opened: SimpleQueue[Prefix | None] = SimpleQueue()
+        lease = _lease() if self._config.pin else None
+        self._warmer = Warmer(self._config.server, lease=lease, clock=clock)
+
+    def sweep(self) -> list[Warmed]:
+        """Warm those that want it; says what came of each."""
+        long_ago = self._clock() - FORGOTTEN_S
+        for conversation in [each for each, used in list(self._used.items()) if used < long_ago]:
+            self.close(conversation)
+        return self._warm(list(self._prefixes.values()))
+
+    def run(self) -> None:
+        """Sweep again and again, until ``stop``; what opens meanwhile is warmed at once."""
+        while True:
+            self._safely(self.sweep)
+            until = time.monotonic() + self._pause()
+            while (left := until - time.monotonic()) > 0:
+                try:
+                    prefix = self._opened.get(timeout=left)
+                except Empty:
+                    break
+                if prefix is None:
+                    return
+                self._safely(partial(self._warm, [prefix]))
+
+    def start(self) -> PrefixKeeper:
+        """Run on a thread of its own; returns itself."""
+        threading.Thread(target=self.run, name="kvgraph-precache", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """End ``run``, once the request under way is answered."""
+        self._opened.put(None)
+
+    def open(
+        self,
+        conversation: str,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        ttl: str = "60m",
+    ) -> None:
+        """Warm what a session's turns will begin with, and keep it until it is closed, or for an
+        hour after its last use.
+
+        Args:
+            messages: The stable ones.
+            tools: Of its requests.
+            ttl: ``5m``, ``60m`` or ``24h``.
+
+        Raises:
+            ConfigError: Something of it is wrong.
+        """
+        config = new_prefix(
+            conversation=conversation, messages=tuple(messages), tools=tuple(tools), ttl=ttl
+        )
+        stable = config.stable(self._directory)
+        prefix = Prefix(prefix_key(conversation), stable, config.tools, config.seconds)
+        self._prefixes[prefix.key] = prefix
+        self._used[conversation] = self._clock()
+        self._opened.put(prefix)
+
+    def used(self, conversation: str) -> None:
+        """Note that a request of a session has begun with its prefix: it is warm now."""
+        prefix = self._prefixes.get(prefix_key(conversation))
+        if prefix is not None:
+            prefix.touch(now := self._clock(), 0.0)
+            if conversation in self._used:
+                self._used[conversation] = now
+
+    def close(self, conversation: str) -> None:
+        """Keep a session's prefix no longer."""
+        if self._used.pop(conversation, None) is not None:
+            self._prefixes.pop(prefix_key(conversation), None)
+
+    def _warm(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
+        done = self._warmer.sweep([each for each in prefixes if self._is_kept(each)])
+        for each in done:
+            self._say(each)
+        return done
+
+    def _safely(self, sweep: Callable[[], object]) -> None:
+        """Go on with the next sweep, whatever one meets."""
+        try:
+            sweep()
+        except Exception as error:
+            logger.warning("kvgraph: prefixes are not warmed: %s", type(error).__name__)
+            logger.debug("kvgraph: prefixes are not warmed", exc_info=True)
+
+    def _is_kept(self, prefix: Prefix) -> bool:
+        return self._prefixes.get(prefix.key) is prefix
+
+    def _pause(self) -> float:
+        """Seconds until the next sweep; half of the shortest time to live, if that is less."""
+        kept = list(self._prefixes.values())
+        return min([self._config.sweep_s, *(each.seconds / 2 for each in kept)])
+
+
+def _named(config: PrecacheConfig, directory: Path) -> dict[str, Prefix]:
+    found: dict[str, Prefix] = {}
+    for each in config.prefix:
+        key = each.key(directory)
+        if key in found:
+            raise ConfigError(f"two prefixes are {key}: give one of them a conversation")
+        found[key] = Prefix(key, each.stable(directory), each.tools, each.seconds)
+    return found
+
+
+def _lease() -> Lease | None:
+    """Asks this user's only sidecar; None without one."""
+    from ..intents.client import IntentClient
+
+    try:
+        client = IntentClient()
+    except RemoteError:
+        return None
+
+    def lease(key: str, seconds: float) -> float:
+        try:
+            answer = client.pin(session=key, seconds=seconds)
+        except RemoteError:
+            return 0.0
+        whole = answer.get("answer") in _LEASED and answer["blocks"] == answer["asked"]
+        return float(answer["seconds"] or 0.0) if whole else 0.0
+
+    return lease
+
+
+def _log_failure(done: Warmed) -> None:
+    if done.how == "failed":
+        logger.warning("kvgraph: %s: not warmed: %s", done.key, done.reason)
+
+
+# ``kvgraph precache``.
+
+_UNTOLD: Final = (
+    "the server does not say how much was cached (vLLM does with --enable-prompt-tokens-details)"
+)
+
+
+def precache(
+    file: Annotated[Path, typer.Argument(help="A TOML file that names a server and prefixes.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep them: sweep again and again, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Have stable prefixes computed before anybody asks, on any OpenAI-compatible server."""
+
+    keeper = PrefixKeeper(file, lambda done: typer.echo(_line(done)))
+    if watch:
+        keeper.run()
+    raise typer.Exit(1 if any(each.how == "failed" for each in keeper.sweep()) else 0)
+
+
+def _line(done: Warmed) -> str:
+    if done.how == "failed":
+        return f"{done.key}: failed: {done.reason}"
+    if done.how == "leased":
+        return f"{done.key}: leased"
+    if done.how == "unknown":
+        return f"{done.key}: computed, or there already: {_UNTOLD}"
+    again = f"; {done.reason}" if done.reason else ""
+    return f"{done.key}: {done.how}, {done.cached:,} of {done.tokens:,} tokens were cached{again}"

@@ -1,0 +1,295 @@
+"""What ``kvgraph precache`` reads: a server, and the prefixes to compute on it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import tomllib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ...graph.errors import ConfigError
+from ..config.edits import read_whole
+
+# A stable prefix: what all turns of a kind begin with, up to a mark from which it is dropped.
+
+Message = dict[str, Any]
+Render = Callable[[Mapping[str, str]], Sequence[Message]]
+"""Makes the messages of a turn of its variables; what varies stands behind the mark."""
+
+NOTHING: Final = "."
+"""What a warming request's last message says, in place of what a user will."""
+
+
+def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
+    """The messages before the mark; the one that holds it is cut there.
+
+    What renders the real turns renders this, so that both begin byte for byte alike.
+
+    Args:
+        drop_from: The mark: it stands where a turn's own text begins.
+
+    Raises:
+        ConfigError: No message holds the mark: the whole turn would count as stable. Or these are
+            no messages.
+    """
+    kept: list[Message] = []
+    for message in as_messages(render({**variables, "drop_from": drop_from})):
+        content = message.get("content")
+        if isinstance(content, str) and drop_from in content:
+            before = content[: content.index(drop_from)]
+            return [*kept, {**message, "content": before}] if before else kept
+        kept.append(message)
+    raise ConfigError(f"drop_from = {drop_from!r}: no message holds it")
+
+
+def as_messages(made: object, what: str = "messages") -> list[Message]:
+    """Messages, or ``what`` else is such a list, checked: objects that JSON can hold.
+
+    Raises:
+        ConfigError: They are something else; says what.
+    """
+    if not isinstance(made, list | tuple):
+        raise ConfigError(f"{what}: {type(made).__name__!r}; allowed: a list of objects")
+    for number, each in enumerate(made):
+        if not isinstance(each, Mapping):
+            kind = type(each).__name__
+            raise ConfigError(f"{what}[{number}]: {kind!r}; allowed: an object")
+        try:
+            json.dumps(each)
+        except (TypeError, ValueError, RecursionError) as error:  # a date, a circle
+            raise ConfigError(f"{what}[{number}] holds what JSON cannot: {error}") from None
+    return [dict(each) for each in made]
+
+
+def warming_messages(stable: Sequence[Message]) -> list[Message]:
+    """What is sent to have a stable prefix computed: templates want a user's message at the end."""
+    if stable and stable[-1].get("role") == "user":
+        return [*stable]
+    return [*stable, {"role": "user", "content": NOTHING}]
+
+
+# A renderer of turns that is a function in a Python file, as an application has it.
+
+
+def renderer(name: str, directory: Path) -> Render:
+    """The function that ``FILE.py:FUNCTION`` names, its file seen from ``directory``.
+
+    Raises:
+        ConfigError: There is no such file or function, or the file cannot be run.
+    """
+    file, _, function = name.rpartition(":")
+    path = directory / file
+    spec = importlib.util.spec_from_file_location(path.stem, path) if file else None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"render = {name!r}: allowed: FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever an application's file does
+        raise ConfigError(f"render = {name!r}: {path}: {type(error).__name__}: {error}") from None
+    found: Render | None = getattr(module, function, None)
+    if not callable(found):
+        raise ConfigError(f"render = {name!r}: {path} has no function {function!r}")
+    return found
+
+
+# By which key a prefix is known: what is named, else what its stable parts are.
+
+SYSTEM_PREFIX: Final = "conv:__system_prefix__"
+"""The key of a system prefix that no conversation owns."""
+
+
+def prefix_key(
+    conversation: str | None = None,
+    segments: Sequence[str] = (),
+    prefix: str | None = None,
+    request: Mapping[str, Any] | None = None,
+) -> str:
+    """The first of ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that what is known allows.
+
+    Args:
+        segments: The stable parts of a prompt, in their order.
+        prefix: The whole text of its stable prefix.
+        request: What is sent.
+    """
+    if conversation:
+        return f"conv:{conversation}"
+    if segments:
+        return f"seg:{_digest(json.dumps(list(segments)))}"
+    if prefix:
+        return f"pfx:{_digest(prefix)}"
+    whole = json.dumps(request or {}, sort_keys=True)
+    return f"v5:{uuid.uuid5(uuid.NAMESPACE_OID, whole)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+TTL_S: Final = {"5m": 300.0, "60m": 3600.0, "24h": 86_400.0}
+SWEEP_S: Final = 240.0
+LEAST_SWEEP_S: Final = 30.0
+
+HttpUrl = Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s/]+(/\S*)?$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerConfig(_Section):
+    """Where requests go.
+
+    Attributes:
+        url: Of the API, with its ``/v1``.
+        model: As the server calls it; empty: the first that it lists.
+        key_variable: The environment variable that holds the API key.
+        timeout_s: For an answer.
+    """
+
+    url: HttpUrl = "http://127.0.0.1:8000/v1"
+    model: str = ""
+    key_variable: str = "OPENAI_API_KEY"
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
+
+    @property
+    def key(self) -> str:
+        """The API key; servers without one take any."""
+        return os.environ.get(self.key_variable, "") or "none"
+
+
+class PrefixConfig(_Section):
+    """One prefix.
+
+    Attributes:
+        conversation: Whose it is; else its key is made of its texts.
+        system: The system text, or ``file:PATH`` of it, seen from the TOML file.
+        messages: What stands behind it.
+        render: In place of both, ``FILE.py:FUNCTION`` seen from the TOML file: it makes the
+            messages of a turn, given the mark as ``drop_from``.
+        tools: Of the requests that begin with it.
+        drop_from: The mark from which what is rendered is dropped; empty: all of it is stable.
+        ttl: How long it may be taken to last.
+    """
+
+    conversation: str = ""
+    system: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    render: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
+    drop_from: str = ""
+    ttl: Literal["5m", "60m", "24h"] = "60m"
+
+    @model_validator(mode="after")
+    def _says_something(self) -> PrefixConfig:
+        if not self.system and not self.messages and not self.render:
+            raise ValueError("has neither system nor messages; allowed: one of them, or both")
+        if self.render and (self.system or self.messages or not self.drop_from):
+            raise ValueError("render stands for system and messages, and wants drop_from")
+        try:
+            as_messages(self.messages)
+            as_messages(self.tools, "tools")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def seconds(self) -> float:
+        """The time to live."""
+        return TTL_S[self.ttl]
+
+    def stable(self, directory: Path) -> list[Message]:
+        """Its messages up to the mark.
+
+        Raises:
+            ConfigError: A file cannot be read or run, or the mark is missing.
+        """
+        if self.render:
+            return stable_messages(renderer(self.render, directory), self.drop_from, {})
+        head = [{"role": "system", "content": _text(self.system, directory)}] if self.system else []
+        whole = [*head, *map(dict, self.messages)]
+        if not self.drop_from:
+            return whole
+        return stable_messages(lambda _: whole, self.drop_from, {})
+
+    def key(self, directory: Path) -> str:
+        """By which it is known: its conversation, else its texts; with parts that are no text, all
+        of its messages; with tools, all that is sent."""
+        if self.conversation:
+            return prefix_key(self.conversation)
+        stable = self.stable(directory)
+        if self.tools:
+            return prefix_key(request={"messages": stable, "tools": self.tools})
+        if not self.messages and not self.render:
+            return SYSTEM_PREFIX
+        texts = [message.get("content", "") for message in stable]
+        if all(isinstance(text, str) for text in texts):
+            return prefix_key(segments=[str(text) for text in texts])
+        return prefix_key(prefix=json.dumps(stable, sort_keys=True))
+
+
+class PrecacheConfig(_Section):
+    """The whole file.
+
+    Attributes:
+        sweep_s: Between two sweeps.
+        pin: Whether a sidecar may be asked to lease what is cached still, in place of a request.
+    """
+
+    server: ServerConfig = ServerConfig()
+    prefix: Annotated[tuple[PrefixConfig, ...], Field(min_length=1)]
+    sweep_s: Annotated[float, Field(ge=LEAST_SWEEP_S, le=86_400)] = SWEEP_S
+    pin: bool = True
+
+
+def read_precache(path: Path) -> PrecacheConfig:
+    """The file's contents, checked.
+
+    Raises:
+        ConfigError: Names the key that is wrong, its value and what is allowed.
+    """
+    text = read_whole(path)
+    if not text:
+        raise ConfigError(f"{path}: there is no such file, or it is empty")
+    try:
+        return PrecacheConfig.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first(error)}") from None
+
+
+def new_prefix(**fields: Any) -> PrefixConfig:
+    """A prefix that an application names, checked as one of a file.
+
+    Raises:
+        ConfigError: Names the field that is wrong, and what is allowed.
+    """
+    try:
+        return PrefixConfig.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(f"a prefix: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _text(text: str, directory: Path) -> str:
+    if not text.startswith("file:"):
+        return text
+    path = directory / text.removeprefix("file:")
+    found = read_whole(path) if "\0" not in text else ""
+    if not found:
+        raise ConfigError(f"system = {text!r}: {path} cannot be read, or is empty")
+    return found

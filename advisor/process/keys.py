@@ -1,0 +1,128 @@
+"""``kvgraph keys``: keys for engines and a sidecar that are on several machines."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+import zmq
+
+from ...graph.errors import ConfigError
+from ...graph.wire.curve_keys import (
+    ALLOWED,
+    ENGINE,
+    KEYS_VARIABLE,
+    PUBLIC,
+    SECRET,
+    SIDECAR,
+    SIDECAR_REMEDY,
+    existing,
+    explained,
+    public_key,
+)
+
+# Makes CURVE keys, in the folders of which ``graph.ipc.curve_keys`` reads them.
+
+_NAME: Final = re.compile(r"[\w.-]{1,64}")
+
+
+def new_sidecar_keys(folder: Path) -> None:
+    """Make a sidecar's folder.
+
+    Raises:
+        ConfigError: It has keys already, or cannot be written.
+    """
+    with explained(folder):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        (folder / ALLOWED).mkdir(0o700, exist_ok=True)
+        public, secret = zmq.curve_keypair()
+        _write({folder / f"{SIDECAR}{SECRET}": _text(public, secret),
+                folder / f"{SIDECAR}{PUBLIC}": _text(public)})  # fmt: skip
+
+
+def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
+    """Make an engine's folder, and allow it at the sidecar; returns what allows it there.
+
+    Args:
+        sidecar: The sidecar's folder.
+        name: Of the engine, there.
+
+    Raises:
+        ConfigError: The name is none, or taken; or a folder is not as it should be. Nothing is
+            left then.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"engine {name!r}: allowed: 1 to 64 letters, digits, '.', '_' and '-'")
+    with explained(folder):
+        if folder.resolve().is_relative_to(sidecar.resolve()):
+            raise ConfigError(f"{str(folder)!r} is the sidecar's; an engine needs a folder apart")
+        own = public_key(existing(sidecar / f"{SIDECAR}{PUBLIC}", SIDECAR_REMEDY))
+        allowed = sidecar / ALLOWED / f"{name}{PUBLIC}"
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        allowed.parent.mkdir(0o700, exist_ok=True)
+        public, secret = zmq.curve_keypair()
+        _write({folder / f"{ENGINE}{SECRET}": _text(public, secret),
+                folder / f"{ENGINE}{PUBLIC}": _text(public),
+                folder / f"{SIDECAR}{PUBLIC}": _text(own),
+                allowed: _text(public)})  # fmt: skip
+    return allowed
+
+
+def _text(public: bytes, secret: bytes | None = None) -> str:
+    """A certificate as ZeroMQ's tools write it."""
+    lines = ["#   made by `kvgraph keys`", "metadata", "curve"]
+    lines.append(f'    public-key = "{public.decode()}"')
+    if secret is not None:
+        lines.append(f'    secret-key = "{secret.decode()}"')
+    return "\n".join(lines) + "\n"
+
+
+def _write(texts: dict[Path, str]) -> None:
+    """Write new files for their owner alone, all or none of them."""
+    made: list[Path] = []
+    try:
+        for path, text in texts.items():
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            made.append(path)
+            with open(number, "w", encoding="ascii") as file:
+                file.write(text)
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+
+
+keys = typer.Typer(no_args_is_help=True, add_completion=False)
+Folder = Annotated[Path, typer.Argument(help="Where the sidecar's keys are.")]
+
+
+@keys.callback()
+def _about() -> None:
+    """Make CURVE keys, for engines and a sidecar that are on several machines."""
+
+
+@keys.command()
+def sidecar(folder: Folder) -> None:
+    """Make a sidecar's keys."""
+    new_sidecar_keys(folder)
+    typer.echo(
+        f"kvgraph serve --endpoint tcp://HOST:PORT --set sidecar.keys={folder.resolve()}\n"
+        f"then, for each engine: kvgraph keys engine {folder} NAME FOLDER"
+    )
+
+
+@keys.command()
+def engine(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="Of the engine; in the list of those allowed.")],
+    out: Annotated[Path, typer.Argument(help="Where the engine's keys go.")],
+) -> None:
+    """Make an engine's keys, and let it connect to the sidecar."""
+    allowed = new_engine_keys(folder, name, out)
+    typer.echo(
+        f"take {out} to the engine's machine, and start it there with {KEYS_VARIABLE}=FOLDER "
+        f"beside AITHER_KVCACHE_SIDECAR\nremove {allowed} to let it connect no more"
+    )

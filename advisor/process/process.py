@@ -1,0 +1,309 @@
+"""Ends the sidecar with the engine that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ...dashboards.server import TrustedHosts, held_by_kernel, reset
+from ...graph.errors import ConfigError
+from ...graph.wire.endpoints import LOOPBACK_HOSTS, is_alive, is_loopback
+
+
+class ParentWatch:
+    """Notices that process ``pid`` is gone, at once if the kernel has pidfds.
+
+    Attributes:
+        fd: Becomes readable when the process ends; None without pidfds.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.fd: int | None = None
+        self._gone = not is_alive(pid)
+        with contextlib.suppress(AttributeError, OSError):  # no pidfds: ``is_gone`` asks each time
+            self.fd = os.pidfd_open(pid)
+
+    def is_gone(self, readable: bool = False) -> bool:
+        """Whether the process has ended; ``readable``: ``fd`` was seen to be."""
+        self._gone = self._gone or readable or (self.fd is None and not is_alive(self._pid))
+        return self._gone
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+# Log lines that a flood of bad input cannot multiply.
+
+
+class Notices:
+    """Logs a kind of trouble at most once per ``every_s`` seconds, with the number of lines left
+    out.
+
+    Kinds are our own words, never input, so that their number is bounded.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, clock: Callable[[], float], every_s: float = 10.0
+    ) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._every_s = every_s
+        self._last: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def warn(self, kind: str, message: str, *args: object) -> None:
+        """Log ``message % args``, unless one of its kind was logged just now."""
+        now = self._clock()
+        if now - self._last.get(kind, float("-inf")) < self._every_s:
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return
+        self._last[kind] = now
+        left_out = self._left_out.pop(kind, 0)
+        suffix = f" (and {left_out} more like it)" if left_out else ""
+        self._logger.warning(message + "%s", *args, suffix)
+
+    def once(self, kind: str, message: str, *args: object) -> None:
+        """Log ``message % args`` the first time only."""
+        if kind not in self._last:
+            self._last[kind] = self._clock()
+            self._logger.warning(message, *args)
+
+
+# What a command that listens for requests does before it serves.
+
+_CUT: Final = "ASGI callable returned without completing response"
+"""What uvicorn logs when an answer ends early. We end one so when its engine is gone, and log that
+engine ourselves."""
+
+
+def refuse_remote(host: str, allow_remote: bool) -> None:
+    """Refuse to listen beyond loopback unless ``allow_remote`` allows it.
+
+    Raises:
+        ConfigError: ``host`` is not loopback, and nothing else was allowed.
+    """
+    if not (is_loopback(host) or allow_remote):
+        raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
+
+
+def log_for_people() -> None:
+    """Log to standard error, without a line for each request of ours or answer that is cut."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
+def _is_news(line: logging.LogRecord) -> bool:
+    return _CUT not in line.getMessage()
+
+
+# Serves an application that stands before engines.
+
+PROBES: Final = frozenset({"/health", "/healthz", "/ping"})
+"""Paths at which load balancers and orchestrators ask whether requests may come."""
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+NOT_READY_S: Final = 5.0
+"""For which a service that is told to stop says so to probes, and serves all the same. Chosen:
+Kubernetes' proxies and most load balancers know by then."""
+_MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
+_STOP_S: Final = 24
+"""For requests that run then; chosen: Kubernetes gives a pod 30 s in all."""
+_LOOKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
+_LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
+_NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+
+
+class HeadDeadline(H11Protocol):
+    """Cuts a connection whose next request does not begin in time, and one whose answer is not
+    read.
+
+    uvicorn's own HTTP/1.1 protocol waits for ever for both.
+
+    Attributes:
+        head_s: Seconds for a whole head; chosen: as long as a whole body has.
+        read_s: Seconds for which a client may leave an answer unread for which there is no more
+            room; chosen.
+    """
+
+    head_s: float = 25.0
+    read_s: float = 25.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._wait_no_more()
+        self._watch_no_more()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Note that an answer was written: the next request may come."""
+        super().on_response_complete()
+        self._wait_for_head()
+
+    def pause_writing(self) -> None:
+        """Note that the client reads more slowly than its answer comes."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Note that it has read on."""
+        self._watch_no_more()
+        super().resume_writing()
+
+    def _wait_for_head(self) -> None:
+        self._wait_no_more()
+        self._timer = self.loop.call_later(self.head_s, self._cut_if_waiting)
+
+    def _wait_no_more(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _cut_if_waiting(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            reset(self.transport)
+
+    def _watch_reader(self, looks: int = _LOOKS) -> None:
+        self._watch_no_more()
+        wait_s = self.read_s / _LOOKS
+        self._reading = self.loop.call_later(wait_s, self._look_at_reader, self._unread, looks - 1)
+
+    def _watch_no_more(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def _look_at_reader(self, before: int, looks: int) -> None:
+        """Cut a client that has read too little since each of the last looks."""
+        if before - self._unread >= _LEAST_READ:  # the kernels' buffers filled, or it is slow
+            self._watch_reader(_LOOKS - 1)
+        elif looks > 0:
+            self._watch_reader(looks)
+        else:
+            reset(self.transport)
+
+    @property
+    def _unread(self) -> int:
+        """Bytes of answers that have not reached the client's machine."""
+        held = held_by_kernel(self.transport.get_extra_info("socket"))
+        return self.transport.get_write_buffer_size() + held
+
+
+class Front:
+    """ASGI middleware: lets methods of APIs pass, and tells probes when the service ends.
+
+    Args:
+        app: Answers requests, probes among them.
+        hosts: By which names it is addressed; None: by any. Probes may use others.
+
+    Attributes:
+        leaving: Whether it was told to stop.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str] | None) -> None:
+        self.leaving = False
+        self._app = app
+        self._guarded: ASGIApp = app
+        if hosts is not None:
+            self._guarded = TrustedHosts(app, hosts, "--allowed-host")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or have it answered."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        is_probe = scope["path"] in PROBES
+        if scope["method"] not in METHODS:
+            allowed = ", ".join(METHODS)
+            said = {"message": f"method not allowed; allowed: {allowed}", "code": 405}
+            refusal = JSONResponse({"error": said}, 405, {"Allow": allowed})
+            return await refusal(scope, receive, send)
+        if is_probe and self.leaving:
+            return await JSONResponse({"status": "stopping"}, 503)(scope, receive, send)
+        await (self._app if is_probe else self._guarded)(scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    """Ends after probes have heard so; at once, if it is interrupted or told again."""
+
+    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+        super().__init__(config)
+        self._front = front
+        self._until = 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        if sig != signal.SIGTERM or self._front.leaving:
+            return super().handle_exit(sig, frame)
+        self._until = time.monotonic() + NOT_READY_S
+        self._front.leaving = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end now."""
+        if self._front.leaving and time.monotonic() >= self._until:
+            super().handle_exit(signal.SIGTERM, None)
+        return await super().on_tick(counter)
+
+
+def checked_hosts(names: Sequence[str]) -> list[str]:
+    """The same names of hosts.
+
+    Raises:
+        ConfigError: One is none.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name) and not _is_ipv6(name):
+            raise ConfigError(
+                f"--allowed-host {name[:80]!r}: allowed: a name or an address without scheme and "
+                "port, as in llm.example.com"
+            )
+    return list(names)
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name.strip("[]")).version == 6
+    except ValueError:
+        return False
+
+
+async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
+    """Serve until told to stop, and then finish what runs.
+
+    Args:
+        allowed_hosts: Names under which it is addressed too, as by a reverse proxy. Beyond
+            loopback any name will do if there are none.
+    """
+    # A page of another origin must not reach engines through a browser on this machine.
+    guards = is_loopback(host) or allowed_hosts
+    front = Front(app, [*LOOPBACK_HOSTS, host, *allowed_hosts] if guards else None)
+    config = uvicorn.Config(
+        front, host=host, port=port, http=HeadDeadline, ws="none", lifespan="on", log_config=None,
+        access_log=False, server_header=False, h11_max_incomplete_event_size=_MOST_HEADERS,
+        timeout_graceful_shutdown=_STOP_S,
+    )  # fmt: skip
+    await _Server(config, front).serve()

@@ -1,0 +1,260 @@
+"""The arms of a replay: every policy by its name, as one function of trace and capacity."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from threadpoolctl import threadpool_limits
+
+from ...graph.ranking.policy import Policy, ScoreProfile
+from ..policies.registry import DEFAULT, POLICIES, new_policy
+from .fast import (
+    ALGORITHMS,
+    belady_hits,
+    infinite_for_multi_turn_hits,
+    infinite_hits,
+    is_installed,
+    library_hits,
+    lru_hits,
+)
+from .graph_order import GraphOrder, Planning, SimulatedSidecar
+from .orders import BeladyOrder, LfuHistoryOrder, SessionTailOrder, SessionTtlOrder
+from .simulator import EvictionOrder, Instance, Load, LruOrder, simulate
+from .trace import Ints, ReplayError, Trace
+
+HINTS: Final = "+hints"
+"""Suffix of a graph policy's name: callers name their sessions and say what the trace knows.
+
+Without it nobody says anything: sessions are inferred from chains, as live.
+"""
+
+LAYERS: Final = "+layers"
+"""Suffix of a graph policy's name: nobody says anything, and the engine reads off each prompt where
+its parts are, as far as the trace knows."""
+
+STOPS: Final = "+stops"
+"""Suffix of a graph policy's name: nobody says anything, and the engine reads off each answer why
+it ended, as it does by default where its chat template has a form for tool calls."""
+
+SUFFIXES: Final = (HINTS, LAYERS, STOPS)
+
+BY_DEFAULT: Final = "default"
+"""The graph policy that a sidecar runs with no configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What arms share.
+
+    Attributes:
+        planning: How graph policies plan.
+        profile: Weights and rules; None takes the defaults.
+        guard: Whether LRU rules until a graph policy has shown that it finds more.
+        load: With it time passes while requests run, for the arms that know of it.
+        session_ttl_s: Of the session TTL baseline.
+    """
+
+    planning: Planning = field(default_factory=Planning)
+    profile: ScoreProfile | None = None
+    guard: bool = True
+    load: Load | None = None
+    session_ttl_s: float = 300.0
+
+
+OrderMaker = Callable[[Trace, Settings], EvictionOrder]
+Fast = Callable[[Trace, int], Ints]
+
+
+def graph_policies() -> dict[str, Callable[[Settings], Policy]]:
+    """The live policies by name: the objects that a sidecar runs."""
+    names = {BY_DEFAULT: DEFAULT, **{name: name for name in POLICIES}}
+    return {arm: partial(_policy, name) for arm, name in names.items()}
+
+
+def _policy(name: str, settings: Settings) -> Policy:
+    return new_policy(name, settings.profile)
+
+
+ORDERS: Final[dict[str, OrderMaker]] = {
+    "lru": lambda trace, settings: LruOrder(),
+    "lfu-history": lambda trace, settings: LfuHistoryOrder(),
+    "session-ttl": lambda trace, settings: SessionTtlOrder(trace, settings.session_ttl_s),
+    "session-tail": lambda trace, settings: SessionTailOrder(trace),
+    "belady-pool": lambda trace, settings: BeladyOrder(trace),
+}
+"""Orders that the simulator runs, beside those of graph policies."""
+
+FAST: Final[dict[str, Fast]] = {
+    "lru": lru_hits,
+    **{name: partial(library_hits, policy=name) for name in ALGORITHMS},
+    "belady": belady_hits,
+    "infinite": lambda trace, capacity: infinite_hits(trace),
+    "infinite-multi-turn": infinite_for_multi_turn_hits,
+}
+"""Arms with an inner loop of their own; requests take no time there."""
+
+BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
+"""Arms that know the future: no policy to choose, but what policies are measured against."""
+
+
+def arm_names() -> list[str]:
+    """The names that ``all`` stands for: baselines, then graph policies, then bounds.
+
+    Every graph policy can get callers' hints, but a table shows that for the default only: the gain
+    from hints shows there, and graph policies take most of a table's time. The default is listed
+    under its own name.
+    """
+    graph = [*(name for name in POLICIES if name not in ORDERS), DEFAULT + HINTS]
+    online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
+    if not is_installed():
+        online = [name for name in online if name not in ALGORITHMS]
+    return [*online, *graph, *BOUNDS]
+
+
+def chosen_arms(names: Sequence[str]) -> list[str]:
+    """The arms that ``names`` ask for; ``all`` is every one that can run here.
+
+    Raises:
+        ReplayError: There is no such arm.
+    """
+    known = arm_names()
+    more = [*ALGORITHMS, *order_names()]
+    allowed = [*known, *(name for name in more if name not in known)]
+    for name in names:
+        if name != "all" and name not in allowed:
+            raise ReplayError(f"policy {name!r}: allowed: all, {', '.join(allowed)}")
+    return known if "all" in names else list(dict.fromkeys(names))
+
+
+def without_suffix(name: str) -> str:
+    """An arm's name without ``+hints``, ``+layers`` or ``+stops``."""
+    told = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    return name.removesuffix(told)
+
+
+def order_names() -> list[str]:
+    """Every eviction order that an instance can have: what ``new_order`` makes."""
+    policies = graph_policies()
+    told = [name + suffix for suffix in SUFFIXES for name in policies]
+    return list(dict.fromkeys([*ORDERS, *policies, *told]))
+
+
+def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
+    """A fresh eviction order of a simulated instance; raises as ``new_orders``."""
+    return new_orders(name, trace, settings, 1)[0]
+
+
+def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
+    """Fresh eviction orders, one per engine; one sidecar advises them all, if the arm has one.
+
+    Raises:
+        ReplayError: The arm has none: it is no policy of an engine.
+    """
+    if name in ORDERS:
+        return [ORDERS[name](trace, settings) for _ in range(engines)]
+    policy = graph_policies().get(without_suffix(name))
+    if policy is None:
+        allowed = ", ".join(order_names())
+        raise ReplayError(f"policy {name!r} cannot run here: allowed: {allowed}")
+    sidecar = SimulatedSidecar(
+        trace,
+        policy(settings),
+        rules=settings.profile,
+        hints=name.endswith(HINTS),
+        layers=name.endswith(LAYERS),
+        stops=name.endswith(STOPS),
+        guard=settings.guard,
+    )
+    return [GraphOrder(sidecar, settings.planning) for _ in range(engines)]
+
+
+def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
+    """int32 ``[requests]``: prompt blocks matched by prefix, with one engine of ``capacity``."""
+    if name in FAST and (settings.load is None or name not in ORDERS):
+        return FAST[name](trace, capacity)
+    instance = Instance(capacity, new_order(name, trace, settings))
+    return simulate(trace, [instance], load=settings.load).hits
+
+
+# The cells of a table: independent of each other, so that they can run in several processes.
+
+Shared = TypeVar("Shared")
+Cell = TypeVar("Cell")
+Found = TypeVar("Found")
+
+
+def run_cells(
+    run: Callable[[Shared, Cell], Found], shared: Shared, cells: Sequence[Cell], processes: int
+) -> Iterator[tuple[Cell, Found]]:
+    """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order.
+
+    Args:
+        run: A function of a module: other processes import it.
+        shared: Sent to each process once.
+        processes: 1 runs all cells in this one.
+    """
+    if processes == 1 or len(cells) == 1:
+        with threadpool_limits(1, user_api="blas"):
+            for cell in cells:
+                yield cell, run(shared, cell)
+        return
+    spawn = multiprocessing.get_context("spawn")  # a fork of a threaded process may hang
+    with ProcessPoolExecutor(processes, spawn, _adopt, (run, shared)) as pool:
+        running = {pool.submit(_run_cell, cell): cell for cell in cells}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+_worker: dict[str, Any] = {}
+
+
+def _adopt(run: Callable[[Any, Any], Any], shared: Any) -> None:
+    # Matrices are small here, and every core has a process already.
+    threadpool_limits(1, user_api="blas")
+    _worker.update(run=run, shared=shared)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End with the parent: otherwise a worker whose parent was killed would wait for work
+    for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _run_cell(cell: Any) -> Any:
+    return _worker["run"](_worker["shared"], cell)
+
+
+# The lab in one call: which share of a trace's prompts one engine would have found in its
+# cache.
+
+
+def hit_rate(trace: Trace, capacity: int, policy: Policy | str = BY_DEFAULT) -> float:
+    """Replay a trace through one engine; prompt blocks found in its pool / all prompt blocks.
+
+    Args:
+        capacity: Blocks of the pool.
+        policy: A name that ``kvgraph replay --policy`` takes, or an object of your own, which must
+            be fresh, since it may learn. As in a live sidecar, it ranks only while it finds more
+            than LRU would, and knows only what an engine sees.
+
+    Raises:
+        ReplayError: No policy has that name.
+    """
+    return float(_hits(trace, capacity, policy).sum() / max(1, trace.prompt_blocks))
+
+
+def _hits(trace: Trace, capacity: int, policy: Policy | str) -> Ints:
+    if isinstance(policy, str):
+        return run_arm(policy, trace, capacity, Settings())
+    return simulate(trace, [Instance(capacity, GraphOrder.alone(trace, policy))]).hits

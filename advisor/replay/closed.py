@@ -1,0 +1,480 @@
+"""A closed loop: users who wait for an answer before they ask again, and one engine."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...graph.admission import HoldingBounds, HoldingRule, new_context_blocks
+from ...graph.release_order import Held
+from ...graph.wire.advice import HOLD_MAX_S, AdmissionAdvice
+from .fleet_traffic import LEAST_S, FleetRequest, Signals, trace_lines
+from .reader import recorded_trace
+from .recordings import Session
+from .simulator import Instance
+from .trace import AGENTS_SERVICE, HostLink, ReplayError, ServiceModel, Trace
+
+# A simulated engine's hold: new and cold sessions wait while a sidecar sees no room for them.
+
+Word = Callable[[float], AdmissionAdvice]
+"""What a sidecar has last said of room, as of a time."""
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request that came.
+
+    Attributes:
+        opens: It is its session's first.
+        brings: Blocks of context that neither the pool nor a tier holds; 0 for a session that is
+            live and resident.
+        since: When it began to wait for room, in seconds; NaN: it never did.
+        held_s: How long it waited for room, while it did.
+    """
+
+    request: int
+    user: int
+    run: int
+    opens: bool
+    brings: int = 0
+    since: float = math.nan
+    held_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As the rule knows it."""
+        return str(self.request)
+
+    def as_held(self, now: float) -> Held:
+        """As the rule sees it."""
+        return Held(self.name, now, self.brings, returning=not self.opens)
+
+
+class Hold:
+    """Has simulated requests wait that ``HoldingRule`` says shall, with a sidecar's word on room.
+
+    It is asked when a request comes, and again when its turn comes: a long line costs contexts.
+
+    Args:
+        word: None holds nobody.
+        bounds: What holding keeps to.
+    """
+
+    def __init__(self, word: Word | None, bounds: HoldingBounds) -> None:
+        self._word = word
+        self._rule = HoldingRule(bounds)
+        self._held: dict[str, Asked] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def arrives(self, asked: Asked, now: float, *, idle: bool, queued: bool) -> bool:
+        """A request came; whether it must wait for room.
+
+        Args:
+            idle: Nothing runs, and nobody else waits for the engine.
+            queued: Somebody else waits for the engine.
+        """
+        if self._word is None:
+            return False
+        held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
+        return self._noted(asked, now, held)
+
+    def turn_comes(self, asked: Asked, now: float) -> bool:
+        """It is a request's turn to start; whether it must wait for room after all."""
+        if self._word is None:
+            return False
+        held = self._rule.turn_comes(asked.as_held(now), self._word(now))
+        return self._noted(asked, now, held)
+
+    def started(self, asked: Asked, now: float) -> None:
+        """A request got blocks."""
+        self._rule.started(asked.name, now)
+
+    def still_held(self) -> list[Asked]:
+        """Those that wait for room now."""
+        return list(self._held.values())
+
+    def released(self, now: float, *, idle: bool, free: bool) -> list[Asked]:
+        """Those that may start now, in this order.
+
+        Args:
+            idle: Nothing runs, and nobody else waits for the engine.
+            free: Nobody else waits for the engine, and it computes no prompt.
+        """
+        if self._word is None:
+            return []
+        found = self._rule.released(self._word(now), now, idle=idle, free=free)
+        gone = [self._held.pop(held.request_id) for held, _ in found]
+        for asked in gone:
+            asked.held_s += now - asked.since
+        return gone
+
+    def _noted(self, asked: Asked, now: float, held: bool) -> bool:
+        if held:
+            asked.since = now
+            self._held[asked.name] = asked
+        return held
+
+
+# What users of a closed loop play: recorded sessions, and the pauses between their turns.
+
+MAX_PAUSE_S: Final = 600.0
+"""Pauses are cut to this: who is away longer has another task by then."""
+
+_SPARE: Final = 1.5  # times the runs that users of usual runs play in the time; chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Playings of sessions, none of which has begun.
+
+    Attributes:
+        trace: The requests of all of them, run by run; when they come is for users to decide.
+        first: int64 ``[runs + 1]``: run i's requests are ``first[i]`` to ``first[i + 1]``.
+        pause: float64 ``[requests]``: seconds since the answer before; 0 at a run's start.
+    """
+
+    trace: Trace
+    first: npt.NDArray[np.int64]
+    pause: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+
+def runs_for(
+    sessions: Sequence[Session],
+    users: int,
+    seconds: float,
+    *,
+    block_size: int,
+    seed: int,
+    signals: Signals = Signals.ALL,
+) -> Runs:
+    """As many runs as ``users`` can play in ``seconds``, and some more.
+
+    Sessions are drawn from one shuffled pile, which is shuffled again when it is used up; one that
+    is played again is another session. Subagents are left out: they run while their parent waits.
+
+    Raises:
+        ReplayError: There is no session or no user.
+    """
+    if not sessions or users < 1 or seconds <= 0:
+        raise ReplayError("a closed loop needs at least one session, one user and some time")
+    usual = sum(map(_least_s, sessions)) / len(sessions)
+    count = users + round(_SPARE * users * seconds / usual) + 1
+    requests = list(_requests(sessions, count, seed))
+    trace = recorded_trace(trace_lines(requests, block_size, signals, seed), f"{users} users")
+    assert trace.said is not None
+    said = replace(trace.said, seconds=np.full(len(trace), np.nan))
+    starts = [number for number, request in enumerate(requests) if not request.index]
+    return Runs(
+        replace(trace, at=np.zeros(len(trace)), said=said),
+        np.append(starts, len(requests)),
+        np.array([_pause_s(request.session, request.index) for request in requests]),
+    )
+
+
+def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[FleetRequest]:
+    """Run by run; a request's time is its number, so that a trace has them in this order."""
+    rng = random.Random(f"{seed}/closed")
+    pile: list[Session] = []
+    number = lap = 0
+    for run in range(count):
+        if not pile:
+            lap += 1
+            pile = list(sessions)
+            rng.shuffle(pile)
+        session = pile.pop()
+        name = f"{session.name}@{run}"
+        for index, turn in enumerate(session.turns):
+            last = index + 1 == len(session.turns)
+            back = None if last else _pause_s(session, index + 1) + (turn.api_s or 0.0)
+            yield FleetRequest(float(number), 0, name, name, session, index, back, lap)
+            number += 1
+
+
+def _pause_s(session: Session, index: int) -> float:
+    """Seconds from the end of the answer before to this turn, cut; 0 before the first."""
+    if not index:
+        return 0.0
+    before, turn = session.turns[index - 1], session.turns[index]
+    return min(max(0.0, turn.at - before.at - (before.api_s or 0.0)), MAX_PAUSE_S)
+
+
+def _least_s(session: Session) -> float:
+    """Seconds that a session takes where nobody waits for anything but answers."""
+    service = ServiceModel()
+    answers = sum(service.seconds(0, turn.output_tokens) for turn in session.turns)
+    pauses = sum(_pause_s(session, index) for index in range(len(session.turns)))
+    return max(LEAST_S, answers + pauses)
+
+
+AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
+"""KV of ``AGENTS_SERVICE``'s model in bf16 (80 layers, 8 heads of 128) over one PCIe 5 x16 link."""
+
+
+class Queue(StrEnum):
+    """In which order an engine takes those that wait."""
+
+    FCFS = "fcfs"
+    """First come, first served: vLLM."""
+    LPM = "lpm"
+    """Longest prefix match first: SGLang."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How a loop runs.
+
+    Attributes:
+        users: Each plays one run after the other.
+        seconds: How long.
+        begin_s: Users begin within this, evenly.
+        warm_s: What happens before is not counted.
+        bound_s: Nobody is held longer.
+        recheck_s: Seconds between two looks at held requests.
+    """
+
+    users: int
+    seconds: float
+    begin_s: float = 1800.0
+    warm_s: float = 3600.0
+    queue: Queue = Queue.FCFS
+    service: ServiceModel = AGENTS_SERVICE
+    link: HostLink = AGENTS_LINK
+    bound_s: float = HOLD_MAX_S
+    recheck_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """What became of each request, in the runs' order; NaN and 0 for those that never came.
+
+    Attributes:
+        at, started, first_token, done: float64 ``[requests]``, seconds.
+        prompt, found: int32 ``[requests]``, blocks.
+        opens: bool ``[requests]``: it opens its session.
+        held_s: float64 ``[requests]``: how long it waited for room; 0: not at all.
+        ended: float64 ``[runs]``: when each run was over; NaN: it was not.
+        refused: Requests larger than the pool.
+    """
+
+    at: npt.NDArray[np.float64]
+    started: npt.NDArray[np.float64]
+    first_token: npt.NDArray[np.float64]
+    done: npt.NDArray[np.float64]
+    prompt: npt.NDArray[np.int32]
+    found: npt.NDArray[np.int32]
+    opens: npt.NDArray[np.bool_]
+    held_s: npt.NDArray[np.float64]
+    ended: npt.NDArray[np.float64]
+    refused: int
+
+
+def play(
+    runs: Runs,
+    instance: Instance,
+    loop: Loop,
+    *,
+    word: Callable[[float], AdmissionAdvice] | None = None,
+    progress: Callable[[float], None] = lambda now: None,
+) -> Played:
+    """Let users play ``runs`` on one engine; deterministic.
+
+    Args:
+        word: A sidecar's latest word on room; None: nobody is held.
+        progress: Told the time, now and then.
+    """
+    return _Play(runs, instance, loop, word).play(progress)
+
+
+class _Play:
+    """The state of a loop."""
+
+    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: Word | None) -> None:
+        trace = runs.trace
+        self._runs, self._instance, self._loop = runs, instance, loop
+        self._chains, self._limits = trace.chains(), trace.matchable.tolist()
+        self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
+        self._pause, self._first = runs.pause.tolist(), runs.first.tolist()
+        self._size = trace.block_size
+        self._hold = Hold(word, HoldingBounds(instance.capacity, loop.bound_s))
+        self._line: list[Asked] = []  # who may start, and waits for the engine
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._number = 0
+        self._next_run = 0
+        self._busy = False  # the prefill server
+        self._loaded: list[Callable[[float], None]] = []  # whose copies are there, in order
+        self._asking = False  # a held request is asked about again soon
+        self._refused = 0
+        count = len(trace)
+        self._times = {
+            name: np.full(count, np.nan) for name in ("at", "started", "first_token", "done")
+        }
+        self._found = np.zeros(count, dtype=np.int32)
+        self._held_s = np.zeros(count)
+        self._ended = np.full(len(runs), np.nan)
+
+    def play(self, progress: Callable[[float], None]) -> Played:
+        loop = self._loop
+        for user in range(loop.users):
+            self._at(loop.begin_s * user / loop.users, self._opener(user))
+        for number, (now, event) in enumerate(self._happenings()):
+            event(now)
+            self._serve(now)
+            if number % 500 == 0:
+                progress(now)
+        for asked in self._hold.still_held():
+            self._held_s[asked.request] = asked.held_s + loop.seconds - asked.since
+        opens = np.zeros(len(self._runs.trace), dtype=np.bool_)
+        opens[self._runs.first[:-1]] = True
+        prompt = self._runs.trace.matchable
+        return Played(
+            **self._times, prompt=prompt, found=self._found, opens=opens,
+            held_s=self._held_s, ended=self._ended, refused=self._refused,
+        )  # fmt: skip
+
+    def _happenings(self) -> Iterator[tuple[float, Callable[[float], None]]]:
+        while self._events and self._events[0][0] < self._loop.seconds:
+            now, _, event = heapq.heappop(self._events)
+            yield now, event
+
+    def _at(self, now: float, event: Callable[[float], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (now, self._number, event))
+
+    def _opener(self, user: int) -> Callable[[float], None]:
+        """An event that begins the user's next session."""
+
+        def open_(now: float) -> None:
+            if self._next_run < len(self._runs):
+                run, self._next_run = self._next_run, self._next_run + 1
+                self._ask(self._first[run], user, run, now)
+
+        return open_
+
+    def _ask(self, request: int, user: int, run: int, now: float) -> None:
+        self._times["at"][request] = now
+        if len(self._chains[request]) + self._unhashed(request) > self._instance.capacity:
+            self._refused += 1  # as vLLM does; the user goes on without an answer
+            self._answered(request, user, run, now)
+            return
+        asked = Asked(request, user, run, request == self._first[run])
+        asked.brings = self._brings(asked)
+        if not self._hold.arrives(asked, now, idle=self._idle, queued=bool(self._line)):
+            self._line.append(asked)
+
+    @property
+    def _idle(self) -> bool:
+        return not self._instance.running and not self._line
+
+    def _must_wait(self, asked: Asked, now: float) -> bool:
+        asked.brings = self._brings(asked)
+        return self._hold.turn_comes(asked, now)
+
+    def _brings(self, asked: Asked) -> int:
+        prompt = self._limits[asked.request]
+        found = self._instance.reach(self._chains[asked.request], prompt)
+        return new_context_blocks(prompt, found, self._instance.capacity, new=asked.opens)
+
+    def _serve(self, now: float) -> None:
+        """Start who may start; one prompt is computed at a time."""
+        free = not self._line and not self._busy
+        self._line += self._hold.released(now, idle=self._idle, free=free)
+        while not self._busy and self._loaded:
+            self._loaded.pop(0)(now)
+        while not self._busy and self._line:
+            asked = self._next()
+            if self._must_wait(asked, now):
+                self._line.remove(asked)
+            elif not self._start(asked, now):
+                break
+        if len(self._hold) and not self._asking:
+            self._asking = True
+            self._at(now + self._loop.recheck_s, self._wake)
+
+    def _next(self) -> Asked:
+        if self._loop.queue is Queue.FCFS:
+            return self._line[0]
+        return max(self._line, key=lambda asked: self._matched(asked.request))
+
+    def _matched(self, request: int) -> int:
+        return self._instance.match(self._chains[request], self._limits[request])
+
+    def _wake(self, now: float) -> None:
+        self._asking = False
+
+    def _start(self, asked: Asked, now: float) -> bool:
+        """Whether there were blocks for it."""
+        request, instance = asked.request, self._instance
+        chain, limit = self._chains[request], self._limits[request]
+        admission = instance.admit(request, chain, limit, self._unhashed(request), now)
+        if admission is None:
+            return False
+        self._line.remove(asked)
+        self._times["started"][request] = now
+        self._held_s[request] = asked.held_s
+        self._hold.started(asked, now)
+        self._found[request] = admission.hit + admission.warmed
+        if admission.warmed:
+            seconds = self._loop.link.seconds(admission.warmed, self._size)
+            self._at(now + seconds, lambda _: self._loaded.append(self._prefiller(asked)))
+        else:
+            self._prefiller(asked)(now)
+        return True
+
+    def _prefiller(self, asked: Asked) -> Callable[[float], None]:
+        request = asked.request
+        tokens = max(1, self._input[request] - int(self._found[request]) * self._size)
+
+        def prefill(now: float) -> None:
+            self._busy = True
+            seconds = self._loop.service.prefill_seconds(tokens)
+            self._at(now + seconds, self._first_token(asked))
+
+        return prefill
+
+    def _first_token(self, asked: Asked) -> Callable[[float], None]:
+        request = asked.request
+
+        def decode(now: float) -> None:
+            self._busy = False
+            self._times["first_token"][request] = now
+            seconds = self._loop.service.seconds(0, self._output[request])
+            self._at(now + seconds, self._finish(asked))
+
+        return decode
+
+    def _finish(self, asked: Asked) -> Callable[[float], None]:
+        def finish(now: float) -> None:
+            request = asked.request
+            self._instance.finish(request, self._chains[request], now)
+            self._answered(request, asked.user, asked.run, now)
+
+        return finish
+
+    def _answered(self, request: int, user: int, run: int, now: float) -> None:
+        """The user reads, and asks again after the recorded pause; or begins another session."""
+        self._times["done"][request] = now
+        after = request + 1
+        if after == self._first[run + 1]:
+            self._ended[run] = now
+            self._at(now, self._opener(user))
+        else:
+            self._at(now + self._pause[after], lambda at: self._ask(after, user, run, at))
+
+    def _unhashed(self, request: int) -> int:
+        """Blocks for output that the runs know no hashes of, while the request runs."""
+        tokens = self._input[request] + self._output[request]
+        unhashed: int = max(0, -(-tokens // self._size) - len(self._chains[request]))
+        return unhashed

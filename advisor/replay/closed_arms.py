@@ -1,0 +1,406 @@
+"""The arms of a closed loop, and what each cell of a table found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ...graph.ranking.formulas import LruPolicy
+from ...graph.ranking.policy import Policy
+from ...graph.wire.advice import HOLD_MAX_S
+from ..admission import Admission
+from .arms import HINTS, Settings, graph_policies, run_cells
+from .cli import parse_capacities
+from .closed import Loop, Played, Queue, play, runs_for
+from .fleet_traffic import Signals
+from .graph_order import GraphOrder
+from .recordings import Session
+from .simulator import HostTier, Instance, LruOrder
+from .tables import pyplot
+from .trace import AGENTS_SERVICE, ReplayError
+
+ADMISSION: Final = "+admission"
+"""Suffix of an arm: new and cold sessions are held as the sidecar advises."""
+HOST: Final = "+host"
+"""Suffix of an arm, before the other: evicted blocks are copied to host memory, and loaded."""
+LPM: Final = "lpm"
+"""LRU, and those that wait start with the longest prefix match first: SGLang's order."""
+CLIENT_PATIENCE_S: Final = 600.0
+"""A client that waits longer gives up (the OpenAI client's default); who does is starved."""
+
+_BLOCK: Final = 512  # tokens; chosen
+
+
+class ClosedCell(NamedTuple):
+    """One run of a loop."""
+
+    arm: str
+    capacity: int
+    users: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What cells share.
+
+    Attributes:
+        sessions: What users play.
+        loop: How; the number of users is a cell's own.
+        host: Host memory of the arms that have some, in pools.
+    """
+
+    sessions: Sequence[Session]
+    loop: Loop
+    host: float = 1.0
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRow:
+    """What a cell found, after the loop was warm; seconds unless said otherwise.
+
+    Attributes:
+        turns_per_hour: Answers that were complete; a refusal is none.
+        sessions: That were over.
+        computed: The share of prompt blocks that were computed.
+        returning_p50, returning_p95: TTFT of sessions' later turns.
+        first_p50, first_p95: TTFT of their first ones.
+        held: The share of requests that waited for room.
+        longest_hold: Of any request, at any time.
+        starved: Requests that waited longer than a client does, at any time.
+        refused: Requests larger than the pool, at any time.
+    """
+
+    arm: str
+    capacity: int
+    users: int
+    turns_per_hour: float
+    sessions: int
+    computed: float
+    returning_p50: float
+    returning_p95: float
+    first_p50: float
+    first_p95: float
+    held: float
+    longest_hold: float
+    starved: int
+    refused: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, rounded to four digits behind the point."""
+        return {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """An arm by its parts.
+
+    Attributes:
+        order: ``lru``, ``lpm`` or a graph policy: who is evicted first.
+        hints: Callers name their sessions and say what the trace knows.
+        host: There is host memory below the pool.
+        admission: New and cold sessions are held.
+    """
+
+    order: str
+    hints: bool
+    host: bool
+    admission: bool
+
+    @classmethod
+    def of(cls, name: str) -> Arm:
+        """The parts of an arm's name.
+
+        Raises:
+            ReplayError: There is none of that name.
+        """
+        bare = name.removesuffix(ADMISSION)
+        named = bare.removesuffix(HOST)
+        order = named.removesuffix(HINTS)
+        known = {"lru", LPM, *graph_policies()}
+        if order not in known or (order == LPM and order != named):
+            raise ReplayError(
+                f"arm {name!r}: allowed: {', '.join(sorted(known))}; {HINTS}, then {HOST} and then "
+                f"{ADMISSION} may stand behind"
+            )
+        return cls(order, named != order, bare != named, name != bare)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it needs no sidecar."""
+        return self.order in ("lru", LPM) and not self.hints and not self.admission
+
+
+def closed_rows(
+    plan: Plan,
+    cells: Sequence[ClosedCell],
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[ClosedRow]:
+    """What each cell found, in their order."""
+    found: dict[ClosedCell, ClosedRow] = {}
+    for done, (cell, row) in enumerate(run_cells(run_cell, plan, cells, processes), start=1):
+        found[cell] = row
+        progress(done, len(cells))
+    return [found[cell] for cell in cells]
+
+
+def run_cell(plan: Plan, cell: ClosedCell) -> ClosedRow:
+    """Play one cell; the same plan and cell give the same row."""
+    arm = Arm.of(cell.arm)
+    queue = Queue.LPM if arm.order == LPM else plan.loop.queue
+    loop = replace(plan.loop, users=cell.users, queue=queue)
+    runs = runs_for(
+        plan.sessions, cell.users, loop.seconds, block_size=_BLOCK, seed=plan.seed,
+        signals=Signals.ALL,
+    )  # fmt: skip
+    host = HostTier(round(plan.host * cell.capacity), plain=arm.is_stock) if arm.host else None
+    if arm.is_stock:
+        return _row(cell, loop, play(runs, Instance(cell.capacity, LruOrder(), host=host), loop))
+    order = GraphOrder.alone(runs.trace, _policy(arm.order), hints=arm.hints)
+    word = partial(order.advised, Admission()) if arm.admission else None
+    instance = Instance(cell.capacity, order, host=host)
+    return _row(cell, loop, play(runs, instance, loop, word=word))
+
+
+def _policy(name: str) -> Policy:
+    return LruPolicy() if name in ("lru", LPM) else graph_policies()[name](Settings())
+
+
+def _row(cell: ClosedCell, loop: Loop, played: Played) -> ClosedRow:
+    done = played.done >= loop.warm_s
+    ttft = played.first_token - played.at
+    counted = done & ~np.isnan(ttft)
+    first, later = ttft[counted & played.opens], ttft[counted & ~played.opens]
+    prompt = max(1, int(played.prompt[counted].sum()))
+    end = np.where(np.isnan(played.started), loop.seconds, played.started)
+    return ClosedRow(
+        *cell,
+        turns_per_hour=float(counted.sum()) / (loop.seconds - loop.warm_s) * 3600.0,
+        sessions=int((played.ended >= loop.warm_s).sum()),
+        computed=1.0 - float(played.found[counted].sum()) / prompt,
+        returning_p50=_percentile(later, 50),
+        returning_p95=_percentile(later, 95),
+        first_p50=_percentile(first, 50),
+        first_p95=_percentile(first, 95),
+        held=float((played.held_s[counted] > 0).mean()) if counted.any() else 0.0,
+        longest_hold=float(played.held_s.max(initial=0.0)),
+        starved=int((end - played.at > CLIENT_PATIENCE_S).sum()),
+        refused=played.refused,
+    )
+
+
+def _percentile(values: npt.NDArray[np.float64], percent: int) -> float:
+    return float(np.percentile(values, percent)) if len(values) else 0.0
+
+
+# What a person sees of a closed loop: a table, and the cliff as a picture.
+
+_GREY: Final = "#9aa0a6"
+_COLORS: Final = ("#1a73e8", "#12a150", "#e37400", "#a142f4", "#d93025", "#00897b")
+
+
+def closed_table(rows: Sequence[ClosedRow]) -> Table:
+    """The rows for people."""
+    table = Table(title="recorded agents in a closed loop", title_justify="left")
+    for column in ("blocks", "agents", "arm"):
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for column in (
+        "turns per hour", "computed", "TTFT of returning p50 / p95", "of first turns p50 / p95",
+        "held", "longest hold", "starved", "refused",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.capacity:,}",
+            str(row.users),
+            row.arm,
+            f"{row.turns_per_hour:,.0f}",
+            f"{row.computed:.2f}",
+            f"{row.returning_p50:.1f} / {row.returning_p95:.0f} s",
+            f"{row.first_p50:.1f} / {row.first_p95:.0f} s",
+            f"{row.held:.3f}",
+            f"{row.longest_hold:.0f} s",
+            str(row.starved),
+            str(row.refused),
+        )
+    return table
+
+
+def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
+    """Save the picture: turns per hour and TTFT over agents, a row of two a capacity.
+
+    Raises:
+        ReplayError: matplotlib is not installed.
+    """
+    plots = pyplot()
+    capacities = sorted({row.capacity for row in rows})
+    arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "lru"))
+    colors = {"lru": _GREY, **dict(zip(arms, cycle(_COLORS), strict=False))}
+    size = (11, 4.2 * len(capacities))
+    figure, grid = plots.subplots(
+        len(capacities), 2, figsize=size, layout="constrained", squeeze=False
+    )
+    for axes, capacity in zip(grid, capacities, strict=True):
+        here = [row for row in rows if row.capacity == capacity]
+        _panel(axes[0], here, colors, "turns_per_hour", f"Turns per hour, {capacity:,} blocks")
+        axes[0].set_ylim(bottom=0)
+        _panel(axes[1], here, colors, "returning_p50", "TTFT of returning turns, p50 (s)")
+        axes[1].set_yscale("log")
+    grid[0][0].legend(frameon=False, fontsize=9)
+    figure.suptitle("Recorded agents in a closed loop on one engine", fontweight="bold")
+    figure.savefig(path, dpi=130)
+    plots.close(figure)
+
+
+def _panel(
+    axes: Any, rows: Sequence[ClosedRow], colors: Mapping[str, str], what: str, title: str
+) -> None:
+    for arm in dict.fromkeys(row.arm for row in rows):
+        points = sorted((row.users, getattr(row, what)) for row in rows if row.arm == arm)
+        width = 2.6 if arm.endswith(ADMISSION) else 1.6
+        line = {"color": colors[arm], "lw": width, "marker": "o", "ms": 4}
+        axes.plot(*zip(*points, strict=True), label=arm, **line)
+    axes.set_xlabel("agents")
+    axes.set_xticks(sorted({row.users for row in rows}))
+    axes.set_title(title, fontsize=11)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+# ``kvgraph closed``.
+
+
+class Part(StrEnum):
+    """Which sessions of those that are found, by the rank of their names."""
+
+    ALL = "all"
+    ODD = "odd"
+    EVEN = "even"
+
+
+def part_of(sessions: Sequence[Session], part: Part) -> list[Session]:
+    """Those sessions; the first is odd."""
+    ordered = sorted(sessions, key=lambda session: session.name)
+    return {Part.ALL: ordered, Part.ODD: ordered[::2], Part.EVEN: ordered[1::2]}[part]
+
+
+PrefillRate = Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")]
+DecodeTime = Annotated[float, typer.Option(min=0, help="Seconds per output token.")]
+
+
+def closed(
+    sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
+    capacity: Annotated[str, typer.Option(help="Blocks of 512 tokens, by commas.")] = "2000",
+    users: Annotated[
+        str, typer.Option(help="Agents at once, separated by commas.")
+    ] = "12,16,20,24",
+    arm: Annotated[
+        str, typer.Option(help="lru, lpm or policies; +hints, +host, +admission behind; by commas.")
+    ] = "lru,default,default+admission",
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=100, help="Hours that the loop runs.")
+    ] = 3.0,
+    warm: Annotated[float, typer.Option(min=0, help="Hours that are not counted.")] = 1.0,
+    begin: Annotated[float, typer.Option(min=0, help="Hours within which users begin.")] = 0.5,
+    bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = HOLD_MAX_S,
+    host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
+    prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
+    decode: DecodeTime = AGENTS_SERVICE.decode_s_per_token,
+    part: Annotated[Part, typer.Option(help="Which sessions, by rank.")] = Part.ALL,
+    seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Play recorded agents who wait for answers: where does an engine collapse?"""
+    from .closed import Loop
+    from .trace import ServiceModel
+
+    if not warm < hours:
+        raise ReplayError(f"--warm {warm:g}: allowed: less than the {hours:g} hours played")
+    loop = Loop(
+        users=1, seconds=3600 * hours, begin_s=3600 * begin, warm_s=3600 * warm, bound_s=bound,
+        service=ServiceModel(prefill, decode),
+    )  # fmt: skip
+    cells = _cells(arm, capacity, users)
+    rows = _played(partial(_plan, sessions, part, loop, host, seed), cells, processes, as_json)
+    _show(rows, picture, as_json)
+
+
+def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
+    """Every arm at every number of users at every capacity.
+
+    Raises:
+        ReplayError: One of the three lists is not what is allowed.
+    """
+
+    arms = [name.strip() for name in arm.split(",")]
+    for name in arms:
+        Arm.of(name)
+    return [
+        ClosedCell(name, blocks, agents)
+        for blocks in parse_capacities(capacity)
+        for agents in _numbers(users)
+        for name in arms
+    ]
+
+
+def _plan(path: Path, part: Part, loop: Loop, host: float, seed: int) -> Plan:
+    from .recordings import read_sessions
+
+    return Plan(part_of(read_sessions(path), part), loop, host, seed)
+
+
+def _played(
+    plan: Callable[[], Plan], cells: Sequence[ClosedCell], processes: int, quiet: bool
+) -> list[ClosedRow]:
+    """Play the cells, and show how far that is unless ``quiet``."""
+
+    with _bar(quiet) as progress:
+        task = progress.add_task("reading sessions", total=len(cells))
+        read = plan()
+        progress.update(task, description="loops")
+        return closed_rows(
+            read, cells, processes, lambda done, _: progress.update(task, completed=done)
+        )
+
+
+def _show(rows: Sequence[ClosedRow], picture: Path | None, as_json: bool) -> None:
+
+    if picture is not None:
+        draw_cliff(rows, picture)
+    if as_json:
+        typer.echo(json.dumps({"rows": [row.as_dict() for row in rows]}))
+    else:
+        Console().print(closed_table(rows))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = [0]
+    if numbers[0] < 1:
+        raise ReplayError(f"--users {text!r}: allowed: how many at once, e.g. 12,16,20,24")
+    return numbers
+
+
+def _bar(quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet
+    )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Simulated engines: a block pool, a waiting queue, a tier below; and a router before several."""

@@ -1,0 +1,135 @@
+"""Turns what happens in a trace into the events of an engine's hook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...graph.types import Authority, Tier
+from ...graph.wire.events import (
+    BlocksRemoved,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+)
+from .trace import BYTES_PER_TOKEN, Ints, Trace
+
+
+class TraceEvents:
+    """The events of a trace.
+
+    Args:
+        hints: Whether callers name their sessions and say what the trace knows. Where the trace
+            holds nothing that they said, they say which request is their session's last.
+        layers: Whether the engine reads off each prompt where its parts are. What callers say
+            of them is said in its place.
+        stops: Whether the engine reads off each answer why it ended. What callers say of that is
+            said in its place.
+    """
+
+    def __init__(
+        self, trace: Trace, hints: bool, layers: bool = False, stops: bool = False
+    ) -> None:
+        self.keys = trace.keys()
+        self._trace = trace
+        self._named = hints and trace.has_sessions
+        self._said = trace.said if hints and trace.said and trace.said.anything else None
+        self._knows_last = hints and self._said is None
+        self._read = trace.said if layers and self._said is None else None
+        self._ends = self._said or (trace.said if stops else None)
+
+    def started(self, request: int, hit: int) -> RequestStarted:
+        """The event that a request was scheduled, and ``hit`` blocks of it were found."""
+        trace = self._trace
+        chain = trace.chain(request)
+        return RequestStarted(
+            request_id=str(request),
+            hashes=self._packed(chain[: int(trace.prompts[request])]),
+            prompt_tokens=int(trace.input_tokens[request]),
+            cached_tokens=hit * trace.block_size,
+            block_size=trace.block_size,
+            session=self._session(request),
+            tenant=self._tenant(request),
+            segments=self._segments(request),
+        )
+
+    def stored(self, request: int, hit: int) -> BlocksStored:
+        """The event that a request's blocks behind the first ``hit`` were computed."""
+        chain = self._trace.chain(request)
+        parent = int(self.keys[chain[hit - 1]]) if hit else None
+        return BlocksStored(self._packed(chain[hit:]), parent, self._trace.block_size)
+
+    def removed(self, blocks: Sequence[int]) -> BlocksRemoved:
+        """The event that blocks were evicted."""
+        return BlocksRemoved(self.keys[list(blocks)].tobytes())
+
+    def copied(self, blocks: Sequence[int]) -> BlocksSpilled:
+        """The event that copies of blocks are in host memory."""
+        size = BYTES_PER_TOKEN * self._trace.block_size
+        return BlocksSpilled(self.keys[list(blocks)].tobytes(), Tier.WARM, size)
+
+    def dropped(self, blocks: Sequence[int]) -> CopiesDropped:
+        """The event that these copies are gone."""
+        return CopiesDropped(self.keys[list(blocks)].tobytes(), Tier.WARM)
+
+    def finished(self, request: int, now: float) -> RequestFinished:
+        """The event that a request ended at ``now``."""
+        trace = self._trace
+        prompts, tokens = int(trace.prompts[request]), int(trace.input_tokens[request])
+        # A partial block has no hash that a longer prompt could extend.
+        known = trace.chain(request)
+        whole = np.concatenate([known[: int(trace.full[request])], known[prompts:]])
+        return RequestFinished(
+            request_id=str(request),
+            hashes=self._packed(whole),
+            prompt_tokens=tokens,
+            total_tokens=tokens + int(trace.output_tokens[request]),
+            reason="finished",
+            session=self._session(request),
+            tenant=self._tenant(request),
+            waiting_for_tool=self._waiting(request),
+            expected_return_s=self._expected_return_s(request, now),
+            session_ended=self._ended(request),
+        )
+
+    def _session(self, request: int) -> str | None:
+        return f"s{self._trace.session[request]}" if self._named else None
+
+    def _tenant(self, request: int) -> str | None:
+        if self._said is None or self._said.tenant[request] < 0:
+            return None
+        return f"t{self._said.tenant[request]}"
+
+    def _segments(self, request: int) -> tuple[Segment, ...]:
+        said = self._said or self._read
+        if said is None:
+            return ()
+        authority = int(Authority.INFERRED if self._said is None else Authority.CALLER)
+        return tuple(
+            Segment(int(layer), start, end, authority=authority)
+            for layer, start, end in said.layers[request]
+        )
+
+    def _ended(self, request: int) -> bool:
+        if self._said is not None:
+            return bool(self._said.ended[request])
+        return self._knows_last and bool(self._trace.last[request])
+
+    def _waiting(self, request: int) -> bool | None:
+        if self._ends is None or self._ends.waiting[request] < 0:
+            return None
+        return bool(self._ends.waiting[request])
+
+    def _expected_return_s(self, request: int, now: float) -> float | None:
+        """Seconds from ``now``; from when the request really ended, where it ends at once here."""
+        if self._said is None or np.isnan(told := self._said.expected_return_s[request]):
+            return None
+        took = np.nan_to_num(self._said.seconds[request])
+        return float(told + max(0.0, self._trace.at[request] + took - now))
+
+    def _packed(self, blocks: Ints) -> bytes:
+        return self.keys[blocks].tobytes()

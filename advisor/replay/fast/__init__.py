@@ -1,1 +1,0 @@
-"""Hit rates without simulated time: LRU, libcachesim's algorithms, and upper bounds."""

@@ -1,0 +1,453 @@
+"""What callers of a fleet say about their sessions."""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import random
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple, cast
+
+import msgspec
+import typer
+from rich.console import Console
+
+from .reader import HEADER_VERSION
+from .recordings import Session, Turn
+from .trace import ReplayError, TraceError
+
+# A fleet: recorded sessions laid over users who work in parallel.
+
+MAX_GAP_S: Final = 1800.0
+"""Pauses inside a session are cut to this: who is away longer is not at work."""
+
+
+LEAST_S: Final = 1.0
+"""That a session takes its user, also where no time of it was recorded: else it has no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """A turn of a session that a user plays.
+
+    Attributes:
+        at: Seconds since the fleet began.
+        run: The name of this playing of the session; a session played again has another.
+        scope: The run in which its recorded block numbers hold: a subagent's is its parent's.
+        index: Which turn of ``session`` it is.
+        returns_s: Seconds until the session's next request, cut; None after the last one.
+        lap: How often the fleet has begun its sessions anew by then, from 1.
+    """
+
+    at: float
+    user: int
+    run: str
+    scope: str
+    session: Session
+    index: int
+    returns_s: float | None
+    lap: int = 1
+
+    @property
+    def turn(self) -> Turn:
+        """What was recorded of it."""
+        return self.session.turns[self.index]
+
+    @property
+    def next_turn(self) -> Turn | None:
+        """The session's turn after it."""
+        after = self.index + 1
+        return self.session.turns[after] if after < len(self.session.turns) else None
+
+    @property
+    def pause_s(self) -> float | None:
+        """Seconds from the end of the answer to the session's next request."""
+        if self.returns_s is None:
+            return None
+        return max(0.0, self.returns_s - (self.turn.api_s or 0.0))
+
+
+class _Run(NamedTuple):
+    """One playing of a session."""
+
+    name: str
+    scope: str
+    session: Session
+    lap: int
+
+
+def lay_over_users(
+    sessions: Sequence[Session], users: int, seconds: float, seed: int
+) -> list[FleetRequest]:
+    """The requests of a fleet in order of arrival; the same seed gives the same fleet.
+
+    Users draw sessions from one shuffled pile, each the next one when the last is over; a pile
+    that is used up is shuffled again, and a session played again is another session. Users
+    begin within the first ``MAX_GAP_S``.
+
+    Args:
+        seconds: The horizon: what would arrive later is left out.
+
+    Raises:
+        ReplayError: There is no session or no user.
+    """
+    if not sessions or users < 1 or seconds <= 0:
+        raise ReplayError("a fleet needs at least one session, one user and some time")
+    requests: list[FleetRequest] = []
+    pile = _pile(sessions, random.Random(f"{seed}/order"))
+    starts = random.Random(f"{seed}/starts")
+    free = sorted((starts.uniform(0.0, MAX_GAP_S), user) for user in range(users))
+    while free[0][0] < seconds:
+        at, user = free[0]
+        run = next(pile)
+        requests += _play(run, user, at)
+        heapq.heapreplace(free, (at + _busy_s(run.session), user))
+    return sorted((r for r in requests if r.at < seconds), key=lambda r: (r.at, r.run, r.index))
+
+
+def in_harnesses(sessions: Sequence[Session], count: int, seed: int) -> list[Session]:
+    """The same sessions, as if ``count`` harnesses ran them all; the same seed gives the same.
+
+    A harness has the tools and the system prompt of one of them, as long as recorded; sessions are
+    dealt out evenly. Each keeps its prompts' lengths: of a head that is longer than its own was it
+    has as much as that, and what its own was longer is its own text.
+
+    Raises:
+        ReplayError: There are more harnesses than sessions, or none.
+    """
+    if not 1 <= count <= len(sessions):
+        raise ReplayError(f"--harnesses {count}: allowed: 1 to {len(sessions)}, the sessions")
+    order = list(sessions)
+    random.Random(f"{seed}/harnesses").shuffle(order)
+    numbers = {session.name: place % count for place, session in enumerate(order)}
+    return [
+        _with_head(each, order[numbers[each.name]], f"harness {numbers[each.name] + 1}")
+        for each in sessions
+    ]
+
+
+def _with_head(session: Session, pattern: Session, harness: str) -> Session:
+    """A session, and those of its subagents that have its head, with as much as fits of another."""
+    own = session.tool_tokens + session.system_tokens
+    tools = min(pattern.tool_tokens, own)
+    return replace(
+        session,
+        tool_tokens=tools,
+        system_tokens=min(pattern.tool_tokens + pattern.system_tokens, own) - tools,
+        subagents=tuple(
+            _with_head(agent, pattern, harness) if _head(agent) == _head(session) else agent
+            for agent in session.subagents
+        ),
+        harness=harness,
+    )
+
+
+def _head(session: Session) -> tuple[int, int]:
+    return session.tool_tokens, session.system_tokens
+
+
+def _pile(sessions: Sequence[Session], rng: random.Random) -> Iterator[_Run]:
+    """Runs of sessions, without end."""
+    lap = 0
+    while True:
+        lap += 1
+        order = list(sessions)
+        rng.shuffle(order)
+        for session in order:
+            name = session.name if lap == 1 else f"{session.name}@{lap}"
+            yield _Run(name, name, session, lap)
+
+
+def _play(run: _Run, user: int, start: float) -> Iterator[FleetRequest]:
+    """The requests of a session that begins at ``start``, and those of its subagents."""
+    name, scope, session, lap = run
+    offsets = _offsets(session)
+    for index, offset in enumerate(offsets):
+        after = offsets[index + 1] - offset if index + 1 < len(offsets) else None
+        yield FleetRequest(start + offset, user, name, scope, session, index, after, lap)
+    for number, agent in enumerate(session.subagents, 1):
+        begins = start + _when(session, offsets, agent)
+        yield from _play(_Run(f"{name}.{number}", scope, agent, lap), user, begins)
+
+
+def _offsets(session: Session) -> list[float]:
+    """Seconds from a session's first request to each, its pauses cut."""
+    offsets = [0.0]
+    for turn, after in pairwise(session.turns):
+        offsets.append(offsets[-1] + min(after.at - turn.at, MAX_GAP_S))
+    return offsets
+
+
+def _when(session: Session, offsets: Sequence[float], agent: Session) -> float:
+    """Seconds from a session's first request to its subagent's, its pauses cut."""
+    turns = enumerate(session.turns)
+    before = max((i for i, turn in turns if turn.at <= agent.began), default=0)
+    return offsets[before] + min(agent.began - session.turns[before].at, MAX_GAP_S)
+
+
+def _busy_s(session: Session) -> float:
+    """Seconds that a user plays a session; its subagents run beside it."""
+    return max(LEAST_S, _offsets(session)[-1] + (session.turns[-1].api_s or 0.0))
+
+
+MAGNITUDE: Final = 4.0
+"""A tool's pause is told within this factor."""
+
+_LEAST_PAUSE_S: Final = 0.5  # recorded times are whole seconds: a pause of 0 is up to half a one
+_WAITING: Final = {"tool_use": True, "end_turn": False, "stop_sequence": False}
+
+
+class Signals(StrEnum):
+    """How much callers say; each is what a client of that kind can know."""
+
+    NONE = "none"
+    """Nothing."""
+    ENDS = "ends"
+    """That a session is over, with its last request."""
+    STOPS = "stops"
+    """Why answers ended, which an engine could see by itself."""
+    ALL = "all"
+    """Ends, why answers ended, and roughly how long a tool takes."""
+
+
+def waiting_for_tool(request: FleetRequest) -> bool | None:
+    """Whether the answer ended in a tool call (True) or ended the turn (False); None if unknown."""
+    return _WAITING.get(request.turn.stop)
+
+
+def rough_return_s(request: FleetRequest, seed: int) -> float | None:
+    """The pause that a tool call causes, wrong by up to ``MAGNITUDE``; None without one."""
+    if request.pause_s is None or not waiting_for_tool(request):
+        return None
+    error = random.Random(f"{seed}/return/{request.run}/{request.index}").uniform(-1.0, 1.0)
+    return round(float(max(request.pause_s, _LEAST_PAUSE_S) * MAGNITUDE**error), 3)
+
+
+def layers(request: FleetRequest) -> list[tuple[str, int, int]]:
+    """The parts of a prompt's head: ``(source layer, first token, end token)``."""
+    tools = min(request.session.tool_tokens, request.turn.input_tokens)
+    head = min(tools + request.session.system_tokens, request.turn.input_tokens)
+    parts = [("capabilities", 0, tools), ("rules", tools, head)]
+    return [part for part in parts if part[1] < part[2]]
+
+
+# Which blocks the requests of a fleet walk.
+
+_NOT_SHARED: Final = -1
+_FIRST: Final = -1  # block before the first one
+
+
+class BlockNumbers:
+    """Numbers blocks of ``block_size`` tokens across the sessions of a fleet.
+
+    A block is known by the number of the recorded block at its end, which stands for the whole
+    prefix. Sessions with tools of equal length share these, and behind them the system prompt where
+    its length is equal, too: whole blocks. Sessions of one harness share all of their heads that
+    they have in common, with nobody else. A subagent shares with its parent what their recorded
+    numbers share. Where numbers are all sessions', equal numbers behind equal ones are one block,
+    until the fleet plays its sessions again: then it shares the heads alone.
+
+    Raises:
+        ReplayError: ``block_size`` is no multiple of a session's own.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._numbers: dict[Hashable, int] = {}
+        self._heads: dict[str, dict[int, int]] = {}  # session → number → place
+
+    def prompt(self, request: FleetRequest) -> list[int]:
+        """A number for each full block of the prompt."""
+        return self._chain(request, request.turn.hash_ids)
+
+    def answer(self, request: FleetRequest) -> list[int]:
+        """A number for each full block that the answer completes.
+
+        If the session's next prompt extends this prompt and its answer, these are that prompt's
+        blocks. An answer that it does not contain as it was (thinking is removed, a history is cut)
+        fills blocks all the same, which no request asks for again. The last token of an answer is
+        never computed: a block that it completes is not kept.
+        """
+        turn, after = request.turn, request.next_turn
+        total = turn.input_tokens + turn.output_tokens
+        first, end = turn.input_tokens // self._size, max(0, total - 1) // self._size
+        if after is not None and after.input_tokens >= total and _extends(after, turn):
+            return self._chain(request, after.hash_ids)[first:end]
+        return [self._number((request.run, request.index, place)) for place in range(first, end)]
+
+    def _chain(self, request: FleetRequest, hash_ids: array[int]) -> list[int]:
+        step = self._step(request.session)
+        if request.session.is_global and not request.session.harness:
+            return self._global_chain(request, hash_ids, step)
+        head = self._head(request.session, step)
+        chain = []
+        for hash_id in hash_ids[step - 1 :: step]:
+            place = head.get(hash_id, _NOT_SHARED)
+            name: Hashable = (request.scope, hash_id)
+            if place != _NOT_SHARED:
+                name = self._head_name(request.session, place)
+            chain.append(self._number(name))
+        return chain
+
+    def _head_name(self, session: Session, place: int) -> Hashable:
+        if session.harness:
+            return session.harness, place
+        if (place + 1) * self._size <= session.tool_tokens:
+            return session.tool_tokens, place
+        return session.tool_tokens, session.system_tokens, place
+
+    def _global_chain(self, request: FleetRequest, hash_ids: array[int], step: int) -> list[int]:
+        session, chain, before = request.session, list[int](), _FIRST
+        head = (session.tool_tokens + session.system_tokens) // self._size
+        for place, end in enumerate(range(step, len(hash_ids) + 1, step)):
+            lap = 1 if place < head else request.lap
+            before = self._number((lap, before, hash_ids[end - step : end].tobytes()))
+            chain.append(before)
+        return chain
+
+    def _number(self, name: Hashable) -> int:
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def _head(self, session: Session, step: int) -> dict[int, int]:
+        """Recorded number → place in the head, for the whole blocks of a session's head."""
+        if session.name not in self._heads:
+            blocks = (session.tool_tokens + session.system_tokens) // self._size
+            ends = session.turns[0].hash_ids[step - 1 :: step][:blocks]
+            self._heads[session.name] = {hash_id: place for place, hash_id in enumerate(ends)}
+        return self._heads[session.name]
+
+    def _step(self, session: Session) -> int:
+        step, rest = divmod(self._size, session.block_size)
+        if rest or not step:
+            raise ReplayError(
+                f"--block {self._size}: allowed: a multiple of {session.block_size}, "
+                f"the block size of {session.name}"
+            )
+        return step
+
+
+def _extends(after: Turn, turn: Turn) -> bool:
+    return after.hash_ids[: len(turn.hash_ids)] == turn.hash_ids
+
+
+# Writes a fleet as a trace file of our own format, with its callers' hints.
+
+
+def trace_lines(
+    requests: Sequence[FleetRequest],
+    block_size: int,
+    signals: Signals,
+    seed: int,
+    *,
+    with_layers: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """The header, and one line per request.
+
+    Args:
+        with_layers: Callers also say where the parts of a prompt's head are.
+
+    Raises:
+        ReplayError: ``block_size`` is no multiple of the recorded one.
+    """
+    yield {"kvgraph_trace": HEADER_VERSION, "block_size": block_size}
+    numbers = BlockNumbers(block_size)
+    for request in requests:
+        turn = request.turn
+        line: dict[str, Any] = {
+            "at": round(request.at, 3),
+            "input_length": turn.input_tokens,
+            "output_length": turn.output_tokens,
+            "session": request.run,
+            **_said(request, signals, seed),
+            **({"layers": layers(request)} if with_layers else {}),
+            "hash_ids": numbers.prompt(request),
+            "output_hash_ids": numbers.answer(request),
+        }
+        if turn.api_s is not None:
+            line["seconds"] = turn.api_s
+        yield line
+
+
+def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
+    """Write a trace, gzipped if the name ends in ``.gz``; equal lines give equal files.
+
+    Returns:
+        How many lines.
+
+    Raises:
+        TraceError: The file cannot be written.
+    """
+    count = 0
+    try:
+        with path.open("wb") as raw, _zipped(raw) if path.suffix == ".gz" else raw as file:
+            for line in lines:
+                file.write(msgspec.json.encode(line) + b"\n")
+                count += 1
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return count
+
+
+def _zipped(raw: BinaryIO) -> BinaryIO:
+    """A gzip file without the time of day in it, so that equal lines give equal files."""
+    return cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+
+
+def _said(request: FleetRequest, signals: Signals, seed: int) -> dict[str, Any]:
+    """The fields that a caller fills in; unknown ones are absent."""
+    said: dict[str, Any] = {}
+    if signals in (Signals.ENDS, Signals.ALL) and request.next_turn is None:
+        said["ended"] = True
+    if signals in (Signals.STOPS, Signals.ALL):
+        said["waiting_for_tool"] = waiting_for_tool(request)
+    if signals is Signals.ALL:
+        said["expected_return_s"] = rough_return_s(request, seed)
+    return {name: value for name, value in said.items() if value is not None}
+
+
+# ``kvgraph traffic``.
+
+
+def traffic(
+    sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace; gzipped if it ends in .gz.")],
+    users: Annotated[int, typer.Option(min=1, max=10_000, help="Users who work in parallel.")] = 40,
+    hours: Annotated[
+        float, typer.Option(min=0.001, max=1000, help="Hours that the fleet works.")
+    ] = 3.0,
+    seed: Annotated[int, typer.Option(help="Seed of the order, and of guesses.")] = 1,
+    block: Annotated[int, typer.Option(min=1, max=65_535, help="Tokens per block.")] = 512,
+    signals: Annotated[Signals, typer.Option(help="What callers say.")] = Signals.NONE,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Callers also say where tools and rules are.")
+    ] = False,
+    harnesses: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Heads (tools, then system prompt) that all sessions have between them; else "
+            "sessions share tools of equal length, and the system prompt if that is equal, too.",
+        ),
+    ] = None,
+) -> None:
+    """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
+    from .recordings import read_sessions
+
+    with Console(stderr=True).status("reading sessions") as status:
+        found = read_sessions(
+            sessions, progress=lambda files: status.update(f"reading sessions: {files}")
+        )
+        if harnesses is not None:
+            found = in_harnesses(found, harnesses, seed)
+        status.update("laying them over users")
+        requests = lay_over_users(found, users, hours * 3600, seed)
+        status.update(f"writing {out.name}")
+        lines = trace_lines(requests, block, signals, seed, with_layers=layers)
+        write_trace(lines, out)
+    runs = len({request.run for request in requests})
+    typer.echo(f"{len(requests):,} requests of {runs:,} sessions written to {out}", err=True)

@@ -1,0 +1,301 @@
+"""The eviction order of an engine that a live sidecar advises."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.ranking.copies import worth_spilling
+from ...graph.ranking.formulas import LruPolicy
+from ...graph.ranking.policy import Policy, Rules
+from ...graph.tables.tables import GraphLimits
+from ...graph.types import NO_ROW, Keys
+from ...graph.wire.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
+from ...graph.wire.events import AnyEvent, BlocksStored, EngineHello
+from ..admission import Admission
+from ..policies.guard import Guard
+from .events import TraceEvents
+from .simulator import EvictionOrder
+from .trace import Trace
+
+# ``SimulatedSidecar``: the graph of a live sidecar, for one simulated engine or several.
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One thing that happened to an engine: an event, or (without one) the eviction of blocks.
+
+    Attributes:
+        at: Seconds of the trace.
+        blocks: That became resident by the event, or were evicted.
+    """
+
+    at: float
+    event: AnyEvent | None
+    blocks: Sequence[int] = ()
+
+    @property
+    def is_eviction(self) -> bool:
+        """Whether ``blocks`` were evicted."""
+        return self.event is None
+
+
+class SimulatedSidecar:
+    """A real graph with a simulated clock, which hears of each engine as late as a live one would.
+
+    Engines that share it are one fleet: a session that moves is known where it arrives, and what
+    one engine teaches counts for all.
+
+    Args:
+        policy: Fresh, since it may learn.
+        rules: None takes the defaults.
+        hints: Whether callers name their sessions and say what the trace knows; if the trace has
+            nothing that they said, they say which turns are their sessions' last.
+        layers: Whether the engines read off each prompt where its parts are.
+        stops: Whether they read off each answer why it ended.
+        guard: Whether LRU rules until the policy has shown that it finds more.
+
+    Attributes:
+        now: The graph's clock, in seconds of the trace.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Policy,
+        *,
+        rules: Rules | None = None,
+        hints: bool = False,
+        layers: bool = False,
+        stops: bool = False,
+        guard: bool = True,
+    ) -> None:
+        self.now = 0.0
+        self.events = TraceEvents(trace, hints, layers, stops)
+        self.graph = KVCacheGraph(
+            policy=policy,
+            rules=rules,
+            referee=Guard(policy.name, yields=guard and policy.name != LruPolicy.name),
+            limits=GraphLimits(logs=False),
+            clock=lambda: self.now,
+        )
+        self._block_size = trace.block_size
+        self._unheard: dict[str, deque[News]] = {}  # by engine, what the graph has not heard yet
+
+    def join(self, capacity: int) -> str:
+        """The name of one more engine, whose pool has ``capacity`` blocks."""
+        engine = f"replay {len(self._unheard)}"
+        self._unheard[engine] = deque()
+        self.graph.apply(engine, [EngineHello(engine, "", self._block_size, capacity + 1, "")])
+        return engine
+
+    def happened(self, engine: str, news: News) -> None:
+        """Note what will be heard of later."""
+        self._unheard[engine].append(news)
+
+    def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
+        """What an engine should evict first, by what was heard so far."""
+        self.now = now
+        return self.graph.rank(engine, limit)
+
+    def hear(self, engine: str, before: float, others_before: float) -> None:
+        """Report to the graph all that happened to an engine before a time.
+
+        What became and ceased to be resident meanwhile is reported last, as two runs: a ranking
+        sees the same columns, and the graph takes a run at once.
+
+        Args:
+            others_before: The time before which the other engines' news is heard, too.
+        """
+        stored: dict[str, list[AnyEvent]] = {}
+        changed: dict[str, dict[int, bool]] = {}
+        while (heard := self._next_heard(engine, before, others_before)) is not None:
+            queue, turns = self._unheard[heard], list[AnyEvent]()
+            self.now = queue[0].at
+            while queue and queue[0].at == self.now:
+                news = queue.popleft()
+                if isinstance(news.event, BlocksStored):
+                    stored.setdefault(heard, []).append(news.event)
+                elif news.event is not None:
+                    turns.append(news.event)
+                resident = not news.is_eviction
+                changed.setdefault(heard, {}).update(dict.fromkeys(news.blocks, resident))
+            self.graph.apply(heard, turns)
+        for heard, blocks in changed.items():
+            self.graph.apply(heard, stored.get(heard, []))
+            if removed := [block for block, resident in blocks.items() if not resident]:
+                self.graph.apply(heard, [self.events.removed(removed)])
+
+    def _next_heard(self, engine: str, before: float, others_before: float) -> str | None:
+        """The engine whose news is the oldest that may be heard."""
+        first, oldest = None, before
+        for heard, queue in self._unheard.items():
+            until = before if heard == engine else others_before
+            if queue and queue[0].at < min(until, oldest):
+                first, oldest = heard, queue[0].at
+        return first
+
+
+_SLICE: Final = 512  # keys looked up at a time; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How a live sidecar plans.
+
+    Attributes:
+        interval_s: Seconds between two rankings.
+        delay_s: Seconds until a sidecar knows of an event: an engine reports five times per second.
+        pressing_share: Share of a pool; after so many stored blocks an engine reports at once,
+            and is answered at once.
+        pressing_delay_s: Seconds that this takes.
+        max_ranked: Blocks per ranking; behind them an engine's own order holds.
+    """
+
+    interval_s: float = 0.5
+    delay_s: float = 0.2
+    pressing_share: float = PRESSING_SHARE
+    pressing_delay_s: float = 0.02
+    max_ranked: int = 8192
+
+
+class GraphOrder(EvictionOrder):
+    """Reports to a sidecar what an engine's hook would report, and evicts by its rankings.
+
+    A ranking is made at every multiple of the interval from what happened before, as live; a
+    ranking that no eviction asks for is left out, which changes no result. Behind a ranking's end
+    the engine's own order holds: the longest free block first.
+
+    Args:
+        sidecar: Advises this engine, and perhaps others.
+    """
+
+    def __init__(self, sidecar: SimulatedSidecar, planning: Planning | None = None) -> None:
+        self.planning = planning or Planning()
+        self._sidecar = sidecar
+        self._engine = ""
+        self._free: OrderedDict[int, float] = OrderedDict()
+        self._ranking: Keys = sidecar.events.keys[:0]  # what is left of it
+        self._protected: set[int] = set()  # block ids
+        self._slice: list[int] = []  # its next block ids, evict last → evict first
+        self._tick = self._known_of = -math.inf
+        self._stored = 0  # blocks since the last ranking
+        self._pressing = 1
+        self._word: AdmissionAdvice | None = None
+        self._ids_by_key = np.argsort(sidecar.events.keys, kind="stable")
+        self._sorted_keys = sidecar.events.keys[self._ids_by_key]
+
+    @property
+    def sidecar(self) -> SimulatedSidecar:
+        """Who advises this engine."""
+        return self._sidecar
+
+    @classmethod
+    def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
+        """The order of an engine with a sidecar of its own, by the defaults; see
+        ``SimulatedSidecar``."""
+        return cls(SimulatedSidecar(trace, policy, hints=hints))
+
+    def serves(self, capacity: int) -> None:
+        self._engine = self._sidecar.join(capacity)
+        self._pressing = max(1, int(self.planning.pressing_share * capacity))
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        self._free.update(dict.fromkeys(blocks, now))
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._free[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        self._refresh(now)
+        taken: list[int] = []
+        while len(taken) < count and (block := self._next_ranked()) is not None:
+            # What was used since the ranking's moment is not in it.
+            if self._free.get(block, math.inf) <= self._known_of:
+                del self._free[block]
+                taken.append(block)
+        taken.extend(self._longest_free() for _ in range(count - len(taken)))
+        return taken
+
+    def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:
+        self._tell(now, self._sidecar.events.started(request, hit))
+        self._stored += len(new)
+        if new:
+            self._tell(now, self._sidecar.events.stored(request, hit), new)
+
+    def evicted(self, blocks: Sequence[int], now: float) -> None:
+        self._tell(now, None, blocks)
+
+    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
+        tables, keys = self._sidecar.graph.tables, self._sidecar.events.keys[list(blocks)]
+        rows = tables.blocks.find(keys, tables.salt(tables.engines[self._engine]))
+        worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self._sidecar.now)
+        return [block for block, worth in zip(blocks, worthy.tolist(), strict=True) if worth]
+
+    def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:
+        if made:
+            self._tell(now, self._sidecar.events.copied(made))
+        if gone:
+            self._tell(now, self._sidecar.events.dropped(gone))
+
+    def finished(self, request: int, now: float) -> None:
+        self._tell(now, self._sidecar.events.finished(request, now))
+
+    def advised(self, admission: Admission, now: float) -> AdmissionAdvice:
+        """What a sidecar has said of room by ``now``: made at every multiple of the interval."""
+        tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
+        if self._word is None or tick > self._word.ts:
+            known_of = tick - self.planning.delay_s
+            self._sidecar.hear(self._engine, known_of, known_of)
+            self._sidecar.now = tick
+            tables = self._sidecar.graph.tables
+            word = admission.advise(tables, tables.engines[self._engine], tick)
+            self._word = replace(word, known_of=known_of)
+        return self._word
+
+    def _longest_free(self) -> int:
+        """Take the longest free block that is not protected, or the longest free one of all."""
+        for _ in range(len(self._protected)):
+            block = next(iter(self._free))
+            if block not in self._protected:
+                break
+            self._free.move_to_end(block)
+        return self._free.popitem(last=False)[0]
+
+    def _next_ranked(self) -> int | None:
+        """The ranking's next block id; keys are looked up one slice at a time."""
+        if not self._slice:
+            self._slice = self._ids(self._ranking[:_SLICE])[::-1]
+            self._ranking = self._ranking[_SLICE:]
+        return self._slice.pop() if self._slice else None
+
+    def _refresh(self, now: float) -> None:
+        """Rank as of the last tick if that was not done yet, or as of now if much was
+        stored since."""
+        tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
+        if self._stored >= self._pressing:
+            self._rank(now, now - self.planning.pressing_delay_s)
+        elif tick > self._tick:
+            self._rank(tick, tick - self.planning.delay_s)
+
+    def _rank(self, tick: float, known_of: float) -> None:
+        self._tick, self._known_of, self._stored = tick, known_of, 0
+        self._sidecar.hear(self._engine, known_of, min(known_of, tick - self.planning.delay_s))
+        ranking = self._sidecar.rank(self._engine, self.planning.max_ranked, tick)
+        self._ranking, self._protected = ranking.order, set(self._ids(ranking.protected))
+        self._slice = []
+
+    def _ids(self, keys: Keys) -> list[int]:
+        """The trace's numbers of these blocks."""
+        found: list[int] = self._ids_by_key[np.searchsorted(self._sorted_keys, keys)].tolist()
+        return found
+
+    def _tell(self, now: float, event: AnyEvent | None, blocks: Sequence[int] = ()) -> None:
+        self._sidecar.happened(self._engine, News(now, event, blocks))

@@ -1,2 +1,0 @@
-"""Compares policies: arms by name, tables of cells, losses explained, weights tuned, priors
-learned."""

@@ -1,0 +1,188 @@
+"""Eviction orders to compare with, besides those of libcachesim."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from .simulator import EvictionOrder
+from .trace import Trace
+
+# What a trace tells about the future, and the eviction order that knows it.
+
+NEVER: Final = 1 << 40
+"""Stands for a request that does not come."""
+
+
+class BeladyOrder(EvictionOrder):
+    """Evicts the block whose next use is farthest, among equals the deepest.
+
+    A block's parent is used whenever the block is, so this leaves no block unreachable. No other
+    order finds more where every request fits the pool; one that is refused counts as a use here.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._next = next_uses(trace)
+        self._depth = depths(trace)
+        self._due: dict[int, int] = {}  # free block → request that uses it next
+        self._heap: list[tuple[int, int, int]] = []
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        uses = self._next[request]
+        for block in blocks:
+            due = uses[self._depth[block]]
+            self._due[block] = due
+            heapq.heappush(self._heap, (-due, -self._depth[block], block))
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._due[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        taken: list[int] = []
+        while len(taken) < count:
+            due, _, block = heapq.heappop(self._heap)
+            if self._due.get(block) == -due:
+                del self._due[block]
+                taken.append(block)
+        return taken
+
+
+def depths(trace: Trace) -> list[int]:
+    """How many blocks stand before each block id in its chain."""
+    lengths = np.diff(trace.starts)
+    depth = np.arange(len(trace.blocks)) - np.repeat(trace.starts[:-1], lengths)
+    by_block = np.zeros(trace.num_blocks, dtype=np.int64)
+    by_block[trace.blocks] = depth
+    found: list[int] = by_block.tolist()
+    return found
+
+
+def next_uses(trace: Trace) -> list[list[int]]:
+    """Per request a list: for each block of its chain, the next request whose *prompt* has it."""
+    coming = [NEVER] * trace.num_blocks
+    prompts = trace.prompts.tolist()
+    uses: list[list[int]] = []
+    for request, chain in reversed(list(enumerate(trace.chains()))):
+        uses.append([coming[block] for block in chain])
+        for block in chain[: prompts[request]]:
+            coming[block] = request
+    uses.reverse()
+    return uses
+
+
+class LfuHistoryOrder(EvictionOrder):
+    """Evicts the least often used block; an evicted block keeps its count. Among equals the oldest
+    goes first.
+
+    libcachesim's LFU forgets a count with its object, as most do: see ``library``.
+    """
+
+    def __init__(self) -> None:
+        self._uses: Counter[int] = Counter()
+        self._freed = 0
+        self._since: dict[int, int] = {}  # free block → when it became so, in blocks freed
+        self._heap: list[tuple[int, int, int]] = []
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        for block in blocks:
+            self._uses[block] += 1
+            self._freed += 1
+            self._since[block] = self._freed
+            heapq.heappush(self._heap, (self._uses[block], self._freed, block))
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._since[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        taken: list[int] = []
+        while len(taken) < count:
+            _, since, block = heapq.heappop(self._heap)
+            if self._since.get(block) == since:
+                del self._since[block]
+                taken.append(block)
+        return taken
+
+
+class SessionTtlOrder(EvictionOrder):
+    """Keeps what a session with two or more turns used, for ``ttl_s`` after its last turn.
+
+    The others go first, the longest free before; among the kept ones, the oldest. The same time to
+    live for every session would only be LRU again.
+
+    Args:
+        reserve: Free blocks that may be kept so; beyond it they go first. None sets no bound.
+    """
+
+    def __init__(self, trace: Trace, ttl_s: float = 300.0, reserve: int | None = None) -> None:
+        self._turns = trace.turns().tolist()
+        self._ttl = ttl_s
+        self._reserve = trace.num_blocks if reserve is None else reserve
+        self._kept: OrderedDict[int, float] = OrderedDict()
+        self._plain: OrderedDict[int, None] = OrderedDict()
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        if self._turns[request]:
+            self._kept.update(dict.fromkeys(blocks, now + self._ttl))
+        else:
+            self._plain.update(dict.fromkeys(blocks))
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if block in self._kept:
+                del self._kept[block]
+            else:
+                del self._plain[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        return [self._victim(now) for _ in range(count)]
+
+    def _victim(self, now: float) -> int:
+        oldest = next(iter(self._kept.values()), now)
+        if self._plain and oldest >= now and len(self._kept) <= self._reserve:
+            return self._plain.popitem(last=False)[0]
+        return self._kept.popitem(last=False)[0]
+
+
+class SessionTailOrder(EvictionOrder):
+    """Evicts blocks of the session that was idle longest, the deepest first.
+
+    A block belongs to the session that walked it last. If sessions only grow, this is LRU; the two
+    differ where histories are edited.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._session = trace.session.tolist()
+        self._depth = depths(trace)
+        self._owner: dict[int, int] = {}
+        self._free: OrderedDict[int, list[tuple[int, int]]] = OrderedDict()  # heaps, idle first
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        session = self._session[request]
+        heap = self._free.setdefault(session, [])
+        self._free.move_to_end(session)
+        for block in blocks:
+            self._owner[block] = session
+            heapq.heappush(heap, (-self._depth[block], block))
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._owner[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        taken: list[int] = []
+        while len(taken) < count:
+            session, heap = next(iter(self._free.items()))
+            if not heap:
+                del self._free[session]
+                continue
+            _, block = heapq.heappop(heap)
+            if self._owner.get(block) == session:  # else it is in use, or another's by now
+                del self._owner[block]
+                taken.append(block)
+        return taken

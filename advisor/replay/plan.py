@@ -1,0 +1,493 @@
+"""How many engines, how much host memory, which routing: what each plan would do with a trace."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..fleet.board import EngineBoard, Speed
+from ..fleet.pools import Link, PoolShadows
+from ..fleet.router import Choice, FleetRouter, Holdings, Wanted
+from .arms import Settings, new_orders, run_cells
+from .simulator import (
+    EvictionOrder,
+    HostTier,
+    Instance,
+    PrefixAffinity,
+    RoundRobin,
+    Router,
+    simulate,
+)
+from .trace import AGENTS_SERVICE, HostLink, Ints, ReplayError, Trace
+
+# Simulated queues before engines that prefill one request after the other.
+
+
+class PrefillQueues:
+    """Tells when each engine is done with a prompt, and how much waited before each over time.
+
+    Args:
+        tokens_per_s: Prompt tokens that an engine computes per second.
+        computed: Told of each choice whose prompt was computed.
+    """
+
+    def __init__(self, tokens_per_s: float, computed: Callable[[Choice], None]) -> None:
+        self._rate = tokens_per_s
+        self._computed = computed
+        self._free_at: dict[int, float] = {}
+        self._ends: list[tuple[float, int, Choice]] = []
+        self._number = 0
+        self._waited: dict[int, float] = {}  # token-seconds
+
+    def advance(self, now: float) -> None:
+        """Finish all that is done by ``now``."""
+        while self._ends and self._ends[0][0] <= now:
+            self._computed(heapq.heappop(self._ends)[2])
+
+    def add(self, choice: Choice, now: float) -> None:
+        """Queue a prompt where it was sent."""
+        start = max(now, self._free_at.get(choice.engine, 0.0))
+        end = start + choice.tokens / self._rate
+        self._free_at[choice.engine] = end
+        waited = self._waited.get(choice.engine, 0.0)
+        self._waited[choice.engine] = waited + choice.tokens * (end - now)
+        self._number += 1
+        heapq.heappush(self._ends, (end, self._number, choice))
+
+    def waited(self, engines: int) -> npt.NDArray[np.float64]:
+        """float64 ``[engines]``: tokens queued or running at each, summed over seconds."""
+        return np.array([self._waited.get(engine, 0.0) for engine in range(engines)])
+
+
+# The live router before simulated engines.
+
+_ALL_LOST: Final = np.ones(1, dtype=np.bool_)
+
+
+class NotingRouter:
+    """Asks another router, and remembers where it sent each request.
+
+    Attributes:
+        where: Engine numbers, by request.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self.where: list[int] = []
+
+    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
+        self.where.append(self._router(request, instances))
+        return self.where[-1]
+
+
+class FleetRouting:
+    """Asks a ``FleetRouter``, which sees what the simulated engines hold.
+
+    Args:
+        store: A tier that all engines share, if they do.
+        tokens_per_s: Prompt tokens that an engine computes per second: what it has not computed yet
+            waits there. None: prompts take no time, and no queue stands before any engine.
+    """
+
+    def __init__(
+        self, trace: Trace, store: HostTier | None = None, tokens_per_s: float | None = None
+    ) -> None:
+        self._chains = trace.chains()
+        self._limits = trace.matchable.tolist()
+        self._tokens, self._session = trace.input_tokens.tolist(), trace.session.tolist()
+        self._at, self._size = trace.at.tolist(), trace.block_size
+        self._store = store
+        self._speed = Speed()
+        self.router = FleetRouter(EngineBoard())
+        self.queues: PrefillQueues | None = None
+        if tokens_per_s is not None:
+            self._speed = replace(self._speed, prefill_tokens_per_s=tokens_per_s)
+            self.queues = PrefillQueues(tokens_per_s, self.router.computed)
+
+    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
+        board = self.router.board
+        for instance in instances[len(board) :]:
+            pool_tokens = instance.capacity * self._size
+            board.add(f"#{len(board)}", replace(self._speed, pool_tokens=pool_tokens))
+        now = self._at[request]
+        if self.queues is not None:
+            self.queues.advance(now)
+        wanted = Wanted(self._session[request], self._tokens[request])
+        choice = self.router.route(wanted, self._holdings(request, instances), now)
+        if self.queues is None:
+            self.router.computed(choice)
+        else:
+            self.queues.add(choice, now)
+        return choice.engine
+
+    def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
+        chain, limit = self._chains[request], self._limits[request]
+
+        def reached(reach: Callable[[Instance], int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+            return self._size * np.array([reach(each) for each in instances], dtype=np.int64)
+
+        pool = reached(lambda instance: instance.match(chain, limit))
+        below = reached(lambda instance: instance.reach(chain, limit))
+        if self._store is None:
+            return Holdings(pool, below, lost=_ALL_LOST)
+        return Holdings(pool, pool, int(below.max()), _ALL_LOST)
+
+
+class MemoryRouting(FleetRouting):
+    """The same router where engines have no graph: it goes by shadows of their pools, as the proxy
+    does."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self._pools = PoolShadows()
+
+    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
+        engine = super().__call__(request, instances)
+        chain = self._links(self._chains[request])
+        self._pools.sent(chain, engine, int(self.router.board.pool[engine]))
+        return engine
+
+    def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
+        chain = self._links(self._chains[request][: self._limits[request]])
+        return self._pools.holdings(chain, len(instances))
+
+    def _links(self, chain: Sequence[int]) -> list[Link]:
+        return [Link(block, self._size * at) for at, block in enumerate(chain, start=1)]
+
+
+Seconds = npt.NDArray[np.float64]
+
+ROUTINGS: Final = ("round-robin", "prefix", "home")
+"""One engine after the other; where most of the prompt is cached; what ``kvgraph route`` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to buy, and how to route.
+
+    Attributes:
+        host: Blocks of host memory per block of the pool.
+    """
+
+    engines: int
+    host: float
+    routing: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTerms:
+    """What an engine is.
+
+    Attributes:
+        blocks: Of an engine's pool: one that costs 1.
+        prefill_tokens_per_s: Prompt tokens that it computes per second, one prompt at a time.
+        policy: What orders its blocks.
+        host_cost: Cost of as much host memory as a pool, where an engine costs 1; the default is
+            chosen.
+        times: How many pools of ``blocks`` each engine has, as one that is spread over as many
+            GPUs; it costs as much.
+    """
+
+    blocks: int
+    prefill_tokens_per_s: float = AGENTS_SERVICE.prefill_tokens_per_s
+    policy: str = "lru"
+    host_cost: float = 0.05
+    times: int = 1
+
+    @property
+    def pool(self) -> int:
+        """Blocks that an engine of a plan has."""
+        return self.blocks * self.times
+
+    def cost(self, plan: Plan) -> float:
+        """What a plan costs, in engines of ``blocks``."""
+        return self.times * plan.engines * (1 + plan.host * self.host_cost)
+
+    def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
+        """The same with pools in which every request of a trace has room, and how many requests
+        have none in ``blocks``: an engine refuses a prompt that can never fit."""
+        needed = blocks_needed(trace)
+        times = max(1, -(-int(needed.max(initial=0)) // self.blocks))
+        return replace(self, times=times), int((needed > self.blocks).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFound:
+    """What a plan does with a trace.
+
+    Attributes:
+        cost: In engines.
+        hit_rate, host_rate: Shares of the prompt blocks found in pools, and loaded.
+        ttft_p50_s, ttft_p95_s: Seconds from a request's arrival until its prompt is computed.
+        busiest: Share of the time in which the busiest engine computes prompts.
+        blocks: Of each engine's pool.
+        refused: Requests that are larger than that pool: no plan that has some serves the trace.
+    """
+
+    plan: Plan
+    cost: float
+    hit_rate: float
+    host_rate: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+    busiest: float
+    blocks: int
+    refused: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        found = asdict(self)
+        return {**found.pop("plan"), **found}
+
+
+def compare_plans(
+    trace: Trace,
+    plans: Sequence[Plan],
+    terms: PlanTerms,
+    *,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[PlanFound]:
+    """What each plan does, in the order of their costs."""
+    found: list[PlanFound] = []
+    for done, (_, row) in enumerate(run_cells(_run, (trace, terms), plans, processes), start=1):
+        found.append(row)
+        progress(done, len(plans))
+    return sorted(found, key=lambda row: (row.cost, row.ttft_p95_s))
+
+
+def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
+    """Every combination; a single engine needs no routing."""
+    every = (Plan(*each) for each in product(engines, hosts, ROUTINGS))
+    return [plan for plan in every if plan.engines > 1 or plan.routing == ROUTINGS[-1]]
+
+
+def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
+    """The cheapest plan that serves all requests, and whose TTFT is good enough at p95; None: none
+    is."""
+    good = [row for row in found if not row.refused and row.ttft_p95_s <= ttft_s]
+    return min(good, key=lambda row: (row.cost, row.ttft_p95_s), default=None)
+
+
+def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
+    """Replay a trace under a plan.
+
+    Engines compute one prompt after the other in the order of arrival, and copies are loaded in
+    that time; decoding takes none.
+    """
+    orders = new_orders(terms.policy, trace, Settings(), plan.engines)
+    pools = [_instance(order, plan, terms) for order in orders]
+    router = NotingRouter(_router(trace, plan, terms))
+    outcome = simulate(trace, pools, router=router)
+    size, total = trace.block_size, max(1, trace.prompt_blocks)
+    computed = np.maximum(1, trace.input_tokens - size * (outcome.hits + outcome.warmed))
+    link = HostLink()
+    loading = outcome.warmed * link.seconds(1, size)
+    ttft, busy = waits(trace.at, computed / terms.prefill_tokens_per_s + loading, router.where)
+    p50, p95 = np.percentile(ttft, [50, 95]).tolist() if len(ttft) else (0.0, 0.0)
+    hit_rate, host_rate = float(outcome.hits.sum() / total), float(outcome.warmed.sum() / total)
+    refused = int((blocks_needed(trace) > terms.pool).sum())
+    return PlanFound(
+        plan, terms.cost(plan), hit_rate, host_rate, p50, p95, busy, terms.pool, refused
+    )
+
+
+def blocks_needed(trace: Trace) -> Ints:
+    """int32 ``[requests]``: blocks that each holds at the end of its answer."""
+    tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
+    needed: Ints = np.maximum(-(-tokens // trace.block_size), np.diff(trace.starts)).astype(
+        np.int32
+    )
+    return needed
+
+
+def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
+    """Seconds from each arrival to its end, first come first served at each engine; and the share
+    of the time in which the busiest engine works.
+
+    Args:
+        at: float64 ``[requests]``, arrivals, ascending.
+        needs: float64 ``[requests]``, seconds of work.
+        where: The engine of each.
+    """
+    free: dict[int, float] = {}
+    work: dict[int, float] = {}
+    ends = np.zeros(len(at))
+    for number, (arrival, need, engine) in enumerate(
+        zip(at.tolist(), needs.tolist(), where, strict=True)
+    ):
+        free[engine] = ends[number] = max(arrival, free.get(engine, 0.0)) + need
+        work[engine] = work.get(engine, 0.0) + need
+    span = max(free.values(), default=0.0) or 1.0
+    return ends - at, max(work.values(), default=0.0) / span
+
+
+def _run(shared: tuple[Trace, PlanTerms], plan: Plan) -> PlanFound:
+    return run_plan(shared[0], plan, shared[1])
+
+
+def _instance(order: EvictionOrder, plan: Plan, terms: PlanTerms) -> Instance:
+    host = HostTier(round(plan.host * terms.pool)) if plan.host else None
+    return Instance(terms.pool, order, host=host)
+
+
+def _router(trace: Trace, plan: Plan, terms: PlanTerms) -> Router:
+    if plan.routing == "home":
+        return FleetRouting(trace, tokens_per_s=terms.prefill_tokens_per_s)
+    return PrefixAffinity(trace) if plan.routing == "prefix" else RoundRobin()
+
+
+# ``kvgraph plan``: what to buy for a trace, and how to route.
+
+DEFAULT_PICTURE: Final = Path("plan.png")
+
+
+Ttft = Annotated[float, typer.Option(min=0.001, help="Wanted TTFT at p95, in seconds.")]
+PrefillRate = Annotated[
+    float, typer.Option(min=1, help="Prompt tokens that an engine computes per second.")
+]
+HostCost = Annotated[
+    float,
+    typer.Option(min=0, help="Cost of as much host memory as one pool holds; one engine costs 1."),
+]
+
+
+def plan(
+    trace: Annotated[Path, typer.Argument(help="A trace file, gzipped or not.")],
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks of one engine's pool.")],
+    engines: Annotated[str, typer.Option(help="Numbers of engines to try.")] = "1,2,4,8",
+    host: Annotated[str, typer.Option(help="Host memory to try, in pools.")] = "0,2",
+    ttft: Ttft = 2.0,
+    prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
+    policy: Annotated[str, typer.Option(help="lru, or default: kvgraph's own (slow).")] = "lru",
+    host_cost: HostCost = 0.05,
+    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    picture: Annotated[Path, typer.Option(help="Save the picture here (PNG).")] = DEFAULT_PICTURE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """How many engines, how much host memory, which routing: hit rate and TTFT over cost."""
+    from .reader import load_trace
+
+    plans = plans_of([int(each) for each in _numbers("--engines", engines, whole=True)],
+                     _numbers("--host", host))  # fmt: skip
+    terms = PlanTerms(blocks, prefill, policy, host_cost)
+    console = Console(stderr=True, quiet=as_json)
+    with console.status(f"{len(plans)} plans") as status:
+        read = load_trace(trace)
+        terms, too_large = terms.for_trace(read)
+        found = compare_plans(
+            read, plans, terms, processes=processes,
+            progress=lambda done, total: status.update(f"{done} of {total} plans"),
+        )  # fmt: skip
+    best = cheapest(found, ttft)
+    draw_plans(found, best, ttft, picture)
+    if as_json:
+        rows = [row.as_dict() for row in found]
+        said = {"plans": rows, "best": best and best.as_dict(), "too_large": too_large}
+        typer.echo(json.dumps(said))
+        return
+    Console().print(_table(found, best, trace.name))
+    if too_large:
+        typer.echo(
+            f"{too_large:,} of {len(read):,} requests are larger than a pool of {blocks:,} blocks: "
+            f"no engine serves them. Planned with pools of {terms.pool:,} blocks, {terms.times} "
+            f"times as large and as dear"
+        )
+    typer.echo(_sentence(best, ttft))
+    typer.echo(f"picture: {picture}")
+
+
+def _numbers(option: str, text: str, whole: bool = False) -> list[float]:
+    try:
+        numbers = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        numbers = [-1.0]
+    least = 1 if whole else 0
+    if not all(least <= n <= 1024 and (not whole or n == int(n)) for n in numbers):
+        raise ReplayError(f"{option} {text!r}: allowed: numbers from {least} to 1024, with commas")
+    return numbers
+
+
+def _table(found: Sequence[PlanFound], best: PlanFound | None, name: str) -> Table:
+    table = Table(title=f"{name}: plans by cost", title_justify="left")
+    for column in ("engines", "host", "cost", "hit rate", "loaded", "TTFT p50", "p95", "busiest"):
+        table.add_column(column, justify="right")
+    table.add_column("routing")
+    for row in found:
+        table.add_row(
+            f"{row.plan.engines}", f"{row.plan.host:g} pools", f"{row.cost:.2f}",
+            f"{row.hit_rate:.3f}", f"{row.host_rate:.3f}", f"{row.ttft_p50_s:.2f} s",
+            f"{row.ttft_p95_s:.2f} s", f"{row.busiest:.0%}", row.plan.routing,
+            style="bold" if row is best else "",
+        )  # fmt: skip
+    return table
+
+
+def _sentence(best: PlanFound | None, ttft: float) -> str:
+    if best is None:
+        return f"no plan has a TTFT of {ttft:g} s at p95: try more engines or more host memory"
+    plan = best.plan
+    memory = f"{plan.host:g} pools of host memory each" if plan.host else "no host memory"
+    engines = "1 engine" if plan.engines == 1 else f"{plan.engines} engines"
+    return (
+        f"cheapest with a TTFT of {ttft:g} s at p95: {engines} of {best.blocks:,} blocks with "
+        f"{memory}, "
+        f"routing {plan.routing} (simulated: prompts one after the other, decoding free)"
+    )
+
+
+# The picture of ``kvgraph plan``: hit rate and TTFT over cost.
+
+_COLORS: Final = dict(zip(ROUTINGS, ("#9a9a9a", "#4c78a8", "#e45756"), strict=True))
+
+
+def draw_plans(
+    found: Sequence[PlanFound], best: PlanFound | None, ttft_s: float, path: Path
+) -> None:
+    """Save the picture.
+
+    Raises:
+        ReplayError: matplotlib is missing, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ReplayError(
+            "the picture needs matplotlib; install it with pip install 'kvgraph[replay]'"
+        ) from None
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    rates, times = figure.subplots(1, 2)
+    for routing in ROUTINGS:
+        rows = [row for row in found if row.plan.routing == routing]
+        _points(rates, rows, [row.hit_rate + row.host_rate for row in rows], routing)
+        _points(times, rows, [row.ttft_p95_s for row in rows], routing)
+    rates.set(xlabel="cost in engines", ylabel="share of the prompt found", ylim=(0, 1))
+    times.set(xlabel="cost in engines", ylabel="TTFT p95 in seconds", yscale="log")
+    times.axhline(ttft_s, color="#444444", linewidth=0.8, linestyle=":")
+    if best is not None:
+        times.plot([best.cost], [best.ttft_p95_s], "o", markersize=14, fillstyle="none",
+                   color="#222222", label="cheapest that is fast enough")  # fmt: skip
+    times.legend(frameon=False, fontsize=8)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise ReplayError(f"--picture {str(path)!r}: {error}") from None
+
+
+def _points(axes: Any, rows: Sequence[PlanFound], values: Sequence[float], routing: str) -> None:
+    """One point per plan; hollow where there is no host memory."""
+    costs = [row.cost for row in rows]
+    axes.plot(costs, values, linewidth=0.6, alpha=0.4, color=_COLORS[routing])
+    faces = [_COLORS[routing] if row.plan.host else "white" for row in rows]
+    axes.scatter(costs, values, s=26, c=faces, edgecolors=_COLORS[routing], label=routing, zorder=3)

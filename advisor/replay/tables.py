@@ -1,0 +1,260 @@
+"""Hit rates of many arms at many capacities: the lab's table."""
+
+from __future__ import annotations
+
+import base64
+import html
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from ..policies.registry import DEFAULT
+from .arms import BOUNDS, HINTS, STOPS, Settings, graph_policies, run_arm, run_cells, without_suffix
+from .trace import ReplayError, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class HitTable:
+    """What a replay found.
+
+    Attributes:
+        rates: arm → capacity in blocks → prompt blocks matched by prefix / all prompt blocks.
+        seconds: How long the whole table took.
+    """
+
+    trace: Trace
+    capacities: tuple[int, ...]
+    rates: dict[str, dict[int, float]]
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """``{"trace", "blocks", "policies": {arm: {capacity: rate}}, "seconds"}``."""
+        return {
+            "trace": self.trace.name,
+            "requests": len(self.trace),
+            "blocks": self.trace.prompt_blocks,
+            "distinct_blocks": self.trace.num_blocks,
+            "block_size": self.trace.block_size,
+            "policies": {
+                arm: {str(capacity): round(rate, 6) for capacity, rate in row.items()}
+                for arm, row in self.rates.items()
+            },
+            "notes": self.notes,
+            "seconds": round(self.seconds, 2),
+        }
+
+    def way(self, arm: str, capacity: int) -> float | None:
+        """How far ``arm`` is from LRU (0) to Belady (1); None if one of these is missing."""
+        lru, bound = (self.rates.get(name, {}).get(capacity) for name in ("lru", "belady"))
+        if lru is None or bound is None or bound - lru < 1e-9:
+            return None
+        return (self.rates[arm][capacity] - lru) / (bound - lru)
+
+
+def hit_table(
+    trace: Trace,
+    arms: Sequence[str],
+    capacities: Sequence[int],
+    settings: Settings,
+    *,
+    processes: int = 2,
+    progress: Callable[[int, int], None] = lambda done, cells: None,
+) -> HitTable:
+    """Run every arm at every capacity, in ``processes`` processes (1: in this one).
+
+    Args:
+        progress: Told how many of the cells are done.
+    """
+    began = time.perf_counter()
+    # Graph policies take the longest: start with them, so that no process ends alone with one.
+    cells = sorted(itertools.product(arms, capacities), key=lambda cell: not _is_slow(cell[0]))
+    found: dict[tuple[str, int], float] = {}
+    rates_of = run_cells(_hit_rate, (trace, settings), cells, processes)
+    for done, (cell, rate) in enumerate(rates_of, start=1):
+        found[cell] = rate
+        progress(done, len(cells))
+    rates = {arm: {c: found[arm, c] for c in capacities} for arm in arms}
+    seconds = time.perf_counter() - began
+    notes = [*_notes(trace, capacities, arms), *_equal_columns(rates, settings.guard)]
+    return HitTable(trace, tuple(capacities), rates, seconds, notes)
+
+
+def _hit_rate(shared: tuple[Trace, Settings], cell: tuple[str, int]) -> float:
+    """Prompt blocks matched by prefix / all prompt blocks, for an arm and a capacity."""
+    (trace, settings), (arm, capacity) = shared, cell
+    return float(run_arm(arm, trace, capacity, settings).sum() / max(1, trace.prompt_blocks))
+
+
+def _is_slow(arm: str) -> bool:
+    return without_suffix(arm) in graph_policies()
+
+
+def _notes(trace: Trace, capacities: Sequence[int], arms: Sequence[str]) -> Iterator[str]:
+    """What a reader of the table would not guess."""
+    said = trace.said
+    if not (said and said.anything) and any(arm.endswith(HINTS) for arm in arms):
+        yield (
+            f"in {trace.name} nobody says anything: {HINTS} takes from the future which request is "
+            "its session's last, and that is all that is said"
+        )
+    if not (said and said.tells_stops) and any(arm.endswith(STOPS) for arm in arms):
+        yield (
+            f"{trace.name} does not say why answers ended, so nothing is read with {STOPS}: make "
+            "the fleet with `kvgraph traffic --signals stops` or `all`, or record one"
+        )
+    for capacity in capacities:
+        if longer := int((trace.prompts > capacity).sum()):
+            yield (
+                f"{longer:,} of {len(trace):,} prompts have more than {capacity:,} blocks: an "
+                "engine with such a pool refuses them"
+            )
+
+
+def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[str]:
+    """Warn of two different algorithms with the same figures everywhere."""
+    for one, other in itertools.combinations(rates, 2):
+        if len(rates[one]) > 2 and rates[one] == rates[other]:
+            equal = f"{one} and {other} are equal at every capacity"
+            ranked = next((arm for arm in (one, other) if arm != "lru"), "")
+            kept = guard and "lru" in (one, other) and _is_slow(ranked)
+            yield f"{equal}: the guard let {ranked} rank never, or in vain" if kept else equal
+
+
+# Imports matplotlib when a picture is wanted; opens no display.
+
+
+def pyplot() -> Any:
+    """``matplotlib.pyplot``, drawing into files.
+
+    Raises:
+        ReplayError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ReplayError("the picture needs matplotlib: pip install 'kvgraph[replay]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+# Shows a replay to people: a table, a picture, a page.
+
+_GREY: Final = "#9aa0a6"
+_WAY: Final = "mean share of LRU → Belady"
+
+
+def rates_table(table: HitTable) -> Table:
+    """Hit rates by arm and capacity, and each arm's mean way from LRU to Belady."""
+    trace = table.trace
+    shown = Table(
+        title=f"{trace.name}: {len(trace):,} requests, {trace.prompt_blocks:,} prompt blocks of "
+        f"{trace.block_size} tokens; share found by prefix",
+        title_justify="left",
+    )
+    shown.add_column("capacity in blocks")
+    for capacity in table.capacities:
+        shown.add_column(f"{capacity:,}", justify="right")
+    shown.add_column(_WAY, justify="right")
+    for arm, row in table.rates.items():
+        style = "dim" if arm in BOUNDS else None
+        shown.add_row(
+            arm, *(f"{rate:.4f}" for rate in row.values()), _mean_way(table, arm), style=style
+        )
+    return shown
+
+
+def draw(table: HitTable, path: Path) -> None:
+    """Save the picture: hit rate over capacity, in the band between LRU and Belady.
+
+    Raises:
+        ReplayError: matplotlib is not installed.
+    """
+    plots = pyplot()
+    figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
+    _draw_band(axes, table)
+    for arm, row in table.rates.items():
+        if arm not in ("lru", "belady"):
+            axes.plot(row.keys(), row.values(), label=arm, **_line(arm))
+    axes.set_xscale("log")
+    axes.set_xticks(table.capacities, [f"{capacity:,}" for capacity in table.capacities])
+    axes.minorticks_off()
+    axes.set_xlabel("capacity in blocks")
+    axes.set_ylabel("prompt blocks found by prefix")
+    axes.set_title(table.trace.name)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plots.close(figure)
+
+
+def write_page(table: HitTable, path: Path, sections: dict[str, dict[str, Any]]) -> None:
+    """Save one HTML file with the picture, the table and further ``sections`` of facts."""
+    picture = path.with_suffix(".png")
+    draw(table, picture)
+    image = base64.b64encode(picture.read_bytes()).decode()
+    head = [f"{capacity:,}" for capacity in table.capacities]
+    rows = [
+        [arm, *(f"{rate:.4f}" for rate in row.values()), _mean_way(table, arm)]
+        for arm, row in table.rates.items()
+    ]
+    parts = [
+        f"<h1>Replay of {html.escape(table.trace.name)}</h1>",
+        f'<img alt="hit rate over capacity" src="data:image/png;base64,{image}">',
+        _html_table(["capacity in blocks", *head, _WAY], rows),
+        *(f"<p>{html.escape(note)}</p>" for note in table.notes),
+    ]
+    for title, facts in sections.items():
+        parts.append(f"<h2>{html.escape(title)}</h2>")
+        parts.append(_html_table(["", ""], [[name, str(value)] for name, value in facts.items()]))
+    path.write_text(_PAGE.format(body="\n".join(parts)), encoding="utf-8")
+
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>kvgraph replay</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; }}
+img {{ max-width: 100%; }} table {{ border-collapse: collapse; margin: 1rem 0; }}
+td, th {{ padding: .2rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }}
+td:first-child, th:first-child {{ text-align: left; }}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+def _html_table(head: list[str], rows: list[list[str]]) -> str:
+    def line(cells: list[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    return "<table>" + line(head, "th") + "".join(line(row, "td") for row in rows) + "</table>"
+
+
+def _mean_way(table: HitTable, arm: str) -> str:
+    ways = [table.way(arm, capacity) for capacity in table.capacities]
+    known = [way for way in ways if way is not None]
+    return f"{sum(known) / len(known):.0%}" if known else ""
+
+
+def _draw_band(axes: Any, table: HitTable) -> None:
+    lru, belady = table.rates.get("lru"), table.rates.get("belady")
+    if lru and belady:
+        axes.fill_between(list(lru), list(lru.values()), list(belady.values()), color="#e8f0fe")
+    for row, name in ((lru, "lru"), (belady, "belady")):
+        if row:
+            axes.plot(row.keys(), row.values(), color="#3c4043", lw=2.5, label=name)
+
+
+def _line(arm: str) -> dict[str, Any]:
+    if arm in BOUNDS:
+        return {"color": _GREY, "ls": ":", "lw": 1.2}
+    if arm.startswith(DEFAULT):
+        return {"lw": 2.5, "marker": "o"}
+    return {"lw": 1.0, "marker": ".", "alpha": 0.8}

@@ -1,0 +1,239 @@
+"""A trace in columns: which blocks were asked for, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...graph.errors import KvGraphError
+from ...graph.types import Keys, SourceLayer
+
+Ints = npt.NDArray[np.int32]
+Layers = tuple[tuple[SourceLayer, int, int], ...]
+"""Parts of a prompt: ``(source layer, first token, end token)``."""
+
+NOBODY = -1  # said why an answer ended
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """A row a request, in order of arrival.
+
+    Attributes:
+        ended: bool, that the session is over with it.
+        waiting: int8, why its answer ended: 1 in a tool call, 0 the turn, -1 nobody said.
+        expected_return_s: float64, seconds from its end to the session's next; NaN: nobody said.
+        seconds: float64, how long it took; NaN: nobody knows.
+        layers: The parts of its prompt.
+        tenant: int32, numbered; -1 where none was named.
+    """
+
+    ended: npt.NDArray[np.bool_]
+    waiting: npt.NDArray[np.int8]
+    expected_return_s: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+    layers: tuple[Layers, ...]
+    tenant: npt.NDArray[np.int32]
+
+    @property
+    def anything(self) -> bool:
+        """Whether any caller said what a session is doing, or what its prompt consists of."""
+        told = (self.ended, ~np.isnan(self.expected_return_s))
+        return self.tells_stops or any(bool(c.any()) for c in told) or any(self.layers)
+
+    @property
+    def tells_stops(self) -> bool:
+        """Whether it is known of any answer why it ended."""
+        return bool((self.waiting != NOBODY).any())
+
+    def rows(self, part: slice) -> Said:
+        """The statements of some of the requests."""
+        return Said(
+            self.ended[part],
+            self.waiting[part],
+            self.expected_return_s[part],
+            self.seconds[part],
+            self.layers[part],
+            self.tenant[part],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in order of arrival.
+
+    A block id stands for a block and everything before it: equal ids have equal prefixes.
+
+    Attributes:
+        name: Where it came from, for people.
+        block_size: Tokens per block.
+        at: float64 ``[requests]``, arrival in seconds since the trace began.
+        input_tokens, output_tokens: ``[requests]``.
+        starts: int64 ``[requests + 1]``; request i's chain is ``blocks[starts[i]:starts[i+1]]``.
+        blocks: int32 block ids ``0 … num_blocks - 1``, prompt first, then known output blocks.
+        prompts: ``[requests]``, how many blocks of the chain are prompt; the last may be partial.
+        full: ``[requests]``, how many of those are full blocks.
+        matchable: ``[requests]``, how many of those a prefix match may cover.
+        session: ``[requests]``, numbered in order of appearance.
+        last: bool ``[requests]``, whether its session never comes back after it.
+        has_sessions: Whether sessions were named in the file; else they are inferred from chains.
+        said: What callers said of the requests; None where the format knows no such thing.
+    """
+
+    name: str
+    block_size: int
+    at: npt.NDArray[np.float64]
+    input_tokens: Ints
+    output_tokens: Ints
+    starts: npt.NDArray[np.int64]
+    blocks: Ints
+    prompts: Ints
+    full: Ints
+    matchable: Ints
+    session: Ints
+    last: npt.NDArray[np.bool_]
+    has_sessions: bool
+    said: Said | None = None
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks."""
+        return int(self.blocks.max()) + 1 if len(self.blocks) else 0
+
+    @property
+    def prompt_blocks(self) -> int:
+        """Prompt blocks of all requests: what hit rates are shares of."""
+        return int(self.prompts.sum())
+
+    def chain(self, request: int) -> Ints:
+        """The block ids of a request, the first block first."""
+        return self.blocks[self.starts[request] : self.starts[request + 1]]
+
+    def chains(self) -> list[list[int]]:
+        """All chains as lists: what a simulation's inner loop wants."""
+        flat, starts = self.blocks.tolist(), self.starts.tolist()
+        return [flat[a:b] for a, b in pairwise(starts)]
+
+    def keys(self) -> Keys:
+        """uint64, the key that stands for each block id; as spread out as real hashes are."""
+        # The finalizer of SplitMix64 (Steele et al., OOPSLA 2014): a bijection, so keys are unique.
+        keys = np.arange(1, self.num_blocks + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return keys ^ (keys >> np.uint64(31))
+
+    def turns(self) -> Ints:
+        """``[requests]``: which turn of its session each request is, from 0."""
+        order = np.argsort(self.session, kind="stable")
+        ordered = self.session[order]
+        first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+        counts = np.diff(np.append(first, len(order)))
+        turns = np.empty(len(order), dtype=np.int32)
+        turns[order] = np.arange(len(order)) - np.repeat(first, counts)
+        return turns
+
+    def unnamed(self) -> Trace:
+        """The same requests from callers that name no session."""
+        return replace(self, has_sessions=False)
+
+    def head(self, share: float) -> Trace:
+        """The first ``share`` of the requests, knowing nothing of the rest."""
+        return self._slice(slice(0, round(len(self) * share)), f"{self.name} (first {share:.0%})")
+
+    def _slice(self, part: slice, name: str) -> Trace:
+        session = self.session[part]
+        starts = self.starts[part.start : part.stop + 1]
+        return Trace(
+            name,
+            self.block_size,
+            self.at[part],
+            self.input_tokens[part],
+            self.output_tokens[part],
+            starts - starts[0],
+            self.blocks[starts[0] : starts[-1]],
+            self.prompts[part],
+            self.full[part],
+            self.matchable[part],
+            session,
+            last_turns(session),
+            self.has_sessions,
+            self.said and self.said.rows(part),
+        )
+
+
+def last_turns(session: Ints) -> npt.NDArray[np.bool_]:
+    """Whether no later request is of the same session."""
+    last = np.zeros(len(session), dtype=np.bool_)
+    _, newest_first = np.unique(session[::-1], return_index=True)
+    last[len(session) - 1 - newest_first] = True
+    return last
+
+
+# Errors of the replay lab.
+
+
+class TraceError(KvGraphError):
+    """A trace cannot be read; the message names the file, the line and what is wrong."""
+
+
+class ReplayError(KvGraphError):
+    """A replay was asked for something that cannot be; the message says what is allowed."""
+
+
+# How long an engine takes for a request: a plain model, for simulated time.
+
+BYTES_PER_TOKEN: Final = 131_072
+"""KV of one token, all layers, of an 8B model in bf16 (32 layers, 8 heads of 128)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceModel:
+    """Prefill at a constant rate, then one step per token. The defaults are an 8B model on one
+    H100-class GPU; chosen.
+
+    Attributes:
+        prefill_tokens_per_s: Prompt tokens computed per second.
+        decode_s_per_token: Seconds per output token.
+    """
+
+    prefill_tokens_per_s: float = 20_000.0
+    decode_s_per_token: float = 0.02
+
+    def prefill_seconds(self, computed_tokens: int) -> float:
+        """Seconds until the first token: the part of TTFT that a hit saves."""
+        return computed_tokens / self.prefill_tokens_per_s
+
+    def seconds(self, computed_tokens: int, output_tokens: int) -> float:
+        """Seconds from being scheduled to being done."""
+        return self.prefill_seconds(computed_tokens) + output_tokens * self.decode_s_per_token
+
+
+AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_token=0.02)
+"""A 70B-class model on H100s, as large agents run on; chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """What loading from host memory costs; the defaults are PCIe 5 x16 and an 8B model in bf16.
+
+    Attributes:
+        bytes_per_s: Bandwidth.
+        s_per_transfer: Fixed cost of each block's transfer.
+        bytes_per_token: KV of one token, all layers.
+    """
+
+    bytes_per_s: float = 50e9
+    s_per_transfer: float = 10e-6
+    bytes_per_token: int = BYTES_PER_TOKEN
+
+    def seconds(self, blocks: int, block_size: int) -> float:
+        """Seconds to load ``blocks`` blocks."""
+        size = blocks * block_size * self.bytes_per_token
+        return size / self.bytes_per_s + blocks * self.s_per_transfer

@@ -1,0 +1,313 @@
+"""The pools that shadows simulate: LRU's, and those that policies rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.ranking.order import resident_scores, whole_scores
+from ...graph.ranking.policy import Policy, Rules, Scores, View, Weighted, Weights
+from ...graph.tables.blocks import Selection
+from ...graph.types import Keys, Rows
+from ..policies.evidence import Trust
+from ..policies.registry import weighing
+from ..policies.shadow import Found, RankedShadow, Uses
+
+# ``GuardedPool``: a simulated pool that a policy ranks while it finds more than LRU there.
+
+
+class GuardedPool:
+    """A pool of another size, or ranked otherwise, under a guard of its own: so does the live pool
+    live, see ``policies.guard``.
+
+    While LRU rules, the policy proves itself on what it would hold alone.
+
+    Args:
+        capacity: In blocks.
+        trust: What the guard thinks of the policy at first; None: there is no guard, and the policy
+            always ranks.
+        uses: What it follows, as the pools beside it do.
+    """
+
+    def __init__(self, capacity: int, trust: Trust | None, uses: Uses) -> None:
+        self._held, self._alone = RankedShadow(capacity, uses), RankedShadow(capacity, uses)
+        self._trust = trust
+        if self._policy_ranks:
+            self._alone.leave()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether LRU ranks where it finds more."""
+        return self._trust is not None
+
+    @property
+    def _policy_ranks(self) -> bool:
+        return self._trust is None or self._trust.trusted
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that it has room for."""
+        return self._held.capacity
+
+    def resize(self, capacity: int) -> None:
+        """Have room for so many blocks from the next use on."""
+        self._held.capacity = self._alone.capacity = capacity
+        if self._trust is not None:
+            self._trust.capacity = capacity
+
+    def found(self, there: Found, by_lru: int, walked: int) -> int:
+        """How many blocks are held, from the first on without a gap.
+
+        Args:
+            there: Which pools hold them.
+            by_lru: How many of them LRU holds in a pool as large.
+            walked: Blocks of the whole request.
+        """
+        found = there.by(self._held)
+        if self._trust is not None:
+            by_policy = found if self._trust.trusted else there.by(self._alone)
+            self._trust.note(by_policy - by_lru, walked)
+        return found
+
+    def start(self, rows: Rows, keys: Keys) -> None:
+        """Hold these blocks from now on, the last used first, whatever the pools beside it hold."""
+        self._held.restart(rows, keys)
+        if not self._policy_ranks:
+            self._alone.restart(rows, keys)
+
+    def leave(self) -> None:
+        """Follow nothing any more."""
+        self._held.leave()
+        self._alone.leave()
+
+    def rank(self, keys: Keys, scores: Callable[[Rows], Scores]) -> None:
+        """Let whoever found more rank, and the policy rank again.
+
+        Args:
+            keys: uint64 by row: what the table's rows hold now.
+            scores: The policy's scores of rows; higher goes first.
+        """
+        if self._trust is not None and self._trust.is_due_for_change():
+            self._trust.change_hands()
+            if self._trust.trusted:
+                self._alone.leave()
+            else:
+                self._begin_under_lru(keys)
+        ranked = self._held if self._policy_ranks else self._alone
+        rows = ranked.rows(keys)
+        ranked.adopt(rows, scores(rows))
+
+    def _begin_under_lru(self, keys: Keys) -> None:
+        self._held.use_up()
+        rows = self._held.rows(keys)
+        self._alone.restart(rows, keys[rows])
+
+
+# ``OtherWeights``: a policy as it would score with weights and rules that are not in force.
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWeights:
+    """A policy with other weights and rules; it shares what the policy learns.
+
+    Asked under the graph's lock: the policy is given these weights for as long as it scores.
+
+    Attributes:
+        weights: None for a policy that heeds none.
+        said: Which these are, in words.
+    """
+
+    policy: Policy
+    weights: Weights | None
+    rules: Rules
+    said: str = ""
+
+    @classmethod
+    def in_force(cls, graph: KVCacheGraph, said: str = "") -> OtherWeights:
+        """Those that a graph has now, to be kept while it takes others."""
+        policy = graph.policy
+        weights = policy.weights if isinstance(policy, Weighted) else None
+        return cls(policy, weights, graph.rules, said)
+
+    def resident_scores(self, view: View) -> tuple[Rows, Scores]:
+        """As ``scoring.resident_scores``."""
+        with weighing(self.policy, self.weights):
+            return resident_scores(replace(view, rules=self.rules), self.policy)
+
+    def whole_scores(self, view: View, picked: Selection) -> Scores:
+        """As ``scoring.whole_scores``."""
+        with weighing(self.policy, self.weights):
+            return whole_scores(replace(view, rules=self.rules), self.policy, picked)
+
+
+CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
+"""Of the live pool's: as it is, a quarter less and more, and twice."""
+
+OTHERWISE: Final = "other weights"
+"""The name of the shadow of weights that are not in force."""
+
+
+Guarding = Callable[[int], Trust | None]
+"""Gives what a guard thinks of the policy in a pool of so many blocks at first; None: no guard."""
+
+
+class Counted(NamedTuple):
+    """Blocks, of some requests.
+
+    Attributes:
+        asked, ours: That all sessions asked for, and of these what the live pool found.
+        sampled: That sessions of the sample asked for.
+        known, control: What LRU found in a pool as large as another: of ``asked``, of ``sampled``.
+    """
+
+    asked: int = 0
+    ours: int = 0
+    sampled: int = 0
+    known: int = 0
+    control: int = 0
+
+    def since(self, before: Counted) -> Counted:
+        """What was counted after ``before``."""
+        return Counted(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+NOTHING: Final = Counted()
+
+
+@dataclass(slots=True)
+class LruPool:
+    """A simulated pool under LRU, which follows all sessions: it needs no rankings, and is cheap.
+
+    Attributes:
+        capacity: Its size, as a factor of the live pool's.
+        blocks: The same in blocks.
+        found: Blocks that it found, of those that all sessions asked for.
+        sampled_found: Of these, those that sessions of the sample asked for.
+        has_tiers: Whether copies in colder tiers count: as so many blocks more.
+    """
+
+    name: str
+    capacity: float
+    blocks: int
+    found: int = 0
+    sampled_found: int = 0
+    has_tiers: bool = False
+
+    @property
+    def policy_name(self) -> str:
+        return "lru"
+
+
+@dataclass(slots=True)
+class PolicyPool:
+    """A simulated pool that a policy ranks, guarded as the live one is, which follows a sample of
+    sessions.
+
+    Attributes:
+        policy_name: Who ranks it.
+        scores: Of blocks, under the rules, chains whole; higher goes first.
+        beside: LRU in a pool as large, by which its sample stands for all.
+        found: Blocks that it found, of those that the sample asked for.
+        since: When it began, if that was later than the others; ``before``: what had been counted
+            by then.
+    """
+
+    name: str
+    policy_name: str
+    scores: Callable[[View, Selection], Scores]
+    beside: LruPool
+    pool: GuardedPool
+    found: int = 0
+    since: float | None = None
+    before: Counted = NOTHING
+
+    @property
+    def capacity(self) -> float:
+        return self.beside.capacity
+
+    @property
+    def has_tiers(self) -> bool:
+        return self.beside.has_tiers
+
+    def rank(self, view: View) -> None:
+        """Rank what it holds."""
+
+        def scores(rows: Rows) -> Scores:
+            return self.scores(view, Selection(view.blocks, rows))
+
+        self.pool.rank(view.blocks.keys, scores)
+
+
+def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
+    """The share of all blocks that a shadow of a sample would have found; None before any.
+
+    A sample's sessions find more or less than all do, whoever keeps the pool. So only what a shadow
+    found beside LRU is taken from the sample, and what LRU found from all: a difference estimator
+    (W. G. Cochran, Sampling Techniques, 7.3).
+
+    Args:
+        found, control: Of the ``sampled`` blocks that the sample asked for: what the shadow found,
+            and what LRU did in a pool as large, which all sessions shared.
+        known: What LRU found there of the ``asked`` blocks of all sessions.
+    """
+    if not asked:
+        return None
+    beside = (found - control) / sampled if sampled else 0.0
+    return min(1.0, max(0.0, known / asked + beside))
+
+
+def size_of(pool: LruPool | PolicyPool) -> int:
+    """Its blocks, and those of its tiers."""
+    return (pool if isinstance(pool, LruPool) else pool.beside).blocks
+
+
+def in_sample(name: str) -> str:
+    """Under which name steps count what an LRU pool found of the sample."""
+    return f"{name} in the sample"
+
+
+def lru_pool(blocks: int, capacity: float) -> LruPool:
+    """A pool under LRU, so many times as large as one of ``blocks``."""
+    return LruPool(_name("lru", capacity), capacity, round(blocks * capacity))
+
+
+def policy_pools(
+    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: Uses
+) -> list[PolicyPool]:
+    """The live policy at every size, the others at the live pool's."""
+    return [
+        policy_pool(pool, _name(policy.name, pool.capacity), policy, guard, uses)
+        for place, policy in enumerate(policies)
+        for pool in (pools if place == 0 else pools[:1])
+    ]
+
+
+def policy_pool(
+    beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: Uses
+) -> PolicyPool:
+    """A policy's pool, as large as one of LRU.
+
+    What leaves a pool and is copied is found as if it had stayed: so pool and tiers are one pool,
+    as large as both.
+    """
+
+    def scores(view: View, picked: Selection) -> Scores:
+        return whole_scores(view, policy, picked)
+
+    pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
+    return PolicyPool(name, policy.name, scores, beside, pool)
+
+
+def otherwise_pool(
+    beside: LruPool, weights: OtherWeights, guard: Guarding, uses: Uses, view: View, before: Counted
+) -> PolicyPool:
+    """A pool that begins now, ranked by weights that are not in force."""
+    pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
+    scores = weights.whole_scores
+    return PolicyPool(OTHERWISE, OTHERWISE, scores, beside, pool, since=view.now, before=before)
+
+
+def _name(policy: str, capacity: float) -> str:
+    return policy if capacity == 1.0 else f"{policy} ×{capacity:g}"

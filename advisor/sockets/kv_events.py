@@ -1,0 +1,249 @@
+"""Watches an engine without our hook, through vLLM's own KV-event publisher.
+
+Its PUB socket gives ``[topic, seq, batch]``; a request ``[b"", first seq]`` to its replay ROUTER
+gives ``[b"", topic, seq, batch]`` for what it still has, and an END marker of sequence −1
+(``vllm.distributed.kv_events``); older ones, and SGLang, leave the topic out. That ROUTER drops
+silently under load, and END proves nothing: what counts is that the numbers are contiguous. Events
+of one publisher are therefore applied only in their order, and if a batch cannot be had again, that
+engine's residency is forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ...graph.errors import WireError
+from ...graph.wire.events import AnyEvent
+from ...graph.wire.frames import parse_seq
+from ..config.sections import ObserveConfig
+from ..process.process import Notices
+from .kv_order import (
+    MAX_PENDING,
+    REPLAY_TIMEOUT_S,
+    Batch,
+    KvOrder,
+    KvReplay,
+    SourceState,
+    is_end,
+    new_socket,
+)
+from .subscriber import SequenceTracker
+
+# ``KvSubscription``: the live end of vLLM's KV-event publisher.
+
+_MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class KvSubscription:
+    """A SUB socket, and the state of its connection; for one thread only."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: str) -> None:
+        self._sub = new_socket(context, zmq.SUB, MAX_PENDING)
+        self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self._monitor = self._sub.get_monitor_socket(_MONITORED)
+        self._sub.connect(endpoint)
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """What to poll."""
+        return [self._sub, self._monitor]
+
+    def read(self, limit: int) -> Generator[list[bytes], None, bool]:
+        """Frames of up to ``limit`` batches; the generator's value is whether that was all."""
+        for _ in range(limit):
+            try:
+                frames = self._sub.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            yield frames
+        return False
+
+    def changes(self) -> Iterator[bool]:
+        """Changes of the connection, in order: True if it was made, False if it was lost."""
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._sub.disable_monitor()
+        self._monitor.close(linger=0)
+        self._sub.close(linger=0)
+
+
+logger = logging.getLogger(__name__)
+
+Observed = list[AnyEvent] | None
+"""Events to apply, or None: forget everything that was known of this engine's residency."""
+
+
+class KvEventSource:
+    """One publisher's events, in order and without holes.
+
+    Args:
+        context: Makes the sockets; only the thread that calls ``receive`` may use this object.
+        config: Where the publisher is, and its replay socket if it has one.
+        replay_timeout_s: An attempt to have a gap filled ends when nothing came for so long.
+
+    Attributes:
+        last_seen: When its last message arrived; None before the first.
+        last_left_out: Why an event was left out last; ``kv_left_out`` counts them.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: ObserveConfig,
+        clock: Callable[[], float],
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
+    ) -> None:
+        self.engine = config.engine
+        self.config = config
+        self.last_seen: float | None = None
+        self.last_left_out = ""
+        self.counters: Counter[str] = Counter()
+        self._clock = clock
+        self._notices = Notices(logger, clock)
+        self._topic = config.topic.encode()
+        self._live = KvSubscription(context, config.endpoint, config.topic)
+        self._replay = KvReplay(context, config.replay_endpoint, clock, replay_timeout_s)
+        self._order = KvOrder(config.endpoint, self._replay, self.counters, clock)
+
+    @property
+    def state(self) -> SourceState:
+        """The state for a status page."""
+        return self._order.state
+
+    @property
+    def sequence(self) -> SequenceTracker:
+        """Its sequence numbers: gaps, and what was missed."""
+        return self._order.sequence
+
+    @property
+    def replays(self) -> int:
+        """How often batches were asked for again."""
+        return self._replay.requests
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """What to poll; changes when a replay starts or the publisher does."""
+        return [*self._live.sockets, *([self._replay.socket] if self._replay.socket else [])]
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``receive`` should be called even if nothing arrived."""
+        return self._replay.deadline
+
+    def receive(self, limit: int) -> Iterator[Observed]:
+        """What has arrived, up to about ``limit`` batches, as it is to be applied."""
+        for batch in self._in_order(limit):
+            decoder = self._order.life.decoder
+            if batch is None:
+                decoder.forget()
+                yield None
+            else:
+                # Only in the publisher's order: what a batch means depends on those before it.
+                events = decoder.translate(batch)
+                self._note_left_out()
+                yield events
+
+    def _in_order(self, limit: int) -> Iterator[Batch]:
+        for frames in self._replay.read(limit):
+            yield from self._take_replayed(frames)
+        # What the publisher sent before it went away is read before its going is noticed.
+        drained = yield from self._read_live(limit)
+        if drained:
+            yield from self._follow_connection()
+        if self._replay.is_late:
+            yield from self._order.next_attempt("no answer")
+
+    def lost_step(self) -> None:
+        """Note that something of what arrived was not applied."""
+        self._order.left_out()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._live.close()
+        self._replay.close()
+
+    def _follow_connection(self) -> Iterator[Batch]:
+        for stands in self._live.changes():
+            if not stands:
+                self.counters["kv_disconnects"] += 1
+                logger.warning("KV-event publisher %s is gone", self.config.endpoint)
+                self._order.begin(SourceState.WAITING)
+                yield None
+            else:
+                self._order.connected()
+
+    def _read_live(self, limit: int) -> Generator[Batch, None, bool]:
+        """Takes up to ``limit`` live batches; its value is whether that was all."""
+        batches = self._live.read(limit)
+        while True:
+            try:
+                frames = next(batches)
+            except StopIteration as end:
+                return bool(end.value)
+            yield from self._take_live(frames)
+
+    def _take_live(self, frames: list[bytes]) -> Iterator[Batch]:
+        # ZeroMQ subscribes by prefix: `kv@pod-1` brings what `kv@pod-10` publishes, too.
+        if self._topic and frames[0] != self._topic:
+            self.counters["kv_other_topics"] += 1
+            return
+        self.counters["kv_messages"] += 1
+        self.last_seen = self._clock()
+        try:
+            seq, events = self._order.life.decoder.read(frames)
+        except WireError as error:
+            self._refuse(error)
+            return
+        if seq == 0:
+            yield from self._order.meet_first(_digest(frames[2]))
+        yield from self._order.take_live(seq, events)
+
+    def _take_replayed(self, frames: list[bytes]) -> Iterator[Batch]:
+        if is_end(frames):
+            yield from self._order.end_of_replay()
+            return
+        try:
+            if len(frames) not in (3, 4):
+                raise WireError(f"a replayed message has 3 or 4 frames, got {len(frames)}")
+            *_, raw_seq, payload = frames
+            seq = parse_seq(raw_seq)
+            self._order.skip_lost_beginning(seq)
+            if not self._order.wants(seq):
+                return
+            events = self._order.life.decoder.read_payload(payload)
+        except WireError as error:
+            self._refuse(error)
+            return
+        if seq == 0:
+            self._order.life.first = _digest(payload)
+        yield from self._order.take_replayed(seq, events)
+
+    def _note_left_out(self) -> None:
+        """Count what the decoder left out since the last call."""
+        decoder = self._order.life.decoder
+        if not decoder.left_out:
+            return
+        self.counters["kv_left_out"] += decoder.left_out
+        self.last_left_out, decoder.left_out = decoder.last_left_out, 0
+        if decoder.torn:
+            self._order.left_out()
+        self._notices.warn("left_out", "a KV event was left out: %s", self.last_left_out)
+
+    def _refuse(self, error: WireError) -> None:
+        self.counters["kv_refused"] += 1
+        self._notices.warn("refused", "a KV-event message was refused: %s", error)
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=16).digest()

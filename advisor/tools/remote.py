@@ -1,0 +1,194 @@
+"""Asks a running sidecar over its HTTP surface."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any, Final
+
+from ...dashboards.access import EDIT_HEADER, edit_token
+from ...dashboards.server import MOST_BODY_BYTES
+from ...graph.errors import KvGraphError
+from ...graph.wire.endpoints import running_sidecars, token_of
+
+TIMEOUT_S: Final = 5.0  # for an answer; chosen
+TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"
+_MAX_ANSWER: Final = 64 << 20  # bytes; chosen
+_TRIES: Final = 10  # of a question to a busy sidecar; chosen
+_LONGEST_S: Final = 60.0  # between two of them; chosen
+# Never through a proxy: the sidecar is on this machine.
+_opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class RemoteError(KvGraphError):
+    """A sidecar cannot be asked, or does not know."""
+
+
+class UnknownError(RemoteError):
+    """The sidecar has never heard of what it was asked about."""
+
+
+class BusySidecarError(RemoteError):
+    """The sidecar cannot answer just now; its message says when it can be asked again.
+
+    Attributes:
+        again_in_s: That, in seconds.
+    """
+
+    again_in_s = 1.0
+
+
+class RefusedError(RemoteError):
+    """The sidecar does not take what it was told: it is malformed, or too much."""
+
+
+_REFUSALS: Final = {
+    404: UnknownError, 413: RefusedError, 422: RefusedError, 503: BusySidecarError,
+}  # fmt: skip
+
+
+def sidecar_urls(url: str | None) -> list[str]:
+    """``url``, or those of every running sidecar of this user.
+
+    Raises:
+        RemoteError: None is running, or ``url`` is not a URL.
+    """
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise RemoteError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
+        return [url.rstrip("/")]
+    found = [sidecar.http for sidecar in running_sidecars()]
+    if not found:
+        raise RemoteError(
+            "no sidecar of this user is running; start an engine with AITHER_KVCACHE_GRAPH=1, or "
+            "`kvgraph serve`, or name one by its URL"
+        )
+    return found
+
+
+def only_sidecar_url(url: str | None) -> str:
+    """``url``, or that of this user's only running sidecar.
+
+    Raises:
+        RemoteError: None is running, or several are, or ``url`` is not a URL.
+    """
+    urls = sidecar_urls(url)
+    if len(urls) > 1:
+        raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
+    return urls[0]
+
+
+class EditEndpoint:
+    """A path of a sidecar at which something is told or changed.
+
+    Args:
+        url: The sidecar's; None: that of this user's only one.
+        token: The sidecar's; None: that of its runtime note, or the environment's.
+
+    Raises:
+        RemoteError: None is running, or several are, or ``url`` is not a URL.
+    """
+
+    MOST_ANSWERED: Final = 1 << 20  # bytes; chosen: an answer is read while others wait
+
+    def __init__(self, path: str, url: str | None = None, token: str | None = None) -> None:
+        url = only_sidecar_url(url)
+        secret = secret_of(url) if token is None else token
+        self._url = url + path
+        self._headers = {
+            "Authorization": f"Bearer {secret}",
+            EDIT_HEADER: edit_token(secret),
+            "Content-Type": "application/json",
+        }
+
+    def send(self, body: Any, timeout_s: float = TIMEOUT_S) -> Any:
+        """The JSON answer to a POST; raises as ``answer_to``."""
+        data = json.dumps(body).encode()
+        if len(data) > MOST_BODY_BYTES:
+            raise RefusedError(
+                f"the body has {len(data):,} bytes; allowed: {MOST_BODY_BYTES:,} at most"
+            )
+        request = urllib.request.Request(self._url, data, self._headers, method="POST")
+        return answer_to(request, timeout_s, self.MOST_ANSWERED)
+
+
+def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """The JSON answer to ``GET url/path``, asked with the token of the sidecar's note; see
+    ``answer_to``.
+
+    Args:
+        timeout_s: For each part of the answer.
+    """
+    return answer_to(_request(url, path), timeout_s)
+
+
+def answer_to(
+    request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
+) -> Any:
+    """A sidecar's answer, from JSON.
+
+    Raises:
+        UnknownError: It answered 404.
+        RefusedError: It answered 413 or 422.
+        BusySidecarError: It answered 503.
+        RemoteError: It answered something else than 200, or not at all.
+    """
+    url = f"{request.type}://{request.host}"
+    try:
+        with _opener.open(request, timeout=timeout_s) as answer:
+            return json.loads(answer.read(most_bytes))
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refusal(url, error) from None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
+    except (ValueError, RecursionError):
+        raise RemoteError(f"what answers at {url} is not a kvgraph sidecar") from None
+
+
+def ask_patiently(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """As ``ask``, but a sidecar that is busy is asked again, a few times."""
+    for _ in range(_TRIES - 1):
+        try:
+            return ask(url, path, timeout_s)
+        except BusySidecarError as busy:
+            time.sleep(busy.again_in_s)
+    return ask(url, path, timeout_s)
+
+
+def _request(url: str, path: str) -> urllib.request.Request:
+    request = urllib.request.Request(url + path)
+    if token := secret_of(url):
+        request.add_header("Authorization", f"Bearer {token}")
+    return request
+
+
+def secret_of(url: str) -> str:
+    """The token of the sidecar at ``url``: its note's, or the environment's; empty without one."""
+    return token_of(url) or os.environ.get(TOKEN_VARIABLE, "")
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> RemoteError:
+    """What a sidecar's refusal says."""
+    detail, kind = _detail(error), _REFUSALS.get(error.code)
+    answered = f"{url} answered {error.code}"
+    if kind is None:
+        return RemoteError(f"{answered}: {detail}" if detail else answered)
+    refusal = kind(detail or answered)
+    after = error.headers.get("Retry-After", "")
+    if isinstance(refusal, BusySidecarError) and after.isdecimal():
+        refusal.again_in_s = min(_LONGEST_S, float(after))
+    return refusal
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    """Why, in the sidecar's words; empty if it does not say."""
+    try:
+        return str(json.loads(error.read(4096))["detail"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
+        return ""

@@ -1,0 +1,349 @@
+"""``Keyboard``: keys as they are pressed, where there is a terminal to press them at."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Self
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from ..words.times import seconds, time_of_day
+from ..words.words import ranker
+from .remote import RemoteError, ask, sidecar_urls
+from .terminal import FirstThatFits, facts_table, plain
+
+HUNG_UP: Final = "\x04"
+"""Stands for a terminal that is gone, as Ctrl-D does for its end."""
+
+
+class Keyboard:
+    """Reads single keys from the standard input, unechoed; without a terminal there are none.
+
+    The terminal is as it was before when the ``with`` block is left.
+    """
+
+    def __init__(self) -> None:
+        self._number = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if self._number is not None:
+            self._before = termios.tcgetattr(self._number)
+            tty.setcbreak(self._number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._number is not None:
+            termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
+
+    def pressed(self, within_s: float) -> str:
+        """The key that is pressed within so many seconds; empty if none is."""
+        if self._number is None:
+            time.sleep(within_s)
+            return ""
+        if not select.select([self._number], [], [], within_s)[0]:
+            return ""
+        try:
+            return os.read(self._number, 1).decode("latin-1") or HUNG_UP
+        except OSError:
+            return HUNG_UP
+
+
+# ``Watcher``: asks the running sidecars again and again, on a thread of its own.
+
+_MISSES_EVERY: Final = 5  # looks; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One sidecar as it answered last.
+
+    Attributes:
+        now: Its ``/v1/now``; None: it never answered.
+        misses: Its ``/v1/misses``.
+        trouble: Why it gives no answer now, in words; None: it does.
+    """
+
+    url: str
+    now: Mapping[str, Any] | None = None
+    misses: Mapping[str, Any] | None = None
+    trouble: str | None = None
+
+
+class Watcher:
+    """Keeps the last answer of every sidecar, also while it restarts.
+
+    Args:
+        url: Of one sidecar; None: all that run, which are looked for at each look.
+        interval_s: Seconds between looks.
+
+    Attributes:
+        latest: What the last look found.
+        looks: How many looks there were.
+    """
+
+    def __init__(self, url: str | None, interval_s: float) -> None:
+        self._url = url
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvgraph-top", daemon=True)
+        self.latest: Sequence[Watched] = ()
+        self.looks = 0
+
+    def first_look(self) -> None:
+        """Look once.
+
+        Raises:
+            RemoteError: No sidecar runs, or none of those that do answers.
+        """
+        found = [_asked(Watched(each), True) for each in sidecar_urls(self._url)]
+        if all(each.now is None for each in found):
+            raise RemoteError(found[0].trouble or "no sidecar answers")
+        self._note(found)
+
+    def start(self) -> None:
+        """Go on looking, on a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; does not wait for an answer that is under way."""
+        self._stopping.set()
+
+    def look(self) -> None:
+        """Look again; who does not answer keeps what it answered last."""
+        before = {each.url: each for each in self.latest}
+        try:
+            urls = sidecar_urls(self._url)
+        except RemoteError:
+            waits = "it is gone; waiting for a sidecar to start"
+            self._note([replace(each, trouble=waits) for each in self.latest])
+            return
+        anew = self.looks % _MISSES_EVERY == 0
+        self._note([_asked(before.get(url, Watched(url)), anew) for url in urls])
+
+    def _note(self, found: Sequence[Watched]) -> None:
+        self.latest = found
+        self.looks += 1
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            try:
+                self.look()
+            except Exception as error:  # whatever it is, the next look may go better
+                why = f"the look failed ({type(error).__name__})"
+                self._note([replace(each, trouble=why) for each in self.latest])
+
+
+def _asked(before: Watched, anew: bool) -> Watched:
+    """What a sidecar answers now, or else what it answered before and why it does not.
+
+    Args:
+        anew: Whether to ask for the misses again: twelve hours of them are a large answer.
+    """
+    try:
+        now = ask(before.url, "/v1/now")
+        misses = ask(before.url, "/v1/misses") if anew or not before.misses else before.misses
+    except RemoteError as error:
+        since = f"; this is as of {time_of_day(before.now['at'])}" if before.now else ""
+        return replace(before, trouble=f"{error}{since}")
+    return Watched(before.url, now, misses)
+
+
+# What ``kvgraph top`` shows: a sidecar's answers as lines that fit any terminal.
+
+_SHADES: Final = " ▁▂▃▄▅▆▇█"
+_BAR: Final = 24  # characters of a bar; chosen
+_STEPS: Final = 60  # steps of history shown at most; chosen
+_REASONS: Final = 6  # reasons shown at most; chosen
+_WINDOW_COLUMNS: Final = (
+    "prompt tokens", "requests", "tokens", "found", "pool", "loaded", "prefetched", "LRU", "saved"
+)  # fmt: skip
+_STYLES: Final = {"serious": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def top_screen(watched: Sequence[Watched]) -> RenderableType:
+    """All sidecars, one below the other."""
+    return Group(*(part for each in watched for part in _sidecar(each)))
+
+
+def _sidecar(watched: Watched) -> Iterable[RenderableType]:
+    now = watched.now
+    yield Rule(plain(f"kvgraph {watched.url}{_clock(now)}"), align="left")
+    if watched.trouble is not None:
+        yield Text(f"! {plain(watched.trouble).plain}", style="bold red")
+    if now is None:
+        return
+    yield Text(f"{plain(now['verdict']).plain}\n", style="bold")
+    yield from (_notice(each) for each in now["attention"])
+    yield windows_table(now["windows"])
+    if any(now["history"]["asked"]):
+        yield _history(now["history"])
+    for pool in now["pools"]:
+        yield _pool(pool, now)
+    if watched.misses is not None:
+        yield _misses(watched.misses)
+
+
+def _clock(now: Mapping[str, Any] | None) -> str:
+    return "" if now is None else f", {time_of_day(now['at'])}"
+
+
+def _notice(notice: Mapping[str, Any]) -> Text:
+    return Text(f"{notice['level']}: {plain(notice['text']).plain}", style=_STYLES[notice["level"]])
+
+
+def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Where the tokens of prompts came from; a window without requests is left out.
+
+    Args:
+        windows: As ``Now`` has them: the longest last.
+    """
+    cells = [_window(each) for each in windows if each["asked"]]
+    if not cells:
+        return Text(windows[-1]["verdict"])
+    table = Table(box=None, pad_edge=False)
+    for name in _WINDOW_COLUMNS:
+        table.add_column(name, justify="left" if name == _WINDOW_COLUMNS[0] else "right")
+    for each in cells:
+        table.add_row(*each)
+    titles = _WINDOW_COLUMNS[1:]
+    told = ((row[0], _told(titles, row[1:])) for row in cells)
+    return FirstThatFits(table, facts_table("prompt tokens", told))
+
+
+def _told(titles: Sequence[str], cells: Sequence[str]) -> str:
+    return ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
+
+
+def _window(window: Mapping[str, Any]) -> list[str]:
+    asked = window["asked"]
+    shares = [asked - window["computed"], *(window[n] for n in ("pool", "loaded", "prefetched"))]
+    return [
+        f"last {seconds(window['seconds'])}",
+        f"{window['requests']:,}",
+        f"{asked:,}",
+        *(f"{share / asked:.1%}" for share in shares),
+        "-" if window["lru"] is None else f"{window['lru'] / asked:.1%}",
+        "-" if window["saved_s"] is None else seconds(window["saved_s"]),
+    ]
+
+
+def _history(history: Mapping[str, Any]) -> Text:
+    """The share that was found, by step: a blank where nothing was asked."""
+    pairs = list(zip(history["asked"], history["computed"], strict=True))[-_STEPS:]
+    line = "".join(shade(1 - computed / asked) if asked else " " for asked, computed in pairs)
+    span = seconds(len(pairs) * history["step_s"])
+    return Text(f"\nfound, over {span}\n{line}", no_wrap=True, overflow="crop")
+
+
+def shade(share: float) -> str:
+    """One character, the fuller the larger the share."""
+    return _SHADES[max(1, min(len(_SHADES) - 1, round(share * (len(_SHADES) - 1))))]
+
+
+def _pool(pool: Mapping[str, Any], now: Mapping[str, Any]) -> RenderableType:
+    size, cached, engine = pool["blocks"], pool["cached"], pool["engine"]
+    facts = [
+        ("cached", f"{_bar(cached, size)} {cached:,} of {size or '?'} blocks"),
+        ("layers", _counts(pool["layers"])),
+        ("of sessions", _counts(pool["states"])),
+        ("protected", pool["protection"].removeprefix("protected: ")),
+        *(("ranked by", _advice(each)) for each in now["advice"] if each["engine"] == engine),
+        *(("room", each["sentence"]) for each in now["rooms"] if each["engine"] == engine),
+        *((each["tier"], _tier(each)) for each in now["tiers"] if each["engine"] == engine),
+    ]
+    return facts_table(f"\n{pool['name']}", facts)
+
+
+def _advice(advice: Mapping[str, Any]) -> str:
+    age = advice["age_s"]
+    who = ranker(advice["ranked_by"])
+    return f"{who}; advice is {age:.1f} s old" if age is not None else f"{who}; no advice yet"
+
+
+def _tier(tier: Mapping[str, Any]) -> str:
+    bar = _bar(tier["blocks"], tier["capacity"])
+    return f"{bar} {tier['blocks']:,} of {tier['capacity']:,} blocks, {tier['bytes'] / 1e9:.2f} GB"
+
+
+def _bar(count: int, of: int | None) -> str:
+    full = round(_BAR * min(1.0, count / of)) if of else 0
+    return "█" * full + "░" * (_BAR - full)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    known = sorted(counts.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} {count:,}" for name, count in known if count) or "none"
+
+
+def _misses(misses: Mapping[str, Any]) -> RenderableType:
+    """Why requests found no more, the costliest reason first."""
+    totals = sorted(misses["totals"].items(), key=lambda each: -each[1]["blocks"])
+    rows = [
+        (name, f"{total['requests']:,} requests computed {total['blocks']:,} blocks for it")
+        for name, total in totals[:_REASONS]
+        if total["requests"]
+    ]
+    return facts_table("\nwhy requests found no more", rows) if rows else Text("")
+
+
+# ``kvgraph top``: draws what a ``Watcher`` sees until a key ends it.
+
+_KEY_WITHIN_S: Final = 0.1  # a pause in which a key is felt as prompt; chosen
+_QUITS: Final = ("q", "Q", "\x1b", HUNG_UP)
+
+
+def top(
+    url: Annotated[
+        str | None, typer.Option(help="A sidecar's URL; without it, those running.")
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,
+) -> None:
+    """Show live whether kvgraph helps; `q` ends it. In a pipe, one look is printed."""
+    watcher, console = Watcher(url, interval), Console()
+    watcher.first_look()
+    if as_json:
+        seen = [{"url": w.url, "now": w.now, "misses": w.misses} for w in watcher.latest]
+        typer.echo(json.dumps(seen))
+    elif once or not console.is_terminal:
+        console.print(top_screen(watcher.latest))
+    else:
+        _follow(watcher, console)
+
+
+def _follow(watcher: Watcher, console: Console) -> None:
+    """Draw each look in the place of the one before."""
+    watcher.start()
+    drawn = 0, console.size
+    try:
+        with (
+            Keyboard() as keyboard,
+            Live(top_screen(watcher.latest), console=console, screen=True, auto_refresh=False)
+            as live,
+        ):  # fmt: skip
+            while keyboard.pressed(_KEY_WITHIN_S) not in _QUITS:
+                if drawn != (watcher.looks, console.size):
+                    drawn = watcher.looks, console.size
+                    live.update(top_screen(watcher.latest), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        watcher.stop()

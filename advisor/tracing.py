@@ -1,0 +1,340 @@
+"""Where traces go, by the configuration or by OpenTelemetry's own variables."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import set_span_in_context
+
+from .. import __version__
+from ..graph.errors import ConfigError
+from ..graph.kvcache_graph import KVCacheGraph
+from .config.sections import TracingConfig
+from .page.misses import Miss, RequestView, Wait, request_view
+from .process.process import Notices
+from .words.times import UnixTime
+
+# ``SpanFeed``: a thread that takes finished requests from the log and hands them to be sent.
+
+logger = logging.getLogger(__name__)
+
+BATCH: Final = 64  # requests of one message, and of one hold of the graph's lock; chosen
+_EVERY_S: Final = 1.0  # chosen
+_LAST_WORDS_S: Final = 1.0  # that the end of a sidecar waits for what is left; chosen
+
+
+class Sender(Protocol):
+    """Sends requests somewhere."""
+
+    def send(self, requests: Sequence[RequestView]) -> bool:
+        """Send them; returns whether they were taken. May block."""
+
+    def close(self) -> None:
+        """Give up what is under way; from another thread."""
+
+
+class SpanFeed:
+    """Reads the log from where it stands when the sidecar starts.
+
+    Args:
+        sender: None: nothing is read and nothing is sent.
+        clock: Monotonic seconds, the graph's.
+        wall: Unix seconds.
+
+    Attributes:
+        counters: Requests that were ``sent``; ``dropped``, since the receiver did not take them;
+            and ``overtaken``, since the log forgot them before their end was heard of, or before
+            they could be sent;
+            ``failed``: looks at the log that an error of ours ended.
+    """
+
+    def __init__(
+        self,
+        graph: KVCacheGraph,
+        sender: Sender | None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._graph = graph
+        self._sender = sender
+        self._unix = UnixTime(clock, wall)
+        self._notices = Notices(logger, clock)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvgraph-traces", daemon=True)
+        self._next = 0  # the first request of the log that was not looked at
+        self._running: list[int] = []  # looked at, and not ended yet
+        self.counters: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Start the thread, if there is anywhere to send to."""
+        if self._sender is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Send what is left, but wait for it no longer than a second."""
+        self._stopping.set()
+        if self._sender is not None:
+            if self._thread.is_alive():
+                self._thread.join(_LAST_WORDS_S)
+            self._sender.close()
+
+    def tick(self) -> None:
+        """Send all requests that ended since the last tick."""
+        assert self._sender is not None
+        while ended := self._take():
+            is_taken = self._sender.send(ended)
+            self.counters["sent" if is_taken else "dropped"] += len(ended)
+            if not is_taken:
+                self._notices.warn("dropped", "no traces are taken at the OTLP endpoint: requests "
+                                   "are left out of them")  # fmt: skip
+
+    def _take(self) -> list[RequestView]:
+        """Up to ``BATCH`` requests that ended, the oldest first."""
+        with self._graph.lock:
+            history = self._graph.tables.history
+            log = history.requests
+            self._running += range(max(self._next, log.first), log.next)
+            known = [number for number in self._running if number >= log.first]
+            missed = max(0, log.first - self._next) + len(self._running) - len(known)
+            self._next = log.next
+            # NaN: it runs; below 0: its end was not heard of, or not yet.
+            over = (n for n in known if log.record(n)["ran"] >= 0)
+            ended = list(islice(over, BATCH))
+            views = [request_view(history, number, self._unix) for number in ended]
+        if missed:
+            self.counters["overtaken"] += missed
+        taken = set(ended)
+        self._running = [number for number in known if number not in taken]
+        return views
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_EVERY_S):
+            self._tick_safely()
+        self._tick_safely()
+
+    def _tick_safely(self) -> None:
+        try:
+            self.tick()
+        except Exception as error:
+            self.counters["failed"] += 1
+            self._notices.warn("failed", "traces could not be made (%s)", type(error).__name__)
+            logger.debug("traces could not be made", exc_info=True)
+
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OURS: Final = "http/protobuf"
+_PATH: Final = "/v1/traces"  # of OTLP/HTTP, below a base address
+_INSTALL: Final = "pip install 'kvgraph[otel]'"
+
+
+def sender_for(config: TracingConfig) -> Sender | None:
+    """What sends traces; None where no endpoint is set, or OpenTelemetry is switched off.
+
+    Variables may have been set for the engine that started the sidecar: what they ask for and
+    cannot be had is told in the log. What our own configuration asks for must be there.
+
+    Raises:
+        ConfigError: ``tracing.endpoint`` is set, and OpenTelemetry is not installed.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if config.endpoint is not None:
+        return _configured(config.endpoint)
+    named = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
+    return None if named is None else _by_variable(named)
+
+
+def _configured(endpoint: str) -> Sender:
+    try:
+        return _sender(_with_path(endpoint))
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.endpoint = {endpoint!r} needs OpenTelemetry ({error}): {_INSTALL}"
+        ) from None
+
+
+def _by_variable(named: str) -> Sender | None:
+    spoken = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), _OURS)
+    if spoken != _OURS:
+        logger.warning("%s is set for the protocol %s: the sidecar sends traces by %s only, and "
+                       "sends none", named, spoken, _OURS)  # fmt: skip
+        return None
+    try:
+        return _sender(None)
+    except ImportError as error:
+        logger.warning("%s is set, but OpenTelemetry is not installed (%s): no traces are sent; %s",
+                       named, error, _INSTALL)  # fmt: skip
+        return None
+
+
+def _sender(url: str | None) -> Sender:
+
+    return OtlpSender(url)
+
+
+def _with_path(endpoint: str) -> str:
+    base = endpoint.rstrip("/")
+    return base if base.endswith(_PATH) else base + _PATH
+
+
+# What a request's trace says: the request, its wait, its lookup, its load, and its miss.
+
+
+class SpanRecord(NamedTuple):
+    """One span; times are Unix seconds, and an attribute that is None is not known."""
+
+    name: str
+    begin: float
+    end: float
+    attributes: Mapping[str, Any]
+
+
+def spans_of(request: RequestView) -> list[SpanRecord]:
+    """The request's own span, and then those within it.
+
+    Names and keys are those that the API shows. vLLM's own traces have the beginning of
+    ``kvgraph.request`` as ``gen_ai.request.id``: the engine adds a random part to it.
+    """
+    ended = request.at if request.ended_at is None else max(request.at, request.ended_at)
+    blocks = request.blocks
+    attributes = {
+        "kvgraph.request": request.request,
+        "kvgraph.engine": request.engine,
+        "kvgraph.session": request.session,
+        "kvgraph.tenant": request.tenant,
+        "kvgraph.prompt_tokens": request.prompt_tokens,
+        "kvgraph.block_size": request.block_size,
+        "kvgraph.blocks.asked": blocks.asked,
+        "kvgraph.blocks.computed": blocks.computed,
+        "kvgraph.finished": request.finished,
+        "kvgraph.expected_pause_s": request.expected_pause_s,
+        "kvgraph.remedies": " ".join(each.text for each in request.remedies) or None,
+    }
+    return [SpanRecord("request", request.arrived, ended, attributes), *_within(request)]
+
+
+def _within(request: RequestView) -> Iterator[SpanRecord]:
+    """Its wait, and what happened when it was first scheduled, which takes no time by the engine's
+    account."""
+    at, blocks = request.at, request.blocks
+    if request.wait is not None:
+        yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))
+    yield SpanRecord("lookup", at, at, {
+        "kvgraph.blocks.asked": blocks.asked,
+        "kvgraph.blocks.pool": blocks.pool,
+        "kvgraph.blocks.prefetched": blocks.prefetched,
+    })  # fmt: skip
+    if blocks.loaded:
+        yield SpanRecord("load", at, at, {"kvgraph.blocks.loaded": blocks.loaded})
+    if request.miss is not None:
+        yield SpanRecord("miss", at, at, _of_miss(request.miss))
+
+
+def _of_wait(wait: Wait) -> dict[str, Any]:
+    return {
+        "kvgraph.wait.held_s": wait.held_s,
+        "kvgraph.wait.held_until": wait.until,
+        "kvgraph.wait.sentence": wait.sentence,
+    }
+
+
+def _of_miss(miss: Miss) -> dict[str, Any]:
+    return {
+        "kvgraph.miss.reason": miss.reason,
+        "kvgraph.miss.sentence": miss.sentence,
+        "kvgraph.miss.block": miss.index,
+        "kvgraph.miss.key": miss.key,
+        "kvgraph.miss.session": miss.session,
+        "kvgraph.miss.tenant": miss.tenant,
+        "kvgraph.miss.engine": miss.engine,
+        "kvgraph.miss.evicted_at": miss.evicted_at,
+    }
+
+
+# Sends requests as spans over OTLP/HTTP, with OpenTelemetry's own encoder and client.
+
+_NS: Final = 1_000_000_000
+
+
+class _Ended(SpanProcessor):
+    """Keeps spans that ended until they are taken."""
+
+    def __init__(self) -> None:
+        self._spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._spans.append(span)
+
+    def take(self) -> list[ReadableSpan]:
+        """All of them, and forget them."""
+        taken, self._spans = self._spans, []
+        return taken
+
+
+class OtlpSender:
+    """Implements ``span_feed.Sender``.
+
+    Samplers, headers, certificates and timeouts are those of OpenTelemetry's own variables.
+
+    Args:
+        url: Where to send, with its path; None: where OpenTelemetry's variables say.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        # Its failures are ours to tell, once for many.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._exporter = OTLPSpanExporter(endpoint=url)
+        self._ended = _Ended()
+        resource = Resource.create({
+            "service.name": "kvgraph",
+            "service.version": __version__,
+            "service.instance.id": str(os.getpid()),
+        })  # fmt: skip
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(self._ended)
+        self._tracer = provider.get_tracer("kvgraph", __version__)
+
+    def send(self, requests: Sequence[RequestView]) -> bool:
+        """Send a trace of each; returns whether the receiver took them."""
+        for request in requests:
+            self._make(spans_of(request))
+        spans = self._ended.take()
+        return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
+
+    def close(self) -> None:
+        """End what is under way, retries included."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _make(self, told: Sequence[SpanRecord]) -> None:
+        """Make spans: the first is the parent of the others."""
+        first, *children = told
+        parent = self._tracer.start_span(
+            first.name, attributes=_known(first.attributes), start_time=_ns(first.begin)
+        )
+        context = set_span_in_context(parent)
+        for each in children:
+            span = self._tracer.start_span(
+                each.name, context, attributes=_known(each.attributes), start_time=_ns(each.begin)
+            )
+            span.end(_ns(each.end))
+        parent.end(_ns(first.end))
+
+
+def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _ns(at: float) -> int:
+    return round(at * _NS)

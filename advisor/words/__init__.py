@@ -1,0 +1,1 @@
+"""Sentences about misses, waits, scores and times, as people read them."""

@@ -1,0 +1,45 @@
+"""Times as people say them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it."""
+    if 0 < value < 0.95:
+        return f"{max(1, round(1000 * value))} ms"
+    if value < 90:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
+def time_of_day(at: float) -> str:
+    """A moment in Unix seconds, by this machine's clock: ``17:05:59``."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+# ``UnixTime``: turns times of a sidecar's own clock into those that people and tools know.
+
+Unix = Callable[[float], float]
+"""Turns a time of the graph's clock into Unix seconds."""
+
+
+class UnixTime:
+    """Called with a time of the clock, it gives Unix seconds, to the millisecond.
+
+    Args:
+        clock: Monotonic seconds.
+        wall: Unix seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
+        self._clock, self._wall = clock, wall
+
+    def __call__(self, moment: float) -> float:
+        return round(self._wall() - (self._clock() - moment), 3)
+
+    def now(self) -> float:
+        """Unix seconds, now."""
+        return self._wall()

@@ -1,0 +1,75 @@
+"""What every answer is: frozen, closed, and true at a moment."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+from fastapi import HTTPException
+from pydantic import BaseModel, ConfigDict
+
+from ..graph.types import BlockKey
+
+
+class Part(BaseModel):
+    """Base of whatever an answer is made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Answer(Part):
+    """Base of an answer.
+
+    Attributes:
+        at: When it was true, in Unix seconds.
+    """
+
+    at: float
+
+
+class Notice(Part):
+    """Something that a person should know, in words.
+
+    Attributes:
+        text: One or two sentences: what is wrong and what to do about it.
+        engine: Whose; None: the sidecar's own.
+        view: The view of the page that shows more.
+    """
+
+    level: Literal["info", "warning", "serious"]
+    text: str
+    engine: str | None = None
+    view: str | None = None
+
+
+def parse_key(text: str) -> BlockKey:
+    """A block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
+    digits, base = (text[2:], 16) if text[:2].lower() == "0x" else (text, 10)
+    if digits.isascii() and digits.isalnum():
+        try:
+            key = int(digits, base)
+        except ValueError:
+            key = -1
+        if 0 <= key < 1 << 64:
+            return key
+    raise HTTPException(400, "a block key is a decimal number, or 0x and up to 16 hex digits")
+
+
+# Marks: up to where a reader knows a log, as answers and events carry them.
+#
+# A mark is ``NAME-NUMBER``. The name is of one log of one sidecar, so that a mark from another
+# engine's log, or from a sidecar before this one, is told apart.
+
+
+def mark_of(name: str, number: int) -> str:
+    """The mark of a record; the log's name has no ``-`` in it."""
+    return f"{name}-{number}"
+
+
+def number_in(mark: str, name: str, end: float = inf) -> int | None:
+    """The record that a mark of the log ``name`` is of; None where it is no such mark, or the log
+    has not come so far: its next record is ``end``."""
+    whose, _, number = mark.partition("-")
+    is_number = number.isascii() and number.isdigit()
+    known = int(number) if whose == name and is_number else None
+    return known if known is not None and known < end else None

@@ -1,1 +1,0 @@
-"""What the page's HTTP API answers with: one frozen model per path. See ``dashboards.api``."""

@@ -1,0 +1,404 @@
+"""Decides which requests with new context wait for room, and which may start: the one rule.
+
+An engine's hook asks it in its steps, and the replay lab as its clock runs; it knows neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from .release_order import Held, HoldingOrder
+from .wire.advice import HOLD_PATIENCE_S, AdmissionAdvice
+
+# How soon another request may start although there is no room for it.
+
+_REST: Final = 0.1
+"""Share of the time from such a start until the engine could take another, for which it is left
+alone then. Chosen in the closed loop of the replay lab, on other sessions than those of the
+figures."""
+_CALM: Final = 0.06  # of the prompts computed again: so little is chance
+_WASTE: Final = 5.0
+"""How much longer that rest is for each part of the prompts beyond it that is computed again. Such
+a start evicts what another session asks for soon, the sooner the shorter pauses are beside the
+computing of prompts: then starting without room brings nobody forward. Chosen: more of it computes
+less again, and finishes fewer turns."""
+_LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
+
+
+class Pacing:
+    """Spaces out requests that start without room: each evicts blocks that another request needs.
+
+    It measures time by prompts, not by seconds: a machine that computes a prompt in half the time
+    starts twice as many.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None  # when the last one started; None: its prompt is computed
+        self._from = -math.inf
+        self._free = False
+        self._blocks = 0  # of new context, that began then
+        self._block_s: float | None = None
+
+    @property
+    def measures(self) -> bool:
+        """Whether what started last is computed still."""
+        return self._began is not None
+
+    def begin(self, now: float, blocks: int) -> None:
+        """Note that requests with so many blocks of new context start."""
+        self._began, self._blocks = now, blocks
+
+    def takes(self, blocks: int) -> float:
+        """Seconds from start to end of so many blocks lately, turns between them included;
+        infinite before any did."""
+        return math.inf if self._block_s is None else blocks * self._block_s
+
+    def looks(self, now: float, free: bool, again: float = 0.0) -> None:
+        """Note at each step whether the engine could take another request.
+
+        Args:
+            free: No request is queued, and the prompt of the last one released has been computed.
+            again: The share of the prompts that is computed again lately.
+        """
+        self._free = free
+        if free and self._began is not None:
+            took = now - self._began
+            rest = _REST + _WASTE * max(0.0, again - _CALM)
+            self._from, self._began = now + rest * took, None
+            block_s = took / self._blocks
+            before = block_s if self._block_s is None else self._block_s
+            self._block_s = before + _LATEST * (block_s - before)
+
+    def may_start(self, now: float, *, hurries: bool) -> bool:
+        """Whether another may start; with ``hurries``, without a rest."""
+        return self._free and (hurries or now >= self._from)
+
+
+# How many blocks of new context may still start: the advised room less what started since.
+
+_SURELY_KNOWN_S: Final = 1.0
+"""Advice made at ``ts`` knows of every start before ``ts`` less this; events are sent every 0.2 s.
+Chosen: five times that."""
+_KEPT_S: Final = 10.0  # starts are remembered so long; advice is acted on for 2 s. Chosen
+
+
+class RoomLedger:
+    """Subtracts from the advised room what the advice cannot know of.
+
+    That is: requests let go and not yet started, and those that started since it was made.
+    """
+
+    def __init__(self) -> None:
+        self._promised: dict[str, int] = {}  # let go, and not scheduled yet
+        self._begun: deque[tuple[float, int]] = deque()
+        self._taken = 0  # blocks, of both
+
+    def promise(self, request_id: str, blocks: int) -> None:
+        """Note that a request may start that brings ``blocks`` of new context."""
+        if blocks:
+            self._promised[request_id] = blocks
+            self._taken += blocks
+
+    def is_promised(self, request_id: str) -> bool:
+        """Whether a request may start with new context, and has not yet."""
+        return request_id in self._promised
+
+    def begin(self, request_id: str, now: float) -> None:
+        """Note that a request was scheduled; the sidecar will hear of it."""
+        blocks = self._promised.pop(request_id, 0)
+        if blocks:
+            self._begun.append((now, blocks))
+            self._drop_until(now - _KEPT_S)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request that ended."""
+        self._taken -= self._promised.pop(request_id, 0)
+
+    def remaining(self, advice: AdmissionAdvice) -> float:
+        """Blocks of new context that may still start; drops starts that ``advice`` knows of."""
+        if advice.room_blocks is None:
+            return float("inf")
+        self._drop_until(max(advice.known_of, advice.ts - _SURELY_KNOWN_S))
+        return advice.room_blocks - self._taken
+
+    def _drop_until(self, moment: float) -> None:
+        begun = self._begun
+        while begun and begun[0][0] <= moment:
+            self._taken -= begun.popleft()[1]
+
+
+# Whether prompts queue: only an engine that cannot keep up gains by letting some wait.
+
+_REMEMBERED: Final = 64
+"""Requests over which what they met fades to 1/e. Chosen."""
+SATURATED: Final = 0.4
+"""Share of requests that met others in the queue, from which on the engine counts as saturated.
+Chosen in the closed loop of the replay lab, on other sessions than those of the figures: there an
+engine that keeps up shows at most .2, and one whose cache thrashes 1. From .3 to .5 nothing
+changes."""
+AT_EASE: Final = 0.15
+"""Below this share a saturated engine no longer counts as such. Chosen."""
+
+
+class Saturation:
+    """Follows how many of the requests that came lately met others in the engine's queue.
+
+    It counts requests rather than seconds, so it means the same at any pace of users or engine.
+
+    Attributes:
+        share: Of these requests, later ones counting more.
+        is_reached: Whether prompts queue so often that the engine has no time to spare.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.is_reached = False
+
+    def came(self, *, queued: bool) -> None:
+        """Note a request that came.
+
+        Args:
+            queued: Others stood in the queue by then, or waited for room.
+        """
+        self.share += (float(queued) - self.share) / _REMEMBERED
+        self.is_reached = self.share >= (AT_EASE if self.is_reached else SATURATED)
+
+
+_ABOUT_TO_RUN_S: Final = 0.5
+"""An engine that ran so short a time ago is between two requests rather than idle: agents' tools
+answer soon. Chosen."""
+_LAST_STEPS: Final = 0.02
+"""Share of the bound: a request goes when it has waited 98 % of it, since the next step may be
+long. Chosen."""
+_OVERDUE: Final = 0.5
+"""Share of the bound: while anybody has waited longer there is no rest, and of a tenant's requests
+that one goes first, since all that reach the bound start whatever else is queued. Chosen."""
+_MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
+_SHORT: Final = 256
+"""A prompt is short if so many like it fit into the pool: it takes little room, and no agent's
+context is so small. Chosen."""
+
+
+def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
+    """Blocks of new context that a request brings; 0 if its session is live and resident, or if its
+    prompt is short.
+
+    Args:
+        prompt: Full blocks of the prompt.
+        found: How many of these, from the start, need not be computed.
+        pool: Blocks of the pool.
+        new: Whether the session was never served here. Otherwise it counts as resident if at
+            least half of the prompt is found.
+    """
+    if prompt * _SHORT <= pool:
+        return 0
+    if new:
+        return max(1, prompt - found)
+    return 0 if 2 * found >= prompt else prompt - found
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingBounds:
+    """What holding keeps to.
+
+    Attributes:
+        pool_blocks: Blocks of the pool. A request that needs as many can never fit, so it is
+            not held.
+        most_s: The longest that a request is held, in seconds.
+        step_blocks: Blocks of prompts that the engine computes in one step.
+    """
+
+    pool_blocks: int
+    most_s: float
+    step_blocks: int = 1
+
+
+class HoldingRule:
+    """Decides which requests wait, for how long, and in which order they start.
+
+    A request does not wait if it brings no new context, and none waits while the sidecar is silent
+    or sees room for all, while nothing else runs, or longer than the bound. While few prompts
+    queue, nobody begins to wait except behind others, and those that wait need no patience: they
+    start as many at a time as one step computes. All times are seconds of one clock.
+
+    Attributes:
+        saturation: Whether prompts queue so often that the engine gains by letting some wait.
+    """
+
+    def __init__(self, bounds: HoldingBounds) -> None:
+        self._bounds = bounds
+        self._order = HoldingOrder()
+        self._room = RoomLedger()
+        self._pacing = Pacing()
+        self.saturation = Saturation()
+        self._counted = False  # whether one came since the last step: it counts for all who did
+        self._ran_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    # Requests -----------------------------------------------------------------------------------
+
+    def arrives(
+        self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
+    ) -> bool:
+        """Decide on a request that came in at ``asks.since``. True: hold it.
+
+        Args:
+            idle: The engine has no work but held requests.
+            queued: Other requests stand in its queue.
+        """
+        if not self._counted:
+            # Who waits for room would stand in the queue otherwise: without these, holding would
+            # end itself by shortening the queue, and the engine would thrash again.
+            self.saturation.came(queued=queued or len(self._order) > 0)
+        self._counted = True
+        if self._rests(idle, asks.since) and not len(self._order):
+            self._pass(asks)
+            return False
+        return self.turn_comes(asks, advice)
+
+    def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
+        """Decide again for a request that was not held on arrival and is about to start.
+
+        Its context may have been evicted while it queued. True: hold it.
+        """
+        if self.is_let_in(asks.request_id):
+            return False
+        if not asks.blocks or advice is None or not self._must_wait(asks, advice):
+            self._pass(asks)
+            return False
+        self._order.add(asks)
+        return True
+
+    def is_let_in(self, request_id: str) -> bool:
+        """Whether a request may start with new context, and has not yet."""
+        return self._room.is_promised(request_id)
+
+    def is_full(self, advice: AdmissionAdvice | None) -> bool:
+        """Whether no new context may start; drops what ``advice`` knows from the ledger of room."""
+        return advice is not None and self._room.remaining(advice) <= 0
+
+    def started(self, request_id: str, now: float) -> None:
+        """A request got blocks."""
+        self._room.begin(request_id, now)
+
+    def removed(self, request_id: str) -> Held | None:
+        """Forget a request whose client went away; returns it if it was held."""
+        return self._order.drop(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """Forget a request that was not held and is over, in whatever state it was."""
+        self._room.drop(request_id)
+
+    # Steps --------------------------------------------------------------------------------------
+
+    def passes(self, advice: AdmissionAdvice | None, now: float) -> bool:
+        """Note a step in which nobody waits and there is room for all, as in nearly all steps.
+
+        False: this is another step, nothing was noted, and ``released`` must be asked.
+        """
+        if len(self._order) or self._pacing.measures:
+            return False
+        if advice is not None and advice.room_blocks is not None:
+            return False
+        self._counted, self._ran_at = False, now
+        return True
+
+    def released(
+        self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
+    ) -> list[tuple[Held, str]]:
+        """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
+
+        If there is no room, a request that was patient starts once no other is queued, and with it
+        as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a
+        resident session's turn may evict that session's blocks. It was patient if it has waited
+        ``HOLD_PATIENCE_S``, or as long as a whole pool of prompts takes to compute if that is less;
+        while few prompts queue, any wait is enough.
+
+        Args:
+            idle: The engine has no work but held requests.
+            free: No request is queued, and the prompt of the last one released has been computed.
+        """
+        self._counted = False
+        if not idle or not len(self._order):
+            self._ran_at = now
+        self._pacing.looks(now, free, 0.0 if advice is None else advice.again)
+        if advice is None or advice.room_blocks is None:
+            return list(self._all("open" if advice is not None else "silence"))
+        found = [*self._old(now), *self._fitting(advice)]
+        return found or self._without_room(now, idle)
+
+    def oldest(self) -> Held | None:
+        """The request that has waited longest; None if none is held."""
+        return self._order.oldest()
+
+    def _must_wait(self, asks: Held, advice: AdmissionAdvice) -> bool:
+        if advice.room_blocks is None or asks.blocks >= self._bounds.pool_blocks:
+            return False
+        if len(self._order):
+            return True  # behind those that wait
+        return self.saturation.is_reached and self._room.remaining(advice) <= 0
+
+    def _all(self, reason: str) -> Iterator[tuple[Held, str]]:
+        while (held := self._order.oldest()) is not None:
+            yield self._let_go(held), reason
+
+    def _old(self, now: float) -> Iterator[tuple[Held, str]]:
+        born = now - (1.0 - _LAST_STEPS) * self._bounds.most_s
+        while (held := self._order.oldest()) is not None and held.since <= born:
+            yield self._let_go(held), "bound"
+
+    def _fitting(self, advice: AdmissionAdvice) -> Iterator[tuple[Held, str]]:
+        for _ in range(_MOST_RELEASED):
+            held = self._order.peek()
+            if held is None or self._room.remaining(advice) <= 0:
+                return
+            yield self._let_go(held), "room"
+
+    def _without_room(self, now: float, idle: bool) -> list[tuple[Held, str]]:
+        if self._rests(idle, now) and (held := self._order.peek()) is not None:
+            return [(self._let_go(held), "idle")]
+        due = now - _OVERDUE * self._bounds.most_s
+        oldest = self._order.oldest()
+        if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
+            return []
+        latest = now - self._patience() if self.saturation.is_reached else now
+        patient = list(self._patient(latest, due, now))
+        if patient:
+            self._pacing.begin(now, sum(held.blocks for held in patient))
+        return [(held, "patience") for held in patient]
+
+    def _patient(self, latest: float, due: float, now: float) -> Iterator[Held]:
+        """Those who start together: as many as fill one step, the last of which may exceed it."""
+        left = self._bounds.step_blocks
+        while left > 0 and (held := self._order.pop_patient(latest, due, now)) is not None:
+            self._let_in(held)
+            yield held
+            left -= held.blocks
+
+    def _patience(self) -> float:
+        """As long as a turn of a thrashing engine waits at least: LRU lost its context because a
+        pool's worth of other prompts was computed before it."""
+        return min(HOLD_PATIENCE_S, self._pacing.takes(self._bounds.pool_blocks))
+
+    def _rests(self, idle: bool, now: float) -> bool:
+        return idle and now - self._ran_at >= _ABOUT_TO_RUN_S
+
+    def _pass(self, asks: Held) -> None:
+        """Let in one that did not wait; only what takes room makes its tenant known."""
+        if asks.blocks:
+            self._order.served(asks.tenant)
+        self._let_in(asks)
+
+    def _let_in(self, asks: Held) -> None:
+        self._room.promise(asks.request_id, asks.blocks)
+
+    def _let_go(self, held: Held) -> Held:
+        self._order.take(held.request_id)
+        self._let_in(held)
+        return held

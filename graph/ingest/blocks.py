@@ -1,0 +1,314 @@
+"""Applies runs of stored and removed blocks together, as vectors.
+
+A batch under pressure alternates between the two, one block at a time. A run that stores and
+removes the same block is halved until no part does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ranking.copies import worth_spilling
+from ..tables.blocks import as_slice
+from ..tables.columns import distinct
+from ..tables.tables import Tables
+from ..types import IS_PROTECTED, LAYER_NAMES, NO_ROW, Keys, Rows, Tier, as_keys
+from ..wire.events import (
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+)
+from .chains import ChainLinker
+from .slices import SLICE_KEYS
+
+# Copies of blocks in colder tiers: which engine has which, and what became of evicted blocks.
+
+
+class CopyRecorder:
+    """Applies what engines report of their copies: as tier bits, from which SPILL_LINKs follow."""
+
+    def __init__(self, tables: Tables, counters: Counter[str]) -> None:
+        self._tables = tables
+        self._counters = counters
+
+    def spilled(self, engine: int, event: BlocksSpilled, now: float) -> None:
+        """Note that copies were completed; an unknown block becomes known by its copy."""
+        keys = self._keys(event)
+        if keys is None:
+            return
+        tier, blocks = Tier(event.tier), self._tables.blocks
+        if tier is Tier.POOL:
+            self._in_store(engine, keys)
+            return
+        rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
+        self._note(rows[~self._anywhere(rows, tier)], tier, 1, now)
+        blocks.mark(engine, rows, tier)
+        self._tables.history.copied(engine, rows)
+        self._counters["blocks_spilled"] += len(rows)
+        self._counters["bytes_spilled"] += len(rows) * event.bytes_per_block
+
+    def loaded(self, engine: int, event: BlocksLoaded, now: float) -> None:
+        """Note that copies came back into the engine's pool."""
+        if len(event.hashes) % 8:
+            self._counters["events_refused"] += 1
+            return
+        blocks, keys = self._tables.blocks, as_keys(event.hashes)
+        rows, _ = blocks.ensure(keys, now, self._tables.salt(engine))
+        blocks.mark(engine, rows, Tier.HOT)
+        blocks.last_hit[rows] = now
+        self._tables.history.prefetched(engine, rows)
+        self._counters["blocks_warmed"] += len(rows)
+
+    def dropped(self, engine: int, event: CopiesDropped, now: float) -> None:
+        """Note that copies are gone."""
+        keys = self._keys(event)
+        if keys is not None:
+            rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
+            rows, blocks, tier = rows[rows != NO_ROW], self._tables.blocks, Tier(event.tier)
+            if tier is Tier.POOL:
+                self._lost_by_store(engine, rows, event.cause)
+                return
+            self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
+            bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
+            self._tables.history.copies_lost(engine, bare, event.cause)
+
+    def forget(self, engine: int, now: float, part: slice | None = None) -> None:
+        """Forget an engine's copies: they are gone, or about to be announced anew.
+
+        Args:
+            part: Of the block rows; None: all.
+        """
+        blocks = self._tables.blocks
+        if not blocks.had_copies:
+            return
+        rows = np.arange(blocks.size, dtype=np.int32)[part or slice(None)]
+        for tier in (Tier.WARM, Tier.COLD):
+            self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
+
+    def _in_store(self, engine: int, keys: Keys) -> None:
+        """Note that the shared store has blocks; those that nobody heard of stay unknown."""
+        rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
+        rows = rows[rows != NO_ROW]
+        self._tables.blocks.mark(engine, rows, Tier.POOL)
+        self._tables.history.copied(engine, rows)
+
+    def _lost_by_store(self, engine: int, rows: Rows, cause: int) -> None:
+        """Note that an engine did not get blocks from the shared store: who gave them there knows
+        no better."""
+        blocks = self._tables.blocks
+        rows = rows[self._anywhere(rows, Tier.POOL)]
+        for column in range(len(blocks.tiers)):
+            blocks.unmark(column, rows, Tier.POOL)
+        bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
+        self._tables.history.copies_lost(engine, bare, cause)
+
+    def _unmark(self, engine: int, rows: Rows, tier: Tier, now: float) -> None:
+        """Note that an engine has no copies of these blocks any more, which it had."""
+        self._tables.blocks.unmark(engine, rows, tier)
+        self._note(rows[~self._anywhere(rows, tier)], tier, -1, now)
+
+    def _anywhere(self, rows: Rows, tier: Tier) -> npt.NDArray[np.bool_]:
+        """bool ``[n]``: of which of these blocks any engine has a copy there."""
+        tiers = np.bitwise_or.reduce(self._tables.blocks.tiers[:, rows], axis=0)
+        return np.asarray((tiers & int(tier)) != 0)
+
+    def _note(self, rows: Rows, tier: Tier, sign: int, now: float) -> None:
+        self._tables.history.copies.add(self._tables.blocks.keys[rows], tier, sign, now)
+
+    def count_evicted(self, engine: int, rows: Rows, now: float) -> None:
+        """Count blocks that an engine with tiers lost: whether each has a copy, and should have
+        one."""
+        copied = self._tables.blocks.has(engine, rows, Tier.WARM | Tier.COLD)
+        lost = rows[~copied]
+        missed = int(worth_spilling(self._tables, lost, now).sum())
+        self._counters["evicted_with_copy"] += len(rows) - len(lost)
+        self._counters["evicted_without_copy"] += missed
+        self._counters["evicted_not_worth_copy"] += len(lost) - missed
+
+    def _keys(self, event: BlocksSpilled | CopiesDropped) -> Keys | None:
+        """Block keys of the event; None (and counted) if they are malformed."""
+        if len(event.hashes) % 8 == 0 and Tier(event.tier) in (Tier.WARM, Tier.COLD, Tier.POOL):
+            return as_keys(event.hashes)
+        self._counters["events_refused"] += 1
+        return None
+
+
+Churn = BlocksStored | BlocksRemoved
+
+_EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
+
+
+class ChurnRecorder:
+    """Applies what engines store and lose: rows, links, residency."""
+
+    def __init__(
+        self, tables: Tables, chains: ChainLinker, copies: CopyRecorder, counters: Counter[str]
+    ) -> None:
+        self._tables = tables
+        self._chains = chains
+        self._copies = copies
+        self._counters = counters
+
+    def apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
+        """Apply blocks that were stored and removed, in this order."""
+        whole = [event for event in churn if not len(event.hashes) % 8]
+        if len(whole) < len(churn):
+            self._counters["events_refused"] += len(churn) - len(whole)
+        self._apply(engine, self._after_step(engine, whole, now), now)
+
+    def _after_step(self, engine: int, churn: Sequence[Churn], now: float) -> Sequence[Churn]:
+        """Apply what is told up to the first evictions, if these are awaited: they are of the step
+        whose requests were told last; returns what follows."""
+        open_cases = self._tables.history.open_cases
+        if not open_cases.awaits(engine):
+            return churn
+        places = (place for place, event in enumerate(churn) if type(event) is BlocksRemoved)
+        if (first := next(places, None)) is None:
+            return churn
+        self._apply(engine, churn[: first + 1], now)
+        open_cases.step_told(engine, now)
+        return churn[first + 1 :]
+
+    def listing(self, engine: int, event: BlocksResident, now: float) -> Iterator[None]:
+        """Take these blocks as all that an engine's pool holds, slice by slice; it announces its
+        copies again.
+
+        Until the last slices the pool seems to hold what it held before, too, and
+        ``tables.listing`` names the engine meanwhile.
+        """
+        if len(event.hashes) % 8:
+            self._counters["events_refused"] += 1
+            return
+        self._copies.forget(engine, now)
+        self._tables.listing.add(engine)
+        keys, found = as_keys(event.hashes), list[Rows]()
+        for start in range(0, len(keys), SLICE_KEYS):
+            found.append(self._list(engine, keys[start : start + SLICE_KEYS], now))
+            yield
+            yield from self._tables.blocks.tidying()
+        yield from self._keeping_only(engine, found)
+        self._tables.listing.discard(engine)
+
+    def _keeping_only(self, engine: int, found: Sequence[Rows]) -> Iterator[None]:
+        """Note that an engine's pool holds nothing but these rows any more, slice by slice."""
+        blocks = self._tables.blocks
+        others = np.ones(blocks.size, dtype=np.bool_)
+        for rows in found:
+            others[rows] = False
+        for part in blocks.parts():
+            yield
+            gone = np.flatnonzero(blocks.has(engine, part, Tier.HOT) & others[part])
+            lost = (part.start + gone).astype(np.int32)
+            self._tables.history.unheard(engine, lost)
+            blocks.unmark(engine, lost, Tier.HOT)
+
+    def _list(self, engine: int, keys: Keys, now: float) -> Rows:
+        """Note that an engine's pool holds these blocks; returns their rows."""
+        blocks = self._tables.blocks
+        rows, _ = blocks.ensure(keys, now, self._tables.salt(engine))
+        blocks.mark(engine, as_slice(rows), Tier.HOT)
+        return rows
+
+    def _apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
+        stored = [event for event in churn if type(event) is BlocksStored and event.hashes]
+        removed = as_keys(
+            b"".join([event.hashes for event in churn if type(event) is BlocksRemoved])
+        )
+        if stored and len(removed):
+            keys = as_keys(b"".join([event.hashes for event in stored]))
+            if _overlap(removed, keys):
+                # One event alone never overlaps itself, so this ends.
+                middle = len(churn) // 2
+                self._apply(engine, churn[:middle], now)
+                self._apply(engine, churn[middle:], now)
+                return
+        if stored:
+            self._store(engine, stored, now)
+        if len(removed):
+            self._remove(engine, removed, now)
+
+    def _store(self, engine: int, stored: Sequence[BlocksStored], now: float) -> None:
+        hashes, parents, sizes, sessions = zip(
+            *[(event.hashes, event.parent, event.block_size, event.session) for event in stored],
+            strict=True,
+        )
+        counts = np.fromiter(map(len, hashes), dtype=np.int64, count=len(hashes)) // 8
+        blocks, salt = self._tables.blocks, self._tables.salt(engine)
+        rows, new = blocks.ensure(as_keys(b"".join(hashes)), now, salt, counts)
+        self._chains.extend(rows, new, self._rows_before(parents, now, salt), counts)
+        at = as_slice(rows)
+        blocks.mark(engine, at, Tier.HOT)
+        blocks.tokens[at] = np.repeat(np.array(sizes, dtype=blocks.tokens.dtype), counts)
+        self._claim(sessions, rows, counts, now)
+        self._tables.changed[engine] += len(rows)
+        self._counters["blocks_stored"] += len(rows)
+        self._counters["blocks_protected"] += int(self._protected(at).sum())
+
+    def _rows_before(self, parents: Sequence[int | None], now: float, salt: np.uint64) -> Rows:
+        """The row before each run's first block; an unknown block becomes a ghost."""
+        before = np.full(len(parents), NO_ROW, dtype=np.int32)
+        known = np.array([parent is not None for parent in parents])
+        keys = np.array([parent for parent in parents if parent is not None], dtype=np.uint64)
+        if len(keys):
+            before[known] = self._tables.blocks.ensure(keys, now, salt)[0]
+        return before
+
+    def _claim(
+        self,
+        sessions: Sequence[str | None],
+        rows: Rows,
+        counts: npt.NDArray[np.int64],
+        now: float,
+    ) -> None:
+        """Assign blocks that no session walked yet to the session that stored them."""
+        names = dict.fromkeys(sessions)
+        if not any(names):
+            return
+        known = self._tables.sessions
+        owner = {name: known.ensure(name, NO_ROW, now) if name else NO_ROW for name in names}
+        session = self._tables.blocks.session
+        claims = np.repeat(np.array([owner[name] for name in sessions], dtype=np.int32), counts)
+        free = (session[rows] == NO_ROW) & (claims != NO_ROW)
+        # Backwards, so that the first of two in one run to store a block keeps it.
+        session[rows[free][::-1]] = claims[free][::-1]
+
+    def _remove(self, engine: int, keys: Keys, now: float) -> None:
+        blocks = self._tables.blocks
+        rows = distinct(blocks.find(keys, self._tables.salt(engine)))
+        rows = rows[blocks.has(engine, rows, Tier.HOT)]
+        blocks.unmark(engine, rows, Tier.HOT)
+        self._tables.history.evicted(engine, rows, now)
+        if self._tables.words[engine].tiers is not None:
+            self._copies.count_evicted(engine, rows, now)
+        self._count_removed(rows)
+
+    def _protected(self, at: Rows | slice) -> npt.NDArray[np.bool_]:
+        """Whether somebody said that blocks are of a protected layer."""
+        blocks = self._tables.blocks
+        return np.asarray(IS_PROTECTED[blocks.layer[at]] & (blocks.stated[at] != 0))
+
+    def _count_removed(self, rows: Rows) -> None:
+        layers = self._tables.blocks.layer[rows]
+        by_layer = np.bincount(layers, minlength=len(LAYER_NAMES)).tolist()
+        for name, count in zip(_EVICTED_NAMES, by_layer, strict=True):
+            self._counters[name] += count
+        self._counters["protected_evicted"] += int(np.count_nonzero(self._protected(rows)))
+        self._counters["blocks_removed"] += len(rows)
+
+
+def _overlap(some: Keys, others: Keys) -> bool:
+    """Whether two lists of keys, not empty, share one."""
+    both = np.sort(np.concatenate([some, others]))
+    if not (both[1:] == both[:-1]).any():  # as almost always
+        return False
+    in_order = np.sort(others)
+    found = in_order[np.minimum(np.searchsorted(in_order, some), len(in_order) - 1)]
+    return bool((found == some).any())

@@ -1,0 +1,202 @@
+"""Which session a request belongs to, and what that means for the blocks that it walks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+
+from ..tables.blocks import BlockTable
+from ..tables.sessions import INFERRED
+from ..tables.tables import Tables
+from ..types import NO_ROW, BlockFlag, Rows, SessionState
+from ..wire.events import ConfidenceSampled, RequestStarted
+from .chains import ChainLinker
+
+# Which session a request continues if no caller names one: inferred from its blocks alone.
+
+SHARED: Final = -2
+"""The owner of a block that several sessions walked: nobody."""
+
+# All chosen, with recorded agents' sessions in sight.
+_NEAR_FULL: Final = 0.75  # of the longest prompt: from here on histories are compacted
+_SETTLED: Final = 5  # turns from which a session has a history to compact
+_TAIL: Final = 1  # blocks at a prompt's end that may differ in the next turn's; Mooncake's do
+_SUMMARY: Final = 0.05  # of the history that it stands for, at least; others start with less
+
+
+def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
+    """The session that a prompt continues; ``NO_ROW``: it begins one.
+
+    It continues a session if the deepest block that was seen before was walked by that session
+    alone (a system prompt that many share is nobody's), and if it keeps more than half of that
+    session's last prompt, or is the summary of it: see ``_compacts``. If it shares a part of that
+    session's first prompt alone, it begins a session of its own: two chats with one system prompt
+    look like that. A last block that differs shows nothing.
+
+    Args:
+        owners: int32 ``[n]``: who walked each block, from the start of its chain; ``NO_ROW``
+            where nobody did, ``SHARED`` where several did.
+        first_reach: int32 ``[sessions]``: full blocks of each session's first prompt.
+        reach: int32 ``[sessions]``: full blocks of each session's last prompt.
+        turns: int32 ``[sessions]``: how many each had.
+    """
+    session, known = deepest(owners)
+    if session < 0:
+        return NO_ROW
+    before = int(reach[session])
+    goes_on = known >= before - _TAIL or known > first_reach[session]
+    if 2 * known > before and goes_on:
+        return session
+    settled = turns[session] >= _SETTLED
+    compacts = settled and _compacts(known, len(owners), before, int(reach.max()))
+    return session if compacts else NO_ROW
+
+
+def deepest(owners: Rows) -> tuple[int, int]:
+    """Who walked the deepest block that was seen before, ``NO_ROW`` for nobody and ``SHARED`` for
+    several; and how many blocks were seen before. ``owners``: see ``continued``."""
+    unseen = np.flatnonzero(owners == NO_ROW)
+    known = int(unseen[0]) if len(unseen) else len(owners)
+    return int(owners[known - 1]) if known else NO_ROW, known
+
+
+def _compacts(known: int, blocks: int, before: int, longest: int) -> bool:
+    """Whether a prompt that keeps little of a history is a summary of it.
+
+    That is so if the history was nearly full. A prompt that begins beside a session, with its
+    system prompt, is no summary: it is too short.
+
+    Args:
+        known: Blocks that it keeps.
+        blocks: Blocks of the prompt.
+        before: Blocks of the history.
+        longest: Blocks of the longest prompt of all sessions.
+    """
+    summarised = before >= _NEAR_FULL * longest and 2 * blocks <= before
+    return summarised and blocks - known >= _SUMMARY * before
+
+
+def owners(blocks: BlockTable, rows: Rows) -> Rows:
+    """int32 ``[len(rows)]``: the sessions that alone walked each block row; see ``continued``."""
+    shared = blocks.flagged(rows, BlockFlag.SHARED)
+    return np.where(shared, np.int32(SHARED), blocks.session[rows])
+
+
+_MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; chosen
+
+
+class RequestSessions:
+    """Finds the sessions of requests, and gives them the blocks of their turns."""
+
+    def __init__(self, tables: Tables, chains: ChainLinker, counters: Counter[str]) -> None:
+        self._tables = tables
+        self._chains = chains
+        self._counters = counters
+        # Running request, by its engine's column and its id → the session guessed for it.
+        self._inferred: dict[tuple[int, str], int] = {}
+        self.forks = tables.forks
+
+    def tenant(self, name: str | None) -> int:
+        """The number of a tenant; ``NO_ROW`` for none."""
+        return self._tables.tenants.intern(name) if name else NO_ROW
+
+    def finished(self, engine: int, request_id: str) -> int:
+        """The session that was inferred for a request that ends; ``NO_ROW`` if none was."""
+        return self._inferred.pop((engine, request_id), NO_ROW)
+
+    def answered(self, engine: int, event: ConfidenceSampled) -> int:
+        """The session whose answer was sampled; ``NO_ROW`` if it is not known."""
+        if event.session:
+            tenant = self._tables.tenants.find(event.tenant) if event.tenant else NO_ROW
+            return self._tables.sessions.find(event.session, tenant)
+        return self._inferred.get((engine, event.request_id), NO_ROW)
+
+    def forget(self, engine: int) -> None:
+        """Forget the requests of an engine that runs none of them any more."""
+        for request in [request for request in self._inferred if request[0] == engine]:
+            del self._inferred[request]
+
+    def of_request(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> int:
+        """The session a request names, or the one that it continues, or a new one."""
+        tenant = self.tenant(event.tenant)
+        if event.session:
+            return self._tables.sessions.ensure(event.session, tenant, now)
+        session = self._continued(rows, tenant)
+        if session == NO_ROW:
+            name = f"{INFERRED}{self._tables.name_of(engine)}/{event.request_id}"
+            parent = self._forked_from(rows, tenant)
+            session = self._tables.sessions.ensure(name, tenant, now)
+            if parent != NO_ROW:
+                self.forks.forked(session, parent)
+            self._take_over(session, rows)
+        self._inferred[engine, event.request_id] = session
+        if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
+            del self._inferred[next(iter(self._inferred))]
+        return session
+
+    def _continued(self, rows: Rows, tenant: int) -> int:
+        """The session that a request without a name continues, ``NO_ROW`` for none.
+
+        Two branches that live side by side are two sessions: nothing continues a session that runs,
+        or a branch that its session left behind.
+        """
+        sessions = self._tables.sessions
+        walked = owners(self._tables.blocks, rows)
+        session = continued(walked, sessions.first_reach, sessions.reach, sessions.turns)
+        if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
+            return NO_ROW
+        return NO_ROW if len(self._left_behind(rows)) else session
+
+    def _forked_from(self, rows: Rows, tenant: int) -> int:
+        """The session whose subagent begins with ``rows``; ``NO_ROW`` for none.
+
+        It alone walked the deepest block that was seen before, and is at work or waits for a tool.
+        A stranger that shares its system prompt is no fork of it: a fork keeps at least half of its
+        last prompt, and a block at least that came after its first prompt.
+        """
+        blocks, sessions = self._tables.blocks, self._tables.sessions
+        parent, known = deepest(owners(blocks, rows))
+        if parent < 0 or sessions.tenant[parent] != tenant:
+            return NO_ROW
+        first_prompt = blocks.created[rows[known - 1]] <= sessions.created[parent]
+        if first_prompt or 2 * known < sessions.reach[parent]:
+            return NO_ROW
+        at_work = sessions.state[parent] in (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
+        return parent if at_work else NO_ROW
+
+    def _take_over(self, session: int, rows: Rows) -> None:
+        """Assign what another session left behind of ``rows`` to this one alone."""
+        self._tables.blocks.session[self._left_behind(rows)] = session
+
+    def _left_behind(self, rows: Rows) -> Rows:
+        blocks = self._tables.blocks
+        superseded: Rows = rows[blocks.flagged(rows, BlockFlag.SUPERSEDED)]
+        return superseded
+
+    def supersede(self, session: int, rows: Rows) -> None:
+        """Remove the protection of blocks of the session's last turn that this turn left behind.
+
+        Not while another request of the session runs: then the two are siblings.
+        """
+        blocks, sessions = self._tables.blocks, self._tables.sessions
+        blocks.unflag(self._left_behind(rows), BlockFlag.SUPERSEDED)
+        if sessions.running[session] > 0:
+            return
+        left = self._chains.ancestors(int(sessions.tip[session]), rows)
+        if not len(left) or (len(rows) and blocks.salt[left[0]] != blocks.salt[rows[0]]):
+            return  # a session's turns with another model are a chain of their own
+        exclusive = (blocks.session[left] == session) & ~blocks.flagged(left, BlockFlag.SHARED)
+        blocks.flag(left[exclusive], BlockFlag.SUPERSEDED)
+        self._counters["blocks_superseded"] += int(exclusive.sum())
+
+    def own(self, session: int, rows: Rows, tenant: str | None) -> None:
+        blocks = self._tables.blocks
+        walked_by = blocks.session[rows]
+        others = walked_by != session
+        if others.any():
+            blocks.flag(rows[others & (walked_by != NO_ROW)], BlockFlag.SHARED)
+            blocks.session[rows[others]] = session
+        if tenant:
+            blocks.tenant[rows] = self.tenant(tenant)

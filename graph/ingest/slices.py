@@ -1,0 +1,223 @@
+"""Events in runs: those that may be applied together, and no more than one slice takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from ..tables.blocks import BlockTable, Mask, Times
+from ..tables.tables import Tables
+from ..types import HELD, Rows
+from ..wire.events import (
+    AnyEvent,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+    RequestFinished,
+    RequestStarted,
+)
+
+SLICE_KEYS: Final = 8_192
+"""Block keys that are applied in one hold of the graph's lock: some milliseconds; chosen. More only
+where one request has a longer chain."""
+
+CHURN: Final = (BlocksStored, BlocksRemoved)
+TURNS: Final = (RequestStarted, RequestFinished)
+SINGLE: Final[tuple[type, ...]] = ()
+
+_RUNS: Final[dict[type, tuple[type, ...]]] = {
+    **dict.fromkeys(CHURN, CHURN), **dict.fromkeys(TURNS, TURNS)
+}  # fmt: skip
+_CUT: Final = (BlocksStored, BlocksRemoved, BlocksSpilled, BlocksLoaded, CopiesDropped)
+_BYTES: Final = 8 * SLICE_KEYS
+
+
+class Run(NamedTuple):
+    """Consecutive events, or parts of them.
+
+    Attributes:
+        kind: ``CHURN`` or ``TURNS``, whose events are applied together; ``SINGLE`` has one event.
+        keys: How many block keys they carry.
+    """
+
+    kind: tuple[type, ...]
+    events: list[AnyEvent]
+    keys: int
+
+
+def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
+    """All events, in their order, as runs."""
+    kind, run, size = SINGLE, list[AnyEvent](), 0
+    for event in events:
+        own, own_size = _RUNS.get(type(event), SINGLE), len(getattr(event, "hashes", b""))
+        if run and (own is not kind or own is SINGLE or size + own_size > _BYTES):
+            yield Run(kind, run, size // 8)
+            run, size = [], 0
+        kind = own
+        if own_size > _BYTES:
+            *whole, event = _parts(event)
+            yield from (Run(kind, [part], SLICE_KEYS) for part in whole)
+            own_size = len(getattr(event, "hashes", b""))
+        run.append(event)
+        size += own_size
+    if run:
+        yield Run(kind, run, size // 8)
+
+
+def _parts(event: AnyEvent) -> list[AnyEvent]:
+    """An event with many keys, as several that mean the same; or itself, if it cannot be cut.
+
+    An event whose keys are not whole is refused whole, later.
+    """
+    if not isinstance(event, _CUT) or len(event.hashes) % 8:
+        return [event]
+    hashes, parts = event.hashes, list[AnyEvent]()
+    for start in range(0, len(hashes), _BYTES):
+        part = replace(event, hashes=hashes[start : start + _BYTES])
+        if start and isinstance(part, BlocksStored):
+            part = replace(part, parent=int.from_bytes(hashes[start - 8 : start], "little"))
+        parts.append(part)
+    return parts
+
+
+# The longest unused of many rows, found without a copy of all their times in one stroke.
+
+# The border is looked for between two times of a sample of so many, so many places around it: it is
+# nearly always there, and few others are. Both chosen.
+_SAMPLE: Final = 4_096
+_AROUND: Final = 256
+
+
+def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Rows:
+    """int32 ``[count]``: the rows with the least times; of equal ones the first.
+
+    Args:
+        rows: int32 ``[n]`` each, ascending, part after part; ``times`` are theirs.
+        count: At most as many as there are.
+    """
+    if not count:
+        return np.empty(0, dtype=np.int32)
+    border = _nth(times, count - 1)
+    left = count - sum(int(np.count_nonzero(part < border)) for part in times)
+    found = list[Rows]()
+    for own, part in zip(rows, times, strict=True):
+        older, ties = part < border, np.flatnonzero(part == border)[:left]
+        older[ties] = True
+        left -= len(ties)
+        found.append(own[older])
+    return np.concatenate(found)
+
+
+def _nth(times: Sequence[Times], place: int) -> float:
+    """The time that has this place among all of them, in ascending order."""
+    total = sum(map(len, times))
+    step = -(-total // _SAMPLE)
+    sample = np.sort(np.concatenate([part[::step] for part in times]))
+    near = place * len(sample) // total
+    low = sample[near - _AROUND] if near >= _AROUND else -np.inf
+    high = sample[near + _AROUND] if near + _AROUND < len(sample) else np.inf
+    before = sum(int(np.count_nonzero(part < low)) for part in times)
+    upto = sum(int(np.count_nonzero(part <= high)) for part in times)
+    if not before <= place < upto:
+        before, low, high = 0, -np.inf, np.inf
+    if low == high:
+        return float(low)
+    between = np.concatenate([part[(part >= low) & (part <= high)] for part in times])
+    return float(np.partition(between, place - before)[place - before])
+
+
+# ``GhostKeeper``: forgets the longest unused ghosts once there are too many.
+
+_PART: Final = 1 << 13  # rows that are released in one slice; chosen
+_EDGES: Final = 1 << 16  # edges that are looked at in one slice; chosen
+_AT_ONCE: Final = 1 << 17  # released after one batch of events, the others after the next; chosen
+_NONE: Final[Rows] = np.empty(0, dtype=np.int32)
+
+
+class GhostKeeper:
+    """Releases rows of blocks that no engine holds any more.
+
+    Args:
+        forget_all: Each is told once of all rows that are about to be reused, as a bool
+            ``[blocks.size]``.
+        forget_some: Each is told of the rows of a slice, int32, before they are released.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        forget_all: tuple[Callable[[Mask], None], ...],
+        forget_some: tuple[Callable[[Rows], None], ...],
+    ) -> None:
+        self._tables = tables
+        self._forget_all = forget_all
+        self._forget_some = forget_some
+        self._limits = tables.limits
+        self._above = self._most()  # blocks, from which on ghosts are counted
+
+    def releasing(self) -> Iterator[None]:
+        """Release ghosts beyond the limit, slice by slice; no event may be applied meanwhile.
+
+        First they lose all that refers to them, then their rows.
+        """
+        rows = yield from self._surplus()
+        if not len(rows):
+            return
+        yield
+        gone = np.zeros(self._tables.blocks.size, dtype=np.bool_)
+        gone[rows] = True
+        yield from self._losing_edges(rows, gone)
+        for forget in (*self._forget_all, self._tables.links.release):
+            forget(gone)
+        for start in range(0, len(rows), _PART):
+            yield
+            self._release(rows[start : start + _PART])
+
+    def _losing_edges(self, rows: Rows, gone: Mask) -> Iterator[None]:
+        """Remove the edges at ``rows``; a scan only if there is one."""
+        edges, sums = self._tables.edges, self._tables.blocks.sums.values()
+        if any(each.degree[rows].any() for each in sums):
+            for start in range(0, edges.size, _EDGES):
+                edges.remove(edges.at(gone, start, min(start + _EDGES, edges.size)))
+                yield
+
+    def _release(self, rows: Rows) -> None:
+        for forget in self._forget_some:
+            forget(rows)
+        self._tables.blocks.release(rows)
+
+    def _surplus(self) -> Generator[None, None, Rows]:
+        """int32, ascending: the ghosts to release now; notes when to look again."""
+        blocks, limit = self._tables.blocks, self._most()
+        if self._limits is not self._tables.limits:
+            self._limits, self._above = self._tables.limits, limit
+        if len(blocks) <= self._above:
+            return _NONE  # not when an engine leaves, either: it may be back in a moment
+        ghosts, times = list[Rows](), list[Times]()
+        for part in blocks.parts():
+            ghosts.append(_unheld(blocks, part))
+            times.append(blocks.last_used(ghosts[-1]))
+            yield
+        known = sum(map(len, ghosts))
+        surplus = known - limit * 3 // 4 if known > limit else 0
+        count = min(surplus, _AT_ONCE)
+        left = len(blocks) - count
+        self._above = left if count < surplus else max(limit, left + limit // 4)
+        return oldest(ghosts, times, count)
+
+    def _most(self) -> int:
+        """Ghosts that are remembered: as many as the engines' pools hold, or more."""
+        limits, pools = self._tables.limits, sum(self._tables.pool_blocks.values())
+        return max(limits.max_ghosts, int(limits.ghost_share * pools))
+
+
+def _unheld(blocks: BlockTable, part: slice) -> Rows:
+    """int32, ascending: rows in use, from a part of the table, that no engine holds."""
+    held = (np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) & HELD) != 0
+    rows: Rows = part.start + np.flatnonzero(blocks.alive[part] & ~held).astype(np.int32)
+    return rows

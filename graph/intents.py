@@ -1,0 +1,383 @@
+"""An intent, its target, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import GraphError
+from .explain import blocks_of_memory, row_of
+from .ranking.copies import COPIES
+from .tables.tables import Tables
+from .types import IS_PROTECTED, NEVER, NO_ROW, Authority, BlockFlag, BlockKey, Rows, Tier
+from .wire.events import SessionSignal
+
+
+class IntentKind(StrEnum):
+    """What is wanted of blocks."""
+
+    PIN = "pin"
+    """Keep them for some seconds, whatever a policy says: a lease."""
+    RETAIN = "retain"
+    """Value them so much, from 0 to 1, until a request says otherwise."""
+    DEMOTE = "demote"
+    """Let them go first, until a request walks them again."""
+    PREFETCH = "prefetch"
+    """Bring their copies back: they will be asked for."""
+    SHARE = "share"
+    """Other sessions will use them: the end of theirs does not end them."""
+
+
+class Verdict(StrEnum):
+    """What became of an intent."""
+
+    ACCEPTED = "accepted"
+    CLIPPED = "clipped"  # to a bound, or to the blocks that there are
+    DEFERRED = "deferred"  # it will be done, as room or time allows
+    REJECTED = "rejected"
+    MISSING = "missing"  # there is nothing that it could be done to
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which blocks are meant: exactly one of these names them.
+
+    Attributes:
+        block: A key: the block and all that stand before it in its chain.
+        session: All that the session's last turn walked.
+        identity: Those of the segments of this name, as in ``tool:search#3``; or one of its blocks,
+            as in ``tool:search#3#0``.
+        memory_id: Those that refer to this memory.
+        tenant: Whose; blocks of others are not touched. None: those of no tenant.
+    """
+
+    block: BlockKey | None = None
+    session: str | None = None
+    identity: str | None = None
+    memory_id: str | None = None
+    tenant: str | None = None
+
+    @property
+    def named(self) -> int:
+        """How many of the four are given; it has to be one."""
+        given = (self.block, self.session, self.identity, self.memory_id)
+        return sum(each is not None for each in given)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What is wanted.
+
+    Attributes:
+        seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
+        importance: Of ``RETAIN``.
+    """
+
+    kind: IntentKind
+    target: Target
+    seconds: float | None = None
+    importance: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class IntentAnswer:
+    """What became of an intent.
+
+    Attributes:
+        blocks: To how many it was done.
+        asked: How many its target has.
+        seconds: How long it holds; None: there is no such time.
+    """
+
+    verdict: Verdict
+    reason: str
+    blocks: int = 0
+    asked: int = 0
+    seconds: float | None = None
+
+
+NOTHING: Final = IntentAnswer(Verdict.MISSING, "no block of that target is known for this tenant")
+
+
+# Leases: blocks that are kept for a while, as bounded shares of each engine's pool.
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBounds:
+    """How much may be leased, and for how long; all chosen.
+
+    Attributes:
+        pool_share: Of a pool, by all leases in it; no more than protection may keep there.
+        tenant_share: Of a pool, by those of one named tenant.
+        longest_s: Of a lease, and of an order to prefetch.
+    """
+
+    pool_share: float = 0.25
+    tenant_share: float = 0.125
+    longest_s: float = 900.0
+
+
+def leasable(
+    tables: Tables, bounds: LeaseBounds, rows: Rows, now: float, arriving: int | None = None
+) -> Rows:
+    """The first of ``rows``, all of one tenant, that may be leased together.
+
+    Blocks that are in no pool are left out, unless they are about to be in that of the engine
+    ``arriving``. In each pool that holds some of them, the leases of
+    others count, and so do those of the same tenant.
+    """
+    blocks = tables.blocks
+    if arriving is None:
+        rows = rows[(blocks.tiers[:, rows] & int(Tier.HOT)).any(axis=0)]
+    if not len(rows):
+        return rows
+    tenant = int(blocks.tenant[rows[0]])
+    others = _leased(tables, now)
+    others[rows] = False
+    fitting = np.ones(len(rows), dtype=np.bool_)
+    for engine, pool in tables.pool_blocks.items():
+        here = (blocks.tiers[engine, rows] & int(Tier.HOT)) != 0
+        here |= engine == arriving
+        fitting &= ~here | (np.cumsum(here) <= _room(tables, bounds, engine, pool, others, tenant))
+    leased: Rows = rows[fitting]
+    return leased
+
+
+def _leased(tables: Tables, now: float) -> Mask:
+    """bool ``[blocks.size]``: those with a lease."""
+    blocks = tables.blocks
+    return np.asarray(blocks.pinned_until[: blocks.size] > now)
+
+
+def _room(
+    tables: Tables,
+    bounds: LeaseBounds,
+    engine: int,
+    pool: int,
+    leased: Mask,
+    tenant: int,
+) -> int:
+    """Blocks that a tenant may still lease in an engine's pool."""
+    blocks = tables.blocks
+    here = leased & ((blocks.tiers[engine, : blocks.size] & int(Tier.HOT)) != 0)
+    own = here & (blocks.tenant[: blocks.size] == tenant)
+    most = min(bounds.pool_share, tables.kept_share(engine))  # leases have a price, too
+    each = most if tables.protected_share is not None else most / 2  # as ``limited_by`` has it
+    share = min(bounds.tenant_share, each) if tenant != NO_ROW else most
+    in_all = int(most * pool) - int(np.count_nonzero(here))
+    return min(in_all, int(share * pool) - int(np.count_nonzero(own)))
+
+
+# Which block rows a target means, from the start of their chains on.
+
+
+def target_rows(tables: Tables, target: Target) -> Rows:
+    """int32 ``[n]``: the rows that are meant, those nearest to the start of their chains first.
+
+    Rows of other tenants than the target's are left out.
+
+    Raises:
+        GraphError: The target names none or several things, or no such block is known.
+    """
+    if target.named != 1:
+        raise GraphError(
+            "a target names one of block, session, identity and memory_id; "
+            f"{target.named} of them were named"
+        )
+    rows = _named(tables, target)
+    blocks = tables.blocks
+    tenant = NO_ROW if target.tenant is None else tables.tenants.find(target.tenant)
+    rows = rows[blocks.tenant[rows] == tenant]
+    ordered: Rows = rows[np.argsort(blocks.depth[rows], kind="stable")]
+    return ordered
+
+
+def _named(tables: Tables, target: Target) -> Rows:
+    if target.block is not None:
+        return chain_of(tables, row_of(tables, target.block))
+    if target.session is not None:
+        return _of_session(tables, target.session, target.tenant)
+    if target.identity is not None:
+        return _of_identity(tables, target.identity)
+    assert target.memory_id is not None
+    return _of_memory(tables, target.memory_id)
+
+
+def chain_of(tables: Tables, row: int) -> Rows:
+    """int32 ``[n]``: a block and all before it in its chain."""
+    parent, chain = tables.blocks.parent, []
+    while row != NO_ROW:
+        chain.append(row)
+        row = int(parent[row])
+    return np.array(chain, dtype=np.int32)
+
+
+def _of_session(tables: Tables, name: str, tenant: str | None) -> Rows:
+    number = NO_ROW if tenant is None else tables.tenants.find(tenant)
+    row = tables.sessions.find(name, number)
+    return chain_of(tables, NO_ROW if row == NO_ROW else int(tables.sessions.tip[row]))
+
+
+def _of_identity(tables: Tables, name: str) -> Rows:
+    """The blocks of a segment; or the one that ``explain`` shows as ``name#0``."""
+    number, chunk, blocks = tables.segment_names.find(name), "", tables.blocks
+    if number == NO_ROW:
+        name, _, chunk = name.rpartition("#")
+        number = tables.segment_names.find(name)
+    if number == NO_ROW or (chunk and not chunk.isdecimal()):
+        return np.empty(0, dtype=np.int32)
+    of_name = (blocks.identity[: blocks.size] == number) & blocks.alive[: blocks.size]
+    if chunk:
+        of_name &= blocks.chunk[: blocks.size] == int(chunk)
+    return np.flatnonzero(of_name).astype(np.int32)
+
+
+def _of_memory(tables: Tables, name: str) -> Rows:
+    number = tables.memories.find(name)
+    return blocks_of_memory(tables.edges, number)
+
+
+# Does what intents want, as far as bounds allow, and answers each.
+
+_IN_TIME = "a lease lasts {0:g} s at most"
+_NO_SIGNAL = "it says neither that the session waits for a tool or a person, nor that it is over"
+
+
+class IntentBook:
+    """Applies intents to the graph's columns; the caller holds the graph's lock.
+
+    Args:
+        signalled: Applies what somebody says of a session; False if it is unknown.
+        clock: Monotonic seconds.
+
+    Attributes:
+        bounds: Of leases; assign others to change them.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        signalled: Callable[[SessionSignal, float], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._tables = tables
+        self._signalled = signalled
+        self._clock = clock
+        self.bounds = LeaseBounds()
+
+    def signal(self, said: SessionSignal) -> IntentAnswer:
+        """Take what somebody says of a session outside of any request."""
+        if said.waiting_for_tool is None and not said.ended:
+            return IntentAnswer(Verdict.REJECTED, _NO_SIGNAL)
+        if not self._signalled(said, self._clock()):
+            return IntentAnswer(Verdict.MISSING, "this tenant has no session of that name")
+        return IntentAnswer(Verdict.ACCEPTED, "it counts, unless a request of the session runs")
+
+    def apply(self, intent: Intent) -> IntentAnswer:
+        """Do what is wanted, and say what came of it; never raises for what it names."""
+        now = self._clock()
+        try:
+            rows = target_rows(self._tables, intent.target)
+        except GraphError as error:
+            known = intent.target.named == 1
+            return IntentAnswer(Verdict.MISSING if known else Verdict.REJECTED, str(error))
+        if not len(rows):
+            return NOTHING
+        match intent.kind:
+            case IntentKind.PIN:
+                return self._pin(rows, intent, now)
+            case IntentKind.RETAIN:
+                return self._retain(rows, intent)
+            case IntentKind.DEMOTE:
+                return self._demote(rows)
+            case IntentKind.PREFETCH:
+                return self._prefetch(rows, intent, now)
+            case IntentKind.SHARE:
+                self._tables.blocks.flag(rows, BlockFlag.SHARED)
+                return _done(rows, rows, "their session's end does not end them")
+
+    def _pin(self, rows: Rows, intent: Intent, now: float) -> IntentAnswer:
+        blocks, (seconds, cut) = self._tables.blocks, self._lasting(intent)
+        resident = (blocks.tiers[:, rows] & int(Tier.HOT)).any(axis=0)
+        if not resident.any():
+            return IntentAnswer(
+                Verdict.MISSING, "none of its blocks is in a pool; prefetch it first", 0, len(rows)
+            )
+        kept = leasable(self._tables, self.bounds, rows, now)
+        if not len(kept):
+            return IntentAnswer(
+                Verdict.REJECTED, "other leases take all that may be leased", 0, len(rows)
+            )
+        blocks.for_writing("pinned_until")[kept] = now + seconds
+        return _done(kept, rows, _lease_reason(len(kept), int(resident.sum()), len(rows), cut),
+                     seconds, clipped=bool(cut))  # fmt: skip
+
+    def _retain(self, rows: Rows, intent: Intent) -> IntentAnswer:
+        worth = float(np.clip(intent.importance, 0.0, 1.0))
+        self._tables.blocks.importance[rows] = worth
+        return _done(rows, rows, f"their importance is {worth:g} until a request states one")
+
+    def _demote(self, rows: Rows) -> IntentAnswer:
+        """Only blocks that one session alone walked, and that nothing protects, go for a word."""
+        blocks = self._tables.blocks
+        alone = ~blocks.flagged(rows, BlockFlag.SHARED)
+        protected = IS_PROTECTED[blocks.layer[rows]]
+        alone &= ~(protected & (blocks.stated[rows] != int(Authority.INFERRED)))
+        freed = rows[alone]
+        if not len(freed):
+            return IntentAnswer(
+                Verdict.REJECTED, "all of them are shared or protected", 0, len(rows)
+            )
+        blocks.flag(freed, BlockFlag.SUPERSEDED)
+        blocks.for_writing("pinned_until")[freed] = NEVER
+        reason = "they go first until a request walks them"
+        return _done(freed, rows, reason + ("" if alone.all() else "; shared and protected stay"))
+
+    def _prefetch(self, rows: Rows, intent: Intent, now: float) -> IntentAnswer:
+        blocks, (seconds, cut) = self._tables.blocks, self._lasting(intent)
+        tiers = blocks.tiers[:, rows]
+        there = ((tiers & int(Tier.HOT)) != 0).any(axis=0)
+        copied = ((tiers & COPIES) != 0).any(axis=0)
+        if there.all():
+            return _done(rows, rows, "all of them are in a pool already")
+        wanted = rows[copied & ~there]
+        if not len(wanted):
+            return IntentAnswer(
+                Verdict.MISSING, "no tier has a copy of what is not in a pool", 0, len(rows)
+            )
+        blocks.for_writing("wanted_until")[wanted] = now + seconds
+        reason = f"they are brought back as their engine has room, within {seconds:g} s"
+        return IntentAnswer(
+            Verdict.DEFERRED, f"{reason}; {cut}" if cut else reason, len(wanted), len(rows), seconds
+        )
+
+    def _lasting(self, intent: Intent) -> tuple[float, str]:
+        """How many seconds it holds, and why not longer, if it is less than was asked for."""
+        longest = self.bounds.longest_s
+        if intent.seconds is None:
+            return longest, ""
+        seconds = max(0.0, intent.seconds)
+        return (seconds, "") if seconds <= longest else (longest, _IN_TIME.format(longest))
+
+
+def _lease_reason(kept: int, resident: int, asked: int, cut: str) -> str:
+    reasons = [cut] if cut else []
+    if kept < resident:
+        reasons.append("leases are bounded shares of a pool; the start of the chain is kept")
+    if resident < asked:
+        reasons.append(f"{asked - resident} are in no pool")
+    return "; ".join(reasons) or "they stay, but for what is protected"
+
+
+def _done(
+    done: Rows, asked: Rows, reason: str, seconds: float | None = None, clipped: bool = False
+) -> IntentAnswer:
+    verdict = Verdict.CLIPPED if clipped or len(done) < len(asked) else Verdict.ACCEPTED
+    return IntentAnswer(verdict, reason, len(done), len(asked), seconds)

@@ -1,0 +1,337 @@
+"""How blocks left: by which rule, after which ranking, and what was known of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.sessions import CopyLog
+from ..types import (
+    IS_PROTECTED,
+    NO_ROW,
+    STATE_NAMES,
+    BlockFlag,
+    Keys,
+    Rows,
+    SessionState,
+    SourceLayer,
+    Tier,
+    layer_mask,
+)
+from .evictions import NO_TERMS, UNPLACED, EvictionLog, Left, Places, TermsThen, Way
+from .reasons import Cause, DepartureRule
+from .requests import Bytes, Origin
+
+if TYPE_CHECKING:
+    from ..tables.tables import Tables
+    from ..tables.walks import EngineWords
+    from ..wire.advice import EvictionRanking
+    from ..wire.events import CacheGroup
+
+# ``InForce``: the ranking that an engine evicts by, for the records of what it evicts.
+
+Mask = npt.NDArray[np.bool_]
+_RANKINGS: Final = 4_096  # times that are remembered: half an hour of them; chosen
+_TERMS_EVERY_S: Final = 1.0  # they cost a third of a ranking; chosen
+
+
+class _Order:
+    """Keys in an order; sorted at the first question."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._sorted: Keys | None = None
+        self._at = np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def places(self, keys: Keys) -> Places:
+        """uint16: how many are before each; ``UNPLACED`` if it is not there."""
+        if self._sorted is None:
+            self._at = np.argsort(self._keys)
+            self._sorted = self._keys[self._at]
+        found = np.full(len(keys), UNPLACED, dtype=np.uint16)
+        if len(self._sorted):
+            at = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+            there = self._sorted[at] == keys
+            found[there] = np.minimum(self._at[at[there]], UNPLACED - 1)
+        return found
+
+
+class InForce:
+    """An engine's last ranking, when the ones before it were made, and terms of a recent one.
+
+    Attributes:
+        layers: bool ``[256]``: the source layers that it protects.
+    """
+
+    def __init__(self) -> None:
+        self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
+        self._order = self._termed = _Order(np.empty(0, dtype=np.uint64))
+        self._kept: Keys = np.empty(0, dtype=np.uint64)
+        self._terms = NO_TERMS
+        self._termed_at = -np.inf
+        self.layers = IS_PROTECTED
+
+    @property
+    def is_lrus(self) -> bool:
+        """Whether the engine keeps its own order: no ranking was made, or it names no block."""
+        return not len(self._order)
+
+    def wants_terms(self, now: float) -> bool:
+        """Whether the terms that are known are too old."""
+        return now - self._termed_at >= _TERMS_EVERY_S
+
+    def adopt(
+        self, ranking: EvictionRanking, layers: Iterable[SourceLayer], terms: TermsThen | None
+    ) -> None:
+        """Take a new ranking.
+
+        Args:
+            terms: Of the blocks that it lets go first; None: those of an earlier one still hold.
+        """
+        self._order, self._kept = _Order(ranking.order), ranking.protected
+        self.layers = layer_mask(layers)
+        self._made.append((ranking.ts, ranking.epoch))
+        if terms is not None:
+            self._termed, self._terms, self._termed_at = self._order, terms, ranking.ts
+
+    def gave_up(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
+        """Which of these protected blocks the ranking did not keep back, though it knew them: their
+        layers are protected up to a share.
+
+        Args:
+            used: When each was used last.
+        """
+        made = self._made[-1][0] if self._made else -np.inf
+        known: Mask = (place != UNPLACED) | (used <= made)
+        return known & ~np.isin(keys, self._kept)
+
+    def places(self, keys: Keys) -> Places:
+        """uint16: how many blocks are before each; ``UNPLACED`` if it is not named."""
+        return self._order.places(keys)
+
+    def terms(self, keys: Keys, place: Places) -> TermsThen:
+        """The terms of those of these blocks that the ranking names, as they were last worked out;
+        NaN for the others.
+
+        Args:
+            place: What ``places`` says of them.
+        """
+        if self._terms.names and self._termed is not self._order:
+            earlier = self._termed.places(keys)
+            place = np.where(place == UNPLACED, place, earlier)
+        return self._terms.at(place)
+
+    def at(self, then: float) -> int | None:
+        """The epoch of the ranking that was in force then; None without one."""
+        place = bisect_right(self._made, then, key=lambda each: each[0])
+        return self._made[place - 1][1] if place else None
+
+
+_NO_SESSION: Final = len(STATE_NAMES)
+_COPIES: Final = np.uint8(Tier.WARM | Tier.COLD)
+
+
+class Departures:
+    """Evictions by engine, each with what decided it; one writer, under the graph's lock.
+
+    Attributes:
+        evictions: By residency column.
+        copies: When copies came and went; it grows where engines have tiers alone.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._origin = Origin()
+        self.copies = CopyLog()
+        self._in_force: dict[int, InForce] = {}
+        self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
+        self.evictions: dict[int, EvictionLog] = {}
+
+    # Engines ------------------------------------------------------------------------------------
+
+    def pool_blocks(self, engine: str) -> int:
+        """Blocks of an engine's pool; 0: not known."""
+        return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
+
+    def words(self, engine: str) -> EngineWords:
+        """What an engine last said of itself; nothing, where it is not known."""
+        return self._tables.words_of(engine)
+
+    def evictions_of(self, engine: str) -> EvictionLog | None:
+        """What left an engine's pool; None where nothing has, or it is gone."""
+        return self.evictions.get(self._tables.engines.get(engine, NO_ROW))
+
+    def group(self, engine: str, place: int) -> CacheGroup | None:
+        """One of an engine's KV cache groups; None: not known."""
+        hello = self.words(engine).hello
+        groups = () if hello is None else hello.groups
+        return groups[place] if place < len(groups) else None
+
+    # Rankings and evictions ---------------------------------------------------------------------
+
+    def ranked(
+        self,
+        engine: int,
+        ranking: EvictionRanking,
+        layers: Iterable[SourceLayer],
+        terms: TermsThen | None,
+    ) -> None:
+        """Note an engine's new ranking; one that names no block leaves the engine its own order.
+
+        Args:
+            layers: Those that are protected in it.
+            terms: Of the blocks that it lets go first; None: nobody asked for them, and those of an
+                earlier ranking still hold.
+        """
+        self._in_force.setdefault(engine, InForce()).adopt(ranking, layers, terms)
+
+    def wants_terms(self, engine: int, now: float) -> bool:
+        """Whether a ranking that is made now should come with the terms of its first blocks."""
+        in_force = self._in_force.get(engine)
+        return in_force is None or in_force.wants_terms(now)
+
+    def ranking_at(self, engine: int, then: float) -> int | None:
+        """The epoch of the ranking that was in force then."""
+        in_force = self._in_force.get(engine)
+        return None if in_force is None else in_force.at(then)
+
+    def evicted(self, engine: int, rows: Rows, now: float) -> None:
+        """Note that blocks left the pool."""
+        if not len(rows):
+            return
+        blocks, sessions = self._tables.blocks, self._tables.sessions
+        in_force = self._in_force.setdefault(engine, InForce())
+        keys = blocks.wire_keys(rows)
+        place = in_force.places(keys)
+        owner = blocks.session[rows]
+        state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
+        shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
+        used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
+        left = Left(
+            keys=blocks.keys[rows],
+            place=place,
+            rule=self._rules(rows, place, state, shared, in_force, used),
+            layer=blocks.layer[rows],
+            importance=blocks.importance[rows],
+            hits=blocks.hit_count[rows],
+            copies=blocks.tiers[engine, rows] & _COPIES,
+            session_state=state,
+            shared=shared,
+            idle_s=now - used,
+        )
+        self._log(engine).add(rows, left, in_force.terms(keys, place), now)
+
+    def _rules(
+        self, rows: Rows, place: Places, state: Bytes, shared: Mask, in_force: InForce,
+        used: npt.NDArray[np.float64],
+    ) -> Bytes:  # fmt: skip
+        blocks = self._tables.blocks
+        is_over = (state == SessionState.ENDED) & ~shared
+        if in_force.is_lrus:
+            rule = np.full(len(rows), int(DepartureRule.LRU), dtype=np.uint8)
+        else:
+            named = place != UNPLACED
+            rule = np.where(named, int(DepartureRule.POLICY), int(DepartureRule.UNRANKED)).astype(
+                np.uint8
+            )
+            rule[named & is_over] = DepartureRule.SESSION_OVER
+            superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
+            rule[named & superseded] = DepartureRule.SUPERSEDED
+        protected = in_force.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
+        if protected.any():
+            gave_up = in_force.gave_up(blocks.wire_keys(rows), place, used)
+            rule[protected] = DepartureRule.PROTECTED_LAYER
+            rule[protected & gave_up] = DepartureRule.PROTECTED_SHARE
+        return rule
+
+    def emptied(self, engine: int, part: slice, way: int) -> None:
+        """Note in which way all blocks of the pool in this part of the table are gone; called while
+        they are still listed. An engine that is gone gets no log for that."""
+        there = self._tables.blocks.has(engine, part, Tier.HOT)
+        is_gone = self._tables.name_of(engine) is None and engine not in self.evictions
+        if there.any() and not is_gone:
+            self._log(engine).marks[part][there] = way
+
+    def unheard(self, engine: int, gone: Rows) -> None:
+        """Note that these blocks of the pool are gone, and that it is unknown how."""
+        self._log(engine).marks &= ~np.uint8(Way.COMING)  # ends of requests may be lost as well
+        self._mark(engine, gone, Way.UNHEARD)
+
+    def _mark(self, engine: int, rows: Rows, way: int) -> None:
+        if len(rows):
+            self._log(engine).marks[rows] = way
+
+    # Blocks that are being computed ---------------------------------------------------------------
+
+    def comes_no_longer(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
+        """Note that a request computes these blocks no longer; ``others`` are what the engine's
+        other requests compute."""
+        marks = self._log(engine).marks
+        open_ends = rows[(marks[rows] & Way.COMING) != 0]
+        marks[rows] &= ~np.uint8(Way.COMING)
+        open_ends = open_ends[~self._tables.blocks.has(engine, open_ends, Tier.HOT)]
+        if not len(open_ends):
+            return  # it was computed to its end, as nearly always
+        for computed in others:
+            marks[np.intersect1d(open_ends, computed)] |= np.uint8(Way.COMING)
+
+    def nothing_comes(self, engine: int) -> None:
+        """Note that an engine computes no block any more."""
+        if engine in self.evictions:
+            self.evictions[engine].marks &= ~np.uint8(Way.COMING)
+
+    # Copies -------------------------------------------------------------------------------------
+
+    def prefetched(self, engine: int, rows: Rows) -> None:
+        """Note that blocks were brought back before any request asked."""
+        self._log(engine).marks[rows] |= np.uint8(Way.PREFETCHED)
+
+    def copied(self, engine: int, rows: Rows) -> None:
+        """Note that blocks have copies now."""
+        self._log(engine).marks[rows] &= ~np.uint8(Way.CAUSE)
+
+    def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:
+        """Note that copies of blocks are gone, and no tier has another."""
+        known = Cause(cause) if cause in Cause.__members__.values() else Cause.UNKNOWN
+        self._log(engine).lose_copies(rows, known)
+
+    # Rows and engines that go ---------------------------------------------------------------------
+
+    def forget_rows(self, rows: Rows) -> None:
+        """Forget these block rows, which are about to be reused."""
+        for log in self.evictions.values():
+            log.reserve(self._tables.blocks.size)
+            log.marks[rows] = 0
+
+    def forget(self, engine: int) -> None:
+        """An engine is gone. It may come back, by its own id: then its log goes on; another one in
+        its column begins anew.
+        """
+        log = self.evictions.get(engine)
+        if log is not None:
+            self._left[engine] = log.owner
+        self._in_force.pop(engine, None)
+
+    def arrived(self, engine: int) -> None:
+        """Note who holds a column. The engine that left goes on with its log; another one begins
+        its own; while nobody does, news is the old one's."""
+        name = self._tables.name_of(engine) if engine in self._left else None
+        if name is not None and self._left.pop(engine) != name:
+            del self.evictions[engine]
+
+    def _log(self, engine: int) -> EvictionLog:
+        self.arrived(engine)
+        log = self.evictions.get(engine)
+        if log is None:
+            name = self._tables.name_of(engine) or ""
+            log = self.evictions[engine] = EvictionLog(self._origin, name)
+        log.reserve(self._tables.blocks.size)
+        return log

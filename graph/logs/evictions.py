@@ -1,0 +1,295 @@
+"""One engine's evictions: 20 bytes each, 3 per row to find a block's last one, and 64 KiB of
+terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.columns import grown
+from ..types import Keys, Rows, SourceLayer, Tier
+from .reasons import RULE_NAMES, Cause, DepartureRule
+from .requests import Bytes, Origin, as_byte
+
+# What made the scores by which blocks left: a ring of as many evictions as 64 KiB hold.
+
+RING_BYTES: Final = 65_536  # of an engine: the last 8,192 evictions, where a score has four terms
+Parts = npt.NDArray[np.float16]  # three digits are enough for people
+_LARGEST: Final = float(np.finfo(np.float16).max)
+
+
+class TermsThen(NamedTuple):
+    """Terms of blocks: ``parts`` ``[n, names]``, NaN for a block of which they are not known."""
+
+    names: tuple[str, ...]
+    parts: Parts
+
+    @classmethod
+    def of(cls, terms: Mapping[str, npt.NDArray[np.float64]]) -> TermsThen:
+        """A policy's terms, each ``[n]``; larger ones than float16 holds become the largest."""
+        if not terms:
+            return NO_TERMS
+        columns = np.stack([np.clip(each, -_LARGEST, _LARGEST) for each in terms.values()], axis=1)
+        return cls(tuple(terms), columns.astype(np.float16))
+
+    def at(self, places: npt.NDArray[np.uint16]) -> TermsThen:
+        """Those of the blocks at these places, some of which may be beyond the last."""
+        parts = np.full((len(places), len(self.names)), np.nan, dtype=np.float16)
+        known = places < len(self.parts)
+        parts[known] = self.parts[places[known]]
+        return TermsThen(self.names, parts)
+
+
+NO_TERMS: Final = TermsThen((), np.empty((0, 0), dtype=np.float16))
+
+
+class TermRing:
+    """The terms of an engine's last evictions, by the ids of their records.
+
+    Terms of other names, as another policy has, begin the ring anew.
+    """
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._parts = NO_TERMS.parts
+        self._first = self._next = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._parts.nbytes
+
+    def add(self, first: int, terms: TermsThen) -> None:
+        """Remember the terms of the records from this id on, without a gap."""
+        if terms.names and terms.names != self._names:
+            self._names, self._first = terms.names, first
+            width = len(terms.names)
+            self._parts = np.zeros((RING_BYTES // (2 * width), width), dtype=np.float16)
+        self._next = first + len(terms.parts)
+        room = len(self._parts)
+        if room:
+            ids = np.arange(max(first, self._next - room), self._next)
+            known = terms.parts[-len(ids) :] if terms.names else np.nan
+            self._parts[ids % room] = known
+
+    def of(self, number: int) -> dict[str, float] | None:
+        """The terms of a record; None if they are not known, or not any more."""
+        room = len(self._parts)
+        if not room or not max(self._first, self._next - room) <= number < self._next:
+            return None
+        parts = self._parts[number % room]
+        if np.isnan(parts).any():
+            return None
+        return dict(zip(self._names, parts.tolist(), strict=True))
+
+
+LIMIT: Final = 28_672  # records of an engine; chosen: 573 kB. Slots fit 16 bits
+UNPLACED: Final = 65_535  # not named by the ranking, or further down
+_GROWTH: Final = 2
+_FIRST_COPY: Final = 1  # the place of WARM's bit among a Tier's: COLD's is the next
+
+_RECORD: Final = np.dtype(
+    [
+        ("key", "<u8"),  # the graph's
+        ("at", "<u4"),  # ticks
+        ("place", "<u2"),  # in the ranking in force
+        ("why", "u1"),  # rule, layer
+        ("worth", "u1"),  # importance, of 255
+        ("hits", "u1"),  # at most 255
+        ("state", "u1"),  # copies, the session's state, shared
+        ("idle", "u1"),  # see small_times
+        ("wanted", "u1"),  # after how long; 0: never
+    ]
+)
+Places = npt.NDArray[np.uint16]
+Ids = npt.NDArray[np.int64]
+
+
+class Left(NamedTuple):
+    """Columns about blocks that leave together, of one length; see ``Eviction`` for some."""
+
+    keys: Keys
+    place: Places
+    rule: Bytes
+    layer: Bytes
+    importance: npt.NDArray[np.float32]
+    hits: npt.NDArray[np.uint32]
+    copies: Bytes
+    session_state: Bytes
+    shared: npt.NDArray[np.bool_]
+    idle_s: npt.NDArray[np.float64]
+
+
+class Eviction(NamedTuple):
+    """What a record has packed.
+
+    Attributes:
+        copies: Tiers below the pool that had one.
+        session_state: A ``SessionState``; one more than the last: it was of no session.
+    """
+
+    rule: DepartureRule
+    layer: SourceLayer
+    copies: Tier
+    session_state: int
+    shared: bool
+
+
+class Way:
+    """Marks at a block's row: how it left the pool (two bits); whether it is coming, or was
+    prefetched; why its copy is gone."""
+
+    HERE: Final = 0  # it did not, or never was there
+    EVICTED: Final = 1
+    RESET: Final = 2
+    UNHEARD: Final = 3
+    MASK: Final = 0x03
+    COMING: Final = 0x04  # a running request computes it
+    CAUSE: Final = 0x70  # why its copy is gone; full: there is no room for an eighth
+    CAUSE_SHIFT: Final = 4
+    PREFETCHED: Final = 0x80  # brought back, and not asked for yet
+
+
+class EvictionLog:
+    """A ring of records, and at each block row the slot of its last one.
+
+    Ids count from 0 and never repeat; ``first`` is the oldest that is still there. ``owner`` is the
+    engine's id, and ``name`` tells the log from all others.
+    """
+
+    def __init__(self, origin: Origin, owner: str) -> None:
+        self._origin = origin
+        self.owner, self.name = owner, token_hex(4)
+        self._ring = np.zeros(1024, dtype=_RECORD)
+        self._slot = np.zeros(0, dtype=np.uint16)  # by row
+        self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way
+        self.terms = TermRing()
+        self.next = 0
+        self.evicted = np.zeros(len(DepartureRule), dtype=np.int64)
+        self.wanted = np.zeros(len(DepartureRule), dtype=np.int64)
+
+    @property
+    def first(self) -> int:
+        return max(0, self.next - LIMIT)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes + self.terms.nbytes)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many block rows."""
+        if len(self.marks) < rows:
+            size = rows + rows // 8
+            for name in ("_slot", "marks"):
+                setattr(self, name, grown(getattr(self, name), size))
+
+    def add(self, rows: Rows, left: Left, terms: TermsThen, now: float) -> None:
+        """Note that these blocks leave now; of more than ``LIMIT``, only the last have records."""
+        self.terms.add(self.next, terms)
+        self.marks[rows] = Way.EVICTED
+        self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
+        unrecorded = max(0, len(rows) - LIMIT)
+        self.next += unrecorded
+        rows, left = rows[unrecorded:], Left._make(column[unrecorded:] for column in left)
+        self._grow(len(rows))
+        slots = (self.next + np.arange(len(rows))) % LIMIT
+        first = self.next % LIMIT
+        at = slice(first, first + len(rows)) if first + len(rows) <= LIMIT else slots
+        ring = self._ring
+        ring["key"][at], ring["place"][at] = left.keys, left.place
+        ring["at"][at] = self._origin.ticks(now)
+        ring["why"][at] = (left.rule << 4) | left.layer
+        ring["worth"][at] = np.rint(left.importance * 255)
+        ring["hits"][at] = np.minimum(left.hits, 255)
+        copies = left.copies >> _FIRST_COPY
+        ring["state"][at] = copies | (left.session_state << 2) | (left.shared.astype(np.uint8) << 5)
+        ring["idle"][at] = as_byte(left.idle_s)
+        ring["wanted"][at] = 0
+        self._slot[rows] = slots
+        self.next += len(rows)
+
+    def find(self, rows: Rows, keys: Keys) -> Ids:
+        """int64 ``[n]``: the id of each block's last record; -1 if the ring has none."""
+        ids = np.full(len(rows), -1, dtype=np.int64)
+        if self.next:
+            slots = self._slot[rows].astype(np.int64)
+            newest = self.next - 1 - (self.next - 1 - slots) % LIMIT
+            there = (newest >= 0) & (slots < len(self._ring))
+            there &= self._ring["key"][np.minimum(slots, len(self._ring) - 1)] == keys
+            ids[there] = newest[there]
+        return ids
+
+    def note_wanted(self, ids: Ids, now: float, window_s: float) -> Ids:
+        """Note that a request wants these blocks again; returns those that it regrets, within the
+        window."""
+        slots = ids % LIMIT
+        passed = self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)
+        ago = self._origin.seconds(passed)
+        fresh = (self._ring["wanted"][slots] == 0) & (ago <= window_s)
+        slots = slots[fresh]
+        self._ring["wanted"][slots] = as_byte(ago[fresh])
+        regretted: Ids = ids[fresh]
+        self.wanted += np.bincount(self.rules(regretted), minlength=len(DepartureRule))
+        return regretted
+
+    def record(self, number: int) -> np.void:
+        """One record by its id, which must be between ``first`` and ``next``."""
+        found: np.void = self._ring[number % LIMIT]
+        return found
+
+    def eviction(self, number: int) -> Eviction:
+        """What a record has packed; its id as ``record`` takes it."""
+        record = self.record(number)
+        why, state = int(record["why"]), int(record["state"])
+        copies, session_state = Tier((state & 3) << _FIRST_COPY), (state >> 2) & 7
+        return Eviction(
+            DepartureRule(why >> 4), SourceLayer(why & 15), copies, session_state, state >= 32
+        )
+
+    def rules(self, numbers: Ids) -> Bytes:
+        """uint8 ``[n]``: the rules of some records."""
+        found: Bytes = self._ring["why"][numbers % LIMIT] >> np.uint8(4)
+        return found
+
+    def by_rule(self) -> dict[str, tuple[int, int]]:
+        """Evictions since the start by the name of their rule, and how many of them were regretted;
+        without rules by which no block left."""
+        counts = zip(RULE_NAMES, self.evicted.tolist(), self.wanted.tolist(), strict=True)
+        return {name: (gone, back) for name, gone, back in counts if gone}
+
+    def keys_since(self, begin: float) -> tuple[Ids, Keys]:
+        """Ids, and the graph's keys, of what left from a time on, the oldest first.
+
+        Args:
+            begin: In the clock's seconds; ``-inf``: all records.
+        """
+        numbers = np.arange(self.first, self.next)
+        if len(numbers):
+            times = self._origin.times(self._ring["at"][numbers % LIMIT])
+            numbers = numbers[np.searchsorted(times, begin) :]
+        return numbers, self._ring["key"][numbers % LIMIT]
+
+    def at(self, number: int) -> float:
+        """The time of a record, in the clock's seconds."""
+        return self._origin.time(self._ring["at"][number % LIMIT])
+
+    def take_prefetched(self, found: Rows) -> int:
+        """Count those of these blocks that were brought back before anybody asked, as somebody does
+        now."""
+        brought = found[(self.marks[found] & Way.PREFETCHED) != 0]
+        if len(brought):
+            self.marks[brought] &= ~np.uint8(Way.PREFETCHED)
+        return len(brought)
+
+    def lose_copies(self, rows: Rows, cause: Cause) -> None:
+        """Note that copies of these blocks are gone."""
+        self.marks[rows] &= ~np.uint8(Way.CAUSE)
+        self.marks[rows] |= np.uint8((int(cause) + 1) << Way.CAUSE_SHIFT)
+
+    def _grow(self, more: int) -> None:
+        needed = min(self.next + more, LIMIT)
+        if needed > len(self._ring):
+            self._ring = grown(self._ring, min(LIMIT, max(needed, _GROWTH * len(self._ring))))

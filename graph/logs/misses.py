@@ -1,0 +1,329 @@
+"""Judges why a prompt's first missing block is missing, by the first reason that holds.
+
+Another kind of layers that lacks its part of what is there; a copy that was not loaded; a pool that
+has it by the books; a request that is computing it; the shared store that has it; how the block
+left this pool (by an eviction, whose copy may be lost since; by a reset; unknown); the shared store
+that lost it; another engine that has it; and for a block that no request asked for before, where
+the prompt differs from a known one. Where callers use salts, such a block may be known under
+another one (``by_content``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isnan
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ..types import HELD, NO_ROW, Rows, Tier, as_keys
+from .evictions import EvictionLog, Way
+from .reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
+from .requests import Miss
+
+if TYPE_CHECKING:
+    from ..tables.tables import Tables
+    from ..wire.events import RequestStarted
+
+_COPIES: Final = int(Tier.WARM | Tier.COLD)
+_HOT: Final = int(Tier.HOT)
+
+
+def missed(
+    tables: Tables, log: EvictionLog, engine: int, event: RequestStarted, session: int, rows: Rows,
+    index: int, now: float,
+) -> Miss:  # fmt: skip
+    """Why a request's block ``index`` was not found, if it could be; as ``judge``."""
+    is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
+    if is_last or not event.reads_cache:
+        key = int(tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
+        detail = Detail.PARTIAL if is_last else Detail.READS_NONE
+        return Miss(index, key, Reason.NOT_CACHEABLE, detail)
+    if event.lacking is not None:  # the engine saw the block as it looked
+        key = int(tables.blocks.wire_keys(rows[index]))
+        return Miss(index, key, Reason.OTHER_GROUP, event.lacking)
+    miss = judge(tables, log, engine, session, rows, index, now)
+    parts = miss.reason is Reason.DIVERGED and event.same_tokens < event.block_size
+    return replace(miss, same=event.same_tokens) if parts and event.same_tokens else miss
+
+
+def judge(
+    tables: Tables, log: EvictionLog, engine: int, session: int, rows: Rows, index: int, now: float
+) -> Miss:
+    """Why block ``index`` of a chain was not found.
+
+    Args:
+        log: The engine's evictions.
+        session: Row of the request's session, as it was before the request.
+        rows: int32, the whole prompt's; ``index`` is one of them.
+        now: When the request was scheduled: rows of this very moment are new.
+    """
+    blocks, row = tables.blocks, int(rows[index])
+    key = int(blocks.wire_keys(row))
+    held, mark = int(blocks.tiers[engine, row]) & HELD, int(log.marks[row])
+    if held & _COPIES:
+        return Miss(index, key, Reason.LOAD_SLOWER)
+    if held and blocks.walkers[row] > 1:
+        return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
+    if held:
+        # An engine's list of its pool came before the news of what it had computed until then.
+        return _unseen(tables, session, rows, index, key, now)
+    if mark & Way.COMING:
+        return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
+    if _in_store(tables, engine, row):
+        return Miss(index, key, Reason.IN_STORE)
+    elsewhere = holder(tables, engine, row)
+    if mark & Way.MASK != Way.HERE:
+        return _gone(tables, log, row, index, key, elsewhere)
+    if (lost := _lost(mark)) in STORE_CAUSES:
+        return Miss(index, key, Reason.COPY_LOST, lost, engine=elsewhere)
+    if elsewhere is not None:
+        return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
+    if _was_elsewhere(tables, engine, row):
+        return Miss(index, key, Reason.OTHER_ENGINE, Detail.ELSEWHERE)
+    if _was_known(tables, row, now):
+        return Miss(index, key, Reason.UNKNOWN, Detail.UNCOMPUTED)
+    return _unseen(tables, session, rows, index, key, now)
+
+
+def _in_store(tables: Tables, engine: int, row: int) -> bool:
+    """Whether any engine knows a block to be in the store, which this engine reads."""
+    said = tables.words[engine].tiers
+    if said is None or not said.reads_store:
+        return False
+    return bool((tables.blocks.tiers[:, row] & int(Tier.POOL)).any())
+
+
+def _lost(mark: int) -> Cause | None:
+    """Why a block's copy is gone; None if it is not, or there was none."""
+    cause = (mark & Way.CAUSE) >> Way.CAUSE_SHIFT
+    return Cause(cause - 1) if cause else None
+
+
+def _was_known(tables: Tables, row: int, now: float) -> bool:
+    """Whether anybody but the request itself, which walked it already, told of a block."""
+    blocks = tables.blocks
+    return bool(blocks.created[row] < now or blocks.walkers[row] > 1)
+
+
+def _was_elsewhere(tables: Tables, engine: int, row: int) -> bool:
+    """Whether a block left another engine's pool."""
+    logs = tables.history.evictions.items()
+    return any(
+        column != engine and row < len(log.marks) and int(log.marks[row]) & Way.MASK
+        for column, log in logs
+    )
+
+
+def _gone(
+    tables: Tables, log: EvictionLog, row: int, index: int, key: int, elsewhere: str | None
+) -> Miss:
+    """It was in this pool: how it left is marked at its row."""
+    way = int(log.marks[row]) & Way.MASK
+    if way == Way.RESET:
+        return Miss(index, key, Reason.RESET, engine=elsewhere)
+    if way == Way.UNHEARD:
+        return Miss(index, key, Reason.UNKNOWN, Detail.UNHEARD, engine=elsewhere)
+    return _evicted(tables, log, row, index, key, elsewhere)
+
+
+def holder(tables: Tables, engine: int, row: int) -> str | None:
+    """Another engine that has a block in its pool."""
+    tiers = tables.blocks.tiers
+    others = ((name, column) for name, column in tables.engines.items() if column != engine)
+    return next((name for name, column in others if tiers.item(column, row) & _HOT), None)
+
+
+def _evicted(
+    tables: Tables, log: EvictionLog, row: int, index: int, key: int, elsewhere: str | None
+) -> Miss:
+    found = int(log.find(np.array([row]), tables.blocks.keys[[row]])[0])
+    owner = named(tables, int(tables.blocks.session[row]))
+    left = log.at(found) if found >= log.first else float("nan")
+    if (lost := _lost(int(log.marks[row]))) is not None:
+        return Miss(index, key, Reason.COPY_LOST, lost, found, left, owner, elsewhere)
+    if found < log.first:
+        return Miss(
+            index, key, Reason.EVICTED, DepartureRule.FORGOTTEN, found, left, owner, elsewhere
+        )
+    rule, short = log.eviction(found).rule, log.next - found
+    return Miss(index, key, Reason.EVICTED, rule, found, left, owner, elsewhere, short)
+
+
+def _unseen(tables: Tables, session: int, rows: Rows, index: int, key: int, now: float) -> Miss:
+    """The reason for a block that was not computed here: whether the prompt began like another, and
+    then differed."""
+    other = _sibling(tables, session, rows, index, now)
+    if other is None:
+        return Miss(index, key, Reason.NEVER_SEEN)
+    detail = Detail.OWN_HISTORY if other == session and session != NO_ROW else Detail.NONE
+    return Miss(index, key, Reason.DIVERGED, detail, session=named(tables, other))
+
+
+def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -> int | None:
+    """The session whose prompt differs at this block: its own, or the last one there."""
+    blocks, sessions = tables.blocks, tables.sessions
+    if index == 0:
+        return session if session != NO_ROW and sessions.turns[session] > 0 else None
+    parent = int(rows[index - 1])
+    if not _was_known(tables, parent, now):
+        return None  # what it follows is new as well
+    if blocks.children[parent] <= (blocks.parent[rows[index]] == parent):
+        return None  # nothing else follows it
+    others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
+    # Of this very moment may be the blocks of requests that started after this one, too.
+    known = (blocks.created[others] < now) | (blocks.walkers[others] > 0)
+    others = others[(others != rows[index]) & known]
+    if not len(others):
+        return None
+    theirs = blocks.session[others]
+    if session != NO_ROW and (theirs == session).any():
+        return session
+    return int(theirs[np.argmax(blocks.last_attended[others])])
+
+
+def by_content(tables: Tables, engine: int, event: RequestStarted, rows: Rows, miss: Miss) -> Miss:
+    """The same miss, or why it is the salt's doing; notes what the request says, where it is told.
+
+    Args:
+        rows: int32, the whole prompt's.
+    """
+    if not event.contents or len(event.contents) != 8 * len(rows):
+        return miss
+    told, index = as_keys(event.contents) ^ tables.salt(engine), tables.history.contents
+    if miss.reason in (Reason.NEVER_SEEN, Reason.DIVERGED):
+        key = index.elsewhere(told[miss.index], event.salt)
+        miss = miss if key is None else _apart(tables, miss, key)
+    index.add(told, tables.blocks.keys[rows], event.salt)
+    return miss
+
+
+def _apart(tables: Tables, miss: Miss, key: int) -> Miss:
+    """A miss of what another salt's block says as well: ``key`` is the graph's, of that block."""
+    row = int(tables.blocks.find(as_keys([key]))[0])
+    if row == NO_ROW:
+        return Miss(miss.index, miss.key, Reason.OTHER_SALT, Detail.APART)
+    owner, holds = named(tables, int(tables.blocks.session[row])), holder(tables, NO_ROW, row)
+    detail = Detail.APART if holds is None else Detail.NONE
+    return Miss(miss.index, miss.key, Reason.OTHER_SALT, detail, session=owner, engine=holds)
+
+
+def named(tables: Tables, session: int) -> tuple[str | None, str | None]:
+    """A session's name and its tenant's."""
+    if session == NO_ROW:
+        return None, None
+    tenant = tables.tenants.name(int(tables.sessions.tenant[session]))
+    return tables.sessions.names[session], tenant
+
+
+# ``OpenCases``: misses of blocks that may have left the pool in the step that looked for them.
+
+_LATEST_S: Final = 2.0  # after a request began, its step's news is told; ten times as long as an
+# engine's client rests between two messages. Chosen
+
+
+class OpenCase(NamedTuple):
+    """A request's miss of a block that the pool has by the books.
+
+    Attributes:
+        row: The missing block's.
+        key: As the graph calls it: another one at the row is another block.
+        miss: As it is unless the block had left.
+        computed: Blocks that the request computes.
+        short: By about how many blocks the pool was too small for all that it computes again; 0:
+            not known.
+        at: When it began.
+        since: The id of the first eviction that was not heard of by then.
+    """
+
+    row: int
+    key: int
+    miss: Miss
+    computed: int
+    short: int
+    at: float
+    since: int
+
+
+class OpenCases:
+    """Cases by their engines, and their requests' ids in the log.
+
+    An engine tells of a step's requests before it tells what the step evicted for them, all of that
+    in one event. So the first evictions that are told after a request are its step's, unless more
+    was told before: a request after blocks were stored, or a message that tells of requests alone.
+
+    Args:
+        closed: Is told each case that is closed, by its request's id, with the miss that stays.
+    """
+
+    def __init__(self, tables: Tables, closed: Callable[[int, OpenCase], None]) -> None:
+        self._tables, self._closed = tables, closed
+        self._open: dict[int, dict[int, OpenCase]] = {}
+        self._carried: dict[int, set[int]] = {}  # from one message to the next
+
+    def __len__(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    def awaits(self, engine: int) -> bool:
+        """Whether a step's evictions are awaited, since a case of the engine's is open."""
+        return engine in self._open
+
+    def is_open(self, engine: int, miss: Miss, rows: Rows) -> bool:
+        """Whether a miss is of a block that the pool has by the books.
+
+        Args:
+            rows: int32, the whole prompt's.
+        """
+        if miss.reason in (Reason.NOT_CACHEABLE, Reason.OTHER_GROUP):
+            return False  # that it was there changes nothing
+        return int(self._tables.blocks.tiers[engine, rows[miss.index]]) & HELD == _HOT
+
+    def add(
+        self, number: int, engine: int, miss: Miss, row: int, computed: int, short: int, now: float
+    ) -> None:
+        """Add a request whose miss is open."""
+        key, log = int(self._tables.blocks.keys[row]), self._tables.history.evictions.get(engine)
+        case = OpenCase(row, key, miss, computed, short, now, 0 if log is None else log.next)
+        self._open.setdefault(engine, {})[number] = case
+
+    def drop(self, engine: int, number: int) -> None:
+        """Close a request's case as it is, if it has one: nothing of it is awaited any more."""
+        cases = self._open.get(engine, {})
+        if number in cases:
+            self._closed(number, cases.pop(number))
+        if not cases:
+            self._open.pop(engine, None)
+
+    def step_told(self, engine: int, now: float) -> None:
+        """Close an engine's cases, now that the evictions of their steps were heard of: whose block
+        is among these has a new miss."""
+        for number, case in self._open.pop(engine, {}).items():
+            self._closed(number, self._judged(engine, case, now))
+
+    def step_over(self, engine: int) -> None:
+        """Close an engine's cases as they are: what follows is of a later step."""
+        for number in list(self._open.get(engine, ())):
+            self.drop(engine, number)
+
+    def message_over(self, engine: int) -> None:
+        """A message is over that told of requests, and of no block after them: close the cases that
+        were open before it as they are. News of the others' steps may begin the next message."""
+        for number in self._carried.pop(engine, ()):
+            self.drop(engine, number)
+        if left := self._open.get(engine):
+            self._carried[engine] = set(left)
+
+    def _judged(self, engine: int, case: OpenCase, now: float) -> OpenCase:
+        log = self._tables.history.evictions.get(engine)
+        is_late = now - case.at > _LATEST_S
+        if log is None or is_late or int(self._tables.blocks.keys[case.row]) != case.key:
+            return case
+        row, key = np.array([case.row], dtype=np.int32), np.array([case.key], dtype=np.uint64)
+        if int(log.find(row, key)[0]) < case.since:
+            return case
+        index = case.miss.index
+        rows = np.full(index + 1, case.row, dtype=np.int32)
+        miss = judge(self._tables, log, engine, NO_ROW, rows, index, now)
+        left = miss.left if isnan(miss.left) else case.at  # in its step, heard of later
+        return case._replace(miss=replace(miss, left=left).keeping_all(case.short))

@@ -1,0 +1,525 @@
+"""Requests as they were first scheduled: a ring of columns, and the names beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from math import isnan
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.columns import grown
+from ..types import Rows
+from ..wire.events import HOLD_ENDS
+from .reasons import Detail, Reason
+
+if TYPE_CHECKING:
+    from ..wire.events import RequestFinished
+
+# What the log knows of a request: who it is, what it asked for, its miss, how it was held.
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """The first block that a prompt did not find, and why.
+
+    Attributes:
+        index: Which block of the prompt.
+        key: As the engine calls it; 0: it has none.
+        detail: A ``Rule`` for EVICTED, a ``Cause`` for COPY_LOST, a group's place for OTHER_GROUP,
+            else a ``Detail``.
+        eviction: Its record's id in the engine's log; -1: none.
+        left: When it left the pool, in the clock's seconds; NaN: it did not.
+        session: The other session's name and tenant.
+        engine: That has it.
+        short: How many blocks had left since it did, it among them, or since another did that is
+            computed again with it: by about so many the pool was too small to keep them all. 0:
+            that is not known.
+        same: Tokens of it that another prompt has there too, where it differs; 0: not known.
+    """
+
+    index: int
+    key: int
+    reason: Reason
+    detail: int = Detail.NONE
+    eviction: int = -1
+    left: float = float("nan")
+    session: tuple[str | None, str | None] = (None, None)
+    engine: str | None = None
+    short: int = 0
+    same: int = 0
+
+    def keeping_all(self, short: int) -> Miss:
+        """The same miss; if it has a ``short``, that is at least this."""
+        return replace(self, short=max(self.short, short)) if self.short else self
+
+
+class Hold(NamedTuple):
+    """How long a request was held until there was room for its context.
+
+    Attributes:
+        seconds: Of those that it waited.
+        reason: Why it waited no longer: one of ``HOLD_ENDS``.
+        fitting: Sessions that fit, by the advice because of which it waited; 0: not known.
+        live: Sessions that were live, by the same.
+    """
+
+    seconds: float
+    reason: str
+    fitting: int
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlocks:
+    """What a request asked for, and what was found; in blocks, except ``tokens``.
+
+    Attributes:
+        again: Of what it computed: blocks that were once in this pool.
+        waited_s: Before it was scheduled.
+        hold: The part of it that it was held; None: it was not.
+    """
+
+    tokens: int
+    size: int
+    asked: int
+    pool: int
+    loaded: int
+    prefetched: int
+    spliced: int
+    again: int
+    waited_s: float = 0.0
+    hold: Hold | None = None
+
+
+class Other(NamedTuple):
+    """The session and the engine that a miss is about; None: it is about none."""
+
+    session: str | None = None
+    tenant: str | None = None
+    engine: str | None = None
+
+
+NOBODY: Final = Other()
+
+
+@dataclass(slots=True)
+class RequestNames:
+    """Who a request is; ``finished`` is why it ended."""
+
+    request: str
+    engine: str
+    session: str | None
+    tenant: str | None
+    other: Other = NOBODY
+    finished: str | None = None
+
+
+UNHEARD: Final = "end_not_heard"
+"""Why a request ended whose end was not heard of, or not yet; instead of when it did:"""
+DOUBTED: Final = -1.0  # its engine lost news since it began: it runs, or its end was among that
+LOST: Final = -2.0  # nobody awaits it any more: its engine went, or it was doubted for too long
+LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
+_MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
+_WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string
+
+_RECORD: Final = np.dtype(
+    [
+        ("at", "<f8"),  # the clock's seconds
+        ("tokens", "<u4"),
+        ("size", "<u2"),  # tokens of a block
+        ("asked", "<u4"),  # blocks
+        ("pool", "<u4"),
+        ("loaded", "<u4"),
+        ("prefetched", "<u4"),
+        ("spliced", "<u4"),  # from other positions
+        ("again", "<u4"),  # computed, though they were once in this pool
+        ("index", "<u4"),  # of the first miss
+        ("key", "<u8"),  # of it, as the engine calls it; 0: it has none
+        ("eviction", "<i8"),  # of it; -1: none
+        ("short", "<u4"),  # blocks that left since
+        ("ago", "<f4"),  # how long before ``at`` it left the pool, seconds; NaN: it did not
+        ("ran", "<f4"),  # how long it ran, seconds; NaN: it runs; see UNHEARD
+        ("same", "<u2"),  # tokens of the missing block that another prompt has there too
+        ("waited", "<f4"),  # seconds before it was scheduled
+        ("held", "<f4"),  # of these: until there was room for it
+        ("until", "u1"),  # why no longer: 1 + its place in HOLD_ENDS; 0: it was not held
+        ("fitting", "<u2"),  # sessions, when it was held
+        ("live", "<u2"),
+        ("answer", "<u4"),  # tokens
+        ("pause", "<f4"),  # that its session announced then; NaN: none
+        ("engine", "<u4"),  # a checksum of its id, to tell engines apart by column
+        ("reason", "u1"),
+        ("detail", "u1"),
+    ]
+)
+
+
+class Repeats(NamedTuple):
+    """What requests found that could have found something.
+
+    Attributes:
+        requests: How many there were.
+        repeated: Of these: that found nothing, though another prompt had begun the same before.
+        found: Blocks that they found.
+        asked: Full blocks of their prompts.
+        reason: Why most of ``repeated`` found none; None without any.
+    """
+
+    requests: int
+    repeated: int
+    found: int
+    asked: int
+    reason: Reason | None
+
+
+class RequestLog:
+    """Ids count from 0 and never repeat; ``first`` is the oldest that is still there."""
+
+    def __init__(self) -> None:
+        self._ring = np.zeros(0, dtype=_RECORD)
+        self._names: list[RequestNames] = []
+        self._names_bytes = 0
+        self.name = token_hex(4)
+        self.next = 0
+
+    @property
+    def first(self) -> int:
+        return max(0, self.next - LIMIT)
+
+    @property
+    def oldest(self) -> float:
+        """When the oldest request began that is still there, in the clock's seconds."""
+        return float(self.record(self.first)["at"])
+
+    @property
+    def nbytes(self) -> int:
+        """Of columns, and of the names' records; strings that others hold too are not counted."""
+        return int(self._ring.nbytes) + self._names_bytes
+
+    def add(self, names: RequestNames, asked: PromptBlocks, miss: Miss, now: float) -> int:
+        """Add a request that was scheduled; returns its id."""
+        number, slot = self.next, self.next % LIMIT
+        if slot >= len(self._ring):
+            self._ring = grown(self._ring, min(LIMIT, max(256, 2 * len(self._ring))))
+        self._name(slot, names)
+        self.next += 1
+        self._ring[slot] = (
+            now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
+            asked.prefetched, asked.spliced, asked.again, miss.index, miss.key, miss.eviction,
+            miss.short, now - miss.left, np.nan, miss.same, asked.waited_s, *_packed(asked.hold),
+            0, np.nan,
+            crc32(names.engine.encode()), miss.reason, miss.detail,
+        )  # fmt: skip
+        names.other = _other(miss)
+        return number
+
+    def _name(self, slot: int, names: RequestNames) -> None:
+        self._names_bytes += _WEIGHT + len(names.request)
+        if slot < len(self._names):
+            self._names_bytes -= _WEIGHT + len(self._names[slot].request)
+            self._names[slot] = names
+        else:
+            self._names.append(names)
+
+    def judge(self, number: int, miss: Miss) -> None:
+        """Record why a request missed; ignored if it is no longer in the ring."""
+        if not self.first <= number < self.next:
+            return
+        slot = number % LIMIT
+        record = self._ring[slot : slot + 1]
+        record["index"], record["key"] = miss.index, miss.key
+        record["ago"] = record["at"] - miss.left
+        record["reason"], record["detail"], record["eviction"] = (
+            miss.reason, miss.detail, miss.eviction,
+        )  # fmt: skip
+        record["short"], record["same"] = miss.short, miss.same
+        names = self._names[slot]
+        names.other = _other(miss)
+
+    def finish(self, number: int, event: RequestFinished, now: float) -> None:
+        """Note that a request ended, how long its answer is, and how long its session is expected
+        to pause, if it says so.
+
+        How long it ran is what its engine says, if it does: a start and an end may come in one
+        batch, so that ``at`` and ``ran`` together may lie ahead by as much.
+        """
+        if self.first <= number < self.next:
+            slot, pause_s = number % LIMIT, event.expected_return_s
+            self._names[slot].finished = event.reason
+            record = self._ring[slot : slot + 1]
+            record["ran"] = event.ran_s or now - record["at"]
+            record["pause"] = np.nan if pause_s is None else pause_s
+            record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
+
+    def doubt(self, number: int) -> None:
+        """Note that the news of a request's end may have been lost; ``finish`` or ``lose`` is to
+        follow."""
+        self._end_unheard(number, DOUBTED)
+
+    def lose(self, number: int) -> None:
+        """Note that a request's end was not heard of, and is not awaited any more."""
+        self._end_unheard(number, LOST)
+
+    def _end_unheard(self, number: int, how: float) -> None:
+        if self.first <= number < self.next:
+            self._names[number % LIMIT].finished = UNHEARD
+            self._ring["ran"][number % LIMIT] = how
+
+    def is_awaited(self, number: int) -> bool:
+        """Whether a request's end may still be heard of."""
+        ran = float(self.record(number)["ran"])
+        return isnan(ran) or ran == DOUBTED
+
+    def hold(self, number: int) -> Hold | None:
+        """How long a request was held until there was room for it; None: it was not."""
+        record = self.record(number)
+        if not record["until"]:
+            return None
+        reason = HOLD_ENDS[int(record["until"]) - 1]
+        return Hold(float(record["held"]), reason, int(record["fitting"]), int(record["live"]))
+
+    def held(self, engine: str, since: float) -> npt.NDArray[np.float32]:
+        """float32 ``[n]``: seconds that requests of an engine were held which began since then."""
+        begun = self._begun(engine, since)
+        found: npt.NDArray[np.float32] = begun["held"][begun["until"] > 0]
+        return found
+
+    def again(self, engine: str, since: float) -> int:
+        """Blocks that requests of an engine computed again which began since then."""
+        return int(self._begun(engine, since)["again"].sum())
+
+    def repeats(self, engine: str, since: float) -> Repeats:
+        """How requests of an engine fared that began since then and could have found a block."""
+        begun = self._begun(engine, since)
+        could = begun[(begun["asked"] > 0) & (begun["reason"] != Reason.NOT_CACHEABLE)]
+        found = could["pool"] + could["loaded"] + could["prefetched"]
+        first = could[(found == 0) & (could["index"] == 0)]
+        reasons = first["reason"][first["reason"] != Reason.NEVER_SEEN]
+        most = Reason(int(np.bincount(reasons).argmax())) if len(reasons) else None
+        return Repeats(len(could), len(reasons), int(found.sum()), int(could["asked"].sum()), most)
+
+    def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
+        """float32 ``[n]``: how long requests of an engine that began since then had waited in its
+        queue, in seconds; the time for which they were held is left out."""
+        begun = self._begun(engine, since)
+        held = np.where(begun["until"] > 0, begun["held"], np.float32(0.0))
+        found: npt.NDArray[np.float32] = begun["waited"] - held
+        return found
+
+    def _begun(self, engine: str, since: float) -> npt.NDArray[np.void]:
+        """The records of an engine's requests that began since then."""
+        theirs = self._ring["engine"] == crc32(engine.encode())
+        found: npt.NDArray[np.void] = self._ring[theirs & (self._ring["at"] >= since)]
+        return found
+
+    def slowest(self, now: float) -> npt.NDArray[np.int64]:
+        """int64 ``[n]``: all requests, the one that took longest since it arrived first; those that
+        run, or may, are counted up to ``now``, and of those whose end is lost only what they
+        waited."""
+        numbers = np.arange(self.first, self.next)
+        ring = self.records(numbers)
+        may_run = np.isnan(ring["ran"]) | (ring["ran"] == DOUBTED)
+        ran = np.where(may_run, now - ring["at"], np.maximum(ring["ran"], 0.0))
+        found: npt.NDArray[np.int64] = numbers[np.argsort(-(ring["waited"] + ran), kind="stable")]
+        return found
+
+    def record(self, number: int) -> Any:
+        """One request's columns by its id, which must be between ``first`` and ``next``."""
+        return self._ring[number % LIMIT]
+
+    def missing(self, key: int) -> list[int]:
+        """Requests whose first missing block has this key, the oldest first."""
+        found: list[int] = self._in(self._ring["key"] == np.uint64(key)).tolist()
+        return found
+
+    def ahead(self, number: int) -> npt.NDArray[np.int64]:
+        """int64 ``[n]``: requests that the same engine first scheduled while this one waited for
+        its turn, the oldest first."""
+        ring, record = self._ring, self.record(number)
+        begun = ring["at"] < record["at"]
+        begun &= ring["at"] >= record["at"] - record["waited"]
+        begun &= ring["engine"] == record["engine"]
+        return self._in(begun)
+
+    def under_way(self, number: int) -> npt.NDArray[np.int64]:
+        """int64 ``[n]``: requests that the same engine had first scheduled when this one arrived,
+        and that had not ended by then, the oldest first."""
+        ring, record = self._ring, self.record(number)
+        arrived = record["at"] - record["waited"]
+        there = ring["at"] < arrived
+        there &= ring["engine"] == record["engine"]
+        there &= ~(ring["at"] + ring["ran"] <= arrived)  # NaN: it runs
+        return self._in(there)
+
+    def records(self, numbers: npt.NDArray[np.int64]) -> Any:
+        """The columns of some requests, copied; each id as ``record`` takes it."""
+        return self._ring[numbers % LIMIT]
+
+    def _in(self, slots: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        taken = np.flatnonzero(slots)
+        newest = self.next - 1 - (self.next - 1 - taken) % LIMIT
+        return np.sort(newest[newest >= 0])
+
+    def names(self, number: int) -> RequestNames:
+        """The names of a request."""
+        return self._names[number % LIMIT]
+
+
+def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
+    """The columns of a hold."""
+    if hold is None or hold.reason not in HOLD_ENDS:
+        return 0.0, 0, 0, 0
+    sessions = min(hold.fitting, _MOST_TOLD), min(hold.live, _MOST_TOLD)
+    return hold.seconds, 1 + HOLD_ENDS.index(hold.reason), *sessions
+
+
+def _other(miss: Miss) -> Other:
+    """Whom a miss is about, one for all that are about nobody."""
+    other = Other(*miss.session, miss.engine)
+    return NOBODY if other == NOBODY else other
+
+
+# ``RunningRequests``: requests whose end is awaited.
+
+MOST_BLOCKS: Final = 1 << 22  # of all of them: 17 MB; chosen
+AWAITED_S: Final = 600.0  # so long the end of a doubted request is awaited; chosen
+_MOST_REQUESTS: Final = 65_536  # chosen
+_AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
+
+
+class Running(NamedTuple):
+    """A request that was scheduled.
+
+    Attributes:
+        number: Its id in the log of requests.
+        first: Of ``rows``: the first that it computes.
+    """
+
+    number: int
+    engine: int
+    rows: Rows
+    session: str
+    first: int = 0
+
+
+class RunningRequests:
+    """Requests by their engine's column and their name, the oldest first.
+
+    An engine that lost news may have told the ends of its requests in vain: these are doubted from
+    then on, and overdue after ten minutes.
+
+    Attributes:
+        nbytes: Of their rows.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[int, dict[str, Running]] = {}
+        self._doubted: dict[int, dict[str, tuple[Running, float]]] = {}  # since when
+        self._requests = self._blocks = 0
+        self.nbytes = 0
+
+    def add(self, name: str, running: Running) -> None:
+        """Add a request, which must not be there."""
+        self._running.setdefault(running.engine, {})[name] = running
+        self._count(running, 1)
+
+    def pop(self, engine: int, name: str) -> Running | None:
+        """Remove a request; None if it is not there."""
+        running = self._running.get(engine, {}).pop(name, None)
+        if running is None:
+            running, _ = self._doubted.get(engine, {}).pop(name, (None, 0.0))
+        if running is not None:
+            self._count(running, -1)
+        return running
+
+    def doubt(self, engine: int, now: float) -> list[int]:
+        """Note that an engine lost news; returns the ids in the log of its requests that were not
+        doubted before."""
+        doubted = self._running.pop(engine, {})
+        for name, running in doubted.items():
+            self._doubted.setdefault(engine, {})[name] = running, now
+        return [running.number for running in doubted.values()]
+
+    def overdue(self, engine: int, now: float) -> list[str]:
+        """The names of some of an engine's requests that were doubted for too long."""
+        doubted = self._doubted.get(engine, {}).items()
+        old = takewhile(lambda each: now - each[1][1] > AWAITED_S, doubted)
+        return [name for name, _ in islice(old, _AT_ONCE)]
+
+    def of(self, engine: int) -> list[str]:
+        """The names of an engine's requests."""
+        return [*self._doubted.get(engine, {}), *self._running.get(engine, {})]
+
+    def computed(self, engine: int) -> Iterator[Rows]:
+        """What each of an engine's requests computes that are not doubted."""
+        for each in self._running.get(engine, {}).values():
+            yield each.rows[each.first :]
+
+    def surplus(self) -> tuple[int, str] | None:
+        """The engine and the name of the oldest request, if there are too many."""
+        full = self._requests > _MOST_REQUESTS or self._blocks > MOST_BLOCKS
+        if not full or self._requests <= 1:
+            return None
+        doubted = (each for those in self._doubted.values() for each in islice(those.items(), 1))
+        oldest = [(running.number, running.engine, name) for name, (running, _) in doubted]
+        certain = (each for those in self._running.values() for each in islice(those.items(), 1))
+        oldest += [(running.number, running.engine, name) for name, running in certain]
+        return min(oldest)[1:]
+
+    def _count(self, running: Running, sign: int) -> None:
+        self._requests += sign
+        self._blocks += sign * len(running.rows)
+        self.nbytes += sign * running.rows.nbytes
+
+
+# Durations in a byte, and times in four: what a log record can afford.
+
+_STEPS: Final = 12.0  # per doubling: 6 % apart; chosen
+_UNIT_S: Final = 0.1  # shorter durations are alike; 255 steps reach to 2.9 days; chosen
+_TICK_S: Final = 0.01  # of a time; 2**32 of them are 497 days; chosen
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def as_byte(seconds: npt.NDArray[np.float64]) -> Bytes:
+    """uint8: durations on a logarithmic scale, 1 for none at all; see ``seconds_of``."""
+    steps = 1 + _STEPS * np.log2(1.0 + np.maximum(seconds, 0.0) / _UNIT_S)
+    found: Bytes = np.minimum(np.rint(steps), 255).astype(np.uint8)
+    return found
+
+
+def seconds_of(byte: int) -> float | None:
+    """What ``as_byte`` kept, to about 3 %; None for 0, which it never gives."""
+    return None if not byte else float(_UNIT_S * (2 ** ((int(byte) - 1) / _STEPS) - 1))
+
+
+class Origin:
+    """The moment from which a log counts: the first that it hears of."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def ticks(self, now: float) -> int:
+        """Hundredths of a second since then."""
+        if self._first is None:
+            self._first = now
+        return int((now - self._first) / _TICK_S) & 0xFFFFFFFF
+
+    def time(self, ticks: Any) -> float:
+        """The time of so many ticks, in the clock's seconds."""
+        return (self._first or 0.0) + float(ticks) * _TICK_S
+
+    def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: ``time`` of each."""
+        return np.asarray((self._first or 0.0) + self.seconds(ticks))
+
+    @staticmethod
+    def seconds(ticks: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: how long so many ticks take."""
+        return np.asarray(ticks.astype(np.float64) * _TICK_S)

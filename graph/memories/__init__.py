@@ -1,1 +1,0 @@
-"""Memories: items of an external store that segments name, and who recalls them."""

@@ -1,0 +1,224 @@
+"""The graph in numbers, for status pages and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .ranking.copies import COPIES
+from .ranking.policy import View
+from .ranking.rules import Limit, is_pinned, is_protected, kept_share, limits_of_kept
+from .tables.blocks import known_depth
+from .tables.tables import Tables
+from .tables.walks import EngineWords, ProtectionBudget
+from .types import EDGE_NAMES, LAYER_NAMES, NO_ROW, STATE_NAMES, Rows, Tier
+from .wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One engine, as it last described itself."""
+
+    resident: int
+    spilled: int  # blocks with a copy in a colder tier
+    protected: int  # by their layer
+    over_share: int  # of these: beyond the share that may be
+    limited: dict[str, int]  # the same, by what bounds them: inferred, tenant, all
+    kept: int  # protected or leased, within the share
+    kept_share: float  # of the pool, that may be
+    budget: ProtectionBudget | None  # what that costs; None: nothing was ever named
+    protection: str  # the same in words
+    layers: dict[str, int]  # resident blocks by layer
+    hello: EngineHello | None
+    pressure: Pressure | None
+    applied: AdviceApplied | None
+    tiers: TierReport | None
+    admission: AdmissionReport | None  # None: nobody is ever held there
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """Counts and sizes at one moment."""
+
+    blocks: int  # known, resident or not
+    edges: dict[str, int]
+    sessions: dict[str, int]  # by state
+    engines: dict[str, EngineStats]
+    counters: dict[str, int]
+    bytes: int
+    bytes_per_block: float
+    bytes_per_edge: float
+
+
+def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -> GraphStats:
+    """Count everything; vector operations over the columns."""
+    tables = view.tables
+    blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
+    states = np.bincount(_live_states(tables), minlength=len(STATE_NAMES))
+    names = sum(each.nbytes for each in (tables.segment_names, tables.tenants, tables.memories))
+    per_block = blocks.nbytes + embedding_bytes
+    return GraphStats(
+        blocks=len(blocks),
+        edges=dict(zip(EDGE_NAMES, tables.all_edges.counts().tolist(), strict=True)),
+        sessions=dict(zip(STATE_NAMES, states.tolist(), strict=True)),
+        engines={
+            engine: _engine_stats(view.of(column)) for engine, column in tables.engines.items()
+        },
+        counters=dict(counters),
+        bytes=per_block + edges.nbytes + sessions.nbytes + names,
+        bytes_per_block=per_block / max(1, len(blocks)),
+        bytes_per_edge=edges.nbytes / max(1, len(edges)),
+    )
+
+
+def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> str:
+    """What protection holds and costs, in words.
+
+    Args:
+        kept: Blocks of a pool that are protected or leased.
+        beyond: Those that are named, too, and go like others.
+    """
+    points = None if budget is None else budget.points
+    said = f"protected: {kept:,} blocks"
+    if kept and points is not None:
+        said += f", {max(0.0, points):.1f} points"
+    elif kept:
+        said += ", at a price that is not known yet"
+    if beyond:
+        more = None if budget is None else budget.more_points
+        verb = "is" if beyond == 1 else "are"
+        said += f"; {beyond:,} {'more ' if kept else ''}{verb} named"
+        if more is not None:  # what all of it would cost, less what it costs already
+            said += f", and would cost {max(0.0, more - max(0.0, points or 0.0)):.1f}"
+    return said
+
+
+def _engine_stats(view: View) -> EngineStats:
+    blocks, column = view.blocks, view.engine
+    resident = blocks.pick(blocks.resident(column))
+    spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
+    protected = is_protected(view, resident)
+    by_block = limits_of_kept(view, resident)
+    limits = np.bincount(by_block[protected], minlength=len(Limit))
+    within = (protected | is_pinned(view, resident)) & (by_block == Limit.NONE)
+    kept, budget = int(within.sum()), view.tables.budgets.get(column)
+    limited = {each.name.lower(): int(limits[each]) for each in Limit if each}
+    words = view.tables.words.get(column) or EngineWords()
+    layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
+    return EngineStats(
+        resident=len(resident),
+        spilled=int(spilled.sum()),
+        protected=int(protected.sum()),
+        over_share=sum(limited.values()),
+        limited=limited,
+        kept=kept,
+        kept_share=kept_share(view),
+        budget=budget,
+        protection=protection_said(kept, int(np.count_nonzero(by_block)), budget),
+        layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
+        hello=words.hello,
+        pressure=words.pressure,
+        applied=words.applied,
+        tiers=words.tiers,
+        admission=words.admission,
+    )
+
+
+def _live_states(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return tables.sessions.state[: tables.sessions.size]
+
+
+# How much of some chains an engine still holds.
+
+EngineColumns = npt.NDArray[np.int8]
+Mask = npt.NDArray[np.bool_]
+
+_WINDOW: Final = 64  # rows that are looked at together; chosen
+_MOST_WINDOWS: Final = 256
+"""Of a chain, from its end on; of one that lost more, nothing is said. Chosen: it bounds what a
+question costs, and blocks that came together stand in consecutive rows."""
+
+
+class HeldChains(NamedTuple):
+    """int32 ``[chains]`` each, in blocks.
+
+    Attributes:
+        length: Of the whole chain; 0: nobody knows it, or what is held of it.
+        pool: How many of its first blocks are in the engine's pool.
+        copied: How many are there or in its tiers below.
+    """
+
+    length: Rows
+    pool: Rows
+    copied: Rows
+
+
+def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChains:
+    """What engines hold of the chains that end at some blocks.
+
+    Chains are evicted from their tail, so that all before the last block that is there counts.
+
+    Args:
+        tips: int32 ``[chains]``, block rows; ``NO_ROW``: no chain.
+        engines: int8 ``[chains]``, the residency column of each one's engine; below 0: none.
+    """
+    known = (tips != NO_ROW) & (engines >= 0)
+    tips = np.where(known, tips, NO_ROW).astype(np.int32)
+    copied, given_up = _last_held(tables, tips, engines, int(Tier.HOT | Tier.WARM | Tier.COLD))
+    pool, given_up_later = _last_held(tables, copied, engines, int(Tier.HOT))
+    known &= ~(given_up | given_up_later)
+    depth = tables.blocks.depth
+    return HeldChains(*(
+        np.where(known & (rows != NO_ROW), known_depth(depth[rows]) + 1, 0).astype(np.int32)
+        for rows in (tips, pool, copied)
+    ))  # fmt: skip
+
+
+def shared_chains(tables: Tables, tips: Rows) -> Rows:
+    """int32 ``[chains]``: how many of the first blocks of each are in a store that engines share,
+    by what any engine told; 0 of a chain that is too long.
+
+    Args:
+        tips: As of ``held_chains``.
+    """
+    rows, given_up = _last_held(tables, tips, None, int(Tier.POOL))
+    depth = known_depth(tables.blocks.depth[rows])
+    return np.where(~given_up & (rows != NO_ROW), depth + 1, 0).astype(np.int32)
+
+
+def _last_held(
+    tables: Tables, tips: Rows, engines: EngineColumns | None, tiers: int
+) -> tuple[Rows, Mask]:
+    """The last block of each chain that is in any of these tiers, ``NO_ROW`` where none is; and
+    which chains were given up.
+
+    Args:
+        engines: As of ``held_chains``; None: in a tier of any engine.
+    """
+    blocks, at = tables.blocks, tips.copy()
+    open_ = np.flatnonzero(at != NO_ROW)
+    for _ in range(_MOST_WINDOWS):
+        if not len(open_):
+            break
+        rows = np.maximum(at[open_, None] - np.arange(_WINDOW, dtype=np.int32), 0)
+        parents = blocks.parent[rows]
+        linked = np.logical_and.accumulate(parents[:, :-1] == rows[:, 1:], axis=1)
+        last = np.count_nonzero(linked, axis=1)  # place of the last that belongs to the chain
+        there = (
+            np.bitwise_or.reduce(blocks.tiers[:, rows], axis=0)
+            if engines is None
+            else blocks.tiers[engines[open_, None], rows]
+        )
+        held = (there & tiers) != 0
+        first = held.argmax(axis=1)
+        each = np.arange(len(open_))
+        found = held[each, first] & (first <= last)
+        at[open_] = np.where(found, rows[each, first], parents[each, last])
+        open_ = open_[~found & (at[open_] != NO_ROW)]
+    given_up = np.zeros(len(at), dtype=np.bool_)
+    given_up[open_] = True
+    return at, given_up

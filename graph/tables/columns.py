@@ -1,0 +1,300 @@
+"""Columns: properties of a table's rows, one array each, declared once."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import secrets
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import NO_ROW, Rows
+
+# So many rows take long to copy: they get more room ahead of need, column by column, once less than
+# this share of it is left. Both chosen.
+_MANY_ROWS: Final = 1 << 17
+_SPARE: Final = 1 / 16
+_PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
+
+
+class Column(NamedTuple):
+    """How a column is declared.
+
+    Attributes:
+        dtype: Of its values.
+        fill: The value of a fresh row.
+        is_time: Whether it holds monotonic seconds: a snapshot stores those as ages.
+        is_rare: Whether most graphs never write it: it takes no room before somebody does.
+    """
+
+    dtype: Any
+    fill: Any
+    is_time: bool
+    is_rare: bool
+
+
+def column(dtype: Any, fill: Any, *, time: bool = False, rare: bool = False) -> Any:
+    """Declare a column in the body of a subclass of ``Columns``; its instances hold the array."""
+    return Column(dtype, fill, time, rare)
+
+
+class Columns:
+    """Arrays of one length: the columns that subclasses declare with ``column``.
+
+    A rare column is one value, seen as an array that cannot be written, until ``for_writing``
+    makes it an array like the others.
+
+    Args:
+        capacity: Rows to make room for, all of them fresh.
+    """
+
+    _declared: ClassVar[dict[str, Column]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = {name: each for name, each in vars(cls).items() if isinstance(each, Column)}
+        cls._declared = {**cls._declared, **own}
+
+    def __init__(self, capacity: int) -> None:
+        for name, each in self._declared.items():
+            fresh = _unwritten if each.is_rare else _written
+            setattr(self, name, fresh(each, capacity))
+
+    @classmethod
+    def times(cls) -> tuple[str, ...]:
+        """The columns that hold monotonic seconds."""
+        return tuple(name for name, each in cls._declared.items() if each.is_time)
+
+    @property
+    def columns_nbytes(self) -> int:
+        """Bytes of all columns that take room, that for further rows included."""
+        return sum(values.nbytes for values in self._arrays().values())
+
+    def for_writing(self, name: str) -> npt.NDArray[Any]:
+        """A column, which may be a rare one, as an array that can be written."""
+        values: npt.NDArray[Any] = getattr(self, name)
+        if not values.flags.writeable:
+            values = _written(self._declared[name], len(values))
+            setattr(self, name, values)
+        return values
+
+    def views(self, size: int) -> dict[str, npt.NDArray[Any]]:
+        """Every declared column by name, cut to its first ``size`` rows."""
+        return {name: getattr(self, name)[:size] for name in self._declared}
+
+    def fill(self, columns: dict[str, npt.NDArray[Any]], size: int) -> None:
+        """Set the first ``size`` rows to what ``views`` gave."""
+        for name, each in self._declared.items():
+            if not each.is_rare or (columns[name] != each.fill).any():
+                self.for_writing(name)[:size] = columns[name]
+
+    def refresh(self, rows: Any) -> None:
+        """Make these rows (an index or a slice) fresh."""
+        own = vars(self)
+        for name, each in self._declared.items():
+            values = own[name]
+            if values.flags.writeable:
+                values[rows] = each.fill
+
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
+        for _ in self.growing(capacity):
+            pass
+
+    def growing(self, capacity: int) -> Iterator[None]:
+        """``grow``, one column at a time and the long ones in parts; the column that was declared
+        first is the last."""
+        for name, each in reversed(self._declared.items()):
+            if getattr(self, name).flags.writeable:
+                room = yield from taken_in_parts(getattr(self, name), capacity)
+                setattr(self, name, refilled(room, getattr(self, name)))
+            else:
+                setattr(self, name, _unwritten(each, capacity))
+            yield
+
+    def growing_ahead(self, size: int) -> Iterator[None]:
+        """Make more room, one column at a time, where ``size`` of many rows leave little; no row
+        may be taken meanwhile."""
+        capacity = len(getattr(self, next(iter(self._declared))))
+        if capacity >= _MANY_ROWS and size > (1 - _SPARE) * capacity:
+            yield from self.growing(more_than(capacity))
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns that take room, by name."""
+        arrays = {name: getattr(self, name) for name in self._declared}
+        return {name: values for name, values in arrays.items() if values.flags.writeable}
+
+
+def more_than(capacity: int) -> int:
+    """Rows that a full table gets room for: an eighth more keeps the slack under the budget of
+    bytes a block."""
+    return capacity + capacity // 8
+
+
+def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
+    """A copy with room for ``capacity`` rows along the last axis; ``fill`` where nothing was."""
+    shape = (*values.shape[:-1], capacity)
+    # Memory of zeros is taken only as it is written.
+    copied = np.full(shape, fill, values.dtype) if fill else np.zeros(shape, values.dtype)
+    return refilled(copied, values)
+
+
+def refilled(room: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``room``, with ``values`` in its first places along the last axis."""
+    room[..., : values.shape[-1]] = values
+    return room
+
+
+def taken_in_parts(
+    values: npt.NDArray[Any], capacity: int
+) -> Generator[None, None, npt.NDArray[Any]]:
+    """Zeros with room for ``capacity`` values like these, slice by slice.
+
+    What takes long is that the system gives memory as it is written first, page by page: so pages
+    are written here, and the copy that follows in one stroke is short. Whatever is written to
+    ``values`` meanwhile is in that copy.
+    """
+    room = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
+    pages = room.reshape(-1).view(np.uint8)
+    for start in range(0, len(pages), _PART):
+        pages[start : start + _PART : mmap.PAGESIZE] = 0
+        if start + _PART < len(pages):
+            yield
+    return room
+
+
+def _written(declared: Column, capacity: int) -> npt.NDArray[Any]:
+    return np.full(capacity, declared.fill, dtype=declared.dtype)
+
+
+def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
+    return np.broadcast_to(np.array(declared.fill, dtype=declared.dtype), capacity)
+
+
+# Row numbers of a table: handed out, given back, reused.
+
+
+class RowPool:
+    """Hands out row numbers; those that were given back first.
+
+    Attributes:
+        size: Rows below this were handed out at some time.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._free: Rows = np.empty(0, dtype=np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        return self._free.nbytes
+
+    def take(self, count: int) -> Rows:
+        """int32 ``[count]``: unused rows; the table makes room for ``size`` of them."""
+        reused, self._free = self._free[:count], self._free[count:]
+        fresh = np.arange(self.size, self.size + count - len(reused), dtype=np.int32)
+        self.size += len(fresh)
+        return np.concatenate([reused, fresh], dtype=np.int32)
+
+    def give_back(self, rows: Rows) -> None:
+        """Take these rows out of use."""
+        self._free = np.concatenate([self._free, rows])
+
+    def restore(self, size: int, free: Rows) -> None:
+        """Take the state of a pool that handed out ``size`` rows, of which ``free`` came back."""
+        self.size, self._free = size, free
+
+
+def distinct(rows: Rows) -> Rows:
+    """Rows in ascending order, each once, without ``NO_ROW``."""
+    rows = np.sort(rows)
+    return np.asarray(rows[np.diff(rows, prepend=NO_ROW) != 0])
+
+
+# Numbers for strings, so that a column can hold a name in 4 bytes.
+
+
+class Interner:
+    """Gives each distinct string a small id; ids are never reused.
+
+    Past ``limit`` distinct strings, all new ones share the id ``NO_ROW``: a caller that invents
+    names without end must not make the table grow without end.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._ids: dict[str, int] = {}
+        self._names: list[str] = []
+        self.refused = 0
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def nbytes(self) -> int:
+        strings = sum(map(sys.getsizeof, self._names))
+        return sys.getsizeof(self._ids) + sys.getsizeof(self._names) + strings
+
+    @property
+    def names(self) -> list[str]:
+        """All strings, by id."""
+        return list(self._names)
+
+    def intern(self, name: str) -> int:
+        """The id of ``name``, new if need be; ``NO_ROW`` when the table is full."""
+        found = self._ids.get(name)
+        if found is not None:
+            return found
+        if len(self._names) >= self._limit:
+            self.refused += 1
+            return NO_ROW
+        self._ids[name] = len(self._names)
+        self._names.append(name)
+        return len(self._names) - 1
+
+    def restore(self, names: Iterable[str]) -> None:
+        """Fill an empty table with the names of another, by their ids, whatever the limit is now:
+        columns hold the ids."""
+        self._names = list(names)
+        self._ids = {name: number for number, name in enumerate(self._names)}
+
+    def find(self, name: str) -> int:
+        """The id of ``name``, ``NO_ROW`` if it has none."""
+        return self._ids.get(name, NO_ROW)
+
+    def name(self, number: int) -> str | None:
+        """The string with this id; None for ``NO_ROW``."""
+        return None if number == NO_ROW else self._names[number]
+
+
+class TenantNames(Interner):
+    """Tenants by number. Past the limit names are not kept, but tenants are still told apart: each
+    gets an id below ``NO_ROW``, a keyed hash that a caller cannot choose."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._key = secrets.token_bytes(16)
+
+    def intern(self, name: str) -> int:
+        """The id of ``name``; a hash of it where the table is full."""
+        number = super().intern(name)
+        return self._hashed(name) if number == NO_ROW else number
+
+    def find(self, name: str) -> int:
+        """The id that ``intern`` gives or would give once the table is full."""
+        number = super().find(name)
+        return self._hashed(name) if number == NO_ROW else number
+
+    def name(self, number: int) -> str | None:
+        """The name; for a tenant whose name was not kept, a text that tells it from others."""
+        return f"unnamed-{-number:016x}" if number < NO_ROW else super().name(number)
+
+    def _hashed(self, name: str) -> int:
+        digest = hashlib.blake2b(
+            name.encode("utf-8", "surrogatepass"), digest_size=8, key=self._key
+        ).digest()
+        return NO_ROW - 1 - (int.from_bytes(digest, "big") >> 2)

@@ -1,0 +1,386 @@
+"""When sessions come back: by what they stated, and by what all sessions taught."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import NEVER, NO_ROW, Rows, SessionState, StopReason
+from .columns import Columns, column
+
+# How long tools take, if callers name them: learned from the pauses that they cause.
+
+# All chosen.
+A_TENANTS_TOOLS: Final = 64
+MOST_TOOLS: Final = 4096
+_FEW: Final = 3  # with fewer pauses nothing is known
+_TRIALS: Final = 64  # tools at least that have the time to become known
+_MEMORY: Final = 50.0  # pauses over which a mean forgets
+_KNOWN_WITHIN: Final = math.log(4.0)  # the error that a caller's own statement may have
+_LEAST_S: Final = 0.01
+_OTHERS: Final = ""
+
+
+class ToolBook:
+    """Tools by tenant and name, with the logarithms of their durations; bounded.
+
+    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one; beyond ``MOST_TOOLS``, one
+    of which fewer than ``_FEW`` pauses are known makes room, the oldest first, so that no tenant's
+    many take the place of what is known of another's.
+
+    Args:
+        forget: Is told of a number that is about to mean another tool.
+    """
+
+    def __init__(self, forget: Callable[[int], None] = lambda tool: None) -> None:
+        self._forget = forget
+        self._names: list[tuple[int, str]] = []  # tenant and name, by number
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._of_tenant: Counter[int] = Counter()
+        self._stats: list[list[float]] = []  # by number: pauses seen, mean, variance
+        self._untried: deque[int] = deque()  # the oldest first; some have become known since
+
+    def __len__(self) -> int:
+        return len(self._stats)
+
+    @property
+    def names(self) -> list[tuple[int, str]]:
+        """Tenant and name of each tool, by number."""
+        return list(self._names)
+
+    def stats(self) -> npt.NDArray[np.float64]:
+        """float64 ``[tools, 3]``: pauses seen, the mean of ln(pause / s), its variance."""
+        return np.array(self._stats, dtype=np.float64).reshape(-1, 3)
+
+    def restore(self, names: Sequence[Sequence[int | str]], stats: npt.NDArray[np.float64]) -> None:
+        """Fill an empty book with what ``names`` and ``stats()`` gave."""
+        for tenant, name in names:
+            self._create(int(tenant), str(name))
+        self._stats = stats.tolist()
+
+    def number(self, name: str, tenant: int) -> int:
+        """The number of the tool of this name, given if it is new."""
+        found = self._numbers.get((tenant, name))
+        if found is not None:
+            return found
+        if self._of_tenant[tenant] >= A_TENANTS_TOOLS and name != _OTHERS:
+            return self.number(_OTHERS, tenant)
+        if len(self) >= MOST_TOOLS:
+            return self._replace(self._least_known(), tenant, name)
+        return self._create(tenant, name)
+
+    def name(self, tool: int) -> str | None:
+        """The tool's name; None for ``NO_ROW``, and for a tenant's further tools."""
+        return None if tool == NO_ROW else self._names[tool][1] or None
+
+    def note(self, tool: int, seconds: float) -> None:
+        """Note that a session came back from this tool after ``seconds``."""
+        seen, mean, variance = self._stats[tool]
+        share = 1.0 / min(seen + 1.0, _MEMORY)
+        off = math.log(max(seconds, _LEAST_S)) - mean
+        self._stats[tool] = [
+            seen + 1.0, mean + share * off, (1.0 - share) * (variance + share * off * off)
+        ]  # fmt: skip
+
+    def expected_s(self, tool: int) -> float | None:
+        """Seconds that the tool usually takes; None if that is not known within a factor of 4."""
+        if tool == NO_ROW:
+            return None
+        seen, mean, variance = self._stats[tool]
+        if seen < _FEW or math.sqrt(variance) > _KNOWN_WITHIN:
+            return None
+        return math.exp(mean)
+
+    def _create(self, tenant: int, name: str) -> int:
+        number = len(self._names)
+        self._names.append((tenant, name))
+        self._numbers[tenant, name] = number
+        self._of_tenant[tenant] += 1
+        self._stats.append([0.0, 0.0, 0.0])
+        self._untried.append(number)
+        return number
+
+    def _least_known(self) -> int:
+        """The oldest of the tools of which next to nothing is known, where there are many such;
+        else the one of the others of which least is."""
+        while len(self._untried) > _TRIALS:
+            tool = self._untried.popleft()
+            if self._stats[tool][0] < _FEW:
+                return tool
+        untried = set(self._untried)
+        known = (tool for tool in range(len(self)) if tool not in untried)
+        return min(known, key=lambda tool: self._stats[tool][0])
+
+    def _replace(self, tool: int, tenant: int, name: str) -> int:
+        self._forget(tool)
+        self._of_tenant[self._names[tool][0]] -= 1
+        del self._numbers[self._names[tool]]
+        self._names[tool] = tenant, name
+        self._numbers[tenant, name] = tool
+        self._of_tenant[tenant] += 1
+        self._stats[tool] = [0.0, 0.0, 0.0]
+        self._untried.append(tool)
+        return tool
+
+
+# The columns that remember a session's pauses, as natural logarithms of seconds.
+#
+# Pauses spread over five orders of magnitude, from a tool that answers at once to a person who
+# comes back tomorrow; only means of their logarithms are meaningful.
+
+Logs = npt.NDArray[np.float32]
+
+
+class PauseColumns(Columns):
+    """A session's pauses, NaN where there was none, and what says which pause it was."""
+
+    turns: Rows = column(np.int32, 0)
+    stop: npt.NDArray[np.uint8] = column(np.uint8, int(StopReason.UNKNOWN))  # of its last answer
+    last_pause: Logs = column(np.float32, np.nan)  # before its last turn
+    second_pause: Logs = column(np.float32, np.nan)  # the one before that
+    third_pause: Logs = column(np.float32, np.nan)
+    mean_pause: Logs = column(np.float32, np.nan)  # of all
+    recent_pause: Logs = column(np.float32, np.nan)  # exponential mean
+    longest_pause: Logs = column(np.float32, np.nan)
+    tool_pause: Logs = column(np.float32, np.nan)  # exponential mean of those that a tool caused
+    # … of those after an answer that ended its turn.
+    other_pause: Logs = column(np.float32, np.nan)
+    mean_written: Logs = column(np.float32, np.nan)  # exponential mean of ln(1 + tokens answered)
+
+
+_SHARE: Final = 0.2  # weight of the newest in an exponential mean; chosen
+
+
+def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
+    """Note that a session came back after ``seconds``; ``turns`` is still the number of turns
+    before."""
+    pause = math.log(max(seconds, _LEAST_S))
+    pauses = int(sessions.turns[row])
+    sessions.third_pause[row] = sessions.second_pause[row]
+    sessions.second_pause[row] = sessions.last_pause[row]
+    sessions.last_pause[row] = pause
+    mean = sessions.mean_pause[row]
+    sessions.mean_pause[row] = pause if math.isnan(mean) else mean + (pause - mean) / pauses
+    if not sessions.longest_pause[row] >= np.float32(pause):  # also where there was none
+        sessions.longest_pause[row] = pause
+    _move_mean(sessions.recent_pause, row, pause)
+    stop = int(sessions.stop[row])
+    if stop == StopReason.TOOL_CALL:
+        _move_mean(sessions.tool_pause, row, pause)
+    elif stop == StopReason.END_OF_TURN:
+        _move_mean(sessions.other_pause, row, pause)
+
+
+def note_answer(sessions: PauseColumns, row: int, tokens: int) -> None:
+    """Note that a turn of a session answered so many tokens."""
+    _move_mean(sessions.mean_written, row, math.log1p(tokens))
+
+
+def _move_mean(column: np.ndarray[Any, Any], row: int, value: float) -> None:
+    known = column[row]
+    column[row] = value if math.isnan(known) else known + _SHARE * (value - known)
+
+
+# The properties of a session, one column each.
+
+_INITIAL_SESSIONS: Final = 256  # rows; chosen
+_EMA_SHARE: Final = 0.2  # of the newest sample in the mean of confidences; chosen
+
+
+class SessionColumns(PauseColumns):
+    """One row per session; its methods are those of ``SessionTable``.
+
+    Attributes:
+        names: By row.
+    """
+
+    state: npt.NDArray[np.uint8] = column(np.uint8, int(SessionState.IDLE))
+    tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW)
+    running: Rows = column(np.int32, 0)  # its requests inside the engine now
+    # The residency column of the engine that ran its last request.
+    engine: npt.NDArray[np.int8] = column(np.int8, NO_ROW)
+    created: npt.NDArray[np.float64] = column(np.float64, 0.0, time=True)
+    # Start or end of its last request.
+    last_seen: npt.NDArray[np.float64] = column(np.float64, 0.0, time=True)
+    started: npt.NDArray[np.float64] = column(np.float64, NEVER, time=True)  # its last turn's start
+    gap: npt.NDArray[np.float32] = column(np.float32, 0.0)  # seconds between turns, mean
+    tokens: Rows = column(np.int32, 0)  # prompt of its last turn, with the answer once it is known
+    grown: Rows = column(np.int32, 0)  # by how many tokens that prompt extends the turn before
+    asked: Rows = column(np.int32, 0)  # prompt of its last turn that began at rest
+    longer: Rows = column(np.int32, 0)  # such turns in a row, each with a longer prompt
+    written: Rows = column(np.int32, 0)  # tokens that the last turn answered
+    # NEVER if it was not stated.
+    expected_return: npt.NDArray[np.float64] = column(np.float64, NEVER, time=True)
+    tip: Rows = column(np.int32, NO_ROW)  # block row where its last turn ended
+    first_reach: Rows = column(np.int32, 0)  # full blocks of its first prompt
+    reach: Rows = column(np.int32, 0)  # full blocks of its last prompt
+    # Whether it was inferred: it began with a request that extended no earlier one.
+    inferred: npt.NDArray[np.bool_] = column(np.bool_, False)
+    # How sure the model was while it wrote to it, a running mean; below 0 if it was never sampled.
+    confidence: npt.NDArray[np.float32] = column(np.float32, -1.0)
+    tool: Rows = column(np.int32, NO_ROW)  # that it waits for, in ``tools``
+
+    def __init__(self) -> None:
+        super().__init__(_INITIAL_SESSIONS)
+        self.names: list[str] = []
+
+    def sure(self, row: int, confidence: float) -> None:
+        """Note how sure the model was of a token that it wrote to a session."""
+        before = float(self.confidence[row])
+        newest = confidence if before < 0 else before + _EMA_SHARE * (confidence - before)
+        self.confidence[row] = newest
+
+    @property
+    def size(self) -> int:
+        """Rows ever used."""
+        return len(self.names)
+
+
+# P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
+RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
+_PRIOR_STRENGTH: Final = 20.0  # sessions that the prior counts for; chosen
+_GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean; chosen
+_LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is still due; chosen
+
+
+class SessionOutlook(SessionColumns):
+    """Expectations of sessions, as vectors over all rows ever used.
+
+    Attributes:
+        tools: How long tools take, if callers name them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tools = ToolBook(self._forget_tool)
+        self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
+        self._ended = np.zeros(len(RETURN_PRIOR) + 1)  # … and were said to be over after it
+        self._mean_tool_pause = np.inf  # seconds, exponential mean over all; inf: none seen
+
+    def learned(self) -> dict[str, npt.NDArray[np.float64]]:
+        """What the sessions so far taught about all sessions: kept beside the columns."""
+        pause = np.array([self._mean_tool_pause])
+        counts = {"reached": self._reached, "ended": self._ended}
+        return {**counts, "pause": pause, "tools": self.tools.stats()}
+
+    def load_learned(
+        self, learned: dict[str, npt.NDArray[np.float64]], tools: list[list[int | str]]
+    ) -> None:
+        """Take over what ``learned()`` and ``tools.names`` gave."""
+        self.tools.restore(tools, learned["tools"])
+        self._reached[:], self._ended[:] = learned["reached"], learned["ended"]
+        self._mean_tool_pause = float(learned["pause"][0])
+
+    def among(self, sessions: Rows) -> Rows:
+        """The rows, ascending, that occur in a column of session rows, where NO_ROW is none."""
+        present = np.zeros(self.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
+        present[sessions] = True
+        return present[:-1].nonzero()[0].astype(np.int32)
+
+    def return_probability(self, rows: Rows | slice = np.s_[:]) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: P(another turn) of these sessions, from their turns so far.
+
+        The share of sessions that continued after as many turns, learned as they come, with
+        ``RETURN_PRIOR`` as the prior. A caller who names sessions may say which are over: for a
+        session that is named, those that callers ended do not count.
+        """
+        reached, went_on = self._reached[:-1], self._reached[1:]
+        is_named = ~self.inferred[: self.size][rows]
+        turns = np.clip(self.turns[: self.size][rows] - 1, 0, len(RETURN_PRIOR) - 1)
+        counted = reached[turns] - is_named * self._ended[turns]
+        learned = went_on[turns] + _PRIOR_STRENGTH * RETURN_PRIOR[turns]
+        return np.asarray(np.minimum(learned / (counted + _PRIOR_STRENGTH), 1.0))
+
+    def due(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: the expected return of each session that waits for a tool; inf for
+        the others.
+
+        The stated time, or else the session's own mean pause after its last turn, or the mean of
+        all.
+        """
+        due = np.full(self.size, np.inf)
+        waiting = self._waiting()
+        due[waiting] = self._due(waiting)
+        return due
+
+    def soon(self, horizon_s: float, now: float) -> npt.NDArray[np.intp]:
+        """intp: the rows of sessions that are due, the earliest first.
+
+        A session is due from ``horizon_s`` before its expected return until one expected pause
+        (clamped to ``horizon_s`` … 30 s) after it.
+        """
+        waiting = self._waiting()
+        due = self._due(waiting)
+        pause = np.clip(due - self.last_seen[waiting], horizon_s, _LONGEST_SLACK_S)
+        near = (due - horizon_s <= now) & (now <= due + pause)
+        return waiting[near][np.argsort(due[near], kind="stable")]
+
+    def credit(self, now: float, memory_s: float, rows: Rows) -> npt.NDArray[np.float64]:
+        """float64 ``[n]`` in [0, 1]: how much each of these sessions' claim on its blocks counts.
+
+        Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the probability
+        that it returns, fading over ``memory_s`` seconds. Ended: 0.
+        """
+        state, last_seen = self.state[rows], self.last_seen[rows]
+        credit = self.return_probability(rows)
+        credit *= np.exp((last_seen - now) / memory_s)
+        credit[state == SessionState.RUNNING] = 1.0
+        credit[state == SessionState.ENDED] = 0.0
+        waiting = np.flatnonzero(state == SessionState.WAITING_FOR_TOOL)
+        paused = last_seen[waiting]
+        expected = np.maximum(self.expected_return[rows[waiting]], paused)
+        overdue = np.maximum(0.0, now - (expected + (expected - paused)))
+        credit[waiting] = np.exp(-overdue / memory_s)
+        return credit
+
+    def _forget_tool(self, tool: int) -> None:
+        """No session waits any longer for the tool of a number that another one gets."""
+        self.tool[: self.size][self.tool[: self.size] == tool] = NO_ROW
+
+    def _place(self, row: int) -> int:
+        """Where sessions with as many turns as this row's are counted."""
+        return min(int(self.turns[row]) - 1, len(RETURN_PRIOR))
+
+    def _waiting(self) -> npt.NDArray[np.intp]:
+        """intp: the rows of sessions that wait for a tool, ascending."""
+        return np.flatnonzero(self.state[: self.size] == SessionState.WAITING_FOR_TOOL)
+
+    def _due(self, waiting: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: the expected return of sessions that wait for a tool; see ``due``."""
+        gap, stated = self.gap[waiting], self.expected_return[waiting]
+        predicted = self.last_seen[waiting] + np.where(gap > 0, gap, self._mean_tool_pause)
+        return np.where(stated > NEVER, stated, predicted)
+
+    def note_turn(self, row: int) -> None:
+        """Note that one more session had as many turns as this row counts."""
+        self._reached[self._place(row)] += 1
+
+    def note_end(self, row: int) -> None:
+        """Note that one more session was said to be over after as many turns as this row counts."""
+        if self.turns[row] > 0:
+            self._ended[self._place(row)] += 1
+
+    def take_back_end(self, row: int) -> None:
+        """Note that a session of which ``note_end`` was told came back all the same."""
+        if self.turns[row] > 0:
+            self._ended[self._place(row)] -= 1
+
+    def note_gap(self, row: int, now: float) -> None:
+        """Note that a session comes back, by the state and the time in which it was last seen."""
+        if self.turns[row] == 0:
+            return
+        gap = now - self.last_seen[row]
+        note_pause(self, row, gap)
+        known = self.gap[row]
+        self.gap[row] = gap if known == 0 else known + _GAP_SHARE * (gap - known)
+        if self.state[row] == SessionState.WAITING_FOR_TOOL:
+            mean = gap if np.isinf(self._mean_tool_pause) else self._mean_tool_pause
+            self._mean_tool_pause = mean + _GAP_SHARE * (gap - mean)
+            if (tool := int(self.tool[row])) != NO_ROW:
+                self.tools.note(tool, gap)
+        self.tool[row] = NO_ROW

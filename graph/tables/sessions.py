@@ -1,0 +1,313 @@
+"""Sessions: which come back, and by what evidence.
+
+A session is what a caller names (``session_id``), or else a chain of requests each of which extends
+the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import NEVER, NO_ROW, Keys, Rows, SessionState, StopReason, Tier
+from .columns import grown
+from .returns import SessionOutlook, note_answer
+
+# Which session rows are reused next: those of the sessions quiet for longest.
+
+_BATCHES: Final = 256  # in which a whole table is chosen; chosen
+_NONE: Final[Rows] = np.empty(0, dtype=np.int32)
+
+
+class QuietRows:
+    """Chooses rows in batches, since choosing reads every session, and clearing reads every
+    block."""
+
+    def __init__(self) -> None:
+        self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last
+
+    def take(self, running: Rows, last_seen: npt.NDArray[np.float64]) -> tuple[int, Rows]:
+        """The next row to reuse, and the rows that were chosen with it, if a new batch was: it is
+        among them.
+
+        A row whose session was heard of after it was chosen is left alone.
+
+        Args:
+            running: int32 ``[n]``, requests of each session inside an engine; a running session is
+                taken only if all run.
+            last_seen: float64 ``[n]``, monotonic seconds.
+        """
+        while self._chosen:
+            row, seen = self._chosen.pop()
+            if not running[row] and last_seen[row] == seen:
+                return row, _NONE
+        quiet = np.where(running > 0, np.inf, last_seen)
+        count = max(1, len(quiet) // _BATCHES)
+        rows = np.argpartition(quiet, count - 1)[:count]
+        rows = rows[np.argsort(quiet[rows], kind="stable")]
+        self._chosen = [(int(row), float(last_seen[row])) for row in rows[:0:-1]]
+        return int(rows[0]), np.asarray(rows, dtype=np.int32)
+
+
+INFERRED: Final = "~"
+"""Opens the name of a session that no caller named."""
+
+
+class SessionTable(SessionOutlook):
+    """Sessions by row; row numbers stand in the block table's ``session`` column.
+
+    Args:
+        limit: Sessions kept at most.
+        clear: Is told of rows that are about to be reused: nothing may name them any more.
+
+    Attributes:
+        changes: Rises whenever a session appears, begins or ends a turn, or is over.
+        soonest: The earliest return that was told, or is predicted, of sessions that began to wait
+            since it was last set to inf, in seconds.
+    """
+
+    def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
+        super().__init__()
+        self._limit = limit
+        self._clear = clear
+        self._quiet = QuietRows()
+        self._rows: dict[tuple[int, str], int] = {}
+        self._name_bytes = 0
+        self.changes = 0
+        self.soonest = math.inf
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.columns_nbytes + sys.getsizeof(self._rows) + self._name_bytes
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Every column by name, cut to the rows in use; views, for reading."""
+        return self.views(self.size)
+
+    def load_columns(self, columns: dict[str, npt.NDArray[Any]], names: list[str]) -> None:
+        """Fill an empty table with what ``columns()`` and ``names`` gave."""
+        if len(names) > len(self.state):
+            self.grow(len(names))
+        self.names = list(names)
+        self._name_bytes = sum(map(sys.getsizeof, names))
+        self.fill(columns, self.size)
+        self.changes += 1
+        self._rows = {
+            (int(tenant), name): row
+            for row, (tenant, name) in enumerate(zip(self.tenant.tolist(), names, strict=False))
+        }
+
+    def find(self, name: str, tenant: int) -> int:
+        """The row of a session, ``NO_ROW`` if it is unknown."""
+        return self._rows.get((tenant, name), NO_ROW)
+
+    def rows_named(self, name: str) -> list[int]:
+        """Rows of this name under any tenant."""
+        return [row for (_, known), row in self._rows.items() if known == name]
+
+    def ensure(self, name: str, tenant: int, now: float) -> int:
+        """The row of a session, created if unknown: another one is forgotten where it is full."""
+        row = self.find(name, tenant)
+        if row != NO_ROW:
+            return row
+        row = self._reuse() if len(self._rows) >= self._limit else self._append()
+        self._name_bytes += sys.getsizeof(name) - sys.getsizeof(self.names[row])
+        self.names[row] = name
+        self._rows[tenant, name] = row
+        self.refresh(row)
+        self.changes += 1
+        self.tenant[row] = tenant
+        self.inferred[row] = name.startswith(INFERRED)
+        self.created[row] = self.last_seen[row] = now
+        return row
+
+    def begin_turn(self, row: int, engine: int, now: float, prompt_tokens: int = 0) -> None:
+        """Note that a request of the session entered an engine."""
+        self.changes += 1
+        if self.running[row] == 0:
+            self._take_back_end(row)
+            self.note_gap(row, now)
+            self.started[row] = now
+            self.grown[row] = prompt_tokens - self.tokens[row] if self.turns[row] else 0
+            longer = self.turns[row] and prompt_tokens > self.asked[row]
+            self.longer[row] = self.longer[row] + 1 if longer else 0
+            self.tokens[row] = self.asked[row] = prompt_tokens
+            self.turns[row] += 1
+            self.note_turn(row)
+        self.running[row] += 1
+        self.engine[row] = engine
+        self.state[row] = SessionState.RUNNING
+        self.expected_return[row] = NEVER
+        self.last_seen[row] = now
+
+    def end_turn(self, row: int, tip: int, now: float, prompt: int = 0, total: int = 0) -> None:
+        """A request of the session left the engine; its chain ended at block row ``tip``.
+
+        Args:
+            prompt: Tokens of its prompt.
+            total: Tokens of its prompt and its answer.
+        """
+        self.changes += 1
+        self.written[row] = max(0, total - prompt)
+        note_answer(self, row, int(self.written[row]))
+        self.stop[row] = StopReason.UNKNOWN
+        self.tokens[row] = total
+        self.running[row] = max(0, int(self.running[row]) - 1)
+        if self.running[row] == 0:
+            self._take_back_end(row)
+            self.state[row] = SessionState.IDLE
+        self.tip[row] = tip
+        self.last_seen[row] = now
+
+    def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
+        """Note that the session is paused (a tool runs); ``expected_return`` is a time, or
+        NEVER."""
+        if self.running[row] == 0:
+            self._take_back_end(row)
+            self.changes += 1
+            self.stop[row] = StopReason.TOOL_CALL
+            self.tool[row] = tool
+            self.state[row] = SessionState.WAITING_FOR_TOOL
+            self.expected_return[row] = expected_return
+            self.soonest = min(self.soonest, float(self._due(np.array([row]))[0]))
+
+    def rest(self, row: int) -> None:
+        """Note that the session's last answer ended its turn, or its tool asks: it waits for a
+        person."""
+        if self.running[row] == 0:
+            self.stop[row] = StopReason.END_OF_TURN
+            if self.state[row] == SessionState.WAITING_FOR_TOOL:
+                self.changes += 1
+                self.state[row] = SessionState.IDLE
+                self.tool[row], self.expected_return[row] = NO_ROW, NEVER
+
+    def cut_short(self, row: int) -> None:
+        """Note that the session's last answer was cut at a length."""
+        if self.running[row] == 0:
+            self.stop[row] = StopReason.TRUNCATED
+
+    def end(self, row: int) -> None:
+        """Note that the session does not return."""
+        if self.running[row] == 0 and self.state[row] != SessionState.ENDED:
+            self.changes += 1
+            self.state[row] = SessionState.ENDED
+            self.note_end(row)
+
+    def interrupt(self, engine: int | None = None) -> None:
+        """Note that none of an engine's requests (or of all engines') is known to run any more."""
+        self.changes += 1
+        state, running = self.state[: self.size], self.running[: self.size]
+        there = running > 0
+        if engine is not None:
+            there &= self.engine[: self.size] == engine
+        state[there] = SessionState.IDLE
+        running[there] = 0
+
+    def _take_back_end(self, row: int) -> None:
+        """Note that a session goes on; if it was said to be over, that was wrong."""
+        if self.state[row] == SessionState.ENDED:
+            self.take_back_end(row)
+
+    def _reuse(self) -> int:
+        """The row of the session that was quiet for longest."""
+        row, chosen = self._quiet.take(self.running[: self.size], self.last_seen[: self.size])
+        if len(chosen):
+            self._clear(chosen)
+        del self._rows[int(self.tenant[row]), self.names[row]]
+        return row
+
+    def _append(self) -> int:
+        self.names.append("")
+        self._name_bytes += sys.getsizeof("")
+        if self.size > len(self.state):
+            self.grow(max(self.size, len(self.state) + len(self.state) // 4))
+        return self.size - 1
+
+
+# What is known of one memory, beside the blocks that refer to it.
+
+_SESSIONS: Final = 64  # that are remembered of a memory, the last ones; chosen
+
+
+@dataclass(slots=True)
+class MemoryFacts:
+    """Properties of a MEMORY node.
+
+    Attributes:
+        first_seen, last_recalled: Monotonic seconds.
+        recalls: How often it was named by a session that had not, or at other blocks.
+        sessions: Rows of the last sessions that named it, in their order; rows are reused.
+    """
+
+    first_seen: float
+    last_recalled: float = field(init=False)
+    recalls: int = 0
+    sessions: dict[int, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.last_recalled = self.first_seen
+
+    def recalled(self, session: int, now: float) -> None:
+        """Count one more recall."""
+        self.recalls += 1
+        self.last_recalled = now
+        self.sessions.pop(session, None)
+        self.sessions[session] = None
+        while len(self.sessions) > _SESSIONS:
+            del self.sessions[next(iter(self.sessions))]
+
+
+# ``CopyLog``: when blocks got copies in colder tiers, and when the last copy there was gone.
+
+LIMIT: Final = 32_768  # changes; chosen: 590 kB
+_LEAST: Final = 1024  # changes that it has room for at first; chosen
+_CHANGE: Final = np.dtype(
+    [
+        ("key", "<u8"),  # the graph's
+        ("at", "<f8"),  # the clock's seconds
+        ("tier", "u1"),
+        ("sign", "i1"),  # 1: it got its first copy there; -1: no engine has one any more
+    ]
+)
+Changes = npt.NDArray[np.void]
+
+
+class CopyLog:
+    """A ring of the last changes, told by block; whose a block is may change later."""
+
+    def __init__(self) -> None:
+        self._ring = np.zeros(0, dtype=_CHANGE)
+        self._next = 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._ring.nbytes)
+
+    def add(self, keys: Keys, tier: Tier, sign: int, now: float) -> None:
+        """Note that these blocks got copies (``sign`` 1), or have none any more (-1)."""
+        keys = keys[-LIMIT:]
+        if not len(keys):
+            return
+        end = self._next + len(keys)
+        if len(self._ring) < min(LIMIT, end):
+            self._ring = grown(self._ring, min(LIMIT, max(_LEAST, 2 * end)))
+        slots = np.arange(self._next, end) % len(self._ring)
+        self._ring["key"][slots], self._ring["at"][slots] = keys, now
+        self._ring["tier"][slots], self._ring["sign"][slots] = int(tier), sign
+        self._next = end
+
+    def changes(self) -> Changes:
+        """``key, at, tier, sign`` of those that are remembered, the oldest first."""
+        count = min(self._next, len(self._ring))
+        slots = np.arange(self._next - count, self._next) % max(1, len(self._ring))
+        remembered: Changes = self._ring[slots]
+        return remembered

@@ -1,0 +1,214 @@
+"""Checks the addresses at which an engine and a sidecar meet: their form, and that they are
+local."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..errors import ConfigError
+from .frames import BAD_PAYLOAD
+
+LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+MAX_IPC_PATH: Final = 107  # bytes of sun_path, less its NUL
+ENDPOINT_FORMS: Final = "ipc:///path/to/socket or tcp://127.0.0.1:PORT"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` can only be reached from this machine."""
+    return host in LOOPBACK_HOSTS or (host.startswith("127.") and host.replace(".", "").isdigit())
+
+
+def is_ipv6(endpoint: str) -> bool:
+    """Whether an endpoint's host is written as an IPv6 address, for which ZeroMQ wants to be
+    told."""
+    return "[" in endpoint and not endpoint.startswith("ipc://")
+
+
+def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = False) -> str:
+    """``endpoint`` if it is well formed and, unless ``any_host``, stays on this machine.
+
+    Args:
+        connects: Whether it is to be connected to, so that port 0 is not allowed.
+
+    Raises:
+        ValueError: It is not; the message says what is allowed.
+    """
+    if endpoint.startswith("ipc://"):
+        return _check_ipc(endpoint)
+    host, port = _tcp_parts(endpoint)
+    if not any_host and not is_loopback(host):
+        raise ValueError(
+            "goes beyond loopback, which needs CURVE keys on both ends (`kvgraph keys`); "
+            f"without them, allowed: {ENDPOINT_FORMS}"
+        )
+    if connects and port == 0:
+        raise ValueError(f"needs a port to connect to; allowed: {ENDPOINT_FORMS}")
+    return endpoint
+
+
+def _check_ipc(endpoint: str) -> str:
+    path = endpoint.removeprefix("ipc://")
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"needs an absolute path; allowed: {ENDPOINT_FORMS}")
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
+        raise ValueError(f"path is longer than {MAX_IPC_PATH} bytes, the system's limit")
+    return endpoint
+
+
+def _tcp_parts(endpoint: str) -> tuple[str, int]:
+    if not endpoint.startswith("tcp://"):
+        raise ValueError(f"is not an endpoint; allowed: {ENDPOINT_FORMS}")
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    beside = None if host is None else parts.path or parts.query or parts.fragment or parts.username
+    if host is None or port is None or beside:
+        raise ValueError(f"is not host and port; allowed: {ENDPOINT_FORMS}")
+    return host, port
+
+
+# The notes that running sidecars leave, so that other processes of this user find them.
+
+_MOST_BYTES: Final = 1 << 16  # of a note; chosen
+
+
+def runtime_dir() -> Path:
+    """This user's private directory for sockets and notes, created when missing (0700).
+
+    Raises:
+        ConfigError: It cannot be made, or it is not ours alone.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    path = Path(base) / f"kvgraph-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise ConfigError(f"runtime directory {str(path)!r}: {error.strerror}") from None
+    # In a shared temporary directory somebody else may have made it first.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"runtime directory {str(path)!r} must be a directory of this user with mode 0700; "
+            "remove it, or set XDG_RUNTIME_DIR"
+        )
+    return path
+
+
+class RunningSidecar(msgspec.Struct, frozen=True):
+    """What a sidecar's note says to its own user.
+
+    Attributes:
+        token: Opens its tcp endpoint, and its HTTP answers about sessions and blocks.
+    """
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    endpoint: str
+    http: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeNote:
+    """The file ``<pid>.json`` of one running sidecar."""
+
+    path: Path
+
+    @classmethod
+    def write(cls, sidecar: RunningSidecar) -> RuntimeNote:
+        """Leave a note of ``sidecar``; raises ConfigError or OSError when that cannot be."""
+        path = runtime_dir() / f"{sidecar.pid}.json"
+        fresh = path.with_suffix(".tmp")
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "xb", opener=_private) as file:
+            file.write(msgspec.json.encode(sidecar))
+        fresh.replace(path)
+        return cls(path)
+
+    def remove(self) -> None:
+        """Remove the note."""
+        self.path.unlink(missing_ok=True)
+
+
+def running_sidecars() -> list[RunningSidecar]:
+    """Every sidecar of this user whose process is alive; notes of dead ones are removed."""
+    found = []
+    for path in sorted(runtime_dir().glob("*.json")):
+        try:
+            sidecar = msgspec.json.decode(_content(path), type=RunningSidecar)
+        except (OSError, *BAD_PAYLOAD):
+            continue
+        if is_alive(sidecar.pid):
+            found.append(sidecar)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def token_of(address: str) -> str:
+    """The token of this user's sidecar whose endpoint or URL is ``address``; empty without one."""
+    try:
+        known = running_sidecars()
+    except (ConfigError, OSError):
+        return ""
+    return next((each.token for each in known if address in (each.endpoint, each.http)), "")
+
+
+def _content(path: Path) -> bytes:
+    """What a regular file says, as far as it can be a note; nobody is waited for."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(number, "rb") as file:
+        return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(number).st_mode) else b""
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this id exists."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # larger than any id
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+# Wakes a loop that sleeps in poll, from another thread or a signal handler.
+
+
+class Wake:
+    """A pipe to itself; ``fd`` is readable while a wake-up is due."""
+
+    def __init__(self) -> None:
+        self.fd, self._writer = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._writer, False)
+
+    def set(self) -> None:
+        """Wake the loop; several calls before it looks count as one."""
+        with contextlib.suppress(OSError):  # full: it is due anyway; closed: nobody sleeps
+            os.write(self._writer, b"!")
+
+    def clear(self) -> None:
+        """Take all wake-ups that are due."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 65536)
+
+    def close(self) -> None:
+        """Close the descriptors; a later ``set`` does nothing, whoever has these numbers next."""
+        reader, writer, self.fd, self._writer = self.fd, self._writer, -1, -1
+        os.close(reader)
+        os.close(writer)

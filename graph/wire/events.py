@@ -1,0 +1,411 @@
+"""The messages from an engine to the sidecar: what happens to its blocks and requests, without
+text.
+
+Hashes are packed: ``bytes`` of little-endian uint64, in chain order (the parent first). Times
+inside messages are durations in seconds; a receiver stamps arrival with its own clock. No message
+carries prompt text or token ids.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+# Types of the fields of messages, with the bounds that are checked when one is read.
+
+MAX_NAME = 256  # characters of any name; chosen
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+Plain = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[ -~]*\Z")]  # safe in a log line
+MAX_KEYS = 1 << 20  # per list; chosen
+Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
+Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # counted since a start: never too big
+PoolSize = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # blocks; ten times the largest pools
+Listing = Annotated[bytes, msgspec.Meta(max_length=8 * 7 * (1 << 20))]  # 7.3 M keys fit a frame
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+# KV cache groups of an engine whose layers differ, as its hello names them.
+
+
+class GroupKind(IntEnum):
+    """What a KV cache group keeps of the tokens before the next one."""
+
+    OTHER = 0  # nothing that a prefix match needs
+    FULL = 1  # all of them
+    WINDOW = 2  # the last ones
+    CHUNK = 3  # those of the same chunk
+    STATE = 4  # a state, as Mamba layers have
+
+
+MAX_GROUPS = 255  # of one engine; chosen
+GroupPlace = Annotated[int, msgspec.Meta(ge=0, lt=MAX_GROUPS)]
+
+
+class CacheGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Layers that share block tables in an engine whose layers differ."""
+
+    kind: GroupKind
+    window: Count  # tokens of the window or chunk; 0: it has none
+    block_size: BlockSize
+
+
+class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of every engine → sidecar message."""
+
+
+class EngineHello(Event, tag=1, frozen=True):
+    """First message of a connection: who is speaking."""
+
+    engine: Name  # stable name, e.g. "host:pid"
+    model: Name
+    block_size: BlockSize
+    num_blocks: PoolSize
+    version: Name  # "vllm 0.32.0"
+    groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
+    # Its algorithm and a digest of what it begins with, as "sha256 5be0cd19"; "": not told.
+    hashing: Plain = ""
+
+
+class BlocksStored(Event, tag=2, frozen=True):
+    """Full blocks entered the engine's prefix cache, consecutive in one chain."""
+
+    hashes: Hashes
+    parent: Hash | None  # the block before hashes[0]; None at the start of a chain
+    block_size: BlockSize
+    session: Name | None = None
+
+
+class BlocksRemoved(Event, tag=3, frozen=True):
+    """Blocks left the engine's prefix cache."""
+
+    hashes: Hashes
+
+
+class BlocksCleared(Event, tag=4, frozen=True):
+    """The engine's whole prefix cache was reset."""
+
+
+class BlocksResident(Event, tag=5, frozen=True):
+    """All blocks in the engine's prefix cache: the answer to a resync request."""
+
+    hashes: Listing
+
+
+class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The meaning of prompt tokens ``[start, end)``, as somebody stated it, or
+    as it is inferred."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0, le=9)]  # types.SourceLayer
+    start: Count
+    end: Count
+    importance: Unit | None = None
+    name: Name | None = None
+    memory_id: Name | None = None
+    authority: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1  # types.Authority: who states it
+    pinned_s: Seconds | None = None  # a lease on its blocks
+
+
+class RequestStarted(Event, tag=6, frozen=True):
+    """A request was first scheduled."""
+
+    request_id: Name
+    hashes: Hashes  # every full block of the prompt
+    prompt_tokens: Count
+    cached_tokens: Count  # of which the prefix cache held
+    block_size: BlockSize
+    session: Name | None = None
+    tenant: Name | None = None
+    segments: tuple[Segment, ...] = ()
+    loading_tokens: Count = (
+        0  # that a load from a colder tier is to bring, beyond ``cached_tokens``
+    )
+    reads_cache: bool = True  # False: it computes its whole prompt, whatever is cached
+    skipped: Count = 0  # blocks before ``hashes[0]``, left out: see ``SendTips``
+    contents: Hashes = b""  # of what the prompt says up to each block's end: see ``ContentKey``
+    salt: Hash = 0  # a digest of its cache salt, where ``contents`` are told; 0: it has none
+    waited_s: Seconds = 0.0  # since it arrived at the engine
+    spliced_tokens: Count = 0  # of ``loading_tokens``: that come from other positions
+    same_tokens: Count = 0  # of the first missing block: that another prompt has there too
+    # The first missing block is in the pool, but this one of ``EngineHello.groups`` lacks what a
+    # match up to its end needs.
+    lacking: GroupPlace | None = None
+    warms: bool = False  # it only has its prompt computed, for others: no hit, and nobody's miss
+
+
+CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it
+
+
+class RequestFinished(Event, tag=7, frozen=True):
+    """A request ended; its blocks are about to become free."""
+
+    request_id: Name
+    hashes: Hashes  # every full block, prompt and output
+    prompt_tokens: Count
+    total_tokens: Count
+    reason: Name
+    session: Name | None = None
+    tenant: Name | None = None
+    # False: the answer ended its turn; None: neither stated nor read off the answer.
+    waiting_for_tool: bool | None = None
+    expected_return_s: Seconds | None = None
+    session_ended: bool = False
+    tool: Name | None = None  # that it waits for
+    skipped: Count = 0  # blocks of the chain before ``hashes[0]``, left out
+    ran_s: Seconds = 0.0  # since it was first scheduled; 0: not told
+
+
+class SessionSignal(Event, tag=8, frozen=True):
+    """What a caller says about a session outside any request."""
+
+    session: Name
+    tenant: Name | None = None
+    waiting_for_tool: bool | None = None  # as in ``RequestFinished``
+    expected_return_s: Seconds | None = None
+    ended: bool = False
+    tool: Name | None = None
+
+
+class BlocksAttended(Event, tag=9, frozen=True):
+    """Blocks that one sampled decode step attended to, with their softmax mass."""
+
+    hashes: Hashes
+    mass: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]  # little-endian float32, one per hash
+
+
+class ConfidenceSampled(Event, tag=10, frozen=True):
+    """The model's confidence while it wrote the tokens of these blocks."""
+
+    hashes: Hashes
+    confidence: Unit
+    request_id: Name = ""  # of whose answer it is
+    session: Name | None = None
+    tenant: Name | None = None
+
+
+class BlocksEmbedded(Event, tag=11, frozen=True):
+    """Key embeddings: float16 rows, one per hash."""
+
+    hashes: Hashes
+    dim: Annotated[int, msgspec.Meta(ge=2, le=4096)]
+    vectors: Annotated[bytes, msgspec.Meta(max_length=64 << 20)]
+
+
+class BlocksSpilled(Event, tag=12, frozen=True):
+    """Copies of blocks were completed in a colder tier."""
+
+    hashes: Hashes
+    tier: Annotated[int, msgspec.Meta(ge=2, le=8)]  # types.Tier.WARM, COLD or POOL
+    bytes_per_block: Count
+
+
+class BlocksLoaded(Event, tag=13, frozen=True):
+    """Blocks came back from a colder tier into the engine's pool."""
+
+    hashes: Hashes
+
+
+class CopiesDropped(Event, tag=14, frozen=True):
+    """Copies in a colder tier are gone."""
+
+    hashes: Hashes
+    tier: Annotated[int, msgspec.Meta(ge=2, le=8)]
+    cause: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0  # logs.reasons.Cause
+
+
+class Pressure(Event, tag=15, frozen=True):
+    """The engine's load, sent about twice a second; also its sign of life."""
+
+    total_blocks: Count
+    free_blocks: Count  # allocatable: never used, or cached and unreferenced
+    cached_blocks: Count  # holding a prefix-cache hash
+    running: Count
+    waiting: Count
+    prefill_tokens_per_s: Rate = 0.0  # as measured; 0 before that
+
+
+class AdviceApplied(Event, tag=16, frozen=True):
+    """What the engine did with our rankings; every number counts from the engine's start."""
+
+    epoch: Total  # the last ranking applied
+    moved: Total  # blocks moved in the free queue
+    recycled: Total  # ranked blocks left alone: gone, reused or referenced by then
+    stale: Total  # steps without a ranking young enough
+    protected_evicted: Total  # protected blocks that the engine evicted all the same
+    dropped: Total  # events dropped because our queue was full
+
+
+class TierReport(Event, tag=17, frozen=True):
+    """What the engine's colder tiers hold and did; counts of blocks run from the engine's start."""
+
+    bytes_per_block: Count  # on one worker
+    warm_blocks: Count
+    warm_capacity: Count
+    cold_blocks: Count
+    cold_capacity: Count
+    spilled: Total  # copies completed
+    spill_lost: Total  # overwritten before the copy was complete: discarded
+    spill_failed: Total
+    passed_over: Total  # about to be evicted, and not worth a copy
+    demoted: Total  # moved on from WARM to COLD
+    dropped: Total  # copies given up for want of room
+    loaded: Total  # brought back for a request that waited for them
+    load_failed: Total
+    stalls: Total  # requests that waited for a load, their own or one that was under way
+    stall_s: Seconds  # how long they waited in all
+    recomputed: Total  # in a colder tier, but computing them again was judged faster
+    prefetched: Total  # brought back before any request asked
+    prefetch_useful: Total  # of which a request then hit
+    prefetch_wasted: Total  # of which were evicted unused
+    prefetch_cancelled: Total  # wanted, and not begun for want of room
+    load_bytes_per_s: Rate
+    spill_bytes_per_s: Rate
+    prefill_tokens_per_s: Rate
+    shared: Total = 0  # blocks given to the shared store, or found to be there already
+    share_failed: Total = 0
+    store_loaded: Total = 0  # of those loaded, from the shared store
+    store_failed: Total = 0  # promised by the store, and not given whole
+    reads_store: bool = False  # whether there is one that it reads
+
+
+class RequestHeld(Event, tag=18, frozen=True):
+    """A request of a new or cold session waits until there is room for its context."""
+
+    request_id: Name
+    blocks: Count  # of context that the pool does not hold yet
+    session: Name | None = None
+    tenant: Name | None = None
+    fitting: Count = 0  # sessions, by the advice because of which it waits; 0: not told
+    live: Count = 0  # sessions, by the same
+
+
+class RequestReleased(Event, tag=19, frozen=True):
+    """A held request waits no longer, for one of ``HOLD_ENDS``."""
+
+    request_id: Name
+    waited_s: Seconds
+    reason: Name
+
+
+class AdmissionReport(Event, tag=20, frozen=True):
+    """What the engine holds and held.
+
+    Every number but the first three and the last counts from its start.
+    """
+
+    waiting: Count  # requests that are held now
+    waiting_blocks: Total  # that they want
+    oldest_s: Seconds  # how long the first of them waits by now
+    held: Total
+    released: tuple[Total, ...]  # one for each of ``HOLD_ENDS``
+    waited_s: Seconds  # in all
+    longest_s: Seconds
+    not_held: Total  # requests that started without being held
+    queued_share: Unit = 0.0  # of the latest requests: they met others in the engine's queue
+
+
+HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")
+"""Why a request is no longer held: its turn came and there was room; it had waited as long as
+allowed; the engine was idle; admission opened for all; the sidecar fell silent; its client went
+away; it had been patient and nobody else was queued. On the wire a reason is its place here: a new
+one goes last."""
+
+AnyEvent = (
+    EngineHello
+    | BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | BlocksResident
+    | RequestStarted
+    | RequestFinished
+    | SessionSignal
+    | BlocksAttended
+    | ConfidenceSampled
+    | BlocksEmbedded
+    | BlocksSpilled
+    | BlocksLoaded
+    | CopiesDropped
+    | Pressure
+    | AdviceApplied
+    | TierReport
+    | RequestHeld
+    | RequestReleased
+    | AdmissionReport
+)
+
+
+RESIDENCY: tuple[type[Event], ...] = (
+    EngineHello, BlocksStored, BlocksRemoved, BlocksCleared, BlocksResident, BlocksSpilled,
+    BlocksLoaded, CopiesDropped,
+)  # fmt: skip
+"""Kinds that say where blocks are: if one is missed, the graph is wrong until a resync."""
+
+KINDS: dict[int, type[Event]] = {
+    kind.__struct_config__.tag: kind for kind in typing.get_args(AnyEvent)
+}
+"""Every kind by its tag on the wire."""
+
+MAX_EVENTS = 65_536  # per batch; chosen
+
+
+class Unreadable(Event, tag=0, frozen=True):
+    """Stands in a refusal for an event whose kind cannot be read; never sent."""
+
+
+class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The payload of one frame."""
+
+    events: Annotated[list[AnyEvent], msgspec.Meta(max_length=MAX_EVENTS)]
+
+
+# How engines hash blocks: those that do so differently find nothing of each other's.
+
+REMEDY: Final = (
+    "Start them with one --block-size, one --prefix-caching-hash-algo and one PYTHONHASHSEED "
+    "(xxhash: it must be set)."
+)
+_NAMED: Final = 3  # engines of a kind that are named; chosen
+
+
+class BlockHashing(NamedTuple):
+    """An engine and by what it tells blocks apart, as ``hashing_of`` words it."""
+
+    engine: str
+    model: str
+    told: str
+
+
+def hashing_of(hello: EngineHello) -> str:
+    """By what an engine tells blocks apart, in words; empty where it does not say."""
+    return f"blocks of {hello.block_size} tokens, {hello.hashing}" if hello.hashing else ""
+
+
+def disagreements(engines: Iterable[BlockHashing]) -> list[str]:
+    """One sentence for each model whose engines hash blocks differently; what does not tell how it
+    does agrees with all."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for each in engines:
+        if each.told:
+            kinds.setdefault(each.model, {}).setdefault(each.told, []).append(each.engine)
+    return [_sentence(model, those) for model, those in kinds.items() if len(those) > 1]
+
+
+def _sentence(model: str, kinds: dict[str, list[str]]) -> str:
+    told = "; ".join(f"{_names(engines)}: {kind}" for kind, engines in kinds.items())
+    return (
+        f"Engines of {model!r} hash blocks differently ({told}): they find nothing of each "
+        "other's, nor in a store that they share."
+    )
+
+
+def _names(engines: list[str]) -> str:
+    more = len(engines) - _NAMED
+    return ", ".join(map(repr, engines[:_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,210 @@
+"""Frames between an engine and the sidecar.
+
+A message is three frames: ``b"KVG" + version``, the sender's sequence number (8 bytes, big endian),
+and a MessagePack payload: an ``EventBatch`` towards the sidecar, one advice message towards the
+engine. Decoding is typed, so that every message is either well formed or refused; an event that is
+refused, or of a kind that a newer build sends, costs only itself.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from ..errors import VersionError, WireError
+from .advice import AnyAdvice
+from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
+
+# Words a refusal by the message's field names, where msgspec counts positions (``$[0][1][2]``).
+
+BAD_PAYLOAD: Final = (
+    msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError,
+)  # fmt: skip
+"""What decoding may raise: malformed text and absurd nesting come as errors of others."""
+
+_PATH: Final = re.compile(r" - at `\$(?P<steps>[^`]*)`$")
+_STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]|\.(\w+)")
+
+
+def refusal(error: BaseException, kind: type[msgspec.Struct]) -> str:
+    """What is wrong with a message of type ``kind``: the field's name, and what is allowed.
+
+    Args:
+        error: As decoding it raised it; its text holds no value of the message.
+    """
+    text = str(error) or type(error).__name__
+    found = _PATH.search(text)
+    if found is None:
+        return f"{kind.__name__}: {text}"
+    return f"{kind.__name__}{_field(kind, found['steps'])}: {text[: found.start()]}"
+
+
+def _field(kind: type[msgspec.Struct], steps: str) -> str:
+    """``.field[0].field`` for ``[1][0][3]``."""
+    words, here = "", kind
+    for position, name in _STEP.findall(steps):
+        within = _struct_in(here)
+        if name or within is None or not position.isdigit():
+            words += f".{name}" if name else f"[{position}]"
+            here = _type_of(within, name) if within is not None and name else _item(here)
+            continue
+        tagged = within.__struct_config__.tag is not None
+        fields = msgspec.structs.fields(within)
+        place = int(position) - tagged
+        if not 0 <= place < len(fields):
+            return words
+        words += f".{fields[place].name}"
+        here = fields[place].type
+    return words
+
+
+def _struct_in(kind: Any) -> Any:
+    """The message type that ``kind`` is, or the one in a union; None for a plain type."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    return None
+
+
+def _type_of(kind: Any, name: str) -> Any:
+    return next((f.type for f in msgspec.structs.fields(kind) if f.name == name), None)
+
+
+def _item(kind: Any) -> Any:
+    """The type of a list's or tuple's items."""
+    inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
+    if typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType):
+        return _item(inner[0])
+    return inner[0] if inner else None
+
+
+VERSION: Final = 1
+HEADER: Final = b"KVG" + bytes([VERSION])
+MAX_FRAME_BYTES: Final = 64 << 20  # chosen
+MAX_SEQ: Final = (1 << 63) - 1
+
+_encoder = msgspec.msgpack.Encoder()
+_events = msgspec.msgpack.Decoder(EventBatch)
+_event: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
+_advice: msgspec.msgpack.Decoder[AnyAdvice] = msgspec.msgpack.Decoder(AnyAdvice)
+
+
+def encode_events(seq: int, events: list[AnyEvent]) -> list[bytes]:
+    """The frames that carry ``events`` as batch number ``seq``."""
+    return _frames(seq, _encoder.encode(EventBatch(events)))
+
+
+def encode_advice(seq: int, advice: AnyAdvice) -> list[bytes]:
+    """The frames that carry one advice message as number ``seq``."""
+    return _frames(seq, _encoder.encode(advice))
+
+
+class EventMessage(NamedTuple):
+    """One message of an engine, as far as it could be decoded.
+
+    Attributes:
+        unknown: Number of events of kinds that this build does not know, left out.
+        refused: What was wrong with the first event that was refused; empty if none was.
+        torn: Whether a refused event said where blocks are.
+    """
+
+    seq: int
+    events: list[AnyEvent]
+    unknown: int = 0
+    refused: str = ""
+    torn: bool = False
+
+
+def decode_events(frames: Sequence[bytes]) -> EventMessage:
+    """Decode one message. A payload that is no batch is refused, but its number counts.
+
+    Raises:
+        WireError: The frames are not a message; names what is wrong.
+        VersionError: They are, in a protocol version that is not ours.
+    """
+    seq, payload = _unframe(frames)
+    try:
+        return EventMessage(seq, _events.decode(payload).events)
+    except BAD_PAYLOAD:
+        return _decode_singly(seq, payload)
+
+
+def decode_advice(frames: Sequence[bytes]) -> tuple[int, AnyAdvice]:
+    """Sequence number and content of one advice message; raises like ``decode_events``."""
+    seq, payload = _unframe(frames)
+    try:
+        return seq, _advice.decode(payload)
+    except BAD_PAYLOAD as error:
+        raise WireError(f"advice refused: {error}") from None
+
+
+class _RawBatch(msgspec.Struct, array_like=True):
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
+
+
+class _Head(msgspec.Struct, array_like=True):
+    tag: int
+
+
+_raw_events = msgspec.msgpack.Decoder(_RawBatch)
+_head = msgspec.msgpack.Decoder(_Head)
+
+
+def _decode_singly(seq: int, payload: bytes) -> EventMessage:
+    """Decode event by event, after the batch as a whole did not decode."""
+    try:
+        raws = _raw_events.decode(payload).events
+    except BAD_PAYLOAD as error:
+        return EventMessage(seq, [], refused=f"no event batch: {error}", torn=True)
+    events: list[AnyEvent] = []
+    unknown, refused, torn = 0, "", False
+    for raw in raws:
+        try:
+            events.append(_event.decode(raw))
+        except BAD_PAYLOAD as error:
+            kind = _kind_of(raw)
+            if kind is None:
+                unknown += 1
+                continue
+            refused = refused or refusal(error, kind)
+            torn = torn or issubclass(kind, (Unreadable, *RESIDENCY))
+    return EventMessage(seq, events, unknown, refused, torn)
+
+
+def _kind_of(raw: msgspec.Raw) -> type[Event] | None:
+    """The kind that an event claims to be; None for an unknown kind."""
+    try:
+        return KINDS.get(_head.decode(raw).tag)
+    except BAD_PAYLOAD:
+        return Unreadable
+
+
+def _frames(seq: int, payload: bytes) -> list[bytes]:
+    return [HEADER, seq.to_bytes(8, "big"), payload]
+
+
+def _unframe(frames: Sequence[bytes]) -> tuple[int, bytes]:
+    if len(frames) != 3:
+        raise WireError(f"a message has 3 frames, got {len(frames)}")
+    header, seq_bytes, payload = frames
+    if header != HEADER:
+        if header[:3] == HEADER[:3] and len(header) == len(HEADER):
+            raise VersionError(
+                f"protocol version {header[3]} is not understood (this build speaks {VERSION})"
+            )
+        raise WireError("the first frame is not a kvgraph header")
+    return parse_seq(seq_bytes), payload
+
+
+def parse_seq(raw: bytes) -> int:
+    """A sequence number from its 8 big-endian bytes; refuses other lengths and absurd values."""
+    if len(raw) != 8:
+        raise WireError(f"a sequence number has 8 bytes, got {len(raw)}")
+    seq = int.from_bytes(raw, "big")
+    if seq > MAX_SEQ:
+        raise WireError("sequence number out of range")
+    return seq

@@ -1,0 +1,357 @@
+"""vLLM's own KV-event stream, decoded into our events.
+
+Three shapes of a batch are in the wild: array of array events (older vLLM), array of map events
+(vLLM 0.32) and map of map events. A publisher keeps to one, so a decoder is chosen by its first
+good message. Prompt token ids and extra keys (which hold the cache salt) are never decoded.
+Message format: https://docs.vllm.ai, ``vllm.distributed.kv_events``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from ..errors import WireError
+from ..types import Tier
+from .events import (
+    MAX_NAME,
+    AnyEvent,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+)
+from .frames import BAD_PAYLOAD, parse_seq
+
+AnyHash = int | bytes
+Hashes = list[AnyHash]
+
+_MEDIA: Final = {
+    "GPU": Tier.HOT,
+    **dict.fromkeys(("CPU", "CPU_PINNED", "HOST"), Tier.WARM),
+    **dict.fromkeys(("STORAGE", "DISK"), Tier.COLD),
+}
+_FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+_NOT_TOLD: Final = frozenset({None, "unknown"})
+_LARGEST_BLOCK: Final = 65_535  # tokens
+_MOST_COUNTED: Final = 1 << 20  # hashes whose copies in the pool are counted; chosen
+
+
+class _StoredMap(msgspec.Struct, tag="BlockStored", gc=False):
+    block_hashes: Hashes
+    parent_block_hash: AnyHash | None
+    block_size: int
+    medium: str | None = None
+    session_id: str | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _RemovedMap(msgspec.Struct, tag="BlockRemoved", gc=False):
+    block_hashes: Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _StoredArray(msgspec.Struct, tag="BlockStored", array_like=True, gc=False):
+    block_hashes: Hashes
+    parent_block_hash: AnyHash | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: msgspec.Raw = msgspec.Raw(b"\xc0")
+    medium: str | None = None
+    lora_name: msgspec.Raw = msgspec.Raw(b"\xc0")
+    extra_keys: msgspec.Raw = msgspec.Raw(b"\xc0")
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _RemovedArray(msgspec.Struct, tag="BlockRemoved", array_like=True, gc=False):
+    block_hashes: Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False):
+    pass
+
+
+_MapEvent = _StoredMap | _RemovedMap | _ClearedMap
+_ArrayEvent = _StoredArray | _RemovedArray | _ClearedArray
+_Stored = _StoredMap | _StoredArray
+_Removed = _RemovedMap | _RemovedArray
+KvEvent = _MapEvent | _ArrayEvent
+"""An event as the publisher sent it; ``KvEventDecoder.translate`` says what it means."""
+
+
+class _ArrayOfArrays(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_ArrayEvent]
+
+
+class _ArrayOfMaps(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_MapEvent]
+
+
+class _MapOfMaps(msgspec.Struct):
+    ts: float
+    events: list[_MapEvent]
+
+
+class _ArrayOfRaw(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+
+
+class _MapOfRaw(msgspec.Struct):
+    ts: float
+    events: list[msgspec.Raw]
+
+
+_SHAPES: Final = (
+    (_ArrayOfMaps, _ArrayOfRaw, _MapEvent),
+    (_ArrayOfArrays, _ArrayOfRaw, _ArrayEvent),
+    (_MapOfMaps, _MapOfRaw, _MapEvent),
+)
+
+
+class KvEventDecoder:
+    """Decodes one publisher's messages, in the shape that its first good one had.
+
+    Of an engine with several KV cache groups under the same hashes, the first one with full
+    attention counts, as for our hooks: a match needs its blocks from the first on, whereas a group
+    with a window drops blocks that it still finds.
+
+    Attributes:
+        unknown_events: Of kinds that this build does not know, left out.
+        left_out: Events that could not be read, or have no meaning; the others of their batch
+            count.
+        last_left_out: Why the last of them was left out.
+        torn: Whether one of them may have said what the engine's pool holds.
+    """
+
+    def __init__(self) -> None:
+        self._shapes = [
+            (
+                msgspec.msgpack.Decoder(batch),
+                msgspec.msgpack.Decoder(raw),
+                msgspec.msgpack.Decoder(event),
+            )
+            for batch, raw, event in _SHAPES
+        ]
+        self._chosen: tuple[Any, Any, Any] | None = None
+        self._group: tuple[int, int] | None = None  # what speaks for it, and its number
+        self._copies: Counter[int] = Counter()  # blocks of the pool with a hash, as far as told
+        self.unknown_events = 0
+        self.left_out = 0
+        self.last_left_out = ""
+        self.torn = False
+
+    def decode(self, frames: Sequence[bytes]) -> tuple[int, list[AnyEvent]]:
+        """Sequence number and events of one ``[topic, seq, payload]`` message.
+
+        Raises:
+            WireError: The message fits none of the known shapes.
+        """
+        seq, events = self.read(frames)
+        return seq, self.translate(events)
+
+    def decode_payload(self, payload: bytes) -> list[AnyEvent]:
+        """The events of one batch."""
+        return self.translate(self.read_payload(payload))
+
+    def read(self, frames: Sequence[bytes]) -> tuple[int, list[KvEvent]]:
+        """``decode``, without ``translate``: in any order of the batches."""
+        if len(frames) != 3:
+            raise WireError(f"a KV-event message has 3 frames, got {len(frames)}")
+        return parse_seq(frames[1]), self.read_payload(frames[2])
+
+    def read_payload(self, payload: bytes) -> list[KvEvent]:
+        """``decode_payload``, without ``translate``."""
+        if self._chosen is not None:
+            return self._note(*_decode_as(self._chosen, payload))
+        error: Exception | None = None
+        best: tuple[list[KvEvent], list[str], int] | None = None
+        for shape in self._shapes:
+            try:
+                read = _decode_as(shape, payload)
+            except WireError as refused:
+                error = error or refused
+                continue
+            if best is None or len(read[0]) > len(best[0]):
+                best = read
+                # An empty batch, or one of unknown events only, fits several shapes.
+                self._chosen = shape if read[0] else None
+        if best is None:
+            raise error or WireError("KV-event batch refused")
+        return self._note(*best)
+
+    def translate(self, events: Sequence[KvEvent]) -> list[AnyEvent]:
+        """What batches mean, one after the other in the publisher's order."""
+        told: list[AnyEvent] = []
+        for event in events:
+            try:
+                told.extend(self._translate(event))
+            except WireError as error:
+                # Nobody's pool is called by a medium that is not known.
+                self._leave_out(str(error), _tier_of(event) is Tier.HOT)
+        return told
+
+    def forget(self) -> None:
+        """Note that what the engine holds is not known any more."""
+        self._copies.clear()
+
+    def _note(self, events: list[KvEvent], bad: list[str], unknown: int) -> list[KvEvent]:
+        self.unknown_events += unknown
+        for reason in bad:
+            self._leave_out(reason, True)
+        return events
+
+    def _leave_out(self, reason: str, torn: bool) -> None:
+        self.left_out += 1
+        self.last_left_out = reason
+        self.torn |= torn
+
+    def _translate(self, event: KvEvent) -> list[AnyEvent]:
+        if isinstance(event, _ClearedMap | _ClearedArray):
+            self._copies.clear()
+            return [BlocksCleared()]
+        tier = _tier(event.medium)
+        packed = _pack(event.block_hashes)
+        if isinstance(event, _Removed):
+            if not self._is_observed(event.group_idx):
+                return []
+            if tier is not Tier.HOT:
+                return [CopiesDropped(packed, int(tier))]
+            gone = self._last_copies(packed)
+            return [BlocksRemoved(gone)] if gone else []
+        if tier is not Tier.HOT:  # a copy is of what is known: it need not say more than its hash
+            known = self._is_observed(event.group_idx)
+            return [BlocksSpilled(packed, int(tier), 0)] if known else []
+        return self._stored(event, packed)
+
+    def _stored(self, event: _Stored, packed: bytes) -> list[AnyEvent]:
+        if not 1 <= event.block_size <= _LARGEST_BLOCK:
+            raise WireError(
+                f"BlockStored.block_size of a block on the GPU is {event.block_size}; "
+                f"allowed: 1 to {_LARGEST_BLOCK}"
+            )
+        parent = event.parent_block_hash
+        before = None if parent is None else _key(parent)
+        session = getattr(event, "session_id", None)
+        name = session[:MAX_NAME] if session else None
+        told: list[AnyEvent] = []
+        if self._is_better(event):  # what others of its groups told does not count any more
+            self._copies.clear()
+            told.append(BlocksCleared())
+        if self._is_observed(event.group_idx):
+            self._count(packed, parent is not None)
+            told.append(BlocksStored(packed, before, event.block_size, name))
+        return told
+
+    def _is_better(self, event: _Stored) -> bool:
+        """Whether blocks of another group are told than before, which count from now on."""
+        number, kind = event.group_idx, event.kv_cache_spec_kind
+        if number is None:
+            return False
+        group = (0 if kind in _FULL_ATTENTION else 1 if kind in _NOT_TOLD else 2, number)
+        if self._group is not None and group >= self._group:
+            return False
+        changed = self._group is not None and self._group[1] != number
+        self._group = group
+        return changed
+
+    def _is_observed(self, group: int | None) -> bool:
+        return group is None or self._group is None or group == self._group[1]
+
+    def _count(self, packed: bytes, counts_again: bool) -> None:
+        """Count stored blocks: the same hash stands in a pool as often as it was computed.
+
+        Args:
+            counts_again: Whether a hash that is there counts again. A request may have what it
+                found told once more, from its first block on: so what begins a chain does not.
+        """
+        copies = self._copies
+        for key in np.frombuffer(packed, "<u8").tolist():
+            if key not in copies:
+                if len(copies) < _MOST_COUNTED:
+                    copies[key] = 1
+            elif counts_again:
+                copies[key] += 1
+
+    def _last_copies(self, packed: bytes) -> bytes:
+        """Those of these hashes that no block of the pool has any more, one of each being
+        evicted."""
+        gone: list[int] = []
+        for key in np.frombuffer(packed, "<u8").tolist():
+            left = self._copies.get(key, 1) - 1
+            if left:
+                self._copies[key] = left
+            else:
+                self._copies.pop(key, None)
+                gone.append(key)
+        return np.array(gone, dtype="<u8").tobytes()
+
+
+def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEvent], list[str], int]:
+    """The events of a batch, why others of it cannot be read, and how many are of unknown kinds."""
+    batch, raw, event = shape
+    try:
+        return batch.decode(payload).events, [], 0
+    except BAD_PAYLOAD as first:
+        try:
+            items = raw.decode(payload).events
+        except BAD_PAYLOAD:
+            raise WireError(f"KV-event batch refused: {first}") from None
+    known: list[KvEvent] = []
+    bad: list[str] = []
+    for item in items:
+        try:
+            known.append(event.decode(item))
+        except BAD_PAYLOAD as error:
+            bad.append(str(error) or type(error).__name__)
+    # msgspec's wording for an unknown tag.
+    unknown = [reason for reason in bad if reason.startswith("Invalid value")]
+    return known, [reason for reason in bad if reason not in unknown], len(unknown)
+
+
+def _tier(medium: str | None) -> Tier:
+    """Where blocks of a medium are."""
+    if medium is None:
+        return Tier.HOT
+    tier = _MEDIA.get(medium.upper())
+    if tier is None:
+        allowed = ", ".join(_MEDIA)
+        raise WireError(f"medium {medium[:32]!r} is not known; allowed: {allowed}")
+    return tier
+
+
+def _tier_of(event: KvEvent) -> Tier | None:
+    """Where the blocks of an event are; None if that is not known."""
+    medium = getattr(event, "medium", None)
+    return Tier.HOT if medium is None else _MEDIA.get(medium.upper())
+
+
+def _key(value: AnyHash) -> int:
+    """A hash as 64 bits; others send them signed (two's complement)."""
+    key = int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value
+    if not -(1 << 63) <= key < 1 << 64:
+        raise WireError("block hash out of range (-2**63 to 2**64 - 1)")
+    return key % (1 << 64)
+
+
+def _pack(hashes: Hashes) -> bytes:
+    try:
+        return np.array(hashes, dtype="<u8").tobytes()
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_key(value) for value in hashes], dtype="<u8").tobytes()

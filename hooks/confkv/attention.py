@@ -1,0 +1,109 @@
+"""The attention function that a model runs with the cache: exact as long as nothing is missing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from ...kernels.backends.mixed import observed_mass
+from ...kernels.ops import mixed_attention
+from .layer import ConfLayer
+from .settings import UnsupportedError
+
+NAME: Final = "kvgraph_conf"
+AT_ONCE: Final = 64  # queries that are looked at together once tokens are missing; chosen
+REPLACED: Final = "sdpa"  # what it stands in for, and gives the bits of
+_UNKNOWN: Final = ("softcap", "s_aux", "position_bias", "head_mask")  # change what attention is
+
+
+def register() -> None:
+    """Make the function known to transformers, under ``NAME``."""
+    AttentionInterface.register(NAME, conf_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def conf_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Read a layer of the cache and tell it what was looked at; any other cache gets sdpa.
+
+    Args:
+        query: [batch, heads, queries, dims].
+        key: What the cache's ``update`` returned; it names its layer.
+
+    Returns:
+        Output [batch, queries, heads, dims], and no weights.
+
+    Raises:
+        UnsupportedError: The model's attention has a term that this one does not compute.
+    """
+    layer: ConfLayer | None = getattr(key, "kvgraph_layer", None)
+    if layer is None:
+        plain: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return plain
+    _refuse(kwargs)
+    count, scale = query.shape[2], query.shape[3] ** -0.5 if scaling is None else scaling
+    layer.arrived(_present(attention_mask, count))
+    if layer.exact:
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        mass = _observed(layer, query, key, scale)
+    else:
+        read, mass = _read(layer, query, scale)
+        output = read.transpose(1, 2).contiguous()
+    layer.note(mass, count)
+    return output, None
+
+
+def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """What queries read, a few at a time, and what the newest of them looked at."""
+    visible, count = layer.visible(query.shape[2]), query.shape[2]
+    # A ranker that hears of all queries, as H2O's, has them looked at together.
+    outputs, size = [], max(AT_ONCE, min(layer.observed, count))
+    first = count % size or min(size, count)  # so that the last ones are ``size``
+    for begin, end in pairwise([0, *range(first, count + 1, size)]):
+        seen = None if visible is None else visible[:, begin:end]
+        attended = mixed_attention(query[:, :, begin:end], layer.store.parts(), seen, scale)
+        outputs.append(attended.output)
+    return torch.cat(outputs, 2), attended.mass[:, -layer.observed :]
+
+
+def _observed(layer: ConfLayer, query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """What the newest queries looked at; of a prompt, as many as the ranker wants."""
+    if query.shape[2] == 1:
+        return mixed_attention(query, layer.store.parts(), layer.visible(1), scale).mass
+    visible = layer.visible(query.shape[2])
+    if visible is not None:
+        visible = visible[:, -layer.observed :]
+    recent = query[:, :, -layer.observed :]
+    return observed_mass(recent, key, visible, scale)
+
+
+def _present(mask: Tensor | None, count: int) -> Tensor | None:
+    """Which of the new tokens are no padding, [batch, count]: those that the last one may read."""
+    if mask is None or count == 1:
+        return None
+    newest = mask[:, 0, -1, -count:]
+    return newest if newest.dtype == torch.bool else newest == 0
+
+
+def _refuse(kwargs: dict[str, Any]) -> None:
+    for name in (*_UNKNOWN, "sliding_window"):
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(f"ConfKVCache does not know attention with {name}")

@@ -1,0 +1,254 @@
+"""Where a layer's keys and values stand: one run of slots, oldest first, with room for more."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from ...kernels.backends.mixed import Part
+from ...kernels.quant import channel_scale, rescaled, to_cells
+
+# How many slots a layer makes room for: memory follows what it holds.
+
+_LEAST: Final = 16  # slots that are free after a move, if so many are allowed; chosen
+_PARTS: Final = 4  # a quarter of what is held is free after a move, if it is more; chosen
+
+
+def room_for(held: int, most: int) -> int:
+    """Slots for ``held`` tokens and the next ones, so that few steps move them.
+
+    Args:
+        most: Slots, unless a prompt fills more; beyond it, none is free.
+    """
+    return max(held, min(most, held + max(_LEAST, held // _PARTS)))
+
+
+class Store(Protocol):
+    """Slots of one layer; slot numbers count what is held, from the oldest."""
+
+    held: int
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Put tokens [batch, heads, tokens, dims] behind the others."""
+
+    def keep(self, slots: Tensor) -> None:
+        """Gather slots [batch, n] to the front; the last of each row are the newest, in order."""
+
+    def parts(self) -> list[Part]:
+        """All that is held, as attention reads it."""
+
+    def select(self, rows: Tensor) -> None:
+        """Take rows of the batch [n], each as often as it is named."""
+
+    def room(self, valid: int) -> float:
+        """What ``valid`` tokens take, in tokens of two bytes a number: int8 counts half."""
+
+    def bytes(self) -> int:
+        """Bytes that are allocated."""
+
+
+class FloatStore:
+    """Keys and values as the model made them, contiguous.
+
+    Args:
+        keys, values: Some of the layer's, whose widths may differ.
+        most: Tokens, unless a prompt brings more.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:
+        self._most = most
+        self.held = 0
+        self._keys, self._values = _room(keys, 0), _room(values, 0)
+
+    @property
+    def keys(self) -> Tensor:
+        """What is held, [batch, heads, held, dims]: a view."""
+        return self._keys[:, :, : self.held]
+
+    @property
+    def values(self) -> Tensor:
+        """Likewise."""
+        return self._values[:, :, : self.held]
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Put tokens behind the others."""
+        after = self.held + keys.shape[2]
+        if after > self._keys.shape[2]:
+            self._move(room_for(after, self._most), self.keys, self.values)
+        self._keys[:, :, self.held : after] = keys
+        self._values[:, :, self.held : after] = values
+        self.held = after
+
+    def keep(self, slots: Tensor) -> None:
+        """Gather slots to the front, and give back the room that they do not need."""
+        keys, values = gathered(self._keys, slots), gathered(self._values, slots)
+        self.held = slots.shape[1]
+        if self._keys.shape[2] > (room := room_for(self.held, self._most)):
+            self._move(room, keys, values)
+            return
+        self._keys[:, :, : self.held] = keys
+        self._values[:, :, : self.held] = values
+
+    def parts(self) -> list[Part]:
+        """One part."""
+        return [Part(self.keys, self.values)]
+
+    def select(self, rows: Tensor) -> None:
+        """Take rows of the batch."""
+        self._keys, self._values = self._keys[rows], self._values[rows]
+
+    def room(self, valid: int) -> float:
+        """Each is a token."""
+        return float(valid)
+
+    def bytes(self) -> int:
+        """Bytes that are allocated."""
+        return int(self._keys.nbytes + self._values.nbytes)
+
+    def _move(self, room: int, keys: Tensor, values: Tensor) -> None:
+        held = keys.shape[2]
+        self._keys, self._values = _room(keys, room), _room(values, room)
+        self._keys[:, :, :held] = keys
+        self._values[:, :, :held] = values
+
+
+def _room(like: Tensor, capacity: int) -> Tensor:
+    batch, heads, _, dims = like.shape
+    return like.new_empty((batch, heads, capacity, dims))
+
+
+def gathered(values: Tensor, slots: Tensor) -> Tensor:
+    """Slots [batch, n] of values [batch, heads, tokens, dims], the same for all heads."""
+    batch, heads, tokens, dims = values.shape
+    begin = torch.arange(batch * heads, device=values.device).view(batch, heads, 1) * tokens
+    rows = (slots[:, None, :] + begin).flatten()  # a token of a head is one run of memory
+    return values.reshape(-1, dims).index_select(0, rows).view(batch, heads, -1, dims)
+
+
+# A layer's keys and values with the newest as they are and all older ones in int8.
+
+
+class Cells:
+    """int8 tokens of one plane, keys or values, with a scale per head and channel.
+
+    A scale only grows: where a new token does not fit, the cells of its channel are expressed anew.
+
+    Args:
+        most: Tokens, unless a prompt brings more.
+    """
+
+    def __init__(self, like: Tensor, most: int) -> None:
+        batch, heads, _, dims = like.shape
+        self._most = most
+        self.cells = like.new_empty((batch, heads, 0, dims), dtype=torch.int8)
+        self.scale = like.new_zeros((batch, heads, dims), dtype=torch.float32)
+
+    def append(self, values: Tensor, at: int) -> None:
+        """Put tokens into the cells from ``at`` on."""
+        scale = torch.maximum(self.scale, channel_scale(values))
+        if at and not torch.equal(scale, self.scale):
+            self.cells[:, :, :at] = rescaled(self.cells[:, :, :at], self.scale, scale)
+        self.scale = scale
+        if (after := at + values.shape[2]) > self.cells.shape[2]:
+            self._move(room_for(after, self._most), self.cells[:, :, :at])
+        self.cells[:, :, at:after] = to_cells(values, scale)
+
+    def keep(self, slots: Tensor) -> None:
+        """Gather slots to the front, and give back the room that they do not need."""
+        kept, held = gathered(self.cells, slots), slots.shape[1]
+        if self.cells.shape[2] > (room := room_for(held, self._most)):
+            self._move(room, kept)
+            return
+        self.cells[:, :, :held] = kept
+
+    def select(self, rows: Tensor) -> None:
+        """Take rows of the batch."""
+        self.cells, self.scale = self.cells[rows], self.scale[rows]
+
+    def bytes(self) -> int:
+        """Bytes that are allocated."""
+        return int(self.cells.nbytes + self.scale.nbytes)
+
+    def _move(self, room: int, cells: Tensor) -> None:
+        batch, heads, held, dims = cells.shape
+        self.cells = cells.new_empty((batch, heads, room, dims))
+        self.cells[:, :, :held] = cells
+
+
+class MixedStore:
+    """The newest tokens in the model's own type, older ones in int8, both oldest first.
+
+    Tokens move to int8 in groups: when ``window + group`` stand in the model's type, the oldest
+    ``group`` of them go.
+
+    Args:
+        keys, values: Some of the layer's, whose widths may differ.
+        most: Tokens, unless a prompt brings more.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, most: int, window: int, group: int) -> None:
+        self._window, self._group = window, group
+        self._old = 0
+        self._recent = FloatStore(keys, values, window + group)
+        self._planes = Cells(keys, most - window), Cells(values, most - window)
+
+    @property
+    def held(self) -> int:
+        """Tokens that are held."""
+        return self._old + self._recent.held
+
+    @property
+    def recent(self) -> int:
+        """Tokens that stand in the model's own type: the window, and up to a group more."""
+        return self._recent.held
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Put tokens behind the others, and move what is old enough to int8."""
+        self._recent.append(keys, values)
+        if (leaving := self._recent.held - self._window) >= self._group:
+            self._demote(leaving)
+
+    def keep(self, slots: Tensor) -> None:
+        """Gather slots to the front; they hold the whole window, and more of the newest."""
+        recent = self._recent.held
+        old = slots[:, : slots.shape[1] - recent]
+        for plane in self._planes:
+            plane.keep(old)
+        self._old = old.shape[1]
+
+    def parts(self) -> list[Part]:
+        """The int8 part, if any, and the newest."""
+        keys, values = self._planes
+        recent = self._recent.parts()
+        if not self._old:
+            return recent
+        old = Part(
+            keys.cells[:, :, : self._old], values.cells[:, :, : self._old], keys.scale, values.scale
+        )
+        return [old, *recent]
+
+    def select(self, rows: Tensor) -> None:
+        """Take rows of the batch."""
+        self._recent.select(rows)
+        for plane in self._planes:
+            plane.select(rows)
+
+    def room(self, valid: int) -> float:
+        """Tokens in int8 count half, and the scales of both planes (four bytes each) are two."""
+        old = max(0, valid - self.recent)
+        return (valid - old) + (old / 2 + 2 if self._old else 0)
+
+    def bytes(self) -> int:
+        """Bytes that are allocated."""
+        return self._recent.bytes() + sum(plane.bytes() for plane in self._planes)
+
+    def _demote(self, count: int) -> None:
+        """Move the oldest ``count`` tokens of the model's type to int8."""
+        keys, values = self._recent.keys, self._recent.values
+        for plane, tokens in zip(self._planes, (keys, values), strict=True):
+            plane.append(tokens[:, :, :count], self._old)
+        self._old += count
+        rest = torch.arange(count, self._recent.held, device=keys.device)
+        self._recent.keep(rest.expand(keys.shape[0], -1))

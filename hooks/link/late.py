@@ -1,0 +1,221 @@
+"""Events that are made on the thread that sends, of what a step put by."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from ...graph.wire.events import AnyEvent, Event, RequestFinished, RequestStarted
+from ..keys import pack_hashes
+from .mailbox import Mailbox
+from .outbox import Later
+
+# Digests of what prompts say, whatever their salt: computed on the thread that sends.
+
+_BYTES: Final = 8  # of a digest: as many as of a block's key
+_AT_ONCE: Final = 4_096  # tokens between two moments in which other threads may run; chosen
+
+
+class PromptDigests:
+    """What one prompt says, block by block.
+
+    Args:
+        key: The sidecar's; see ``ContentKey``.
+        tokens: The prompt's; not changed any more.
+        block_size: Tokens.
+        salt: The prompt's cache salt.
+    """
+
+    __slots__ = ("_block_size", "_key", "_salt", "_tokens")
+
+    def __init__(
+        self, key: bytes, tokens: Sequence[int], block_size: int, salt: str | None
+    ) -> None:
+        self._key, self._tokens = key, tokens
+        self._block_size, self._salt = block_size, salt
+
+    def digests(self) -> bytes:
+        """Eight bytes for each full block: of all that the prompt says up to its end."""
+        hasher, size = blake2b(digest_size=_BYTES, key=self._key), self._block_size
+        found: list[bytes] = []
+        step = max(1, _AT_ONCE // size) * size
+        end = len(self._tokens) // size * size
+        for first in range(0, end, step):
+            part = np.array(self._tokens[first : min(first + step, end)], dtype="<i8").tobytes()
+            for at in range(0, len(part), 8 * size):
+                hasher.update(part[at : at + 8 * size])
+                found.append(hasher.copy().digest())
+            time.sleep(0)
+        return b"".join(found)
+
+    def salt(self) -> int:
+        """A digest of the salt; 0: it has none."""
+        if self._salt is None:
+            return 0
+        digest = blake2b(self._salt.encode(), digest_size=_BYTES, key=self._key).digest()
+        return int.from_bytes(digest, "little") or 1
+
+
+# ``RecentPrompts``: how far into a block a prompt goes along with another one.
+#
+# A graph knows by keys at which block two prompts part. Only an engine has the tokens, and only
+# while it has both prompts; nothing of them leaves it but a number.
+
+_MOST: Final = 64  # prompts; chosen
+_MOST_TOKENS: Final = 262_144  # of them all, which the engine has as a list: 9 MB at most; chosen
+
+
+class _Prompt(NamedTuple):
+    tokens: Sequence[int]
+    hashes: Sequence[bytes]
+
+
+class RecentPrompts:
+    """The last prompts of an engine; for the thread that sends.
+
+    Args:
+        block_size: Tokens.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._prompts: deque[_Prompt] = deque()
+        self._tokens = 0
+
+    def add(self, tokens: Sequence[int], hashes: Sequence[bytes], missing: int) -> int:
+        """Remember a prompt; returns how many tokens of its block ``missing`` stand at the same
+        place in one of those before, after the same beginning.
+
+        Args:
+            hashes: Of its full blocks; each covers all before it, a cache salt among it.
+            missing: The first block that was not found.
+
+        Returns:
+            Less than a block; 0 where no other prompt parts from it there.
+        """
+        same = self._same(tokens, hashes, missing) if 0 < missing < len(hashes) else 0
+        self._prompts.append(_Prompt(tokens, hashes))
+        self._tokens += len(tokens)
+        while len(self._prompts) > _MOST or self._tokens > _MOST_TOKENS:
+            self._tokens -= len(self._prompts.popleft().tokens)
+        return same
+
+    def _same(self, tokens: Sequence[int], hashes: Sequence[bytes], missing: int) -> int:
+        start = missing * self._size
+        block = tokens[start : start + self._size]
+        return max((self._along(each, hashes, missing, block) for each in self._prompts), default=0)
+
+    def _along(
+        self, other: _Prompt, hashes: Sequence[bytes], missing: int, block: Sequence[int]
+    ) -> int:
+        """Tokens of a block that another prompt has too, if it parts from this one there."""
+        parts = len(other.hashes) > missing and other.hashes[missing] != hashes[missing]
+        if not parts or other.hashes[missing - 1] != hashes[missing - 1]:
+            return 0
+        start = missing * self._size
+        for place, token in enumerate(block):
+            if other.tokens[start + place] != token:
+                return place
+        return 0  # the same text under another adapter or image
+
+
+class LatePrompt:
+    """A prompt whose place among the recent ones is found when its start is sent.
+
+    Args:
+        missing: The first block that was not found.
+    """
+
+    __slots__ = ("_missing", "_recent", "_tokens")
+
+    def __init__(self, recent: RecentPrompts, tokens: Sequence[int], missing: int) -> None:
+        self._recent, self._tokens, self._missing = recent, tokens, missing
+
+    def same_tokens(self, hashes: Sequence[bytes]) -> int:
+        """See ``RecentPrompts.add``."""
+        return self._recent.add(self._tokens, hashes, self._missing)
+
+
+class LateHashes:
+    """A request's start or end whose hashes are packed when it is sent.
+
+    Args:
+        event: The rest of it.
+        hashes: Of its full blocks; not changed any more.
+        contents: What a prompt that starts says, where that is to be told.
+        prompt: A prompt that starts, to be told how far it goes along with another one.
+    """
+
+    __slots__ = ("_contents", "_event", "_hashes", "_prompt")
+
+    def __init__(
+        self,
+        event: AnyEvent | Later,
+        hashes: Sequence[bytes],
+        contents: PromptDigests | None = None,
+        prompt: LatePrompt | None = None,
+    ) -> None:
+        self._event = event
+        self._hashes = hashes
+        self._contents = contents
+        self._prompt = prompt
+
+    def events(self) -> Sequence[AnyEvent]:
+        """The whole event."""
+        made = [self._event] if isinstance(self._event, Event) else self._event.events()
+        whole: dict[str, Any] = {"hashes": pack_hashes(self._hashes)}
+        if self._contents is not None:
+            whole |= {"contents": self._contents.digests(), "salt": self._contents.salt()}
+        if self._prompt is not None:
+            whole["same_tokens"] = self._prompt.same_tokens(self._hashes)
+        return [
+            msgspec.structs.replace(event, **whole)
+            if isinstance(event, RequestStarted | RequestFinished)
+            else event
+            for event in made
+        ]
+
+
+# ``SaltedContents``: whether requests' contents are to be told, apart from their cache salts.
+
+
+class Prompt(Protocol):
+    """A request, as an engine has it; one without ``prompt_token_ids`` is not told."""
+
+    cache_salt: str | None
+    lora_request: Any
+
+
+class SaltedContents:
+    """Says so of every request from the first one with a cache salt on: an engine whose callers
+    use no salts pays nothing.
+
+    Args:
+        mailbox: Has the sidecar's key.
+        block_size: Tokens.
+    """
+
+    def __init__(self, mailbox: Mailbox, block_size: int) -> None:
+        self._mailbox = mailbox
+        self._block_size = block_size
+        self._has_salts = False
+
+    def of(self, request: Prompt) -> PromptDigests | None:
+        """What a request says, for the client's thread to digest; reads a few attributes.
+
+        None where hashes differ by more than a salt: with an adapter, images, or embeddings.
+        """
+        salt, key = request.cache_salt, self._mailbox.content_key
+        self._has_salts = self._has_salts or salt is not None
+        tokens: Sequence[int] | None = getattr(request, "prompt_token_ids", None)
+        if not self._has_salts or key is None or tokens is None:
+            return None
+        if request.lora_request is not None or getattr(request, "mm_features", None):
+            return None
+        return PromptDigests(key, tokens, self._block_size, salt)

@@ -1,0 +1,408 @@
+"""``BorderTable``: with which tokens the messages of a model begin, as its chat template has it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
+from ..settings import LAYERS_KEY, LAYERS_VARIABLE, OFF, SECTIONS_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+LONGEST_BORDER: Final = 24  # tokens; chosen
+SECTIONS: Final = {
+    f"[{name.upper()}]": name
+    for name in ("axioms", "identity", "rules", "capabilities", "context", "memories", "affect")
+}
+"""What begins a section of a system text, unless ``AITHER_KVCACHE_SECTIONS`` says otherwise."""
+
+_Layer = Annotated[int, msgspec.Meta(ge=0, le=9)]
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class Border(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens behind which a layer begins.
+
+    Attributes:
+        layer: ``types.SourceLayer``.
+        tokens: What the template writes there.
+    """
+
+    layer: _Layer
+    tokens: Annotated[tuple[_Token, ...], msgspec.Meta(min_length=1, max_length=LONGEST_BORDER)]
+
+
+class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The borders of one model's messages.
+
+    Attributes:
+        borders: Begin with a special token: they count wherever they are real.
+        inner: Of mere text, inside what stands before the first message of a user.
+        sealed: Whether a typed name of a special token never becomes that token.
+        system_last: Whether a system text that is a part of a user's turn is one of the last.
+        sections: The lines that begin a section of a system text, each with its layer.
+        proof: What shows that marks were made by this server's API process.
+        model: Whose borders they are.
+    """
+
+    borders: Annotated[tuple[Border, ...], msgspec.Meta(max_length=64)]
+    inner: Annotated[tuple[Border, ...], msgspec.Meta(max_length=16)] = ()
+    sealed: bool = False
+    system_last: bool = False
+    sections: Annotated[tuple[tuple[_Text, _Layer], ...], msgspec.Meta(max_length=64)] = ()
+    proof: str = ""
+    model: str = ""
+
+    @property
+    def has_system(self) -> bool:
+        """Whether a border of their own precedes system texts; else they are parts of user
+        turns."""
+        return any(border.layer <= LAYER_BY_NAME["rules"] for border in self.borders)
+
+    def are_of(self, model: str) -> bool:
+        """Whether an engine of this model may go by them."""
+        return self.model in ("", model)
+
+    def text(self) -> str:
+        """The table as it is handed over: one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_table(text: str) -> BorderTable:
+    """What ``BorderTable.text`` gave.
+
+    Raises:
+        ValueError: Names the field that is wrong.
+    """
+    return msgspec.json.decode(text, type=BorderTable)
+
+
+def handed_over(
+    extra_config: Mapping[str, Any], environment: Mapping[str, str]
+) -> BorderTable | None:
+    """The table that a connector's configuration has, or else the environment; None: nobody has
+    one.
+
+    What is malformed leaves a warning, and is ignored.
+    """
+    text = str(extra_config.get(LAYERS_KEY) or environment.get(LAYERS_VARIABLE) or "")
+    if not text.strip().startswith("{") or text.strip().lower() in OFF:
+        return None
+    try:
+        return read_table(text)
+    except ValueError as error:
+        logger.warning("kvgraph: %s is not understood: %s; ignored", LAYERS_VARIABLE, error)
+        return None
+
+
+def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
+    """The lines that begin sections, and their layers, as an operator states them.
+
+    What is malformed leaves a warning, and the defaults are taken.
+    """
+    text = environment.get(SECTIONS_VARIABLE, "").strip()
+    try:
+        stated = json.loads(text) if text else SECTIONS
+        return {_line(line): int(LAYER_BY_NAME[layer]) for line, layer in stated.items()}
+    except (ValueError, KeyError, AttributeError, TypeError):
+        logger.warning(
+            "kvgraph: %s must be a JSON object of lines and their layers (%s); the defaults are "
+            "taken", SECTIONS_VARIABLE, ", ".join(LAYER_NAMES),
+        )  # fmt: skip
+        return {line: int(LAYER_BY_NAME[layer]) for line, layer in SECTIONS.items()}
+
+
+def _line(text: object) -> str:
+    if not isinstance(text, str) or not 0 < len(text.strip()) <= 64:
+        raise ValueError("a section begins with a line of at most 64 characters")
+    return text.strip()
+
+
+# Reads a prompt's layers off the borders of its messages.
+
+_SLICE: Final = 4096  # tokens that are looked at before other threads may run; chosen
+USER: Final = int(SourceLayer.USER_TURN)
+
+
+class Run(NamedTuple):
+    """Tokens ``[start, end)`` of one layer."""
+
+    layer: int
+    start: int
+    end: int
+
+
+class Found(NamedTuple):
+    """A border at ``start``; what stands from ``end`` on is of its layer."""
+
+    layer: int
+    start: int
+    end: int
+
+
+class LayerReader:
+    """Finds borders among tokens.
+
+    Args:
+        table: The borders of the model's messages.
+    """
+
+    def __init__(self, table: BorderTable) -> None:
+        self._strong = _by_first_token(table.borders)
+        self._inner = _by_first_token(table.inner)
+        self.first_tokens = frozenset(self._strong)
+
+    def stream(self, tokens: Sequence[int], known: int = 0) -> list[Run]:
+        """The layers of a prompt of which nothing but its tokens is known.
+
+        Whoever writes a message can write borders, too: a tokenizer turns typed names of special
+        tokens into these tokens. So what a border says counts in full before the first message of
+        a user only, and no more than as part of a conversation behind it.
+
+        Args:
+            known: Tokens whose layers were told before; all before the first message of a user is
+                told again.
+        """
+        head = self._head(tokens)
+        runs = _runs(head.found, head.end)
+        first = max(head.end, known)
+        if first < len(tokens):
+            before = self._last_before(tokens, head.end, first)
+            found = [Found(before, first, first), *self.strong(tokens, first)]
+            runs += _runs([_humbled(each) for each in found], len(tokens))
+        return runs
+
+    def marked(self, tokens: Sequence[int], forged: Collection[int], tools: bool) -> list[Run]:
+        """The layers of a prompt whose messages are known.
+
+        Args:
+            forged: Where a border's first token was typed by whoever wrote a message.
+            tools: Whether the prompt describes tools: the first text that does so is theirs.
+        """
+        real = (each for each in self.strong(tokens) if each.start not in forged)
+        found = list(_without_mentions(real))
+        if tools:
+            found += self._of_tools(tokens, found)
+        return _runs(sorted(found, key=lambda each: each.start), len(tokens))
+
+    def strong(self, tokens: Sequence[int], first: int = 0) -> Iterator[Found]:
+        """The borders with special tokens from ``first`` on, in their order."""
+        end = first
+        for place in _places(tokens, self._strong, first):
+            found = _longest(tokens, place, self._strong) if place >= end else None
+            if found is not None:
+                end = found.end
+                yield found
+
+    def _head(self, tokens: Sequence[int]) -> _Head:
+        """What stands before the first message of a user."""
+        found: list[Found] = []
+        for each in _without_mentions(self.strong(tokens)):
+            if each.layer >= SourceLayer.TOOL_RESULT:
+                return self._with_inner(tokens, found, each.start)
+            found.append(each)
+        return self._with_inner(tokens, found, found[-1].start if found else 0)
+
+    def _with_inner(self, tokens: Sequence[int], found: list[Found], end: int) -> _Head:
+        found = [each for each in found if each.start < end]
+        if found:
+            found += self._text_borders(tokens, found[0].end, end)
+        return _Head(sorted(found, key=lambda each: each.start), end)
+
+    def _of_tools(self, tokens: Sequence[int], strong: Sequence[Found]) -> list[Found]:
+        """The first text that begins a description of tools, where no special token does, and the
+        next that ends it: before the first user's turn, or in it."""
+        user = next((each.start for each in strong if each.layer == USER), len(tokens))
+        begun = next((each for each in strong if each.layer == SourceLayer.CAPABILITIES), None)
+        found: list[Found] = []
+        for each in self._text_borders(tokens, begun.end if begun else 0, len(tokens)):
+            if begun is None and each.layer == SourceLayer.CAPABILITIES:
+                begun = each
+                found.append(each)
+            elif begun is not None and each.layer == USER:
+                return [*found, each] if begun.start > user else found
+            elif begun is not None and each.layer != SourceLayer.CAPABILITIES:
+                return [*found, each] if each.start < user else found
+        return found
+
+    def _text_borders(self, tokens: Sequence[int], first: int, end: int) -> Iterator[Found]:
+        for place in _places(tokens[:end], self._inner, first):
+            found = _longest(tokens, place, self._inner)
+            if found is not None:
+                yield found
+
+    def _last_before(self, tokens: Sequence[int], first: int, end: int) -> int:
+        """The layer of the last border in ``tokens[first:end]``; a user's if there is none."""
+        last: int | None = None
+        while end > first:
+            start = max(first, end - _SLICE)
+            for each in self.strong(tokens, start):
+                if each.start >= end:
+                    break
+                last = each.layer
+            if last is not None:
+                return last
+            end = start
+        return USER
+
+
+class _Head(NamedTuple):
+    found: list[Found]
+    end: int
+
+
+_Borders = dict[int, list[Border]]
+
+
+def _without_mentions(found: Iterable[Found]) -> Iterator[Found]:
+    """Borders without those of answers in what stands before the first message of a user: there a
+    template says how answers are written."""
+    head, begun = False, False
+    for each in found:
+        begun |= each.layer in (USER, SourceLayer.TOOL_RESULT)
+        if head and not begun and each.layer == SourceLayer.GENERATION:
+            continue
+        head |= each.layer < SourceLayer.TOOL_RESULT
+        yield each
+
+
+def _by_first_token(borders: Sequence[Border]) -> _Borders:
+    """The borders by their first token, the longest first."""
+    found: _Borders = {}
+    for border in sorted(borders, key=lambda each: -len(each.tokens)):
+        found.setdefault(border.tokens[0], []).append(border)
+    return found
+
+
+def _places(tokens: Sequence[int], borders: _Borders, first: int) -> Iterator[int]:
+    """Where a border may begin, from ``first`` on; other threads run in between."""
+    wanted = np.fromiter(borders, dtype=np.int64, count=len(borders))
+    for start in range(first, len(tokens) if len(wanted) else 0, _SLICE):
+        part = np.asarray(tokens[start : start + _SLICE], dtype=np.int64)
+        yield from (start + np.flatnonzero(np.isin(part, wanted))).tolist()
+
+
+def _longest(tokens: Sequence[int], place: int, borders: _Borders) -> Found | None:
+    """The longest border that begins at ``place``."""
+    for border in borders[tokens[place]]:
+        end = place + len(border.tokens)
+        if tuple(tokens[place:end]) == border.tokens:
+            return Found(border.layer, place, end)
+    return None
+
+
+def _humbled(found: Found) -> Found:
+    """A border behind the first message of a user: it raises nothing above a tool's result."""
+    return found if found.layer >= SourceLayer.TOOL_RESULT else found._replace(layer=USER)
+
+
+def _runs(found: Sequence[Found], end: int) -> list[Run]:
+    """What begins with each border, up to the next; a border belongs to what it begins."""
+    starts = [each.start for each in [*found, Found(USER, end, end)][1:]]
+    layered = [(each.layer, each.start, stop) for each, stop in zip(found, starts, strict=True)]
+    runs: list[Run] = []
+    for layer, start, stop in layered:
+        if runs and runs[-1].layer == layer:
+            runs[-1] = runs[-1]._replace(end=stop)
+        elif stop > start:
+            runs.append(Run(layer, start, stop))
+    return runs
+
+
+# In which token of a text each of its characters is, where no tokenizer says so.
+
+Decode = Callable[[Sequence[int]], str]
+
+_PART: Final = 64  # tokens that are decoded together; chosen
+_BEFORE: Final = 8
+"""Tokens before a part that are decoded with it: more than one character can have, and the first of
+a text may lose a space. Chosen."""
+
+
+class TokenPlaces:
+    """Places of characters in decoded tokens, found part by part: each token is decoded a few times
+    only, however long the text is.
+
+    Args:
+        decode: Tokens as text, special ones too.
+
+    Attributes:
+        length: Characters of all tokens; another number than the whole text has shows that this
+            tokenizer's parts do not add up, and no place can be told.
+    """
+
+    def __init__(self, decode: Decode, tokens: Sequence[int]) -> None:
+        self._decode = decode
+        self._tokens = tokens
+        self._begins = [0]  # characters before each part
+        for start in range(0, len(tokens), _PART):
+            self._begins.append(self._begins[-1] + self._characters(start, start + _PART))
+        self.length = self._begins[-1]
+
+    def of(self, place: int) -> int:
+        """The token in which the text's character at ``place`` is: from 0, below ``length``."""
+        part = min(bisect_right(self._begins, place), len(self._begins) - 1) - 1
+        start = part * _PART
+        counts = range(1, min(_PART, len(self._tokens) - start) + 1)
+        wanted = place + 1 - self._begins[part]
+        return start + bisect_left(
+            counts, wanted, key=lambda count: self._characters(start, start + count)
+        )
+
+    def _characters(self, start: int, end: int) -> int:
+        """Characters of the tokens ``[start, end)``."""
+        before = list(self._tokens[max(0, start - _BEFORE) : start])
+        return len(self._decode([*before, *self._tokens[start:end]])) - len(self._decode(before))
+
+
+# Marks: the layers of one prompt on their way from the API process to the scheduler's.
+
+MARKS_KEY: Final = "kvgraph_layers"
+"""In ``kv_transfer_params``, and beside a rendered prompt."""
+MOST_RUNS: Final = 8192  # of one prompt; chosen
+
+
+def marks_of(proof: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """Marks as they are handed over."""
+    flat = [number for run in runs[:MOST_RUNS] for number in run]
+    return {"proof": proof, "runs": flat}
+
+
+def proven(params: object, proof: str) -> list[int] | None:
+    """The marks in ``kv_transfer_params``; None if there are none that our API process made."""
+    marks = params.get(MARKS_KEY) if isinstance(params, dict) else None
+    if not isinstance(marks, dict) or not proof:
+        return None
+    presented, flat = marks.get("proof"), marks.get("runs")
+    if not isinstance(presented, str) or not isinstance(flat, list):
+        return None
+    same = hmac.compare_digest(presented.encode("utf-8", "replace"), proof.encode())
+    return flat if same else None
+
+
+def runs_of(marks: Sequence[int]) -> list[Run]:
+    """Proven marks as runs."""
+    return [Run(*marks[at : at + 3]) for at in range(0, len(marks) - 2, 3)]
+
+
+# Reads tokens as text.
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Tokens as text, special ones too; nothing where there is no tokenizer."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        if tokenizer is None or not len(tokens):
+            return ""
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    return decode

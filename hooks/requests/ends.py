@@ -1,0 +1,300 @@
+"""``EndMarks``: by which tokens and texts a model's answers end, as its chat template has it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from ..settings import ENDS_KEY, ENDS_VARIABLE, OFF
+
+logger = logging.getLogger(__name__)
+
+BRACKETS: Final = "]})"
+"""What ends a call where the template puts nothing of its own behind its arguments."""
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Tokens = Annotated[tuple[_Token, ...], msgspec.Meta(max_length=64)]
+_Text = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the answers of one model end.
+
+    Attributes:
+        turn_ends: Tokens that end an answer's turn.
+        call_ends: Tokens that end an answer whose last part is a tool call.
+        opener: The last special token before a tool's name; None if there is none.
+        divider: The last special token between a tool's name and its arguments, where there is no
+            opener.
+        before: What stands between it and the name, or before the name; white space may differ.
+        after: What stands behind the name: a character, or all up to the arguments where only its
+            shape tells a call.
+        closers: Texts with which a call ends, before any of the tokens above.
+        model: Whose marks they are; empty: whichever engine reads them.
+    """
+
+    turn_ends: _Tokens
+    call_ends: _Tokens = ()
+    opener: _Token | None = None
+    divider: _Token | None = None
+    before: _Text = ""
+    after: _Text = ""
+    closers: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)] = ()
+    model: str = ""
+
+    @property
+    def by_shape(self) -> bool:
+        """Whether only its beginning tells a call from other text that ends in a bracket."""
+        return bool(self.closers) and set(self.closers) <= set(BRACKETS)
+
+    @property
+    def names_tools(self) -> bool:
+        """Whether a tool's name can be found."""
+        return bool(self.after) and (self.opener is not None or bool(self.before.strip()))
+
+    def are_of(self, model: str) -> bool:
+        """Whether an engine of this model may go by them."""
+        return self.model in ("", model)
+
+    def text(self) -> str:
+        """The marks as they are handed over: one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_marks(text: str) -> EndMarks:
+    """What ``EndMarks.text`` gave, or what an operator wrote.
+
+    Raises:
+        ValueError: Names the field that is wrong.
+    """
+    return msgspec.json.decode(text, type=EndMarks)
+
+
+def handed_over(extra_config: Mapping[str, Any], environment: Mapping[str, str]) -> EndMarks | None:
+    """The marks that a connector's configuration has, or else the environment.
+
+    What is malformed leaves a warning, and is ignored.
+    """
+    text = extra_config.get(ENDS_KEY) or environment.get(ENDS_VARIABLE)
+    if not text or str(text).strip().lower() in OFF:
+        return None
+    try:
+        return read_marks(str(text))
+    except ValueError as error:
+        logger.warning("kvgraph: %s is not understood: %s; it is ignored", ENDS_VARIABLE, error)
+        return None
+
+
+# What a tool call looks like: what stands around its tool's name, and that it runs to its end.
+
+_NAME: Final = r"(?P<name>\w[\w.\-/]{0,63})"
+"""What counts as a tool's name; anything else stays in the engine."""
+_PIECES: Final = re.compile(r"\w+|[^\w\s]")
+_STRINGS: Final = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'', re.DOTALL)
+_BARE: Final = re.compile(r"[^\s,;]")
+
+
+class CallShape:
+    """Finds the name of a tool between the texts that stand around names.
+
+    Args:
+        before, after: Those texts; white space may differ in them.
+    """
+
+    def __init__(self, before: str, after: str) -> None:
+        ends = r"\s" if after.isspace() else r"\s*" + _loosely(after)
+        self._pattern = re.compile(rf"{_loosely(before)}\s*{_NAME}{ends}")
+
+    def at_start(self, text: str) -> str | None:
+        """The name with which ``text`` begins; None if it begins otherwise."""
+        found = self._pattern.match(text.lstrip())
+        return found["name"] if found else None
+
+    def search(self, text: str, last: bool = False) -> str | None:
+        """The first name in ``text``, or the last one."""
+        names = (found["name"] for found in self._pattern.finditer(text))
+        found = deque(names, maxlen=1) if last else [*islice(names, 1)]
+        return found[0] if found else None
+
+
+def is_one_expression(text: str) -> bool:
+    """Whether nothing stands in ``text`` behind its first bracket that is in no bracket."""
+    depth, opened = 0, False
+    for found in _BARE.finditer(_STRINGS.sub("", text)):
+        mark = found.group()
+        if mark in "[({":
+            depth, opened = depth + 1, True
+        elif mark in "])}":
+            depth -= 1
+        elif opened and not depth:
+            return False
+    return opened and not depth
+
+
+def _loosely(text: str) -> str:
+    """A pattern of ``text`` in which white space may differ."""
+    return r"\s*".join(map(re.escape, _PIECES.findall(text)))
+
+
+# Reads why an answer ended off its last tokens.
+
+# All chosen; in tokens, unless it says otherwise.
+_TAIL: Final = 12  # of an answer, in which a call's last mark stands
+_NAMED_WITHIN: Final = 48  # from what opens a call to behind its tool's name
+_OPENERS: Final = 32  # of an answer, that are looked behind
+_HEAD, _END = 768, 256  # of an answer, searched for a name where no token stands beside it
+_LONGEST: Final = 1024  # of a call whose brackets are looked at
+_FEW: Final = 4  # ends, one behind the other
+
+
+class Ending(NamedTuple):
+    """Why an answer ended; the fields are those of ``RequestFinished``."""
+
+    waiting_for_tool: bool | None = None
+    tool: str | None = None
+
+
+_REQUIRED: Final = CallShape('[{"name": "', '", "parameters":')
+"""How vLLM has a call written where ``tool_choice`` requires one."""
+
+UNKNOWN: Final = Ending()
+END_OF_TURN: Final = Ending(waiting_for_tool=False)
+
+
+class Tokens(Protocol):
+    """An answer, as vLLM keeps it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Sequence[int]: ...
+
+    def index(self, token: int, start: int = ..., stop: int = ...) -> int: ...
+
+
+class AnswerReader:
+    """Tells a tool call from the end of a turn, by where the answer ends.
+
+    Only the answer's own tokens are read: marks in a prompt mean nothing, and so does a call that
+    is quoted in an answer that goes on behind it.
+
+    Args:
+        marks: Of the model that answers.
+        decode: Tokens as text, special ones too.
+    """
+
+    def __init__(self, marks: EndMarks, decode: Callable[[Sequence[int]], str]) -> None:
+        self._marks = marks
+        self._decode = decode
+        self._ends = frozenset((*marks.turn_ends, *marks.call_ends))
+        self._call_ends = frozenset(marks.call_ends)
+        self._shape = CallShape(marks.before, marks.after) if marks.names_tools else None
+
+    def read(self, answer: Tokens) -> Ending:
+        """Why ``answer`` ended, of which the engine says that the model, or a stop token, ended
+        it."""
+        ends = self._ended_by(answer)
+        body = len(answer) - len(ends)
+        if self._call_ends.intersection(ends):
+            return Ending(True, self._name(answer, body))
+        if self._marks.closers and self._closes(answer, body):
+            name = self._name(answer, body)
+            if name is not None or self._is_opened(answer, body):
+                return Ending(True, name)
+        return END_OF_TURN if ends else UNKNOWN
+
+    def read_bound(self, answer: Tokens) -> Ending:
+        """The same for an answer that had to follow a grammar.
+
+        Where a tool has to be called, vLLM's grammar is a list of calls without any marks. Who
+        reads other answers in a form, a person or a program, nobody can tell.
+        """
+        ending = self.read(answer)
+        if ending.waiting_for_tool:
+            return ending
+        body = len(answer) - len(self._ended_by(answer))
+        if body <= _LONGEST and is_one_expression(self._decode(answer[:body])):
+            name = _REQUIRED.at_start(self._decode(answer[: min(body, _NAMED_WITHIN)]))
+            return Ending(True, name) if name is not None else UNKNOWN
+        return UNKNOWN
+
+    def _ended_by(self, answer: Tokens) -> list[int]:
+        """The tokens at the end of ``answer`` that end answers, the last one first."""
+        ends = []
+        for token in reversed(answer[max(0, len(answer) - _FEW) :]):
+            if token not in self._ends:
+                break
+            ends.append(token)
+        return ends
+
+    def _closes(self, answer: Tokens, body: int) -> bool:
+        """Whether the last of an answer's first ``body`` tokens close a call."""
+        tail = self._decode(answer[max(0, body - _TAIL) : body]).rstrip()
+        return tail.endswith(self._marks.closers)
+
+    def _is_opened(self, answer: Tokens, body: int) -> bool:
+        """Whether an answer that closes a call need not show its tool's name to be one."""
+        opener = self._marks.opener
+        if self._marks.by_shape:
+            return False
+        return opener is None or next(_places(answer, opener, body), None) is not None
+
+    def _name(self, answer: Tokens, body: int) -> str | None:
+        """The tool that an answer's first ``body`` tokens name: by the first opener that a name
+        follows, or else by the last name."""
+        if self._shape is None:
+            return None
+        if self._marks.opener is not None:
+            places = _places(answer, self._marks.opener, body)
+            return self._first_name(self._shape, (place + 1 for place in places), answer, body)
+        if self._marks.by_shape:  # nothing but its beginning shows where such a call begins
+            return self._first_name(self._shape, [0], answer, body)
+        if self._marks.divider is not None:
+            return self._name_before(self._shape, self._marks.divider, answer, body)
+        head = self._shape.search(self._decode(answer[: min(body, _HEAD)]))
+        if head is not None or body <= _HEAD:
+            return head
+        return self._shape.search(self._decode(answer[max(_HEAD, body - _END) : body]), last=True)
+
+    def _first_name(
+        self, shape: CallShape, places: Iterable[int], answer: Tokens, body: int
+    ) -> str | None:
+        """The first name that begins a call at one of ``places``."""
+        for place in places:
+            text = self._decode(answer[place : min(body, place + _NAMED_WITHIN)])
+            name = shape.at_start(text)
+            if name is not None and self._runs_through(answer, place, body):
+                return name
+        return None
+
+    def _name_before(self, shape: CallShape, divider: int, answer: Tokens, body: int) -> str | None:
+        """The first name that stands before a ``divider``."""
+        for place in _places(answer, divider, body):
+            text = self._decode(answer[max(0, place - _NAMED_WITHIN) : place + 1])
+            if (name := shape.search(text, last=True)) is not None:
+                return name
+        return None
+
+    def _runs_through(self, answer: Tokens, first: int, body: int) -> bool:
+        """Whether a call that begins at ``first`` is all of the rest, where only its shape tells.
+
+        One that is too long to be looked at is taken for it.
+        """
+        if not self._marks.by_shape or body - first > _LONGEST:
+            return True
+        return is_one_expression(self._decode(answer[first:body]))
+
+
+def _places(answer: Tokens, token: int, body: int) -> Iterator[int]:
+    """The first places of ``token`` among an answer's first ``body`` tokens."""
+    place = -1
+    with contextlib.suppress(ValueError):
+        for _ in range(_OPENERS):
+            place = answer.index(token, place + 1, body)
+            yield place

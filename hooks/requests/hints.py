@@ -1,0 +1,410 @@
+"""What a caller says of a request in ``kv_transfer_params["kvgraph"]``.
+
+    {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9,
+                   "name": "policy.md", "memory_id": "m-17", "pinned": 60}],
+     "tenant": "acme", "session": "chat-7",
+     "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
+     "session_ended": false, "recall": true, "share": true, "warming": false}
+
+Every key is optional; ranges are prompt tokens; the signals describe the session once this request
+has finished. What is malformed, unknown or not allowed (``hint_policy.py``; ``"secret"`` may allow
+it) is left out, with one warning for each field name: a request never fails for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import shlex
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from ...graph.errors import ConfigError
+from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
+from ...graph.wire.events import MAX_NAME, Segment
+from ..threads import Once
+
+# What values the fields of a hint may have.
+#
+# Each of these reads one value, and raises ValueError or TypeError in words that go on a
+# sentence which names the field.
+
+MAX_SECONDS: Final = 1e9  # of a stated return or a lease; chosen
+
+
+def name_of(value: object) -> str:
+    """A name, cut to ``MAX_NAME`` characters."""
+    if not isinstance(value, str):
+        raise TypeError("must be a string")
+    # Lone surrogates cannot be encoded on the wire; they come in through JSON escapes.
+    return value[:MAX_NAME].encode("utf-8", "replace").decode()
+
+
+def flag_of(value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise TypeError("must be true or false")
+    return value
+
+
+def seconds_of(value: object) -> float:
+    """Seconds."""
+    return _number(value, MAX_SECONDS)
+
+
+def lease_of(value: object) -> float | None:
+    """Seconds, or true: as long as a lease may last; None for false."""
+    if isinstance(value, bool):
+        return MAX_SECONDS if value else None
+    if not isinstance(value, int | float) or not value >= 0:
+        raise ValueError("must be true, or a number of seconds from 0")
+    return float(min(value, MAX_SECONDS))
+
+
+def importance_of(value: object) -> float:
+    """A number from 0 to 1."""
+    return _number(value, 1.0)
+
+
+def _number(value: object, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(f"must be a number from 0 to {most:g}")
+    return float(value)
+
+
+def token_of(value: object) -> int:
+    """A token's position in a prompt."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError("must be a token position, an integer from 0")
+    return value
+
+
+def layer_of(value: object) -> int:
+    """A source layer, by its name."""
+    layer = LAYER_BY_NAME.get(value) if isinstance(value, str) else None
+    if layer is None:
+        raise ValueError(f"must be one of {', '.join(LAYER_NAMES)}")
+    return int(layer)
+
+
+# Whose hints count: what ``AITHER_KVCACHE_HINTS`` lets callers say about sessions and blocks.
+#
+# A hint is the client's word. ``session`` (the default) takes what a caller says about its
+# sessions, and keeps sessions of different cache salts apart. ``all`` also takes segments and
+# tenants, which affect blocks that others share. ``off`` takes nothing from anybody.
+# ``secret:FILE`` takes everything from requests that carry the file's content, and nothing from
+# others. A request with the secret speaks for the operator: what it says about blocks holds
+# against callers of all engines that share a sidecar.
+
+logger = logging.getLogger(__name__)
+
+HINTS_VARIABLE: Final = "AITHER_KVCACHE_HINTS"
+ALLOWED: Final = "all, session, off, or secret:FILE"
+_SECRET: Final = "secret:"
+_SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by trying
+
+
+class Trust(Enum):
+    """How much of what a request says counts."""
+
+    ALL = "all"
+    SESSION = "session"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class HintPolicy:
+    """Which requests are trusted, and how far.
+
+    Attributes:
+        trust: What a request without a secret may say.
+        secret: What makes a request trusted in everything; None if there is no such secret.
+    """
+
+    trust: Trust
+    secret: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The policy as it was asked for, without the secret."""
+        return self.trust.value if self.secret is None else "secret:…"
+
+    def is_operators(self, presented: object) -> bool:
+        """Whether a request that carries ``presented`` as its secret speaks for the operator."""
+        if self.secret is None or not isinstance(presented, str):
+            return False
+        ours, theirs = self.secret.encode(), presented.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(ours, theirs)
+
+    def trust_in(self, authority: Authority) -> Trust:
+        """What a request that speaks for ``authority`` may say."""
+        return Trust.ALL if authority is Authority.OPERATOR else self.trust
+
+
+NOBODY: Final = HintPolicy(Trust.OFF)
+
+
+def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
+    """The policy that an environment asks for.
+
+    Raises:
+        ConfigError: The variable's value is not allowed, or its file cannot be read.
+    """
+    value = _value(environment)
+    if value.startswith(_SECRET):
+        return HintPolicy(Trust.OFF, _secret_in(Path(value.removeprefix(_SECRET))))
+    try:
+        return HintPolicy(Trust(value.lower()))
+    except ValueError:
+        raise ConfigError(f"{HINTS_VARIABLE}={value!r}; allowed: {ALLOWED}") from None
+
+
+def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
+    """The same, but a mistake leaves a warning, and nobody is trusted.
+
+    A secret that every user of the machine can read leaves a warning too, and is used.
+    """
+    try:
+        policy = read_hint_policy(environment)
+    except ConfigError as error:
+        logger.warning("kvgraph: hints are ignored: %s", error)
+        return NOBODY
+    if exposed := exposed_secret(environment):
+        logger.warning("kvgraph: %s; %s", *exposed)
+    return policy
+
+
+class ExposedSecret(NamedTuple):
+    """A secret's file that others than its owner and group can open.
+
+    Attributes:
+        problem: Which file, its mode, and who can open it.
+        remedy: The command that mends it.
+    """
+
+    problem: str
+    remedy: str
+
+
+def exposed_secret(environment: Mapping[str, str]) -> ExposedSecret | None:
+    """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
+    value = _value(environment)
+    path = Path(value.removeprefix(_SECRET))
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode) if value.startswith(_SECRET) else 0
+    except OSError:
+        return None
+    may = [word for bit, word in ((0o4, "read"), (0o2, "change")) if mode & bit]
+    if not may:
+        return None
+    users = f"every user of this machine can {' and '.join(may)} it"
+    return ExposedSecret(
+        f"the secret in {str(path)!r} has mode {mode:04o}: {users}",
+        f"chmod 600 {shlex.quote(str(path))}",
+    )
+
+
+def tenant_of_salt(salt: str | None) -> str | None:
+    """Name the tenant of a request as far as the engine knows it: one per cache salt.
+
+    The salt itself is a secret and leaves the engine nowhere.
+    """
+    if not salt:
+        return None
+    digest = hashlib.blake2b(
+        salt.encode("utf-8", "surrogatepass"), digest_size=12, person=b"kvgraph salt"
+    )
+    return f"salt-{digest.hexdigest()}"
+
+
+def _value(environment: Mapping[str, str]) -> str:
+    return environment.get(HINTS_VARIABLE, "").strip() or Trust.SESSION.value
+
+
+def _secret_in(path: Path) -> str:
+    try:
+        secret = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"{HINTS_VARIABLE}: cannot read {str(path)!r}: {reason}") from None
+    if len(secret) < _SHORTEST_SECRET:
+        raise ConfigError(
+            f"{HINTS_VARIABLE}: {str(path)!r} holds less than {_SHORTEST_SECRET} characters"
+        )
+    return secret
+
+
+KEY: Final = "kvgraph"
+SHARE: Final = "share"
+MAX_SEGMENTS: Final = 1024  # per request; chosen
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """One request's meaning, checked and clipped."""
+
+    segments: tuple[Segment, ...] = ()
+    tenant: str | None = None
+    session: str | None = None
+    waiting_for_tool: bool | None = None
+    expected_return_s: float | None = None
+    session_ended: bool = False
+    tool: str | None = None
+    recall: bool | None = None
+    warming: bool = False
+
+
+NO_MEANING: Final = Meaning()
+_SEGMENT_KEYS: Final = frozenset(
+    {"layer", "start", "end", "importance", "name", "memory_id", "pinned"}
+)
+
+
+def may_be_shared(params: object) -> bool:
+    """Whether blocks of a request with these ``kv_transfer_params`` may go to a shared store.
+
+    Whoever is not trusted with any hint may still forbid it, also with a word that is not allowed.
+    """
+    tag = params.get(KEY) if isinstance(params, dict) else None
+    return not isinstance(tag, dict) or tag.get(SHARE, True) is True
+
+
+class TagReader:
+    """Reads tags as far as ``policy`` trusts them, and warns once per bad field."""
+
+    def __init__(self, policy: HintPolicy) -> None:
+        self._policy = policy
+        self._once = Once(logger)
+
+    def read(
+        self,
+        params: object,
+        prompt_tokens: int,
+        session_id: str | None = None,
+        salt: str | None = None,
+    ) -> Meaning:
+        """What counts of a request's ``kv_transfer_params``, and whose request it is.
+
+        Args:
+            prompt_tokens: Ranges are clipped to so many.
+            session_id: vLLM's own; it has precedence over the tag's.
+            salt: The cache salt: it tells tenants apart if the tag may not.
+        """
+        if not params and not session_id and not salt:
+            return NO_MEANING  # nothing is said
+        tag = self._tag(params)
+        tag.pop(SHARE, None)  # may_be_shared() reads it, whoever is trusted
+        is_operators = self._policy.is_operators(tag.pop("secret", None))
+        authority = Authority.OPERATOR if is_operators else Authority.CALLER
+        trust = self._policy.trust_in(authority)
+        fields: dict[str, Any] = {"tenant": tenant_of_salt(salt)}
+        for name, value in tag.items():
+            if name not in ("segments", *_READERS):
+                self._warn("an unknown key", f"is not one of segments, {', '.join(_READERS)}")
+            elif not self._may(trust, name) or value is None:
+                continue
+            elif name == "segments":
+                fields[name] = self._segments(value, prompt_tokens, authority)
+            elif (read := self._field(name, value, _READERS[name])) is not None:
+                fields[name] = read
+        if session_id and trust is not Trust.OFF:
+            fields["session"] = name_of(session_id)
+        known = {name: value for name, value in fields.items() if value is not None}
+        return Meaning(**known) if known else NO_MEANING
+
+    def _tag(self, params: object) -> dict[str, Any]:
+        tag = params.get(KEY) if isinstance(params, dict) else None
+        if tag is None:
+            return {}
+        if not isinstance(tag, dict):
+            self._warn(KEY, "must be an object")
+            return {}
+        return dict(tag)
+
+    def _may(self, trust: Trust, name: str) -> bool:
+        """Whether a request trusted so far may say ``name``."""
+        if trust is Trust.ALL or (trust is Trust.SESSION and name in _OF_A_SESSION):
+            return True
+        self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")
+        return False
+
+    def _segments(
+        self, value: object, prompt_tokens: int, authority: Authority
+    ) -> tuple[Segment, ...]:
+        if not isinstance(value, list):
+            self._warn("segments", "must be a list")
+            return ()
+        if len(value) > MAX_SEGMENTS:
+            self._warn("segments", f"holds entries beyond the first {MAX_SEGMENTS}")
+        read = (self._segment(item, prompt_tokens, authority) for item in value[:MAX_SEGMENTS])
+        return tuple(segment for segment in read if segment is not None)
+
+    def _segment(self, item: object, prompt_tokens: int, authority: Authority) -> Segment | None:
+        if not isinstance(item, dict):
+            self._warn("segments", "must hold objects")
+            return None
+        if not _SEGMENT_KEYS.issuperset(item):
+            self._warn(
+                "an unknown segment key", f"is not one of {', '.join(sorted(_SEGMENT_KEYS))}"
+            )
+        layer = self._field("segments.layer", item.get("layer"), layer_of)
+        start = self._field("segments.start", item.get("start"), token_of)
+        end = self._field("segments.end", item.get("end"), token_of)
+        if layer is None or start is None or end is None:
+            return None
+        end = min(end, prompt_tokens)
+        if start >= end:
+            return None  # outside the prompt, or empty: nothing to say
+        return Segment(
+            layer,
+            start,
+            end,
+            self._optional("segments.importance", item.get("importance"), importance_of),
+            self._optional("segments.name", item.get("name"), name_of),
+            self._optional("segments.memory_id", item.get("memory_id"), name_of),
+            int(authority),
+            self._optional("segments.pinned", item.get("pinned"), lease_of),
+        )
+
+    def _optional(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
+        return None if value is None else self._field(name, value, read)
+
+    def _field(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
+        try:
+            return read(value)
+        except (ValueError, TypeError) as error:
+            self._warn(name, str(error))
+            return None
+
+    def _warn(self, field: str, problem: str) -> None:
+        message = 'kvgraph: kv_transfer_params["%s"]: %s %s; ignored (said once)'
+        self._once.warn(field, message, KEY, field, problem)
+
+
+_OF_A_SESSION: Final = frozenset(
+    {
+        "session",
+        "waiting_for_tool",
+        "expected_return_s",
+        "tool",
+        "session_ended",
+        "recall",
+        "warming",
+    }
+)
+_READERS: Final[dict[str, Callable[[object], Any]]] = {
+    "tenant": name_of,
+    "session": name_of,
+    "waiting_for_tool": flag_of,
+    "expected_return_s": seconds_of,
+    "tool": name_of,
+    "session_ended": flag_of,
+    "recall": flag_of,
+    "warming": flag_of,
+}

@@ -1,0 +1,216 @@
+"""``SealedRecords``: a worker's records in a shared store, each sealed with its block's name."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from ...graph.wire.events import EngineHello, hashing_of
+from ..threads import Once
+from .stores import SharedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+# ``StoreBreaker``: keeps a store that is not well from being asked again and again.
+
+SLOW_S: Final = 0.5  # a call that takes longer counts as one that failed; chosen
+_FIRST_REST_S: Final = 1.0  # chosen
+_LONGEST_REST_S: Final = 30.0  # rests double up to this; chosen
+
+
+class StoreBreaker:
+    """Rests after a call that failed or took too long; then one call tries, and the others wait.
+
+    Any thread may call it.
+
+    Args:
+        clock: Monotonic seconds.
+
+    Attributes:
+        broken: How often it began to rest.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._rest_s, self._until = 0.0, float("-inf")
+        self._tries = False  # whether one call is out to see whether the rest is over
+        self.broken = 0
+
+    def allows(self) -> bool:
+        """Whether the store may be asked now. After a rest, the first who asks is the one who
+        tries."""
+        with self._lock:
+            now = self._clock()
+            if now < self._until:
+                return False
+            if self._rest_s:
+                self._until, self._tries = now + self._rest_s, True  # unless this one succeeds
+            return True
+
+    @property
+    def rests(self) -> bool:
+        """Whether it rests now; asking this tries nothing."""
+        return self._clock() < self._until
+
+    def succeeded(self, seconds: float) -> None:
+        """Note that a call did what it should, in so many seconds."""
+        if seconds > SLOW_S:
+            self.failed()
+            return
+        with self._lock:
+            self._rest_s, self._until, self._tries = 0.0, float("-inf"), False
+
+    def failed(self) -> None:
+        """Note that a call failed; of those that were out together, the first one counts."""
+        with self._lock:
+            if self._clock() < self._until and not self._tries:
+                return
+            self._rest_s = min(2 * self._rest_s or _FIRST_REST_S, _LONGEST_REST_S)
+            self._until, self._tries = self._clock() + self._rest_s, False
+            self.broken += 1
+
+
+logger = logging.getLogger(__name__)
+
+_SEAL: Final = struct.Struct("<8s32sQI")  # magic, key, bytes of the record, checksum of all
+_MAGIC: Final = b"KVGSTOR1"
+_HASH_BYTES: Final = 32  # of the longest hash that names a block, as in the seal
+_FAILED: Final = (
+    "kvgraph: the shared store failed (%s); it rests for some seconds, and blocks are computed"
+)
+_DAMAGED: Final = (
+    "kvgraph: the shared store gave bytes that are not the block that was asked for; they are not "
+    "used, and further ones are only counted"
+)
+
+
+class SealedRecords:
+    """Records of one size in a store that is not trusted to give back what it was given.
+
+    A seal before each record holds the key and a checksum of both. It guards against damage and
+    mistakes, not against who can write to the store and means harm. Any thread may call this.
+
+    Args:
+        store: Where the bytes are kept.
+        name: Of all that the bytes depend on but the block; part of every key.
+        clock: Monotonic seconds.
+
+    Attributes:
+        breaker: Refuses while the store cannot be read. Writing has its own: a full store can be
+            read.
+        damaged: Records whose bytes did not match their seal.
+        spared: Records that were there already and were not sent again.
+    """
+
+    def __init__(
+        self, store: SharedStore, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.breaker, self._writing = StoreBreaker(clock), StoreBreaker(clock)
+        self.damaged = self.spared = 0
+        self._store, self._name, self._clock = store, name, clock
+        self._seed = zlib.crc32(name.encode())
+        self._disowned = False
+        self._once = Once(logger)
+
+    def write(self, key: bytes, record: ReadableBuffer) -> bool:
+        """Keep a copy of ``record`` unless there is one; False if the store does not take it."""
+        if self._disowned or self.breaker.rests or not self._writing.allows():
+            return False
+        name = store_key(self._name, key)
+        with self._watched(self._writing):
+            if self._store.holds([name])[0]:
+                self.spared += 1
+            else:
+                self._store.put(name, [self._seal(key, record), record])
+            return True
+        return False
+
+    def read(self, key: bytes, into: WriteableBuffer) -> bool:
+        """Fill ``into``; False, and ``into`` is undefined, if there is no such record whole."""
+        if self._disowned or not self.breaker.allows():
+            return False
+        name, seal = store_key(self._name, key), bytearray(_SEAL.size)
+        with self._watched(self.breaker):
+            if not self._store.get(name, [seal, into]):
+                return False
+            if seal == self._seal(key, into):
+                return True
+            self.damaged += 1
+            self._once.warn("damaged", _DAMAGED)
+            self._store.remove(name)
+        return False
+
+    def remove(self, key: bytes) -> None:
+        """Forget a record, for every engine."""
+        if self._writing.allows():
+            with self._watched(self._writing):
+                self._store.remove(store_key(self._name, key))
+
+    def disown(self) -> None:
+        """Neither read nor write any more: this engine's weights may not be what the name says."""
+        self._disowned = True
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+    def _seal(self, key: bytes, record: ReadableBuffer) -> bytes:
+        size = memoryview(record).nbytes
+        checksum = zlib.crc32(record, zlib.crc32(key, self._seed))
+        return _SEAL.pack(_MAGIC, key, size, checksum)
+
+    @contextmanager
+    def _watched(self, breaker: StoreBreaker) -> Iterator[None]:
+        """Tell a breaker what became of the calls inside; what they raise ends here."""
+        began = self._clock()
+        try:
+            yield
+        except OSError as error:
+            breaker.failed()
+            self._once.warn("failed", _FAILED, error.strerror or str(error) or type(error).__name__)
+        else:
+            breaker.succeeded(self._clock() - began)
+
+
+def store_key(name: str, block_hash: bytes) -> str:
+    """Under which key the worker that calls its records by ``name`` keeps a block's."""
+    return f"{name}/{block_hash.ljust(_HASH_BYTES, bytes(1)).hex()}"
+
+
+# The mark that engines leave in a shared store: how they hash blocks.
+
+_BYTES: Final = 256  # of a mark, padded: a store gives values of known sizes only; chosen
+
+
+def mark_hashing(store: SharedStore, hello: EngineHello) -> str | None:
+    """Leave an engine's mark, and read the one that was there.
+
+    Returns:
+        The hashing that another engine of this model left, if it differs from this one's; None if
+        it is the same, or nobody left any.
+
+    Raises:
+        OSError: The store does not work.
+    """
+    if not (told := hashing_of(hello)):
+        return None
+    own = told.encode()[:_BYTES].ljust(_BYTES)
+    key = f"hashing/{hashlib.sha256(hello.model.encode(errors='surrogatepass')).hexdigest()}"
+    there = bytearray(_BYTES)
+    known = store.get(key, [there])
+    if known and there == own:
+        return None
+    if known:
+        store.remove(key)
+    store.put(key, [own])
+    return there.decode(errors="replace").strip() if known else None

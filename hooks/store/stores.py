@@ -1,0 +1,342 @@
+"""``SharedStore``: what every store must do, and how one is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ...kernels.tensors import StorageError
+from ..settings import MOONCAKE, StoreSettings
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+
+class SharedStore(Protocol):
+    """Bytes by key, kept outside of this process; any thread may call it, and any call may hang.
+
+    Nobody promises that what was put is still there, nor that it is what was put.
+    """
+
+    def holds(self, keys: Sequence[str]) -> list[bool]:
+        """Which of ``keys`` are there.
+
+        Raises:
+            OSError: The store does not work.
+        """
+
+    def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
+        """Fill ``parts``, one behind the other; False if there is no such value of that size.
+
+        Raises:
+            OSError: The store does not work.
+        """
+
+    def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
+        """Keep ``parts`` as one value; one that is there already may stay as it is.
+
+        Raises:
+            OSError: The store does not work, or is full.
+        """
+
+    def remove(self, key: str) -> None:
+        """Forget a value, if the store does so now.
+
+        Raises:
+            OSError: The store does not work.
+        """
+
+    def close(self) -> None:
+        """Let go of it; what was put stays."""
+
+
+def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
+    """Open the store that ``settings`` name.
+
+    Args:
+        adds: Whether this client adds room to the store, where clients do so.
+
+    Raises:
+        StorageError: It cannot be used; the message says why.
+    """
+    if settings.is_mooncake:
+        return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)
+
+    return DirectoryStore(settings.place, settings.capacity_bytes)
+
+
+# ``DirectoryStore``: a shared store of files, on one machine or on a network's file system.
+
+_PARTS: Final = 16  # folders by the first digit of a block's hash, swept one at a time; chosen
+_SWEPT_TO: Final = 0.9  # of a part's room, that a sweep leaves filled; chosen
+_SWEEP_AFTER: Final = 32  # of a part's room, 1/32 is written between two sweeps; chosen
+_LEFT_BEHIND_S: Final = 60.0  # before the newest, an unfinished file is nobody's; chosen
+_SHARED, _EXECUTE = 0o770, 0o111  # of modes
+_OF_ONE_VALUE: Final = frozenset(
+    {errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
+)
+"""Errors that say nothing of the store: what stands in a value's place is none."""
+_UNFINISHED: Final = ".tmp"
+_SUFFIX: Final = ".kv"
+
+
+class DirectoryStore:
+    """A file per value. Whoever writes sweeps: the values that were unused longest go.
+
+    A value appears whole or not at all: it is written under another name and renamed. Engines
+    share the directory without telling each other anything. Until a sweep, each worker of them
+    may exceed the room by 1/32. What is no value of a store is left alone.
+
+    Args:
+        path: The directory; made with mode 0700.
+        capacity: Bytes in all.
+
+    Raises:
+        StorageError: There is no such directory and none can be made, it cannot be written, every
+            user of the machine can write to it, or another user owns it.
+    """
+
+    def __init__(self, path: str, capacity: int) -> None:
+        self._path, self._capacity = Path(path), capacity
+        # Whoever starts sweeps first: workers that write little and end would never do it.
+        self._written = [capacity // _PARTS // _SWEEP_AFTER] * _PARTS
+        self._sweeping = threading.Lock()
+        try:
+            self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            there = self._path.stat()
+            mode = there.st_mode
+            self._mode = stat.S_IMODE(mode) & _SHARED  # a group's members share what is in it
+        except OSError as error:
+            raise StorageError(f"shared store {path}: {error.strerror or error}") from error
+        if mode & stat.S_IWOTH:
+            raise StorageError(f"shared store {path}: every user can write to it (chmod o-w)")
+        if there.st_uid not in (0, os.geteuid()):
+            raise StorageError(
+                f"shared store {path}: it belongs to user {there.st_uid}, who can put anything "
+                f"there; allowed: root and this process's user {os.geteuid()}"
+            )
+        if not os.access(self._path, os.W_OK | os.X_OK):
+            raise StorageError(f"shared store {path}: it cannot be written")
+
+    def holds(self, keys: Sequence[str]) -> list[bool]:
+        """See ``SharedStore``."""
+        self._path.stat()  # a directory that went away is no store without values
+        return [self._file(key).exists() for key in keys]
+
+    def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
+        """See ``SharedStore``."""
+        try:
+            file = os.open(self._file(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in _OF_ONE_VALUE:
+                raise
+            if error.errno == errno.ELOOP:  # a link; what may not be read may be another's value
+                self._drop(key)
+            return False
+        try:
+            there, wanted = os.fstat(file), sum(memoryview(part).nbytes for part in parts)
+            if there.st_size != wanted or os.preadv(file, list(parts), 0) != wanted:
+                self._drop(key)  # else nobody would write it anew
+                return False
+            with contextlib.suppress(OSError):  # who may read may not be who wrote
+                os.utime(file)
+            return True
+        finally:
+            os.close(file)
+
+    def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
+        """See ``SharedStore``."""
+        target = self._file(key)
+        size = sum(memoryview(part).nbytes for part in parts)
+        part = _part_of(key)
+        if size > self._capacity // _PARTS:
+            raise OSError(errno.EFBIG, "a value is larger than a sixteenth of the store")
+        self._written[part] += size
+        if self._written[part] > self._capacity // _PARTS // _SWEEP_AFTER and self._sweep(part):
+            self._written[part] = 0
+        self._make(target.parent)
+        # Engines of several containers may have one pid.
+        unfinished = target.with_suffix(f".{secrets.token_hex(8)}{_UNFINISHED}")
+        try:
+            _write(unfinished, parts, size, self._mode & ~_EXECUTE)
+            unfinished.rename(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+
+    def remove(self, key: str) -> None:
+        """See ``SharedStore``."""
+        self._file(key).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """See ``SharedStore``."""
+
+    def _drop(self, key: str) -> None:
+        """Remove what stands in a value's place and is none; a folder stays."""
+        with contextlib.suppress(OSError):
+            self._file(key).unlink()
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder below the directory, for whoever may use that."""
+        if folder.exists():
+            return
+        at = self._path
+        for name in folder.relative_to(at).parts:
+            at /= name
+            with contextlib.suppress(FileExistsError):
+                at.mkdir(mode=0o700)
+                at.chmod(self._mode)
+
+    def _file(self, key: str) -> Path:
+        name, _, block = key.rpartition("/")
+        return self._path / f"{_part_of(key):x}" / name / f"{block}{_SUFFIX}"
+
+    def _sweep(self, part: int) -> bool:
+        """Make room in one part of the store, whatever model its values are of; whether that was
+        done, since one is swept at a time."""
+        if not self._sweeping.acquire(blocking=False):
+            return False
+        try:
+            files = sorted(_files_in(self._path / f"{part:x}"))
+            values = [each for each in files if not each[2].endswith(_UNFINISHED)]
+            excess = sum(size for _, size, _ in values) - self._capacity // _PARTS
+            if excess > 0:
+                excess += round((1 - _SWEPT_TO) * self._capacity / _PARTS)
+            # By the newest file's time: only the file system's clock is everybody's.
+            old = files[-1][0] - _LEFT_BEHIND_S if files else 0.0
+            for used_at, size, path in files:
+                unfinished = path.endswith(_UNFINISHED)
+                goes = used_at < old if unfinished else excess > 0
+                if goes:
+                    with contextlib.suppress(OSError):  # another engine sweeps too
+                        os.unlink(path)
+                    excess -= 0 if unfinished else size
+            return True
+        finally:
+            self._sweeping.release()
+
+
+def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
+    """When each value of a part was last used, its size in bytes, and its path."""
+    if part.is_symlink():
+        return
+    for folder, _, names in os.walk(part):
+        for name in names:
+            if not name.endswith((_SUFFIX, _UNFINISHED)):
+                continue
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                there = os.lstat(path)
+                if stat.S_ISREG(there.st_mode):
+                    yield there.st_mtime, there.st_size, path
+
+
+def _part_of(key: str) -> int:
+    """Which part a key is in, by the first digit of its block's hash."""
+    return int(key.rpartition("/")[2][0], 16)
+
+
+def _write(path: Path, parts: Sequence[ReadableBuffer], size: int, mode: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(file, mode)
+        if os.writev(file, list(parts)) != size:
+            raise OSError("short write")
+    finally:
+        os.close(file)
+
+
+# ``MooncakeStore``: the memory of many machines as one shared store, by Mooncake's store.
+
+_BUFFER_BYTES: Final = 128 << 20  # through which this client's values pass; chosen
+_CONNECT_S: Final = 2.0  # to the master, at the engine's start; chosen
+_HANDSHAKE: Final = "P2PHANDSHAKE"  # clients find each other by the master alone
+_INSTALL: Final = (
+    "pip install 'kvgraph[mooncake]', and Debian's libibverbs1 (no RDMA hardware is needed)"
+)
+
+
+class MooncakeStore:
+    """A client of a Mooncake master, over TCP.
+
+    A value is in the memory of one client, and gone with it: for some ten seconds after it was
+    killed, its values are said to be there and are not given. While the master is dead, every call
+    blocks for some four seconds. The client listens on all interfaces, without a password.
+
+    Args:
+        place: ``mooncake://HOST:PORT``, the master.
+        adds: Bytes of this process's memory for values.
+
+    Raises:
+        StorageError: Mooncake is not installed, or there is no such master.
+    """
+
+    def __init__(self, place: str, adds: int) -> None:
+        host, _, port = place.removeprefix(MOONCAKE).rpartition(":")
+        if not host or not port.isdecimal():
+            raise StorageError(f"shared store {place}: allowed: {MOONCAKE}HOST:PORT")
+        self._client = _new_client(place)
+        try:
+            own = _own_address(host, int(port))
+        except OSError as error:
+            raise StorageError(f"shared store {place}: {error.strerror or error}") from error
+        master = f"{host}:{port}"
+        code = self._client.setup(own, _HANDSHAKE, adds, _BUFFER_BYTES, "tcp", "", master)
+        if code:
+            raise StorageError(f"shared store {place}: no master takes us (code {code})")
+
+    def holds(self, keys: Sequence[str]) -> list[bool]:
+        """See ``SharedStore``."""
+        there: list[int] = self._client.batch_is_exist(list(keys))
+        if any(code < 0 for code in there):
+            raise OSError("the master does not answer")
+        return [bool(code) for code in there]
+
+    def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
+        """See ``SharedStore``."""
+        value = self._client.get_buffer(key)
+        views = [memoryview(part).cast("B") for part in parts]
+        if value is None or value.size() != sum(len(view) for view in views):
+            return False
+        source, at = memoryview(value).cast("B"), 0
+        for view in views:
+            view[:] = source[at : at + len(view)]
+            at += len(view)
+        return True
+
+    def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
+        """See ``SharedStore``; a value that is there stays as it is."""
+        if code := self._client.put_parts(key, *parts):
+            raise OSError(f"the store did not take a value (code {code})")
+
+    def remove(self, key: str) -> None:
+        """See ``SharedStore``; one that was read within ten seconds stays, by its lease."""
+        self._client.remove(key)
+
+    def close(self) -> None:
+        """See ``SharedStore``; values in this process's memory go."""
+        self._client.close()
+
+
+def _new_client(place: str) -> Any:
+    try:
+        from mooncake.store import MooncakeDistributedStore
+    except ImportError as error:
+        raise StorageError(f"shared store {place}: {error}: {_INSTALL}") from error
+    return MooncakeDistributedStore()
+
+
+def _own_address(host: str, port: int) -> str:
+    """By which address of this machine the master is reached; where nobody answers, Mooncake
+    itself would try for ever."""
+    with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
+        return str(connection.getsockname()[0])

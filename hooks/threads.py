@@ -1,0 +1,110 @@
+"""Warnings that are logged once, however often their cause comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+
+class Once:
+    """Logs each kind of warning the first time only.
+
+    Args:
+        logger: Where the warnings go.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._said: set[str] = set()
+
+    def warn(self, what: str, message: str, *args: object) -> None:
+        """Log ``message`` unless there was a warning of ``what`` before."""
+        if what not in self._said:
+            self._said.add(what)
+            self._logger.warning(message, *args)
+
+    def again(self, what: str) -> None:
+        """Let the next warning of ``what`` be logged again."""
+        self._said.discard(what)
+
+
+# Gives our threads their names in the system too, for ``top -H`` and ``/proc``.
+
+
+def shown(run: Callable[[], None]) -> Callable[[], None]:
+    """``run``, for a thread whose name is set in Linux first; Linux keeps 15 characters."""
+
+    def call() -> None:
+        path = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+        with contextlib.suppress(OSError):
+            path.write_text(threading.current_thread().name)
+        run()
+
+    return call
+
+
+# A thread for work that must not delay others.
+
+_CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
+
+
+class TaskThread:
+    """Runs tasks one after the other.
+
+    Args:
+        name: The thread's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=shown(self._run), name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, task: Callable[[], None]) -> None:
+        """Run ``task`` after those that were put before; it reports its own failure."""
+        self._tasks.put(task)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a task is under way, or may still come."""
+        return self._thread.is_alive()
+
+    def close(self) -> bool:
+        """Finish the tasks that were put; False if that takes too long."""
+        self._tasks.put(None)
+        self._thread.join(timeout=_CLOSE_S)
+        return not self.alive
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            with contextlib.suppress(Exception):
+                task()
+
+
+# Our log lines, beside vLLM's.
+
+
+def log_where_vllm_logs() -> None:
+    """Give our loggers vLLM's handlers, unless somebody configured ours."""
+    ours, theirs = logging.getLogger("kvgraph"), logging.getLogger("vllm")
+    if ours.handlers or not theirs.handlers:
+        return
+    ours.handlers = list(theirs.handlers)
+    ours.propagate = False
+    if ours.level == logging.NOTSET:
+        ours.setLevel(theirs.level or logging.INFO)
+
+
+def warn_read_no_more(logger: logging.Logger, what: str, error: Exception) -> None:
+    """Say that something is read no more, without the error's words: they may quote a text."""
+    logger.warning(
+        "kvgraph: %s is read no more (%s); callers may say it",
+        what,
+        type(error).__name__,
+        exc_info=logger.isEnabledFor(logging.DEBUG),
+    )

@@ -1,0 +1,492 @@
+"""Where a worker's records are kept, a disk or a store, and the thread that reads and writes them,
+so that a slow one delays nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import torch
+
+from ...kernels.arena import Arena
+from ...kernels.gpu.streams import Fence, Ticket, TransferStream
+from ...kernels.tensors import StorageError
+from ..threads import TaskThread, shown
+from .jobs import Demote, Job, Load, Share, positions
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+# Notices a disk or a store that no longer answers, so that it holds up nobody who waits for it.
+
+PATIENCE_S: Final = 5.0  # a working disk takes a small part of it per record; chosen
+
+
+class AnswerWatch:
+    """Jobs of a lane's thread, until one side has answered for each: that thread, or whoever
+    waits.
+
+    A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
+    waiting side answers instead, and what the lane's thread reports later is ignored.
+
+    Attributes:
+        stuck: Whether nothing has moved for too long.
+
+    Args:
+        clock: Monotonic seconds.
+        patience_s: Seconds without a record read or written after which the lane counts as stuck.
+    """
+
+    def __init__(self, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._jobs: dict[int, Job] = {}  # ``pop`` is how either side takes a job, and it alone
+        self._moved_at = clock()
+        self.stuck = False
+
+    def add(self, job: Job) -> None:
+        """Note that the lane's thread was given ``job``."""
+        if not self._jobs:
+            self._moved_at = self._clock()
+        self._jobs[job.id] = job
+
+    def moved(self) -> None:
+        """Note that a record was read or written."""
+        self._moved_at = self._clock()
+        self.stuck = False
+
+    def waits_for(self, job: Job) -> bool:
+        """Whether ``job`` was not given up yet."""
+        return job.id in self._jobs
+
+    def claim(self, job: Job) -> bool:
+        """Whether the caller shall answer for ``job``; then no other caller will."""
+        return self._jobs.pop(job.id, None) is not None
+
+    def overdue(self) -> list[Job]:
+        """Take the jobs to answer for now, as failed: all, once nothing moved for too long."""
+        if not self._jobs or self._clock() - self._moved_at < self._patience_s:
+            return []
+        self.stuck = True
+        return [job for job in list(self._jobs.values()) if self.claim(job)]
+
+
+RECORD_KEY_BYTES: Final = 32
+LAST_WRITES_S: Final = 4.0
+"""Seconds for which copies are written when an engine ends; chosen: vLLM gives its workers five."""
+
+Outcome = Callable[[], Set[int]]  # what failed; or raises
+Rest = Callable[[Set[int], float], None]
+"""Goes on with the positions that failed, and the seconds that it took."""
+
+
+class Records(Protocol):
+    """Records of one size by keys of ``RECORD_KEY_BYTES``: ``DiskTier``, ``SealedRecords``."""
+
+    def write(self, key: bytes, record: ReadableBuffer) -> bool:
+        """Keep a copy of ``record``; False if that failed."""
+
+    def read(self, key: bytes, into: WriteableBuffer) -> bool:
+        """Fill ``into``; False, and ``into`` is undefined, if there is no such record whole."""
+
+    def remove(self, key: bytes) -> None:
+        """Forget a record; unknown keys are ignored."""
+
+    def disown(self) -> None:
+        """Let no other process find what is written from here on."""
+
+    def close(self) -> None:
+        """Let go of what holds the records."""
+
+
+class RecordLane:
+    """Reads and writes records for the memory's thread, which alone calls this.
+
+    Without records, every one is refused.
+
+    Args:
+        name: The thread's name, and what the records are called in errors.
+        records: Where they are kept, if there is such a place.
+        arena: Where copies in memory live.
+        memory: The memory's thread, which goes on with what the lane's has done.
+        watch: Whether the lane's thread still answers.
+        release: Called on the memory's thread with copies that were released meanwhile.
+        refuse: Called there with a job that failed, the seconds that it took, and why.
+
+    Attributes:
+        records: As given.
+        copies: Copies that the lane's thread has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        records: Records | None,
+        arena: Arena,
+        memory: TaskThread,
+        watch: AnswerWatch,
+        release: Callable[[Sequence[int]], None],
+        refuse: Callable[[Job, float, Exception], None],
+    ) -> None:
+        self.copies: set[int] = set()
+        self.records, self._arena, self._memory, self._watch = records, arena, memory, watch
+        self._name, self._release, self._refuse = name, release, refuse
+        self._thread = TaskThread(f"kvgraph-{name}") if records is not None else memory
+        self._freed_late: set[int] = set()  # copies that were released meanwhile
+
+    @property
+    def alive(self) -> bool:
+        """Whether a job is under way, or may still come."""
+        return self._thread.alive
+
+    def close(self) -> bool:
+        """Finish what was begun; False if that takes too long: the records must stay open then.
+
+        What a hanging thread would write must still be what the record's checksum covers.
+        """
+        return self.records is None or self._thread.close()
+
+    def keep_back(self, copies: Sequence[int]) -> list[int]:
+        """Of copies that are released, those that no job uses; the others follow at the end of
+        ``use``."""
+        self._freed_late |= self.copies.intersection(copies)
+        return [copy for copy in copies if copy not in self.copies]
+
+    def use(self, job: Job, operation: Outcome, rest: Rest) -> None:
+        """Let the lane's thread do ``operation``, and the memory's thread continue with ``rest``.
+
+        A job that was given up, or comes while the lane hangs, is refused; nothing is written to
+        the engine's memory then.
+        """
+        if self._watch.stuck:
+            self._refuse(job, 0.0, self._silence())
+            return
+        self._watch.add(job)
+        self.copies.update(job.copies)
+        self._thread.put(lambda: self._work(job, operation, rest))
+
+    def give_up_on_overdue(self) -> None:
+        """Refuse jobs that nobody answered for too long; on the engine's thread."""
+        for job in self._watch.overdue():
+            self._refuse(job, 0.0, self._silence())
+
+    def read_all(
+        self, hashes: Mapping[int, bytes], records: Sequence[int], within_s: float
+    ) -> Set[int]:
+        """Read the records of ``hashes`` by their positions; returns those that could not be read.
+
+        Once ``within_s`` seconds are over, nothing more is read.
+        """
+        until = time.perf_counter() + within_s
+        return {
+            at
+            for at, key in hashes.items()
+            if time.perf_counter() > until or not self._read(key, records[at])
+        }
+
+    def write_all(self, job: Demote | Share, records: Sequence[int]) -> Set[int]:
+        """Write a job's copies; returns the positions that were not taken."""
+        views = map(self._arena.record_view, records)
+        pairs = enumerate(zip(job.hashes, views, strict=True))
+        return {at for at, (key, view) in pairs if not self._write(key, view)}
+
+    def write_last(self, copies: Sequence[tuple[bytes, int]]) -> None:
+        """Write copies before the lane closes, by their hashes and in this order, as many as there
+        is time for."""
+        if self.records is not None and not self._watch.stuck:
+            until = time.perf_counter() + LAST_WRITES_S
+            self._thread.put(lambda: self._write_last(copies, until))
+
+    def erase(self, hashes: Sequence[bytes]) -> None:
+        """Give up records, after what was begun before."""
+        self._thread.put(lambda: self._erase(hashes))
+
+    def disown(self) -> None:
+        """Keep other processes from finding what is written from here on."""
+        if self.records is not None:
+            self._thread.put(self.records.disown)
+
+    # On the lane's thread -----------------------------------------------------------------------
+
+    def _work(self, job: Job, operation: Outcome, rest: Rest) -> None:
+        """Run on the lane's thread; a job that was given up meanwhile is not begun."""
+        began = time.perf_counter()
+        try:
+            failed = operation() if self._watch.waits_for(job) else all_of(job)
+            outcome = functools.partial(_return, failed)
+        except Exception as error:
+            outcome = functools.partial(_raise, error)
+        self._memory.put(lambda: self._back(job, outcome, rest, began))
+
+    def _back(self, job: Job, outcome: Outcome, rest: Rest, began: float) -> None:
+        """Continue on the memory's thread."""
+        self._watch.moved()
+        self.copies.difference_update(job.copies)
+        late = self._freed_late.intersection(job.copies)
+        self._freed_late -= late
+        if self._watch.claim(job):
+            seconds = time.perf_counter() - began
+            try:
+                rest(outcome(), seconds)
+            except Exception as error:
+                self._refuse(job, seconds, error)
+        self._release(sorted(late))
+
+    def _write_last(self, copies: Sequence[tuple[bytes, int]], until: float) -> None:
+        for block_hash, record in copies:
+            if time.perf_counter() > until:
+                return
+            self._write(block_hash, self._arena.record_view(record))
+
+    def _write(self, block_hash: bytes, view: memoryview) -> bool:
+        written = self.records is not None and self.records.write(_record_key(block_hash), view)
+        self._watch.moved()
+        return written
+
+    def _read(self, block_hash: bytes, record: int) -> bool:
+        view = self._arena.record_view(record)
+        found = self.records is not None and self.records.read(_record_key(block_hash), view)
+        self._watch.moved()
+        return found
+
+    def _erase(self, hashes: Sequence[bytes]) -> None:
+        if self.records is not None:
+            for block_hash in hashes:
+                self.records.remove(_record_key(block_hash))
+
+    def _silence(self) -> StorageError:
+        return StorageError(f"the {self._name} does not answer")
+
+
+def all_of(job: Job) -> frozenset[int]:
+    """Every position that an answer to a job can name."""
+    return frozenset(range(positions(job)))
+
+
+def _return(failed: Set[int]) -> Set[int]:
+    return failed
+
+
+def _raise(error: Exception) -> Set[int]:
+    raise error
+
+
+def _record_key(block_hash: bytes) -> bytes:
+    return block_hash.ljust(RECORD_KEY_BYTES, b"\0")
+
+
+# A worker's records that are not in memory: on its disk, and in the shared store.
+
+STORE_PATIENCE_S: Final = 0.5
+"""Seconds without a record after which nobody waits for the shared store; chosen: half of the
+second in which an engine shall be rid of one that died."""
+
+Source = tuple[RecordLane, dict[int, bytes], float]  # what is read of it, and within which time
+
+
+class RecordLanes:
+    """The disk's lane, and two of the store: for it is read by who waits, and written by nobody.
+
+    Args:
+        disk: The disk tier, if there is one.
+        store: The shared store's records of this worker's shard, if there is one.
+        arena, memory, release, refuse: See ``RecordLane``.
+        watch: Whether the disk still answers.
+
+    Attributes:
+        disk, store_in, store_out: The lanes; the latter two read the store and write to it.
+    """
+
+    def __init__(
+        self,
+        disk: Records | None,
+        store: Records | None,
+        arena: Arena,
+        memory: TaskThread,
+        watch: AnswerWatch | None,
+        release: Callable[[Sequence[int]], None],
+        refuse: Callable[[Job, float, Exception], None],
+    ) -> None:
+        def lane(name: str, records: Records | None, watch: AnswerWatch) -> RecordLane:
+            return RecordLane(name, records, arena, memory, watch, release, refuse)
+
+        clock = time.monotonic
+        self.disk = lane("disk", disk, watch or AnswerWatch(clock))
+        self.store_in = lane("store", store, AnswerWatch(clock, STORE_PATIENCE_S))
+        self.store_out = lane("store", store, AnswerWatch(clock, STORE_PATIENCE_S))
+
+    def __iter__(self) -> Iterator[RecordLane]:
+        return iter((self.disk, self.store_in, self.store_out))
+
+    def close(self) -> bool:
+        """Finish what was begun and close what keeps the records; False if a lane hangs: what it
+        uses stays open."""
+        disk, store_in, store_out = (lane.close() for lane in self)
+        ended = ((disk, self.disk.records), (store_in and store_out, self.store_in.records))
+        for over, records in ended:
+            if over and records is not None:
+                records.close()
+        return disk and store_in and store_out
+
+    def keep_back(self, copies: Sequence[int]) -> Sequence[int]:
+        """Of copies that are released, those that no job uses; see ``RecordLane``."""
+        for lane in self:
+            copies = lane.keep_back(copies)
+        return copies
+
+    def disown(self) -> None:
+        """Keep other processes from finding what is written from here on."""
+        self.disk.disown()
+        self.store_out.disown()
+
+    def give_up_on_overdue(self) -> None:
+        """Refuse jobs that disk or store has not answered for too long; on the engine's thread."""
+        for lane in self:
+            lane.give_up_on_overdue()
+
+    def write(self, job: Demote | Share, records: Sequence[int], rest: Rest) -> None:
+        """Write a job's copies to where it says; ``rest`` hears which were not taken."""
+        lane = self.disk if isinstance(job, Demote) else self.store_out
+        lane.use(job, lambda: lane.write_all(job, records), rest)
+
+    def read(self, job: Load, records: Sequence[int], rest: Rest) -> None:
+        """Read what a load's copies are not in memory of; ``rest`` hears which failed."""
+        sources = [
+            (self.disk, job.from_disk, math.inf),
+            (self.store_in, job.from_store, job.within_s),
+        ]
+        self._read(job, records, rest, [each for each in sources if each[1]], frozenset(), 0.0)
+
+    def _read(
+        self,
+        job: Load,
+        records: Sequence[int],
+        rest: Rest,
+        sources: Sequence[Source],
+        failed: Set[int],
+        before: float,
+    ) -> None:
+        """Read from one source after the other."""
+        if not sources:
+            rest(failed, before)
+            return
+        (lane, hashes, within_s), *others = sources
+        reads = {at: hashes[at] for at in sorted(hashes)}
+        lane.use(
+            job,
+            lambda: lane.read_all(reads, records, within_s),
+            lambda more, seconds: self._read(
+                job, records, rest, others, failed | more, before + seconds
+            ),
+        )
+
+
+def kept_by(job: Job) -> str:
+    """Where the records of a job are."""
+    shared = isinstance(job, Share) or (isinstance(job, Load) and not job.from_disk)
+    return "the store" if shared else "the disk"
+
+
+# One direction of a worker's transfers, whose thread and stream wait for no other direction.
+
+_CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
+_MOST_QUEUED: Final = 16  # moves that a device has before the first is waited for; chosen
+
+OnDone = Callable[[float, Exception | None], None]
+
+
+class _Order(NamedTuple):
+    fence: Fence
+    move: Callable[[], None]
+    told: OnDone
+
+
+class TransferLane:
+    """Does moves in their order, on a thread of its own.
+
+    What is ordered goes to the device at once, so that it passes from one move to the next; only
+    then is the oldest waited for, asleep.
+
+    Args:
+        name: The thread's name.
+        device: The device of the engine's memory.
+        first: Whether the device is to prefer these moves to those of other lanes.
+    """
+
+    def __init__(self, name: str, device: torch.device, first: bool = False) -> None:
+        self._stream = TransferStream(device, first)
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self._queued: deque[tuple[Ticket, OnDone]] = deque()
+        self._thread = threading.Thread(target=shown(self._run), name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, fence: Fence, move: Callable[[], None], told: OnDone) -> None:
+        """Do ``move`` behind ``fence``; ``told`` hears how many seconds it took, and why it failed.
+
+        It hears that on the lane's thread, once nothing of the move is under way any more.
+        """
+        self._orders.put(_Order(fence, move, told))
+
+    def close(self) -> bool:
+        """Finish the moves that were put; False if that takes too long."""
+        self._orders.put(None)
+        self._thread.join(timeout=_CLOSE_S)
+        return not self._thread.is_alive()
+
+    # On the lane's thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # a device that is gone fails each move by itself
+            self._stream.bind_thread()
+        while (order := self._next()) is not None:
+            self._begin(order)
+        while self._queued:
+            self._settle()
+
+    def _next(self) -> _Order | None:
+        """Take the next order; what is under way is settled as long as there is none."""
+        while self._queued:
+            over = _is_over(self._queued[0][0])
+            if not over and len(self._queued) < _MOST_QUEUED:
+                with contextlib.suppress(Empty):
+                    return self._orders.get_nowait()
+            self._settle()
+        return self._orders.get()
+
+    def _begin(self, order: _Order) -> None:
+        try:
+            ticket = self._stream.run(order.fence, order.move)
+        except Exception as error:
+            _tell(order.told, 0.0, error)
+        else:
+            self._queued.append((ticket, order.told))
+
+    def _settle(self) -> None:
+        ticket, told = self._queued.popleft()
+        try:
+            ticket.wait()
+            seconds = ticket.seconds()
+        except Exception as error:
+            _tell(told, 0.0, error)
+        else:
+            _tell(told, seconds, None)
+
+
+def _is_over(ticket: Ticket) -> bool:
+    """Whether a move need not be waited for; one that cannot be asked fails where it is settled."""
+    try:
+        return ticket.done()
+    except Exception:
+        return True
+
+
+def _tell(told: OnDone, seconds: float, error: Exception | None) -> None:
+    with contextlib.suppress(Exception):  # the lane goes on, whoever asked for this move
+        told(seconds, error)

@@ -1,0 +1,286 @@
+"""Marks chats on their way through the API process: the engine learns each message's layer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from ...requests.borders import MARKS_KEY, handed_over, marks_of
+from ...requests.hints import KEY
+from ...requests.messages import (
+    CHAT_KEY,
+    CLIENTS,
+    ClientMessage,
+    LayerMarker,
+    RenderedChat,
+    client_messages,
+    resolved,
+    take_hints,
+)
+from ...settings import reads_layers
+from ...threads import Once
+
+if TYPE_CHECKING:
+    from vllm.renderers import BaseRenderer, ChatParams
+    from vllm.v1.engine import EngineCoreRequest
+
+# Surfaces that make other messages of a client's: its own are noted before, for hints.
+#
+# Of Anthropic's API, ``cache_control`` is read from the raw body: vLLM's protocol drops it.
+
+logger = logging.getLogger(__name__)
+
+_MARK: Final = "_kvgraph_wrapped"
+_once = Once(logger)
+_TTL_S: Final = {"5m": 300.0, "1h": 3600.0}
+"""How long a breakpoint keeps what stands before it; the first is Anthropic's default."""
+_MOST: Final = 4  # breakpoints of a request, as Anthropic allows
+
+
+def note_clients() -> None:
+    """From now on, note a client's own messages where vLLM's serving classes make others.
+
+    Called with every chat: a server renders one before it serves, when it has loaded these classes;
+    other processes never load them.
+    """
+    for module, name, method, note in _SURFACES:
+        if (loaded := sys.modules.get(module)) is not None:
+            _wrap(getattr(loaded, name), method, note)
+
+
+def _wrap(kind: type, name: str, note: Any) -> None:
+    original = getattr(kind, name)
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    async def noted(self: Any, request: Any, raw_request: Any = None, *rest: Any) -> Any:
+        token = None
+        try:
+            token = CLIENTS.set(await note(request, raw_request))
+        except Exception as error:  # whatever a client sends: vLLM is to judge it
+            _once.warn("note", "kvgraph: a client's messages are not read (%s); ignored",
+                       type(error).__name__)  # fmt: skip
+        try:
+            return await original(self, request, raw_request, *rest)
+        finally:
+            if token is not None:
+                CLIENTS.reset(token)
+
+    setattr(noted, _MARK, True)
+    setattr(kind, name, noted)
+
+
+async def _of_responses(request: Any, raw_request: Any) -> list[ClientMessage]:
+    items = request.input
+    if isinstance(items, str):
+        return [ClientMessage("user", (items,))]
+    return client_messages(items)
+
+
+async def _of_anthropic(request: Any, raw_request: Any) -> list[ClientMessage]:
+    messages = client_messages(request.messages)
+    (system,) = client_messages([{"role": "system", "content": request.system}])
+    body = await raw_request.body() if raw_request is not None else b""
+    if b"cache_control" in body:
+        hints = list(_breakpoints(json.loads(body), len(messages)))
+        if hints:
+            _add(request, hints)
+    return [system._replace(numbered=False), *messages]
+
+
+def _add(request: Any, hints: Sequence[dict[str, Any]]) -> None:
+    """Put hints into a request beside what its client says itself, which stands before them."""
+    transfer = dict(request.kv_transfer_params or {})
+    said = transfer.get(KEY)
+    said = dict(said) if isinstance(said, dict) else {}
+    listed = said.get("messages")
+    said["messages"] = [*hints, *(listed if isinstance(listed, list) else ())]
+    request.kv_transfer_params = {**transfer, KEY: said}
+
+
+def _breakpoints(body: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """Hints that keep what stands up to the last breakpoint, for as long as it says."""
+    last, seconds = -1, 0.0
+    for index, message in enumerate(body.get("messages") or ()):
+        for ttl in _controls(message):
+            last, seconds = index, max(seconds, ttl)
+    heads = [*_controls(body.get("system")), *_controls(body.get("tools"))]
+    if heads or last >= 0:
+        yield {"role": "system", "pinned": max([seconds, *heads])}
+    for index in range(min(last + 1, count)):
+        yield {"index": index, "pinned": seconds}
+
+
+def _controls(value: Any, depth: int = 0) -> Iterator[float]:
+    """The seconds that each breakpoint in a part of the body asks for."""
+    if isinstance(value, Mapping):
+        control = value.get("cache_control")
+        if isinstance(control, Mapping) and control.get("type") == "ephemeral":
+            yield _TTL_S.get(str(control.get("ttl")), _TTL_S["5m"])
+        if depth < _MOST:
+            yield from _controls(value.get("content"), depth + 1)
+    elif isinstance(value, list) and depth < _MOST:
+        for each in value:
+            yield from _controls(each, depth + 1)
+
+
+_SURFACES: Final = (
+    ("vllm.entrypoints.anthropic.serving", "AnthropicServingMessages", "create_messages",
+     _of_anthropic),
+    ("vllm.entrypoints.openai.responses.serving", "OpenAIServingResponses", "create_responses",
+     _of_responses),
+)  # fmt: skip
+
+
+# What marks the chats of one renderer: the learned borders, and a tokenizer of our own.
+
+_ATTRIBUTE: Final = "_kvgraph_marks"
+
+
+class RendererMarks:
+    """Marks what a renderer has rendered; from any thread."""
+
+    def __init__(self, renderer: BaseRenderer[Any]) -> None:
+        # A tokenizer is for one thread at a time, and vLLM's is in use by its own.
+        self._tokenizer: Any = renderer.get_tokenizer()
+        with contextlib.suppress(Exception):  # one that cannot be copied is shared
+            self._tokenizer = copy.deepcopy(self._tokenizer)
+        self._lock = threading.Lock()
+        self._marker: LayerMarker | None = None
+        transfer = renderer.config.kv_transfer_config
+        extra = transfer.kv_connector_extra_config if transfer is not None else {}
+        table = handed_over(extra, os.environ) if reads_layers() else None
+        if table is not None and table.are_of(str(renderer.config.model_config.model)):
+            self._marker, self._proof = LayerMarker(table, self._tokenizer), table.proof
+
+    @staticmethod
+    def of(renderer: BaseRenderer[Any]) -> RendererMarks:
+        """Those of a renderer, made once."""
+        found = getattr(renderer, _ATTRIBUTE, None)
+        if found is None:
+            found = RendererMarks(renderer)
+            setattr(renderer, _ATTRIBUTE, found)
+        return found
+
+    def chat(
+        self, prompt: Mapping[str, Any], messages: Sequence[Any], extras: Mapping[str, Any]
+    ) -> RenderedChat:
+        """A prompt's chat.
+
+        Args:
+            messages: What was rendered.
+            extras: What else the template was given.
+        """
+        tokens, text = prompt["prompt_token_ids"], prompt.get("prompt")
+        marks = None
+        if self._marker is not None:
+            with self._lock:
+                marks = marks_of(self._proof, self._marker.runs(tokens, text, messages, extras))
+        own = CLIENTS.get() or client_messages(messages)
+        return RenderedChat(marks, own, tokens, text, self._tokenizer)
+
+
+_LONG: Final = 4096  # tokens of a prompt that is marked beside the API's loop; chosen
+
+
+def mark_chats() -> None:
+    """From now on, mark what renderers make of messages, and hand the marks to the engine.
+
+    Raises:
+        AttributeError: This vLLM has no such renderers.
+    """
+    renderer = import_module("vllm.renderers.base").BaseRenderer
+    processor = import_module("vllm.v1.engine.input_processor").InputProcessor
+    if hasattr(renderer.render_chat_async, _MARK):
+        return
+    _wrap_rendering(renderer)
+    _wrap_processing(processor)
+
+
+def _wrap_rendering(kind: type[BaseRenderer[Any]]) -> None:
+    render, render_async = kind.render_chat, kind.render_chat_async
+
+    @functools.wraps(render)
+    def render_chat(self: Any, conversations: Any, chat_params: ChatParams, *rest: Any,
+                    **named: Any) -> Any:  # fmt: skip
+        rendered = render(self, conversations, chat_params, *rest, **named)
+        _mark_all(self, rendered, chat_params)
+        return rendered
+
+    @functools.wraps(render_async)
+    async def render_chat_async(self: Any, conversations: Any, chat_params: ChatParams,
+                                *rest: Any, **named: Any) -> Any:  # fmt: skip
+        rendered = await render_async(self, conversations, chat_params, *rest, **named)
+        if any(len(each.get("prompt_token_ids") or ()) > _LONG for each in rendered[1]):
+            await asyncio.to_thread(_mark_all, self, rendered, chat_params)
+        else:
+            _mark_all(self, rendered, chat_params)
+        return rendered
+
+    setattr(render_chat_async, _MARK, True)
+    kind.render_chat = render_chat
+    kind.render_chat_async = render_chat_async
+
+
+def _wrap_processing(kind: Any) -> None:
+    process = kind.process_inputs
+
+    @functools.wraps(process)
+    def process_inputs(self: Any, request_id: str, prompt: Any, *rest: Any, **named: Any) -> Any:
+        request = process(self, request_id, prompt, *rest, **named)
+        try:
+            hand_over(request, prompt)
+        except Exception as error:
+            _once.warn("hand over", "kvgraph: a chat's layers are not told (%s)", _kind(error))
+        return request
+
+    kind.process_inputs = process_inputs
+
+
+def hand_over(request: EngineCoreRequest, prompt: Any) -> None:
+    """Put the marks of a rendered prompt where the engine's scheduler finds them.
+
+    The client's own objects are not changed: several requests may share them.
+    """
+    params = request.sampling_params
+    if params is None:
+        return
+    extra = dict(params.extra_args or {})
+    chat = prompt.get(CHAT_KEY) if isinstance(prompt, Mapping) else None
+    transfer: dict[str, Any] = {}
+    if said := take_hints(extra, _once):
+        transfer[KEY] = resolved(said, chat, _once)
+    if chat is not None and chat.marks is not None:
+        transfer[MARKS_KEY] = chat.marks
+    if transfer:
+        extra["kv_transfer_params"] = {**(extra.get("kv_transfer_params") or {}), **transfer}
+    params.extra_args = extra or None
+
+
+def _mark_all(
+    renderer: Any, rendered: tuple[Sequence[Any], Sequence[Any]], params: ChatParams
+) -> None:
+    """Note the layers of each rendered conversation beside its tokens; never raises."""
+    try:
+        note_clients()
+        marks = RendererMarks.of(renderer)
+        for messages, prompt in zip(*rendered, strict=True):
+            if prompt.get("prompt_token_ids"):
+                prompt[CHAT_KEY] = marks.chat(prompt, messages, params.chat_template_kwargs)
+    except Exception as error:  # a client's request must go on whatever it contains
+        _once.warn("mark", "kvgraph: a chat's layers are not read (%s)", _kind(error))
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__

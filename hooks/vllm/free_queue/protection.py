@@ -1,0 +1,395 @@
+"""Keeps protected blocks away from the head of vLLM's free queue.
+
+Looking at the head costs time, so it is looked at only when half of the blocks that were last seen
+there are gone. Where hardly any block is free but protected ones, the whole queue is looked through
+one time, and the protected blocks that it held then go in their order; those freed later follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress, islice
+from operator import not_
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ....graph.types import MOST_SHARE, Keys
+from ....graph.wire.advice import EvictionRanking
+from ...keys import key_in_pool, keys_in_pool
+from ...link.mailbox import places_of
+from ..index import hash_of, stands
+from .window import move_behind
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+# ``ProtectedKeys``: the keys that a ranking or a caller protects.
+#
+# Which blocks are protected changes more slowly than the order of eviction, and an engine needs
+# the protection most when its sidecar is late. Therefore it is remembered longer, and a
+# caller's statement counts until a ranking knows that the request is over: then it knows all of
+# its blocks.
+
+_LOOK_THROUGH_S: Final = 1.0  # between two looks through what is stated; chosen
+_NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
+_Said = tuple[float, float]  # when a caller stated it, and when that request was over
+
+
+class ProtectedKeys:
+    """The keys that are protected, and how precious each is.
+
+    Args:
+        blocks: Number of blocks in the pool.
+        stale_s: Seconds for which a caller's statement counts if no sidecar knows of it.
+        clock: Monotonic seconds, the clock that rankings are dated in.
+
+    Attributes:
+        evicted_protected: Protected blocks that the engine evicted since its start.
+    """
+
+    def __init__(self, blocks: int, stale_s: float, clock: Callable[[], float]) -> None:
+        self.evicted_protected = 0
+        self._stale_s = stale_s
+        self._clock = clock
+        self._most_stated = int(MOST_SHARE * blocks)  # until a sidecar knows them, and their price
+        self._stated: dict[int, _Said] = {}  # by key, the latest last
+        self._over: set[int] = set()  # the part of these whose last word was that it is over
+        self._looked_through = 0.0  # ts of the ranking by which these were looked through
+        self._linked_since = -math.inf  # when the last ranking was made
+        self._keys = _NO_KEYS
+        self._place: dict[int, int] = {}  # of each protected key, the least precious first
+
+    def __bool__(self) -> bool:
+        return bool(self._place or self._stated)
+
+    def __len__(self) -> int:
+        return len(self._place) + len(self._stated)
+
+    def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
+        """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
+        that changes.
+
+        Args:
+            linked_since: As in ``look_through``: what the last ranking protected and the first one
+                after this time does not stays protected for as long as what no sidecar knows.
+        """
+        keys = _NO_KEYS if ranking is None else ranking.protected
+        if keys is self._keys:
+            return False
+        news = keys.tobytes() != self._keys.tobytes()
+        before = self._place
+        if news:
+            self._place = {} if ranking is None else places_of(ranking)
+        if ranking is not None and ranking.ts >= linked_since != self._linked_since:
+            self._linked_since = linked_since
+            self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())
+        self._keys = keys
+        return news
+
+    def state(self, keys: Sequence[int]) -> None:
+        """Protect what the caller of a request that starts states, until a ranking knows that it is
+        over."""
+        stated, said = self._stated, (self._clock(), math.inf)
+        for key in keys:
+            stated.pop(key, None)
+            stated[key] = said
+        self._over.difference_update(keys)
+        self._forget_beyond_share()
+
+    def over(self, keys: Sequence[int]) -> None:
+        """Note that a request which stated these is over, as the sidecar was told before."""
+        stated, now = self._stated, self._clock()
+        for key in keys:
+            said, _ = stated.pop(key, (now, now))
+            stated[key] = said, now
+        self._over.update(keys)
+        self._forget_beyond_share()
+
+    def stated_among(self, blocks: Sequence[KVCacheBlock]) -> Sequence[KVCacheBlock]:
+        """Those of some cached blocks that a caller's statement protects."""
+        stated = self._stated
+        hashes = list(map(hash_of, blocks)) if stated else []
+        keys = keys_in_pool(hashes)
+        if stated.keys().isdisjoint(keys):
+            return ()
+        return list(compress(blocks, map(stated.__contains__, keys)))
+
+    def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
+        """Leave to ``ranking`` the statements that it knows, and forget those of long ago; returns
+        whether there were any.
+
+        Their age alone tells nothing: on busy cores a sidecar may be as far behind. Keys that were
+        last stated, and not said to be over, count and are not looked at: those may be many.
+
+        Args:
+            linked_since: The sidecar may have missed what was stated before this time.
+        """
+        as_of = self._clock() if ranking is None else ranking.ts
+        if not self._over or as_of - self._looked_through < _LOOK_THROUGH_S:
+            return False
+        self._looked_through = as_of
+        known_of = -math.inf if ranking is None else ranking.known_of
+        oldest, stated = self._clock() - self._stale_s, self._stated
+        settled = []
+        for key in self._over:
+            said, over = stated[key]
+            if over <= oldest or (linked_since < said and over < known_of):
+                settled.append(key)
+        for key in settled:
+            del stated[key]
+        self._over.difference_update(settled)
+        return bool(settled)
+
+    def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+        """The protected ones of ``blocks``, and the others, each in their order.
+
+        Usually none is, and then none is looked at by itself.
+        """
+        if not self:
+            return [], blocks
+        hashes = list(map(hash_of, blocks))
+        keys = keys_in_pool(list(filter(None, hashes)))
+        if self._place.keys().isdisjoint(keys) and self._stated.keys().isdisjoint(keys):
+            return [], blocks
+        place, stated, of_cached = self._place, self._stated, iter(keys)
+        marks = [
+            block_hash is not None and ((key := next(of_cached)) in place or key in stated)
+            for block_hash in hashes
+        ]
+        return list(compress(blocks, marks)), list(compress(blocks, map(not_, marks)))
+
+    def ranked(self, blocks: Sequence[KVCacheBlock]) -> list[KVCacheBlock]:
+        """Protected blocks, the least precious first."""
+        keys, place = keys_in_pool(list(map(hash_of, blocks))), self._place
+        ranks = np.fromiter((place.get(key, -1) for key in keys), np.int64, len(keys))
+        return [blocks[at] for at in ranks.argsort(kind="stable").tolist()]
+
+    def rank_of(self, block: KVCacheBlock) -> int | None:
+        """How precious a protected block is; None if it is not protected."""
+        block_hash = block.block_hash
+        if block_hash is None:
+            return None
+        key = key_in_pool(block_hash)
+        return self._place.get(key, -1 if key in self._stated else None)
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """Note that the engine evicted ``keys``."""
+        place, stated = self._place, self._stated
+        if place or stated:
+            self.evicted_protected += sum(map(place.__contains__, keys))
+        if stated:
+            self.evicted_protected += sum(key in stated and key not in place for key in keys)
+
+    def reset(self) -> None:
+        """Forget what is protected: the prefix cache was reset."""
+        self._keys, self._place = _NO_KEYS, {}
+        self._stated.clear()
+        self._over.clear()
+
+    def _keep_unheard(self, keys: Iterable[int]) -> None:
+        """Keep what an earlier sidecar protected, of which the one that ranks now may not know."""
+        unheard = dict.fromkeys(keys, (-math.inf, self._clock()))
+        self._stated.update(unheard)
+        self._over.update(unheard)
+        self._forget_beyond_share()
+
+    def _forget_beyond_share(self) -> None:
+        """Forget what was stated first, where callers state more than their share of the pool."""
+        stated = self._stated
+        while len(stated) > self._most_stated:
+            first = next(iter(stated))
+            del stated[first]
+            self._over.discard(first)
+
+
+class HeadGuard:
+    """Moves protected blocks that the engine would take next to the queue's back.
+
+    If no other block is free, the least precious are laid at the head; a block that becomes free
+    then goes before them.
+
+    Args:
+        pool: The live block pool.
+        blocks_per_step: The most blocks that one engine step can allocate.
+        protection: The keys that are protected; whoever changes them says so (``forget_head``).
+
+    Attributes:
+        moved: Blocks moved since the engine's start.
+        reach: The most blocks that the next step can take.
+        relaid: Told the numbers of blocks that were moved to the back.
+        covered: Called when blocks were laid before those that stood at the head.
+    """
+
+    def __init__(self, pool: BlockPool, blocks_per_step: int, protection: ProtectedKeys) -> None:
+        self.moved = 0
+        self.relaid: Callable[[Sequence[int]], object] = len
+        self.covered: Callable[[], object] = int
+        self._ready: set[int] = set()  # ids of those that stand from the marker on
+        self._ready_for = 0  # so many blocks, from the marker on, can go first
+        self._pool = pool
+        self.reach = blocks_per_step
+        self._protection = protection
+        self._marker: tuple[KVCacheBlock, bytes] | None = None  # of what was seen at the head
+        self._only_protected_are_free = False
+        self._next: deque[tuple[KVCacheBlock, bytes]] = deque()  # protected, the next first; hashes
+        self._known: dict[int, bytes] = {}  # hashes of all that stood in the queue then, by number
+
+    @property
+    def stands(self) -> bool:
+        """Whether anything that was seen of the queue is relied on: what can go first at the head,
+        or all of it."""
+        return self._marker is not None or self._only_protected_are_free
+
+    def step(self) -> None:
+        """Ensure that the next step takes no protected block, if any other is free."""
+        if not self._protection:
+            self.forget_head(and_who_is_free=True)
+            return
+        if self._only_protected_are_free and self._known:
+            self._let_go_first_what_came_last()
+        if self._head_is_clear():
+            return
+        protected, others = self._look(2 * self.reach if self._next else None)
+        self._only_protected_are_free = len(others) < self.reach
+        if self._only_protected_are_free:
+            if not self._next:  # all of the queue was looked at
+                ranked = self._protection.ranked(protected)
+                self._next.extend(zip(ranked, map(hash_of, ranked), strict=True))
+                self._known = {block.block_id: hash_of(block) for block in chain(others, ranked)}
+            self._least_precious_first(others)
+            return
+        self._next.clear()
+        self._known.clear()
+        if protected:
+            self._to_back(protected, others[-1])
+
+    def forget_head(self, *, and_who_is_free: bool = False) -> None:
+        """Look at the head again before the next step.
+
+        Args:
+            and_who_is_free: Forget as well whether only protected blocks were free: others may
+                have moved since.
+        """
+        self._marker = None
+        self._next.clear()
+        self._known.clear()
+        if and_who_is_free:
+            self._only_protected_are_free = False
+
+    def freed(self) -> None:
+        """Note that blocks were given back: they go before the protected ones if no other
+        is free."""
+        if self._only_protected_are_free:
+            self._let_go_first_what_came_last()
+
+    def touched(self, ids: Sequence[int]) -> bool:
+        """Note that blocks were used again, wherever in the queue they stood; returns whether
+        the head is to be looked at again."""
+        for number in ids if self._known else ():
+            self._known.pop(number, None)  # it is freed to the back again
+        if self._marker is None:
+            return False
+        before = len(self._ready)
+        self._ready.difference_update(ids)
+        fewer = before - len(self._ready)
+        self._ready_for -= fewer
+        return fewer > 0 and self._ready_for < self.reach
+
+    def _head_is_clear(self) -> bool:
+        """Whether at least a step's blocks are left of those that were seen at the head."""
+        if self._marker is None or self.reach > self._ready_for:
+            return False
+        if stands(*self._marker):
+            return True
+        self._marker = None
+        return False
+
+    def _look(self, most: int | None) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+        """The protected blocks near the head, and the others there: as many as two steps can take.
+
+        There can be several protected blocks per key: duplicates, and one in each group of layers.
+
+        Args:
+            most: Blocks to look at; None: until there are so many others.
+        """
+        step = self.reach
+        protected: list[KVCacheBlock] = []
+        others: list[KVCacheBlock] = []
+        walk = islice(self._pool.free_block_queue.iter_blocks_after(None), most)
+        while seen := list(islice(walk, 2 * step - len(others))):
+            kept, free = self._protection.parted(seen)
+            protected += kept
+            others += free
+        if len(others) >= step:
+            self._mark(others[-step:])  # while the first stands there, a step's blocks are left
+        return protected, others
+
+    def _mark(self, ready: Sequence[KVCacheBlock]) -> None:
+        self._marker, self._ready_for = (ready[0], hash_of(ready[0])), self.reach
+        self._ready = {block.block_id for block in ready}
+
+    def _to_back(self, protected: list[KVCacheBlock], last_other: KVCacheBlock) -> None:
+        """Move some protected blocks to the back, the most precious last.
+
+        Args:
+            last_other: Of the others that were seen; if the queue ends with one of ``protected``,
+                behind it stand no others.
+        """
+        back = self._pool.free_block_queue.fake_free_list_tail.prev_free_block
+        place = last_other if protected[-1] is back else back
+        self.moved += move_behind(place, self._protection.ranked(protected))
+        self.relaid([block.block_id for block in protected])
+
+    def _least_precious_first(self, others: list[KVCacheBlock]) -> None:
+        """Lay as many protected blocks as two steps can take behind ``others``, in their order."""
+        while self._next and not stands(*self._next[0]):
+            self._next.popleft()
+        standing = (block for block, block_hash in self._next if stands(block, block_hash))
+        chosen, lapsed = self._protection.parted(list(islice(standing, 2 * self.reach)))
+        if lapsed:
+            self._next.clear()  # look at all of the queue next time
+        self._to_front(others + chosen)
+        if chosen:
+            self._mark(chosen[len(chosen) // 2 :])
+
+    def _let_go_first_what_came_last(self) -> None:
+        """Move blocks that are not protected, and became free since the queue was looked through,
+        to its head.
+
+        The beginning of a chain may be protected, and is freed after the rest of it.
+        """
+        queue, known = self._pool.free_block_queue, self._known
+        new: list[KVCacheBlock] = []
+        block = queue.fake_free_list_tail.prev_free_block
+        while block is not queue.fake_free_list_head:
+            block_hash = hash_of(block)
+            if block_hash is not None and known.get(block.block_id) is block_hash:
+                break  # what stands before it was seen
+            new.append(block)
+            block = block.prev_free_block
+        if not new:
+            return
+        known.update((block.block_id, hash_of(block)) for block in new)
+        _, others = self._protection.parted(new[::-1])
+        blanks = self._blanks() if others else []
+        if others and len(blanks) < 2 * self.reach:
+            there = {block.block_id for block in blanks}
+            self._to_front(blanks + [block for block in others if block.block_id not in there])
+
+    def _blanks(self) -> list[KVCacheBlock]:
+        """The empty blocks at the head, which always go first."""
+        blanks: list[KVCacheBlock] = []
+        for block in self._pool.free_block_queue.iter_blocks_after(None):
+            if block.block_hash is not None or len(blanks) == 2 * self.reach:
+                break
+            blanks.append(block)
+        return blanks
+
+    def _to_front(self, blocks: list[KVCacheBlock]) -> None:
+        if moved := move_behind(self._pool.free_block_queue.fake_free_list_head, blocks):
+            self.moved += moved
+            self.covered()

@@ -1,0 +1,234 @@
+"""``ObservedGroup``: the KV cache group whose blocks we observe."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import lcm
+from typing import TYPE_CHECKING, Final
+
+from ...graph.wire.events import CacheGroup, GroupKind
+from ..keys import GROUP_BYTES
+from .shapes import is_full_attention
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedGroup:
+    """The KV cache group whose blocks we observe; sizes in tokens.
+
+    Attributes:
+        index: Which of the engine's groups it is.
+        block_size, hash_block_size: Of its blocks, and of what a request's hashes cover each.
+        groups_take: Blocks that all groups take at most where this one takes a block.
+        skips: Whether vLLM may leave blocks of it out of the prefix cache, as those outside of a
+            window.
+    """
+
+    index: int
+    block_size: int
+    hash_block_size: int
+    groups_take: int = 1
+    skips: bool = False
+
+    @property
+    def scale(self) -> int:
+        """Hashes of a request per block of this group."""
+        return self.block_size // self.hash_block_size
+
+    @property
+    def suffix(self) -> bytes:
+        """The ending of this group's keys in the prefix cache."""
+        return self.index.to_bytes(GROUP_BYTES, "big")
+
+    def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
+        """The hashes of the full blocks in the request's first ``tokens`` tokens."""
+        scale = self.scale
+        # A hash covers its whole prefix, so a larger block's hash is that of its last part.
+        hashes: Sequence[bytes] = request.block_hashes
+        return hashes[scale - 1 : tokens // self.hash_block_size : scale]
+
+    def computed(self, request: Request, exact: int | None) -> Sequence[bytes]:
+        """The hashes of the full blocks whose KV a request that ended left.
+
+        Args:
+            exact: How many of its tokens, from the first on, are exact; None: all.
+        """
+        tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        return self.hashes(request, tokens if exact is None else min(tokens, exact))
+
+
+def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
+    """The group whose prefix reaches furthest back: the first with full attention.
+
+    Hybrid models keep several groups under the same hashes. A sliding-window group drops blocks
+    that the others still hold, so events of several groups would contradict each other.
+    """
+    groups = kv_cache.kv_cache_groups
+    full = [i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec)]
+    index = full[0] if full else 0
+    size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
+    others = (group.kv_cache_spec.block_size for i, group in enumerate(groups) if i != index)
+    take = 1 + sum(-(-size // other) for other in others)
+    return ObservedGroup(index, size, pool.hash_block_size, take, skips=not full)
+
+
+def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
+    """An upper bound of what one step allocates: every batched token new, and a tail per
+    request, in each group."""
+    scheduler = config.scheduler_config
+    blocks = scheduler.max_num_batched_tokens // group.block_size + scheduler.max_num_seqs
+    return int(blocks) * group.groups_take
+
+
+# ``OtherGroups``: which KV cache group ends a match that the observed one would carry on.
+
+
+class OtherGroups:
+    """The KV cache groups beside the observed one.
+
+    vLLM matches a prefix only where every group can go on: one of full attention needs all blocks
+    before it, one of a sliding window the last ones, one of states the last one.
+
+    Args:
+        kv_cache: The engine's groups.
+        pool: The live block pool.
+        observed: The group whose blocks are reported.
+
+    Attributes:
+        named: All groups, as the hello names them.
+    """
+
+    def __init__(self, kv_cache: KVCacheConfig, pool: BlockPool, observed: ObservedGroup) -> None:
+        specs = [_first(group.kv_cache_spec) for group in kv_cache.kv_cache_groups]
+        self.named = tuple(map(_named, specs))
+        self._pool, self._observed, self._scale = pool, observed, pool.hash_block_size
+        matched = [group.block_size for group in self.named if group.kind != GroupKind.OTHER]
+        self._unit = lcm(observed.block_size, *matched)  # matches are multiples of it
+        self._others = [
+            (index, index.to_bytes(GROUP_BYTES, "big"), group)
+            for index, group in enumerate(self.named)
+            if index != observed.index and group.kind != GroupKind.OTHER
+        ]
+
+    def lacking(self, request: Request, cached_tokens: int) -> int | None:
+        """The first other group because of which a lookup found no more than ``cached_tokens``.
+
+        Costs a look at the prefix cache where the observed group has no more either, else as many
+        as a window has blocks in each other group. To be asked right after the lookup.
+
+        Returns:
+            Its place among the groups; None if the observed group lacks the next block itself, if
+            there is none that could be matched, or if no group lacks what is known to be needed.
+        """
+        if not self._others:
+            return None
+        end = cached_tokens - cached_tokens % self._unit + self._unit
+        if end >= request.num_tokens:
+            return None  # the last token is always computed
+        observed = self._observed
+        if not self._has(request, observed.suffix, observed.block_size, cached_tokens, end):
+            return None
+        for index, suffix, group in self._others:
+            start = _needed_from(group, cached_tokens, end)
+            if not self._has(request, suffix, group.block_size, start, end):
+                return index
+        return None
+
+    def _has(self, request: Request, suffix: bytes, size: int, start: int, end: int) -> bool:
+        """Whether a group's blocks that end behind token ``start``, up to ``end``, are cached."""
+        hashes, scale = request.block_hashes, self._scale
+        holds = self._pool.cached_block_hash_to_block.get_one_block  # a reset makes another map
+        ends = range(end, start, -size)  # the last are the likeliest to be gone
+        return all(holds(hashes[each // scale - 1] + suffix) is not None for each in ends)
+
+
+def _first(spec: KVCacheSpec) -> KVCacheSpec:
+    """A group's own specification, or the first of several that differ in sizes alone."""
+    together = getattr(spec, "kv_cache_specs", None)
+    return next(iter(together.values())) if together else spec
+
+
+def _named(spec: KVCacheSpec) -> CacheGroup:
+    return CacheGroup(*_kind(spec), spec.block_size)
+
+
+def _kind(spec: KVCacheSpec) -> tuple[GroupKind, int]:
+    """What a group keeps, and how many tokens of it."""
+    if not getattr(spec, "prefix_cacheable", True):
+        return GroupKind.OTHER, 0
+    if is_full_attention(spec):
+        return GroupKind.FULL, 0
+    if window := getattr(spec, "sliding_window", None):
+        return GroupKind.WINDOW, int(window)
+    if chunk := getattr(spec, "attention_chunk_size", None):
+        return GroupKind.CHUNK, int(chunk)
+    return (GroupKind.STATE if hasattr(spec, "mamba_type") else GroupKind.OTHER), 0
+
+
+def _needed_from(group: CacheGroup, cached_tokens: int, end: int) -> int:
+    """The token behind which a match of ``end`` tokens needs a group's blocks."""
+    size = group.block_size
+    match group.kind:
+        case GroupKind.WINDOW:  # the next token looks at the window less itself
+            blocks = max(1, -(-(group.window - 1) // size))  # vLLM matches by one at least
+            return max(0, end - blocks * size)
+        case GroupKind.CHUNK:
+            return end - end % group.window
+        case GroupKind.STATE:
+            return end - size
+        case _:
+            return cached_tokens
+
+
+# How this engine hashes blocks, so that others can be held against it.
+
+_PATIENCE_S: Final = 0.5  # chosen: vLLM sets the seed some milliseconds after it made us
+_LOOK_S: Final = 0.01  # chosen
+_ROUNDS: Final = 100_000  # of PBKDF2, some 40 ms: who tries every PYTHONHASHSEED needs years
+_DIGEST_BYTES: Final = 4
+
+
+def block_hashing(algorithm: str, patience_s: float = _PATIENCE_S) -> str:
+    """The algorithm, and a digest of the hash that a fixed block gets: ``sha256 5be0cd19``.
+
+    That hash covers what vLLM begins with before a prompt's first block (``NONE_HASH``, from
+    ``PYTHONHASHSEED`` or, without it, for some algorithms at random), and how blocks are
+    serialized. The digest is slow to make, and too short to name the seed.
+
+    Args:
+        algorithm: ``prefix_caching_hash_algo``.
+        patience_s: How long vLLM may take to set the seed; this thread waits.
+
+    Returns:
+        Empty where there is no seed by then, or the algorithm is not known here.
+    """
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import hash_block_tokens
+
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            probe = hash_block_tokens(get_hash_fn_by_name(algorithm), None, (0,))
+        except NameError:  # the seed's: vLLM has not set it yet
+            if time.monotonic() >= until:
+                return ""
+            time.sleep(_LOOK_S)
+        except Exception:
+            return ""
+        else:
+            return f"{algorithm} {_digest(probe)}"
+
+
+@lru_cache(maxsize=8)
+def _digest(probe: bytes) -> str:
+    digest = hashlib.pbkdf2_hmac("sha256", probe, b"kvgraph block hashing", _ROUNDS, _DIGEST_BYTES)
+    return digest.hex()

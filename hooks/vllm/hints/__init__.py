@@ -1,1 +1,0 @@
-"""What callers say of their requests: whose word counts, and what the words are."""

@@ -1,0 +1,174 @@
+"""When the sidecar must hear of the engine's news at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from ...graph.wire.advice import PRESSING_SHARE
+from ...graph.wire.events import AnyEvent, Pressure
+from .tap import Cached
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.request import Request
+
+_LEAST: Final = 1  # block; of a pool so small that the share is less than one
+
+
+class PressingNews:
+    """Has news told at once that cannot wait for the client's next tick, 0.2 s later.
+
+    News is pressing after a step if a good part of the pool was stored since the last time: what
+    goes next should be chosen in sight of it. It is, too, when the last running request ends after
+    as much: the next one may come at once, and it should find advice that knows how this one ended.
+
+    Args:
+        pool_blocks: Blocks of the pool.
+        tell: Has what is queued sent now.
+    """
+
+    def __init__(self, pool_blocks: int, tell: Callable[[], None]) -> None:
+        self._much = max(_LEAST, int(PRESSING_SHARE * pool_blocks))
+        self._tell = tell
+        self._at_step = self._at_rest = 0  # blocks stored until the last time
+
+    def after_step(self, stored: int) -> None:
+        """Have it told if the news is pressing; ``stored``: blocks, since the start."""
+        if stored - self._at_step >= self._much:
+            self._at_step = stored
+            self._tell()
+
+    def at_rest(self, stored: int) -> None:
+        """The same when no request runs any more."""
+        if stored - self._at_rest >= self._much:
+            self._at_rest = stored
+            self._tell()
+
+
+# ``PrefillMeter``: how fast an engine computes prompts, told from when its steps are scheduled.
+
+_SHARE: Final = 0.2  # weight of the newest sample in the mean; chosen, as in ``TransferCosts``
+_LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
+_LONGEST_S: Final = 10.0  # what lies longer apart is no step but a pause; chosen
+
+
+class PrefillMeter:
+    """Running mean of the tokens per second of steps that do not only decode.
+
+    Nobody tells a connector without workers when a step is over. But while a request goes on, the
+    next step is scheduled as soon as a step is over: what lies between two is what one took.
+
+    Args:
+        behind: Steps that are under way while another is scheduled: 1 with asynchronous
+            scheduling, else 0.
+
+    Attributes:
+        tokens_per_s: 0 before the first sample.
+    """
+
+    def __init__(self, behind: int) -> None:
+        self.tokens_per_s = 0.0
+        self._nothing = [0] * (behind + 1)
+        self._tokens = deque(self._nothing, maxlen=behind + 1)
+        self._at = 0.0
+        self._witness: str | None = None
+
+    @classmethod
+    def of(cls, config: VllmConfig) -> PrefillMeter:
+        """The meter of an engine that is configured so."""
+        return cls(1 if getattr(config.scheduler_config, "async_scheduling", False) else 0)
+
+    def told_with(self, pressure: Callable[[], Pressure]) -> Callable[[], AnyEvent]:
+        """The same reports, with the rate."""
+        return lambda: replace(pressure(), prefill_tokens_per_s=round(self.tokens_per_s, 1))
+
+    def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
+        """Note that a step was scheduled.
+
+        Args:
+            tokens: Of the step.
+            running: Requests that go on or began in it, by their ids, the newest last.
+            now: Seconds.
+        """
+        took, computed = now - self._at, self._tokens[0]
+        if self._witness not in running:  # all may have ended since: it may have been idle
+            self._tokens.extend(self._nothing)
+        elif computed >= _LEAST_TOKENS and 0 < took < _LONGEST_S:
+            mean, sample = self.tokens_per_s, computed / took
+            self.tokens_per_s = mean + _SHARE * (sample - mean) if mean else sample
+        self._tokens.append(tokens)
+        self._at = now
+        self._witness = next(reversed(running), None)
+
+
+# ``PromptDemand``: how many blocks the next step can take for prompts.
+
+
+class PromptDemand:
+    """Follows the prompts that vLLM looked up and has not computed yet.
+
+    A step takes at most one block for each request that decodes, and those of prompts that were
+    looked up: vLLM schedules no request before it has asked what the prefix cache holds of it.
+    A step computes at most its token budget of them. A load takes all of its blocks at once,
+    whatever the budget.
+
+    Args:
+        block_size: Tokens of a block of the observed group.
+        groups_take: Blocks that all groups take at most where that one takes a block.
+
+    Attributes:
+        prompts: Blocks of the observed group that looked-up prompts still need.
+    """
+
+    def __init__(self, block_size: int, groups_take: int = 1) -> None:
+        self.prompts = 0
+        self._block_size, self._groups_take = block_size, groups_take
+        self._needs: dict[str, int] = {}  # request id → blocks of its tokens, when it was looked up
+        self._has: dict[str, int] = {}  # and how many of them are computed
+        self._loads: dict[str, int] = {}  # and how many of them a load can fill, if any
+        self._loaded = 0  # the sum of these
+
+    def most(self, decoding: int, fetched: int = 0) -> tuple[int, int, int]:
+        """Blocks of all groups that the next step can take: for so many requests that decode, for
+        prompts, and for loads, those of prompts and so many others that are ``fetched``."""
+        take, loads = self._groups_take, fetched + self._loaded
+        return take * decoding, take * self.prompts, take * loads
+
+    def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
+        """Note that a step may begin to compute what ``request`` lacks, or to load ``to_load``
+        tokens of it."""
+        self.finished(request.request_id)
+        if to_load:
+            self._loads[request.request_id] = blocks = to_load // self._block_size
+            self._loaded += blocks
+        needs = 1 + request.num_tokens // self._block_size
+        has = computed_tokens // self._block_size
+        self._needs[request.request_id], self._has[request.request_id] = needs, has
+        self.prompts += needs - has
+
+    def cached(self, cached: Iterable[Cached]) -> None:
+        """Note what was computed in a step."""
+        needs = self._needs
+        if not needs:
+            return
+        for request, _, _, end in cached:
+            if request.request_id in needs:
+                self._computed(request.request_id, end)
+
+    def finished(self, request_id: str) -> None:
+        """Note that a request takes no more blocks, or will be looked up again."""
+        needs = self._needs.pop(request_id, None)
+        self._loaded -= self._loads.pop(request_id, 0)
+        if needs is not None:
+            self.prompts -= needs - self._has.pop(request_id)
+
+    def _computed(self, request_id: str, end: int) -> None:
+        if end >= self._needs[request_id] - 1:
+            self.finished(request_id)
+        else:
+            self.prompts -= end - self._has[request_id]
+            self._has[request_id] = end

@@ -1,1 +1,0 @@
-"""Observes an engine's blocks and requests, and reports them as events. Changes nothing."""

@@ -1,0 +1,477 @@
+"""Reports what happens to an engine's blocks and requests, as events."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from ...graph.types import PROTECTED_LAYERS
+from ...graph.wire.events import (
+    MAX_NAME,
+    AnyEvent,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Pressure,
+    RequestFinished,
+    RequestStarted,
+)
+from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
+from ..link.late import LateHashes, LatePrompt, RecentPrompts
+from ..requests.hints import Meaning, TagReader, hint_policy
+from .groups import ObservedGroup
+from .index import BlockIndex
+from .meters import PromptDemand
+from .tap import CachedRun, Changes, PackedHashes, PoolTap, returned
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+    from ..link.late import PromptDigests
+    from ..link.outbox import Later
+
+# What a step cached and evicted, worked through on the thread that sends.
+
+_Late = tuple[Sequence[CachedRun], PackedHashes, bool]
+
+
+class LateChanges:
+    """A step's changes, until they are noted in the index and told.
+
+    Is a ``hooks.link.outbox.Later``.
+
+    Args:
+        runs: Blocks that were cached, in order.
+        changes: What was evicted, and whether the prefix cache was reset after that.
+        sessions: Of each run; none where no request has a session.
+        reporter: Notes and tells them.
+    """
+
+    __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
+
+    def __init__(
+        self,
+        runs: Sequence[CachedRun],
+        changes: Changes,
+        sessions: Sequence[str | None],
+        reporter: ChangeReporter,
+    ) -> None:
+        self._changes: _Late | None = runs, changes.evicted, changes.then_reset
+        self._sessions = sessions
+        self._reporter = reporter
+        self._events: list[AnyEvent] | None = None
+        self._error: Exception | None = None
+
+    def note(self) -> None:
+        """Note the changes in the index, once; never raises.
+
+        What is not noted in full is not found in the index, and its events are lost.
+        """
+        changes, self._changes = self._changes, None
+        if changes is None:
+            return
+        events: list[AnyEvent] = []
+        try:
+            events += self._reporter.events(*changes, self._sessions)
+        except Exception as error:
+            self._error = error
+            self._reporter.failed()
+        self._events = events
+
+    def events(self) -> list[AnyEvent]:
+        """Take what is told of the changes; they are in the index from then on.
+
+        Raises:
+            Exception: They could not be made in full.
+        """
+        self._reporter.catch_up()  # in their order, also where older ones are never told
+        events, self._events = self._events or [], []
+        if self._error is not None:
+            raise self._error
+        return events
+
+
+class ChangeReporter:
+    """Notes changes in the index of blocks, and makes their events.
+
+    Works beside the engine's steps, and reads what these only add to: a request's hashes, and its
+    list of blocks.
+
+    Args:
+        group: The observed KV cache group.
+        index: Learns which block holds which key.
+        gone: Is told which keys the engine evicted.
+    """
+
+    def __init__(
+        self, group: ObservedGroup, index: BlockIndex, gone: Callable[[Sequence[int]], None]
+    ) -> None:
+        self._scale, self._suffix, self._block_size = group.scale, group.suffix, group.block_size
+        self._alone = group.groups_take == 1  # so every eviction is its own
+        self._index = index
+        self._gone = gone
+
+    def catch_up(self) -> None:
+        """Note in the index all that changed until now."""
+        self._index.catch_up()
+
+    def failed(self) -> None:
+        """Note that changes could not be noted in full."""
+        self._index.doubt()
+
+    def events(
+        self,
+        runs: Sequence[CachedRun],
+        evicted: PackedHashes,
+        then_reset: bool,
+        sessions: Sequence[str | None],
+    ) -> Iterator[AnyEvent]:
+        """What was cached, then the evicted keys that are not cached again, at once."""
+        if runs:
+            yield from self._stored(runs, sessions or repeat(None))
+        if evicted:
+            yield from self._removed(runs, evicted)
+        if then_reset:
+            self._index.clear()
+            yield BlocksCleared()
+
+    def _stored(self, runs: Sequence[CachedRun], sessions: Iterable[str | None]) -> list[AnyEvent]:
+        told = self._told(runs, sessions)
+        keys = unpack(b"".join([event.hashes for event in told]))
+        ids = [block.block_id for _, blocks, first, end in runs for block in blocks[first:end]]
+        self._index.cached(keys, ids)
+        return list(told)
+
+    def _told(
+        self, runs: Sequence[CachedRun], sessions: Iterable[str | None]
+    ) -> list[BlocksStored]:
+        scale, size, events = self._scale, self._block_size, list[BlocksStored]()
+        for (hashes, _, first, end), session in zip(runs, sessions, strict=False):
+            packed = pack_run(hashes, first, end, scale)
+            parent = key_of(hashes[scale * first - 1]) if first else None
+            events.append(BlocksStored(packed, parent, size, session))
+        return events
+
+    def _removed(self, runs: Sequence[CachedRun], evicted: PackedHashes) -> Iterator[AnyEvent]:
+        """One event says all that left in the step, and others what came back in it."""
+        of_ours = evicted if self._alone else evicted.of_group(self._suffix)
+        keys = of_ours.keys.tolist()
+        gone = self._index.forget(of_ours, keys)
+        if gone:
+            self._gone(gone)
+        back = self._told(returned(runs, keys, gone, self._scale), repeat(None))
+        if gone or back:
+            yield BlocksRemoved(pack_keys(gone) + b"".join([event.hashes for event in back]))
+        yield from back
+
+
+# ``Scheduled``: a request that was scheduled; and how long one waited for that.
+
+_LONGEST_WAIT_S: Final = 86_400.0  # beyond, an arrival is by another clock; chosen
+
+
+class Scheduled(NamedTuple):
+    """A request that was scheduled, and is not over.
+
+    Attributes:
+        meaning: What its caller says of it.
+        since: When it was first scheduled, by the observer's clock.
+    """
+
+    request: Request
+    meaning: Meaning
+    since: float
+
+
+def waited_s(request: Request) -> float:
+    """Seconds since a request arrived, for people to read; 0 where the clock was set meanwhile.
+
+    By the wall clock: vLLM's API process dates arrivals by it.
+    """
+    waited = time.time() - request.arrival_time
+    return waited if 0.0 < waited < _LONGEST_WAIT_S else 0.0
+
+
+# Lists a whole pool's keys, as a sidecar's resync asks for.
+
+_SLICE: Final = 4096  # blocks between two chances for the engine's thread; chosen
+
+
+def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
+    """Keys of all cached blocks of a group, packed, each once.
+
+    Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread can
+    run in between.
+
+    Args:
+        pool: The live block pool.
+        suffix: The ending of the group's keys in the prefix cache.
+    """
+    hashes: set[bytes] = set()
+    for start in range(0, len(pool.blocks), _SLICE):
+        for block in pool.blocks[start : start + _SLICE]:
+            block_hash = block.block_hash
+            if block_hash is not None and block_hash.endswith(suffix):
+                hashes.add(block_hash[:-GROUP_BYTES])
+        time.sleep(0)
+    return pack_hashes(list(hashes))
+
+
+class ChangeListener(Protocol):
+    """Is told in the step itself what entered and left the prefix cache."""
+
+    def changed(self, changes: Changes) -> None:
+        """Note what a step cached and evicted, and whether the prefix cache was reset then."""
+
+
+class EngineObserver:
+    """Turns a scheduler's calls and a pool's changes into our events.
+
+    Args:
+        pool: The live block pool.
+        group: The KV cache group to observe.
+        index: Learns which block holds which key.
+        listeners: Are told of changes in the step itself; all others learn of them later.
+        emit: Takes each event; must not wait.
+        stated: Is told which keys a caller says are protected: as its request starts and ends.
+        adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
+        ended: What to emit at a request's end, for what callers say of it.
+        gone: Is told which keys the engine evicted, when that is worked through.
+        contents: What a request says, where that is to be told apart from its salt.
+        began: What to emit at its start, likewise.
+        lacking: Which other group ended a lookup after so many tokens.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group: ObservedGroup,
+        index: BlockIndex,
+        listeners: Sequence[ChangeListener],
+        emit: Callable[[AnyEvent | Later], None],
+        *,
+        stated: Callable[[Sequence[int], bool], None],
+        adapted: Callable[[Sequence[int]], None],
+        ended: Callable[[RequestFinished, Request], AnyEvent | Later],
+        gone: Callable[[Sequence[int]], None],
+        contents: Callable[[Request], PromptDigests | None],
+        began: Callable[[RequestStarted, Request], AnyEvent | Later],
+        lacking: Callable[[Request, int], int | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stored = 0  # blocks, since the start
+        self._pool = pool
+        self._group = group
+        self._reporter = ChangeReporter(group, index, gone)
+        self._index, self._listeners = index, listeners
+        self._emit, self._stated, self._adapted = emit, stated, adapted
+        self._ended, self._began, self._contents, self._lacking = ended, began, contents, lacking
+        self._clock, self._recent = clock, RecentPrompts(group.block_size)
+        self._tags = TagReader(hint_policy(os.environ))
+        self._waiting: dict[str, tuple[int, int | None]] = {}  # by request id: the last lookup's
+        self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
+        self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
+        self.running: dict[str, Scheduled] = {}  # by id, in the order in which they began
+
+    # Requests -----------------------------------------------------------------------------------
+
+    def request_queued(self, request: Request) -> None:
+        """Note that a request arrived."""
+        self._waiting[request.request_id] = 0, None
+
+    def meaning(self, request: Request) -> Meaning:
+        """What the caller says about a request that was not scheduled yet."""
+        meaning = self._meant[request.request_id] = self._read(request)
+        return meaning
+
+    def request_looked_up(self, request: Request, cached_tokens: int) -> None:
+        """Note that the prefix cache holds the request's first ``cached_tokens`` tokens."""
+        if request.request_id in self._waiting:
+            lacking = self._lacking(request, cached_tokens)
+            self._waiting[request.request_id] = cached_tokens, lacking
+
+    def request_scheduled(self, request: Request, to_load: int = 0, spliced: int = 0) -> None:
+        """Note that a request got blocks; reported the first time only, not after a preemption.
+
+        Args:
+            to_load: Tokens of them that a load fills.
+            spliced: Of these, those that come from other positions.
+        """
+        if request.request_id in self.running:
+            return
+        prompt = request.num_prompt_tokens
+        meaning = self._meant.pop(request.request_id, None) or self._read(request)
+        self.running[request.request_id] = Scheduled(request, meaning, self._clock())
+        hashes = self._group.hashes(request, prompt)
+        self._state(meaning, hashes, is_over=False)
+        if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
+            self._sessions[request.request_id] = meaning.session
+        found, lacking = self._waiting.pop(request.request_id, (0, None))
+        event = RequestStarted(
+            request_id=request.request_id[:MAX_NAME],
+            hashes=b"",
+            prompt_tokens=prompt,
+            cached_tokens=found,
+            block_size=self._group.block_size,
+            session=meaning.session,
+            tenant=meaning.tenant,
+            segments=meaning.segments,
+            loading_tokens=to_load,
+            reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
+            waited_s=waited_s(request),
+            spliced_tokens=spliced,
+            lacking=lacking,
+            warms=meaning.warming and request.max_tokens == 1,  # whatever a caller says of others
+        )
+        began, contents = self._began(event, request), self._contents(request)
+        late = _late_prompt(self._recent, request, (found + to_load) // self._group.block_size)
+        self._emit(LateHashes(began, hashes, contents, late))
+
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
+        """Note that a request ended, and that its blocks are about to be freed."""
+        self._waiting.pop(request.request_id, None)
+        self._meant.pop(request.request_id, None)
+        if (known := self.running.pop(request.request_id, None)) is None:
+            return  # aborted before it was ever scheduled: it touched no block
+        meaning = known.meaning
+        self._sessions.pop(request.request_id, None)
+        event = RequestFinished(
+            request_id=request.request_id[:MAX_NAME],
+            hashes=b"",
+            prompt_tokens=request.num_prompt_tokens,
+            total_tokens=request.num_tokens,
+            reason=request.status.name.lower(),
+            session=meaning.session,
+            tenant=meaning.tenant,
+            waiting_for_tool=meaning.waiting_for_tool,
+            expected_return_s=meaning.expected_return_s,
+            session_ended=meaning.session_ended,
+            tool=meaning.tool,
+            ran_s=max(0.0, self._clock() - known.since),
+        )
+        hashes = self._give_back(request, block_ids[self._group.index])
+        self._emit(LateHashes(self._ended(event, request), hashes))
+        if meaning.segments:  # last: a ranking that knows of this time knows of the end
+            prompt = self._group.hashes(request, request.num_prompt_tokens)
+            self._state(meaning, prompt, is_over=True)
+
+    def _state(self, meaning: Meaning, hashes: Sequence[bytes], is_over: bool) -> None:
+        for keys in _protected(meaning, hashes, self._group.block_size):
+            self._stated(keys, is_over)
+
+    def requests_preempted(self, request_ids: Iterable[str]) -> None:
+        """Note that requests lost their blocks, which can be evicted now, and will be scheduled
+        again."""
+        for request_id in request_ids:
+            if (known := self.running.get(request_id)) is not None:
+                hashes = self._group.hashes(known.request, known.request.num_tokens)
+                self._index.freed_without_a_word([each + self._group.suffix for each in hashes])
+
+    def _read(self, request: Request) -> Meaning:
+        return self._tags.read(
+            request.kv_transfer_params,
+            request.num_prompt_tokens,
+            request.session_id,
+            request.cache_salt,
+        )
+
+    def _give_back(self, request: Request, block_ids: Sequence[int]) -> Sequence[bytes]:
+        """Date the request's cached blocks; returns their hashes."""
+        hashes, blocks = self._group.hashes(request, request.num_computed_tokens), self._pool.blocks
+        count = min(len(hashes), len(block_ids))
+        while count and blocks[block_ids[count - 1]].block_hash is None:
+            count -= 1  # full, but not in the prefix cache: the request ended before
+        self._index.freed(block_ids[:count])
+        return hashes if count == len(hashes) else hashes[:count]
+
+    def blocks_changed(self, changes: Changes) -> int:
+        """Queue what a step cached and evicted; returns how many blocks of any group it evicted."""
+        cached, names = changes.cached, self._sessions
+        sessions = [names.get(run[0].request_id) for run in cached] if names else ()
+        runs: list[CachedRun] = []
+        for request, blocks, first, end in cached:
+            runs.append((_hashes_for_later(request), blocks, first, end))
+            self.stored += end - first
+            if request.lora_request is not None:
+                self._note_adapted(request, first, end)
+        late = LateChanges(runs, changes, sessions, self._reporter)
+        self._index.late.add(late.note)
+        self._emit(late)
+        for listener in self._listeners:
+            listener.changed(changes)
+        return len(changes.evicted)
+
+    def _note_adapted(self, request: Request, first: int, end: int) -> None:
+        self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))
+
+    # Asked from the client's thread -------------------------------------------------------------
+
+    def resident(self) -> bytes:
+        """Keys of all cached blocks, packed, each once.
+
+        Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread
+        can run in between. Blocks that change meanwhile are corrected by the events queued since.
+        """
+        return resident_keys(self._pool, self._group.suffix)
+
+    def pressure(self) -> Pressure:
+        """The pool's present load."""
+        return Pressure(
+            total_blocks=self._pool.num_gpu_blocks - 1,  # without the null block
+            free_blocks=self._pool.get_num_free_blocks(),
+            cached_blocks=len(self._pool.cached_block_hash_to_block),
+            running=len(self.running),
+            waiting=len(self._waiting),
+        )
+
+
+def _late_prompt(recent: RecentPrompts, request: Request, blocks: int) -> LatePrompt | None:
+    tokens = request.prompt_token_ids  # None: it has embeddings instead
+    return None if tokens is None else LatePrompt(recent, tokens, blocks)
+
+
+def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:
+    """Keys of the blocks of ``size`` tokens that a caller's segments protect."""
+    for segment in meaning.segments:
+        if segment.layer in PROTECTED_LAYERS:
+            covered = hashes[segment.start // size : -(-segment.end // size)]
+            yield [key_of(block_hash) for block_hash in covered]
+
+
+def _hashes_for_later(request: Request) -> Sequence[bytes]:
+    """A request's hashes: vLLM adds to its list, and shortens it where more input is streamed."""
+    return list(request.block_hashes) if request.resumable else request.block_hashes
+
+
+# ``ChangeFeed``: hands on what a pool cached and evicted.
+
+
+class ChangeFeed:
+    """Hands a pool's changes to those who follow them.
+
+    Args:
+        tap: Notes them.
+        observer: Reports them.
+        demand: Learns what was computed.
+    """
+
+    def __init__(self, tap: PoolTap, observer: EngineObserver, demand: PromptDemand) -> None:
+        self._tap = tap
+        self._observer = observer
+        self._demand = demand
+
+    def take(self) -> int:
+        """Hand on what changed since the last call; returns how many blocks were evicted, since a
+        reset if there was one."""
+        evicted = 0
+        for changes in self._tap.take():
+            evicted = self._observer.blocks_changed(changes)
+            self._demand.cached(changes.cached)
+            if changes.then_reset:
+                evicted = 0
+        return evicted

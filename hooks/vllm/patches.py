@@ -1,0 +1,276 @@
+"""Lets workers answer as in stock vLLM where we move nothing."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..settings import (
+    CONNECTOR,
+    CONNECTOR_MODULE,
+    ENDPOINT_KEY,
+    ENDS_KEY,
+    LAYERS_KEY,
+    SIDECAR_VARIABLE,
+    TIERS_KEY,
+    admission_switched_on,
+)
+from .installed import live_misfits
+from .relied_on import Part
+from .shapes import reason_to_decline
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from ..settings import TierSettings
+    from .connector import KvGraphConnector
+
+_MARK: Final = "_kvgraph_wrapped"
+
+
+def spare_aggregation() -> None:
+    """Keep vLLM from collecting every worker's output of every step where nobody needs it.
+
+    With any connector, an executor waits for the answers of all workers and merges them, instead of
+    reading the one that has tokens. Ours has no part in the workers unless it has tiers.
+    """
+    from vllm.v1.executor.abstract import Executor
+
+    original = Executor.init_kv_output_aggregator
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def init_kv_output_aggregator(self: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+        # Ray's executor asks for the aggregator wherever there is a transfer configuration.
+        if moves_nothing(connector) and not getattr(self, "has_connector", False):
+            return None
+        return original(self, connector, *args, **kwargs)
+
+    setattr(init_kv_output_aggregator, _MARK, True)
+    Executor.init_kv_output_aggregator = init_kv_output_aggregator
+
+
+def moves_nothing(connector: Any) -> bool:
+    """Whether ``connector`` is ours, and no worker has one."""
+    from .connector import KvGraphConnector
+
+    return isinstance(connector, KvGraphConnector) and not connector.has_workers
+
+
+# Composes what vLLM is told of our connector: its transfer configuration.
+
+
+def own_transfer_config(
+    endpoint: str, tiers: TierSettings | None = None, ends: str = "", layers: str = ""
+) -> KVTransferConfig:
+    """A transfer configuration with our connector.
+
+    Args:
+        ends: By which marks answers end, as ``EndMarks.text``; empty: nobody knows.
+        layers: With which borders messages begin, as ``BorderTable.text``; empty: nobody knows.
+    """
+    from vllm.config import KVTransferConfig
+
+    extra: dict[str, Any] = {ENDPOINT_KEY: endpoint}
+    if tiers is not None:
+        extra[TIERS_KEY] = tiers.plain()
+    if ends:
+        extra[ENDS_KEY] = ends
+    if layers:
+        extra[LAYERS_KEY] = layers
+    config = KVTransferConfig(
+        kv_connector=CONNECTOR,
+        kv_connector_module_path=CONNECTOR_MODULE,
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=extra,
+    )
+    if tiers is not None:
+        return config
+    # vLLM takes every role for KV on the move: a worker would create the connector and call it
+    # for each layer, attention backends would be chosen for it, the scheduler would hold freed
+    # blocks back (consumer) or offload partial tails (producer). Without a role the scheduler
+    # alone has a connector, and everything else is what it is in stock vLLM. The constructor
+    # insists on one, so it goes afterwards.
+    config.kv_role = None
+    return config
+
+
+# Observing an engine whose user has a KV connector: that one stays what it is in stock vLLM.
+#
+# Its configuration, its workers and its class's methods are not touched. The scheduler's
+# instance alone gets a class of its own, whose methods call the user's first, with whatever
+# they were given, and then let ours look.
+
+logger = logging.getLogger(__name__)
+
+# What the scheduler tells a connector and ours wants to know as well.
+FOLLOWED: Final = (
+    "bind_kv_cache_manager", "on_new_request", "get_num_new_matched_tokens",
+    "update_state_after_alloc", "build_connector_meta", "request_finished",
+    "request_finished_all_groups", "shutdown",
+)  # fmt: skip
+WATCH: Final = "_kvgraph_watch"
+
+
+def follow_connectors() -> None:
+    """Observe every connector that vLLM's factory makes for a scheduler from now on."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    original = KVConnectorFactory.create_connector
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def create_connector(*args: Any, **kwargs: Any) -> Any:
+        connector = original(*args, **kwargs)
+        try:
+            observe(connector)
+        except Exception as error:
+            logger.warning(
+                "kvgraph: %s is not observed (%s: %s); it runs as in stock vLLM",
+                type(connector).__name__, type(error).__name__, error,
+            )  # fmt: skip
+        return connector
+
+    setattr(create_connector, _MARK, True)
+    KVConnectorFactory.create_connector = staticmethod(create_connector)
+
+
+def observe(connector: KVConnectorBase_V1) -> None:
+    """Let ours look over the shoulder of a scheduler's ``connector``, if there is a sidecar."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    from .connector import KvGraphConnector
+
+    endpoint = os.environ.get(SIDECAR_VARIABLE)
+    ours = isinstance(connector, KvGraphConnector)
+    if ours or connector.role is not KVConnectorRole.SCHEDULER or not endpoint:
+        return
+    config = connector._vllm_config
+    if reason_to_decline(config):
+        return
+    config = copy.copy(config)
+    config.kv_transfer_config = own_transfer_config(endpoint)
+    watch = KvGraphConnector(config, connector.role, connector._kv_cache_config)
+    setattr(connector, WATCH, watch)
+    stock: Any = type(connector)  # mypy takes no class for hashable
+    connector.__class__ = observed_class(stock)
+
+
+@functools.cache
+def observed_class(base: Any) -> Any:
+    """``base`` under its own name, whose followed methods tell ours as well."""
+    methods = {name: _told(getattr(base, name), name) for name in FOLLOWED if hasattr(base, name)}
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    return type(base.__name__, (base,), {**names, **methods, "__doc__": base.__doc__})
+
+
+def _told(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _tell(getattr(self, WATCH), name, args, kwargs)
+        return result
+
+    return method
+
+
+def _tell(watch: KvGraphConnector, name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+    try:
+        getattr(watch, name)(*args, **kwargs)
+    except Exception as error:  # ours is guarded inside; this is how another vLLM calls it
+        watch.disable(name, error)
+
+
+# Finds the schedulers whose new sessions may be held: vLLM shows a connector only its pool.
+
+
+def follow_schedulers() -> None:
+    """Have every scheduler that is made from now on hold new sessions, where that is asked for."""
+    if not admission_switched_on():
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def init(self: Scheduler, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            bind_scheduler(self)
+        except Exception as error:
+            logger.warning(
+                "kvgraph: no admission in this engine, new sessions are never held (%s: %s)",
+                type(error).__name__,
+                error,
+            )
+
+    setattr(init, _MARK, True)
+    Scheduler.__init__ = init
+
+
+def bind_scheduler(scheduler: Scheduler) -> None:
+    """Show ``scheduler`` to our connector: its own, or the one beside its user's.
+
+    Raises:
+        TypeError: This vLLM's schedulers lack something that holding relies on, or this one is not
+            vLLM's own, and may rely on its own queue; says what.
+    """
+    from .connector import KvGraphConnector
+
+    if problems := live_misfits(Part.ADMISSION):
+        raise TypeError("; ".join(problems))
+    connector = scheduler.connector
+    ours = connector if isinstance(connector, KvGraphConnector) else getattr(connector, WATCH, None)
+    if ours is None:
+        return
+    if not type(scheduler).__module__.startswith("vllm."):
+        raise TypeError(f"{type(scheduler).__qualname__} is not one of vLLM's own schedulers")
+    ours.bind_scheduler(scheduler)
+
+
+# Which chat template a server is given on its command line, in place of its model's.
+#
+# vLLM keeps it out of an engine's configuration, which is where we begin.
+
+_GIVEN: Final = "_kvgraph_chat_template"
+
+
+def remember_templates() -> None:
+    """From now on, note the chat template beside the arguments of each engine that has one."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    if hasattr(EngineArgs.from_cli_args, _MARK):
+        return
+    original = EngineArgs.__dict__["from_cli_args"].__func__
+
+    @functools.wraps(original)
+    def from_cli_args(cls: type, args: Any) -> Any:
+        engine_args = original(cls, args)
+        setattr(engine_args, _GIVEN, getattr(args, "chat_template", None))
+        return engine_args
+
+    setattr(from_cli_args, _MARK, True)
+    EngineArgs.from_cli_args = classmethod(from_cli_args)
+
+
+def given_template(engine_args: object) -> str | None:
+    """The chat template noted beside these arguments: the text of a file, or a text as it is."""
+    given = getattr(engine_args, _GIVEN, None)
+    if given is None:
+        return None
+    try:
+        return Path(given).read_text("utf-8")
+    except (OSError, ValueError):  # it is no file: vLLM takes it for the template itself
+        return str(given)

@@ -1,0 +1,316 @@
+"""What an engine needs to read why its answers end: the marks of its model, and its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ...graph.types import PROTECTED_LAYERS, Authority
+from ...graph.wire.events import RequestFinished, RequestStarted, Segment
+from ..requests.borders import BorderTable, Decode, LayerReader, Run, decoder, proven, runs_of
+from ..requests.borders import handed_over as borders_handed_over
+from ..requests.ends import AnswerReader, EndMarks, Tokens, handed_over
+from ..requests.sections import SectionSplitter
+from ..settings import reads_ends, reads_layers
+from ..threads import warn_read_no_more
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.request import Request
+
+# Whether an answer had to have a form, so that its end is not the end of a turn that it chose.
+
+_FORMS: Final = ("json_schema", "grammar", "regex", "qwen_xml_parameter")
+_SOME: Final = ("triggered_tags", "token_triggered_tags", "tags_with_separator")
+"""Kinds of formats whose tags an answer may leave out, unless one at least is required."""
+
+
+def is_bound(structural_tag: str | None) -> bool:
+    """Whether all of an answer, or a call in it, was required.
+
+    Args:
+        structural_tag: As vLLM has it, in JSON; None: another kind of form, which binds all of an
+            answer. One that cannot be read counts as such.
+    """
+    if structural_tag is None:
+        return True
+    try:
+        read = msgspec.json.decode(structural_tag, type=dict[str, Any])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return True
+    form = read.get("format")
+    return isinstance(form, Mapping) and _requires(form)  # the older kind allows prose around tags
+
+
+def _requires(form: Mapping[str, Any]) -> bool:
+    """Whether an answer that follows a format has a form, or a call, in any case."""
+    kind, parts = form.get("type"), _mappings(form.get("elements"))
+    if kind in _FORMS:
+        return True
+    if kind in _SOME:
+        return form.get("at_least_one") is True
+    if kind == "sequence":
+        return any(map(_requires, parts))
+    if kind == "or":
+        return bool(parts) and all(map(_requires, parts))
+    content = form.get("content")
+    return kind in ("tag", "plus") and isinstance(content, Mapping) and _requires(content)
+
+
+def _mappings(parts: object) -> list[Mapping[str, Any]]:
+    return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
+
+
+# Ends of requests that are told once their answers were read, on the thread that sends.
+
+logger = logging.getLogger(__name__)
+
+_STOPPED: Final = "finished_stopped"
+"""vLLM's status of an answer that the model, or a stop token, ended. One that was cut at a length,
+aborted or preempted shows nothing by its last tokens."""
+
+
+class AnswerEnds:
+    """Adds to the end of a request why its answer ended, where no caller says so.
+
+    Args:
+        make_reader: Called once, at the first end that is sent; its tokenizer may take a while to
+            load. If it fails, nothing is read any more.
+    """
+
+    def __init__(self, make_reader: Callable[[], AnswerReader]) -> None:
+        self._make_reader = make_reader
+        self._reader: AnswerReader | None = None
+        self._given_up = False
+
+    def of(self, event: RequestFinished, request: Request) -> RequestFinished | LateEnd:
+        """What to queue for the end of ``request``: ``event``, or what becomes it when it is
+        sent."""
+        told = event.waiting_for_tool is False or event.session_ended
+        known = event.waiting_for_tool is not None and event.tool is not None
+        if told or known or self._given_up or event.reason != _STOPPED:
+            return event
+        form = request.structured_output_request
+        bound_by = None if form is None else form.params
+        return LateEnd(event, request.output_token_ids, self, bound_by)
+
+    def read(
+        self, event: RequestFinished, answer: Tokens, bound_by: StructuredOutputsParams | None
+    ) -> RequestFinished:
+        """``event`` with why ``answer`` ended; what a caller said of it stands.
+
+        Args:
+            bound_by: The form that the answer had to follow; None for none.
+        """
+        if self._given_up:
+            return event
+        try:
+            reader = self._reader = self._reader or self._make_reader()
+            bound = bound_by is not None and is_bound(bound_by.structural_tag)
+            ending = reader.read_bound(answer) if bound else reader.read(answer)
+        except Exception as error:  # of a tokenizer: the request's end must be told all the same
+            self._give_up(error)
+            return event
+        if event.waiting_for_tool and not ending.waiting_for_tool:
+            return event
+        return msgspec.structs.replace(
+            event, waiting_for_tool=ending.waiting_for_tool, tool=event.tool or ending.tool
+        )
+
+    def _give_up(self, error: Exception) -> None:
+        self._given_up = True
+        warn_read_no_more(logger, "why answers end", error)
+
+
+class LateEnd:
+    """The end of a request whose answer is still to be read; see ``hooks.link.outbox.Later``."""
+
+    __slots__ = ("_answer", "_bound_by", "_ends", "_event")
+
+    def __init__(
+        self,
+        event: RequestFinished,
+        answer: Tokens,
+        ends: AnswerEnds,
+        bound_by: StructuredOutputsParams | None,
+    ) -> None:
+        self._event = event
+        self._answer = answer
+        self._ends = ends
+        self._bound_by = bound_by
+
+    def event(self) -> RequestFinished:
+        """The whole event; never raises."""
+        return self._ends.read(self._event, self._answer, self._bound_by)
+
+    def events(self) -> tuple[RequestFinished]:
+        """The same, as the queue asks for it."""
+        return (self.event(),)
+
+
+Ended = Callable[[RequestFinished, "Request"], RequestFinished | LateEnd]
+
+
+def engine_ends(config: VllmConfig) -> Ended:
+    """What to emit at a request's end: with why its answer ended, where that can be read."""
+    transfer = getattr(config, "kv_transfer_config", None)
+    extra = transfer.kv_connector_extra_config if transfer is not None else {}
+    marks = handed_over(extra, os.environ) if reads_ends() else None
+    if marks is None or not marks.are_of(str(config.model_config.model)):
+        return _as_told
+    return AnswerEnds(lambda: reader_of(marks, config)).of
+
+
+def _as_told(event: RequestFinished, request: Request) -> RequestFinished:
+    return event
+
+
+def reader_of(marks: EndMarks, config: VllmConfig) -> AnswerReader:
+    """Reads answers with the tokenizer that the scheduler's process has loaded already."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return AnswerReader(marks, decoder(cached_tokenizer_from_config(config.model_config)))
+
+
+# Tells a request's layers with its start, on the thread that sends.
+
+MOST_SEGMENTS: Final = 1024  # of one request, as of those that callers state; chosen
+_ORDER: Final = tuple(int(layer) for layer in sorted(PROTECTED_LAYERS))
+
+Started = Callable[[RequestStarted, "Request"], "RequestStarted | LateLayers"]
+
+
+def engine_layers(config: VllmConfig) -> Started:
+    """What to emit at a request's start: with its layers, where its borders are known."""
+    transfer = getattr(config, "kv_transfer_config", None)
+    extra = transfer.kv_connector_extra_config if transfer is not None else {}
+    table = borders_handed_over(extra, os.environ) if reads_layers() else None
+    if table is None or not table.are_of(str(config.model_config.model)):
+        return _start_as_told
+    return PromptLayers(table, lambda: _decoder(config)).of
+
+
+def _start_as_told(event: RequestStarted, request: Request) -> RequestStarted:
+    return event
+
+
+def _decoder(config: VllmConfig) -> Decode:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return decoder(cached_tokenizer_from_config(config.model_config))
+
+
+class PromptLayers:
+    """Adds to the start of a request the layers of its prompt.
+
+    Args:
+        table: The borders of the model's messages.
+        make_decoder: Called once, if a system text has to be read; it may take a while.
+    """
+
+    def __init__(self, table: BorderTable, make_decoder: Callable[[], Decode]) -> None:
+        self._table = table
+        self._reader = LayerReader(table)
+        self._make_decoder = make_decoder
+        self._sections: SectionSplitter | None = None
+        self._given_up = False
+
+    def of(self, event: RequestStarted, request: Request) -> RequestStarted | LateLayers:
+        """What to queue for the start of ``request``; bounded work, on the engine's thread."""
+        if self._given_up:
+            return event
+        marks = proven(request.kv_transfer_params, self._table.proof)
+        tokens = request.prompt_token_ids if marks is None else None
+        if marks is None and not tokens:  # embeddings, and the like
+            return event
+        return LateLayers(event, marks, tokens, self)
+
+    def added(
+        self, event: RequestStarted, marks: list[int] | None, tokens: Sequence[int] | None
+    ) -> RequestStarted:
+        """``event`` with what is inferred behind what callers say; never raises."""
+        try:
+            known = event.cached_tokens
+            runs = self._read(tokens or (), known) if marks is None else runs_of(marks)
+            inferred = segments(runs, known, event.block_size, event.prompt_tokens)
+            return msgspec.structs.replace(event, segments=(*event.segments, *inferred))
+        except Exception as error:  # whatever a tokenizer does: the start must be told all the same
+            self._give_up(error)
+            return event
+
+    def _read(self, tokens: Sequence[int], known: int) -> list[Run]:
+        runs = self._reader.stream(tokens, known)
+        if not self._table.sections or not runs:
+            return runs
+        self._sections = self._sections or SectionSplitter(self._table, self._make_decoder())
+        return self._sections.split(tokens, runs)
+
+    def _give_up(self, error: Exception) -> None:
+        self._given_up = True
+        warn_read_no_more(logger, "which layers prompts have", error)
+
+
+class LateLayers:
+    """The start of a request whose layers are still to be read; see ``hooks.link.outbox.Later``."""
+
+    __slots__ = ("_event", "_layers", "_marks", "_tokens")
+
+    def __init__(
+        self,
+        event: RequestStarted,
+        marks: list[int] | None,
+        tokens: Sequence[int] | None,
+        layers: PromptLayers,
+    ) -> None:
+        self._event, self._marks, self._tokens, self._layers = event, marks, tokens, layers
+
+    def events(self) -> tuple[RequestStarted]:
+        """The whole event."""
+        return (self._layers.added(self._event, self._marks, self._tokens),)
+
+
+def segments(runs: Sequence[Run], known: int, size: int, tokens: int) -> list[Segment]:
+    """What is told of a prompt: the most precious layer of each block.
+
+    Blocks that the prefix cache held were told by those who computed them; what is to be protected
+    is told again, so that it stays true of a session that goes on.
+
+    Args:
+        known: Tokens that the prefix cache held.
+        size: Of a block, in tokens.
+        tokens: Of the prompt.
+    """
+    told: list[Segment] = []
+    for run in _by_block(runs, size):
+        start, end = run.start * size, min(run.end * size, tokens)
+        if run.layer not in _ORDER:
+            start = max(start, known // size * size)
+        if start < end:
+            told.append(Segment(run.layer, start, end, authority=int(Authority.INFERRED)))
+    return told[:MOST_SEGMENTS]
+
+
+def _by_block(runs: Sequence[Run], size: int) -> list[Run]:
+    """Runs of blocks, not of tokens: a block that two layers share is of the more precious."""
+    blocks: list[Run] = []
+    for layer, start, end in runs:
+        first, last = start // size, -(-end // size)
+        if blocks and blocks[-1].end > first:  # the block that both have a part of
+            if layer < blocks[-1].layer:
+                before = blocks.pop()
+                if before.start < first:
+                    blocks.append(before._replace(end=first))
+            else:
+                first = blocks[-1].end
+        if first >= last:
+            continue
+        if blocks and blocks[-1].layer == layer and blocks[-1].end == first:
+            blocks[-1] = blocks[-1]._replace(end=last)
+        else:
+            blocks.append(Run(layer, first, last))
+    return blocks

@@ -1,0 +1,463 @@
+"""``SpanRecall``: what a request's prompt says again comes back at its new position."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ...keys import key_of
+from ...recall.cover import SpliceLimits, cover
+from ...recall.spans import Domain, Piece, SpanIndex, Tokens
+from ...settings import RECALL_SHARED_VARIABLE
+from ...tiers.directory import Copy, CopyDirectory
+from ...tiers.jobs import Run
+from ...tiers.ledger import TierLedger
+from ..tiers.bridge import NoRecall
+from ..tiers.loader import Loader, Splice
+from .opt_in import OptIn, OwnBranches
+from .own_text import ExactOnly, OwnText, Read
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from ..groups import ObservedGroup
+    from ..tap import Cached
+
+# ``SplicePlans``: what can be spliced into requests that wait for room.
+
+_AGAIN_S: Final = 0.1  # after which a waiting request is matched anew, if anything changed; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class SplicePlan:
+    """What a load brings for a request that was looked up.
+
+    Attributes:
+        first: Blocks that the pool holds.
+        loaded: Blocks behind them with exact copies.
+        pieces: What is spliced behind those.
+        at: When it was made, monotonic seconds.
+        lost, version: How many copies were given up until then, and what was known of text.
+    """
+
+    first: int
+    loaded: int
+    pieces: tuple[Piece, ...]
+    at: float
+    lost: int
+    version: int
+
+    @property
+    def spliced(self) -> int:
+        """Tokens that are spliced."""
+        return sum(piece.tokens for piece in self.pieces)
+
+
+class SplicePlans:
+    """Plans a splice at a request's lookup, and keeps it until the request is given its blocks.
+
+    Args:
+        group: The observed KV cache group.
+        ledger: Where copies are recorded.
+        index: What blocks of opted-in requests say.
+        limits: What the model's calibration allows.
+    """
+
+    def __init__(
+        self, group: ObservedGroup, ledger: TierLedger, index: SpanIndex, limits: SpliceLimits
+    ) -> None:
+        self._group, self._ledger = group, ledger
+        self._index, self._limits = index, limits
+        self._plans: dict[str, SplicePlan] = {}
+
+    def plan(
+        self, request: Request, domains: Callable[[], Collection[Domain]], first: int, exact: int
+    ) -> SplicePlan:
+        """Return what can be spliced behind what is exact; vLLM asks in every step that the request
+        waits.
+
+        Args:
+            domains: Says whose text the request may use.
+            first: Blocks that the pool holds.
+            exact: Tokens behind them that exact copies bring.
+        """
+        loaded, known = exact // self._group.block_size, self._plans.get(request.request_id)
+        if known is None or (known.first, known.loaded) != (first, loaded) or self._is_old(known):
+            ledger, start = self._ledger, (first + loaded) * self._group.block_size
+            pieces = self._cover(request, domains(), start, exact)
+            lost, version = ledger.directory.lost, self._index.version
+            known = SplicePlan(first, loaded, pieces, ledger.clock(), lost, version)
+            self._plans[request.request_id] = known
+        return known
+
+    def spliced(self, request_id: str, to_load: int) -> int:
+        """How many of the tokens that vLLM expects from a request's load are spliced."""
+        if (plan := self._plans.get(request_id)) is None:
+            return 0
+        return plan.spliced if to_load > plan.loaded * self._group.block_size else 0
+
+    def take(self, request_id: str) -> SplicePlan | None:
+        """Take the plan of a request that is given its blocks, or ended."""
+        return self._plans.pop(request_id, None)
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._plans.clear()
+
+    def _is_old(self, plan: SplicePlan) -> bool:
+        directory, version = self._ledger.directory, self._index.version
+        if (plan.lost, plan.version) == (directory.lost, version):
+            return False
+        segments = (segment for piece in plan.pieces for segment in piece.segments)
+        is_lost = any(directory.warm(segment.block_hash) is None for segment in segments)
+        return is_lost or self._ledger.clock() - plan.at > _AGAIN_S
+
+    def _cover(
+        self, request: Request, domains: Collection[Domain], start: int, exact: int
+    ) -> tuple[Piece, ...]:
+        """Find what can be spliced from ``start`` on, if that is faster than to compute it."""
+        if not domains:
+            return ()
+        directory, last = self._ledger.directory, request.num_tokens - 1
+        behind = self._group.hashes(request, last)[start // self._group.block_size :]
+        if last - start < self._limits.least_tokens or (not exact and directory.run(behind)):
+            return ()  # the latter: there are exact copies, and computing was found to be faster
+
+        def usable(block_hash: bytes) -> bool:
+            return directory.warm(block_hash) is not None
+
+        tokens = tokens_of(request, last)
+        before = last_of(self._group.hashes(request, start))
+        pieces = cover(self._index, domains, tokens, start, usable, self._limits, before)
+        if not pieces:
+            return ()
+        read = sum(len(piece.segments) for piece in pieces) * self._ledger.block_bytes
+        spliced = sum(piece.tokens for piece in pieces)
+        worth = self._ledger.costs.worth_splicing(spliced, read, loads=bool(exact))
+        return tuple(pieces) if worth else ()
+
+
+def last_of(hashes: Sequence[bytes]) -> bytes:
+    """The last hash; empty without any."""
+    return hashes[-1] if hashes else b""
+
+
+def tokens_of(request: Request, count: int) -> Tokens:
+    """A request's first ``count`` tokens."""
+    return np.array(request.all_token_ids[:count], dtype=np.int64)
+
+
+# Turns pieces of a prompt into runs between copies and a request's blocks.
+
+
+def splice_of(
+    pieces: Sequence[Piece], ids: Sequence[int], block_size: int, directory: CopyDirectory
+) -> Splice:
+    """What brings ``pieces`` into a request's blocks; their copies are pinned until it is done.
+
+    Args:
+        pieces: Adjoining, from a prompt's first approximate token on.
+        ids: The request's blocks, from its first on.
+        block_size: Tokens of a block.
+        directory: Finds the copies; all of them are in memory.
+    """
+    copies: dict[bytes, Copy] = {}
+
+    def number(block_hash: bytes) -> int:
+        copy = copies.get(block_hash) or directory.warm(block_hash)
+        assert copy is not None, "a copy that was counted on is gone"
+        copies[block_hash] = copy
+        return copy.id
+
+    runs = tuple(run for piece in pieces for run in _runs(piece, ids, block_size, number))
+    for copy in copies.values():
+        copy.pins += 1
+        directory.leaves(copy.block_hash)  # wanted now
+    last = pieces[-1].at + pieces[-1].tokens
+    written = ids[pieces[0].at // block_size : -(-last // block_size)]
+    return Splice(runs, tuple(written), tuple(copies.values()))
+
+
+def _runs(
+    piece: Piece, ids: Sequence[int], block_size: int, number: Callable[[bytes], int]
+) -> Iterator[Run]:
+    """Cut a piece's segments where the request's blocks end."""
+    at = piece.at
+    for block_hash, first, tokens in piece.segments:
+        end = first + tokens
+        while first < end:
+            within = at % block_size
+            count = min(end - first, block_size - within)
+            slot = ids[at // block_size] * block_size + within
+            yield Run(number(block_hash), first, slot, count, piece.delta)
+            at, first = at + count, first + count
+
+
+# ``WantedCopies``: blocks that opted-in requests leave, each of which is worth a copy.
+
+_COPIED_PER_STEP: Final = 256  # blocks; chosen
+_MOST_DUE: Final = 65_536  # blocks whose copies were not begun yet; chosen
+
+
+class WantedCopies:
+    """Lets blocks be copied as soon as they are computed, and whenever they are about to go.
+
+    Args:
+        ledger: Where copies are recorded.
+
+    Attributes:
+        wanted: Keys of the blocks, the oldest first.
+    """
+
+    def __init__(self, ledger: TierLedger) -> None:
+        self._ledger = ledger
+        self._due: deque[bytes] = deque(maxlen=_MOST_DUE)
+        self.wanted: dict[int, None] = {}
+
+    @property
+    def due(self) -> bool:
+        """Whether blocks are to be copied in another step."""
+        return bool(self._due)
+
+    def add(self, hashes: Sequence[bytes]) -> None:
+        """Want copies of these blocks."""
+        self.wanted.update(dict.fromkeys(map(key_of, hashes)))
+        excess = len(self.wanted) - _MOST_DUE
+        for key in list(islice(self.wanted, max(0, excess))):
+            del self.wanted[key]
+        self._due.extend(each for each in hashes if each not in self._ledger.directory)
+
+    def keep_here(self, hashes: Sequence[bytes]) -> None:
+        """Let no copy of these blocks outlive this process."""
+        self._ledger.kept_off_disk.update(map(key_of, hashes))
+
+    def take(self) -> list[bytes]:
+        """Take hashes of blocks that are to be copied now."""
+        count = min(_COPIED_PER_STEP, len(self._due))
+        return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
+
+    def clear(self) -> None:
+        """Want nothing."""
+        self._due.clear()
+        self.wanted.clear()
+
+
+NOBODYS: Final = (
+    "it says not whose text it is: name its session or tenant, or send a cache salt "
+    f"(or have the operator set {RECALL_SHARED_VARIABLE}=1)"
+)
+
+
+class SpanRecall(NoRecall):
+    """Covers the front of opted-in prompts: exact prefix, exact copies, then spans of other copies.
+
+    Args:
+        group: The observed KV cache group.
+        ledger: Where copies are recorded.
+        loader: Begins loads.
+        index: What blocks of opted-in requests say.
+        limits: What the model's calibration allows.
+        opt_in: Who asked for it.
+        exact_only: Keeps what is approximate out of the prefix cache.
+
+    Attributes:
+        exact: Of approximate requests under way, how many tokens are exact.
+        exact_only: As given.
+        copies: Of what opted-in requests left.
+    """
+
+    def __init__(
+        self,
+        group: ObservedGroup,
+        ledger: TierLedger,
+        loader: Loader,
+        index: SpanIndex,
+        limits: SpliceLimits,
+        opt_in: OptIn,
+        exact_only: ExactOnly,
+    ) -> None:
+        self._group, self._ledger, self._loader = group, ledger, loader
+        self._index, self._plans = index, SplicePlans(group, ledger, index, limits)
+        self._opt_in, self.exact_only = opt_in, exact_only
+        self._running: dict[str, Request] = {}
+        self._prefilling: dict[str, Request] = {}
+        self._branches = OwnBranches(group.block_size)
+        self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
+        self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
+        self.exact: dict[str, int] = {}
+        self.copies = WantedCopies(ledger)
+
+    def request_queued(self, request: Request) -> None:
+        """Let a session's request find what its last one left, before anything is looked up."""
+        owner = self._opt_in.owner(request)
+        if owner is not None and request.request_id not in self.exact:
+            exact = self._branches.follow(request, owner)
+            if exact is not None:
+                self.exact[request.request_id] = exact * self._group.block_size
+
+    def looked_up(
+        self, request: Request, first: int, answer: tuple[int | None, bool]
+    ) -> tuple[int | None, bool]:
+        """Return what a load can bring, with what can be spliced behind what is exact.
+
+        Args:
+            first: Blocks that the pool holds.
+            answer: What the exact lookup says of the rest.
+        """
+        exact, _ = answer
+        domain = self._opt_in.domain(request)
+        if exact is None or domain is None:
+            return answer
+
+        def domains() -> Sequence[Domain]:
+            tried = request.request_id in self._tried
+            return () if tried else self._own.domains(request, domain)
+
+        plan = self._plans.plan(request, domains, first, exact)
+        return (exact + plan.spliced, True) if plan.pieces else answer
+
+    def spliced(self, request: Request, to_load: int) -> int:
+        """How many of the tokens that vLLM expects from a request's load are spliced."""
+        return self._plans.spliced(request.request_id, to_load)
+
+    def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
+        """Note that a request was given its blocks; whether its load is begun here.
+
+        Args:
+            ids: Its blocks.
+            to_load: Tokens that vLLM expects from the load.
+        """
+        if self._opt_in.domain(request) is None:
+            return False
+        self._running[request.request_id] = self._prefilling[request.request_id] = request
+        spliced, size = self.spliced(request, to_load), self._group.block_size
+        plan = self._plans.take(request.request_id)
+        if plan is None:  # nothing is looked up for who has blocks already, as after a load
+            self._note_read(request, request.num_computed_tokens)
+            return False
+        whole = plan.first + plan.loaded
+        self._note_read(request, whole * size, plan.pieces if spliced else ())
+        if not spliced:
+            return False
+        self._set_apart(request, whole)
+        self._tried.add(request.request_id)
+        hashes = self._group.hashes(request, whole * size)[plan.first :]
+        splice = splice_of(plan.pieces, ids, size, self._ledger.directory)
+        self._loader.begin(request.request_id, hashes, ids[plan.first : whole], splice)
+        return True
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Keep what an ended request's exact blocks say; returns its usage, if it opted in."""
+        request, read = self._running.pop(request_id, None), self._own.read(request_id)
+        refused = self._opt_in.is_nobodys(request_id)
+        if request is not None:
+            self._keep(request)
+        self._plans.take(request_id)
+        self._prefilling.pop(request_id, None)
+        self._opt_in.forget(request_id)
+        self._own.forget(request_id)
+        self.exact_only.forget(request_id)
+        self.exact.pop(request_id, None)
+        self._tried.discard(request_id)
+        if refused:
+            return {"kvgraph": {"recall": {"refused": NOBODYS}}}
+        if request is None or read is None:
+            return None
+        return {"kvgraph": {"recall": _usage(read, request.num_prompt_tokens)}}
+
+    def cached(self, runs: Sequence[Cached]) -> None:
+        """Note what requests registered: approximate blocks never reach the disk, whenever their
+        request loses them."""
+        for request, _, first, end in runs if self.exact else ():
+            exact = self.exact.get(request.request_id)
+            if exact is not None:
+                size = self._group.block_size
+                hashes = self._group.hashes(request, end * size)
+                self.copies.keep_here(hashes[max(first, exact // size) :])
+
+    def take_due(self) -> list[bytes]:
+        """Take hashes of blocks that are to be copied now, while they are sure to be there."""
+        for request in list(self._prefilling.values()):
+            if request.num_computed_tokens >= request.num_prompt_tokens:
+                # Its request holds it: at the turn's end, others may take the blocks at once.
+                del self._prefilling[request.request_id]
+                self.copies.add(self._kept_blocks(request))
+        return self.copies.take()
+
+    @property
+    def busy(self) -> bool:
+        """See ``WantedCopies.due``."""
+        return self.copies.due
+
+    def clear(self) -> None:
+        """Forget all text: the bytes that said it no longer count."""
+        self._index.clear()
+        self._branches.clear()
+        self.copies.clear()
+        self._plans.clear()
+
+    def _note_read(self, request: Request, found: int, pieces: Sequence[Piece] = ()) -> None:
+        exact = min(found, self.exact.get(request.request_id, found))
+        own = self._group.hashes(request, found)[exact // self._group.block_size :]
+        self._own.begun(request, exact, found, last_of(own), pieces)
+
+    def _keep(self, request: Request) -> None:
+        size, exact = self._group.block_size, self.exact.get(request.request_id)
+        if exact is not None:
+            self._keep_branch(request, exact // size, _computed(request) // size)
+        hashes, domain = self._kept_blocks(request), self._opt_in.domain(request)
+        if hashes and domain is not None:
+            known = len(hashes) if exact is None else min(len(hashes), exact // size)
+            tokens = tokens_of(request, len(hashes) * size)
+            self._index.add(domain, hashes[:known], tokens)
+            self._own.keep(request, hashes, tokens, known)
+            self.copies.add(hashes)
+
+    def _kept_blocks(self, request: Request) -> Sequence[bytes]:
+        """Hashes of the computed blocks that are spliced later: exact ones, and a session's own."""
+        size, computed = self._group.block_size, _computed(request)
+        exact = self.exact.get(request.request_id, computed)
+        own = self._own.enters and self._has_branch(request)
+        kept = computed if own else min(computed, exact)
+        return self._group.hashes(request, kept // size * size)
+
+    def _set_apart(self, request: Request, exact: int) -> None:
+        """Keep blocks from ``exact`` on from all others: for the session alone, or for nobody.
+
+        They have names of their own also where the request went on from its session's last branch:
+        that one's blocks were computed, and hold something else.
+        """
+        tokens = exact * self._group.block_size
+        self.exact[request.request_id] = min(tokens, self.exact.get(request.request_id, tokens))
+        mine = self._opt_in.owner(request) is not None
+        if not mine or not self._branches.begin(request, exact):
+            self.exact_only.limit(request.request_id, tokens)
+
+    def _has_branch(self, request: Request) -> bool:
+        """Whether an approximate request's blocks are found by its session."""
+        named = self._opt_in.owner(request) is not None
+        return named and self.exact_only.exact_tokens(request.request_id) is None
+
+    def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
+        if (owner := self._opt_in.owner(request)) and self._has_branch(request):
+            self._branches.keep(request, owner, exact, whole)
+            self.copies.keep_here(request.block_hashes[exact:whole])  # the last step's among them
+
+
+def _computed(request: Request) -> int:
+    """How many of its tokens are computed; the last one's blocks may not be."""
+    computed: int = min(request.num_computed_tokens, request.num_tokens - 1)
+    return computed
+
+
+def _usage(read: Read, prompt: int) -> dict[str, int]:
+    """Tokens of a prompt, by where they came from."""
+    own, computed = read.found - read.exact, prompt - read.found - read.spliced
+    return {
+        "exact": read.exact, "own": own, "spliced": read.spliced, "computed": max(0, computed)
+    }  # fmt: skip

@@ -1,0 +1,142 @@
+"""Which engines can have recall; makes it for one that can."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ....graph.errors import ConfigError
+from ....kernels.rope import rope_from_config
+from ....kernels.tensors import RopeError, StorageError
+from ...recall.gate import Calibration, calibration_file, identity_of, load
+from ...recall.spans import SpanIndex
+from ...settings import recall_is_shared, recalls_always
+from ...threads import Once
+from ..tiers.bridge import NoRecall, NoTiers, TierCacheBridge
+from ..tiers.worker import weights_of
+from .opt_in import OptIn, Switch, recall_switch
+from .own_text import ExactOnly
+from .recall import SpanRecall
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+    from ...requests.hints import Meaning
+    from ..groups import ObservedGroup
+
+# What a calibration belongs to: a model's weights, and how its keys are rotated.
+
+
+def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
+    """Return all that a calibration depends on: the weights, and how keys are rotated.
+
+    Args:
+        model: Its name or path, and its Hugging Face configuration.
+        max_model_len: The longest sequence that will be served.
+
+    Raises:
+        RopeError: Keys of this model cannot be moved.
+        StorageError: The weights cannot be told from others.
+    """
+    rope = rope_from_config(model.hf_config, max_model_len)
+    return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
+
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS: Final = 1 << 22  # that are kept: some 250 MiB in blocks of 16; chosen
+_REFUSED: Final = "kvgraph: no recall in this engine: %s"
+
+
+class RefusedRecall(NoRecall):
+    """An engine that cannot have recall: the first request that asks for it leaves a warning.
+
+    Args:
+        reason: Why not.
+        opt_in: Who asks for it.
+    """
+
+    def __init__(self, reason: str, opt_in: OptIn) -> None:
+        self._reason, self._opt_in, self._once = reason, opt_in, Once(logger)
+        self._refused: set[str] = set()
+
+    def looked_up(
+        self, request: Request, first: int, answer: tuple[int | None, bool]
+    ) -> tuple[int | None, bool]:
+        """Leave the answer as it is."""
+        asks = self._opt_in.domain(request) is not None
+        if asks or self._opt_in.is_nobodys(request.request_id):
+            self._once.warn("refused", _REFUSED, self._reason)
+            self._refused.add(request.request_id)
+        return answer
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Say that it was refused, and why."""
+        self._opt_in.forget(request_id)
+        if request_id not in self._refused:
+            return None
+        self._refused.discard(request_id)
+        return {"kvgraph": {"recall": {"refused": self._reason}}}
+
+
+def attach_recall(
+    config: VllmConfig,
+    group: ObservedGroup,
+    bridge: TierCacheBridge | NoTiers,
+    manager: KVCacheManager | None,
+    meaning: Callable[[Request], Meaning],
+) -> NoRecall:
+    """Give an engine's tiers recall, if that is possible and not switched off; returns what it has.
+
+    Whoever asked for it where it is not possible is told why.
+    """
+    switch = recall_switch()
+    if switch is Switch.NOBODY:
+        return NoRecall()
+    if isinstance(bridge, NoTiers):
+        if switch is Switch.EVERYBODY:
+            logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
+        return NoRecall()
+    opt_in = OptIn(switch is Switch.EVERYBODY, meaning, recall_is_shared())
+    try:
+        if manager is None:
+            raise ConfigError("vLLM's record of requests is not to be had")
+        calibration = calibration_for(config)
+    except (ConfigError, RopeError, StorageError) as error:
+        level = logging.WARNING if switch is Switch.EVERYBODY else logging.INFO
+        logger.log(level, _REFUSED, str(error))  # with it, whoever keeps records kept the engine
+        bridge.recall = RefusedRecall(str(error), opt_in)
+        return bridge.recall
+    most = MOST_TOKENS // group.block_size
+    shortest = calibration.limits.least_tokens
+    index = SpanIndex(group.block_size, most, np.random.default_rng(), shortest)
+    recall = SpanRecall(
+        group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
+    )
+    bridge.recall, bridge.spiller.marks.wanted = recall, recall.copies.wanted
+    bridge.ledger.costs.splices_always = recalls_always()
+    logger.info("kvgraph: recall is possible: %s", calibration.reason)
+    return recall
+
+
+def calibration_for(config: VllmConfig) -> Calibration:
+    """Return the model's calibration, which allows recall.
+
+    Raises:
+        ConfigError: It does not, there is none, or the engine is of a kind that was not measured.
+        RopeError: Keys of this model cannot be moved.
+        StorageError: The model's weights cannot be told from others.
+    """
+    if config.speculative_config is not None:
+        raise ConfigError("it drafts tokens, and what drafts read is not calibrated")
+    identity = model_identity(config.model_config, config.model_config.max_model_len)
+    calibration = load(identity, calibration_file(identity, os.environ))
+    if not calibration.passed:
+        raise ConfigError(f"the model did not pass its calibration: {calibration.reason}")
+    return calibration

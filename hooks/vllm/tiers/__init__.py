@@ -1,0 +1,1 @@
+"""Moves blocks between vLLM's pool, host memory, disk and the shared store."""

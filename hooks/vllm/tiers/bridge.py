@@ -1,0 +1,590 @@
+"""``TierCacheBridge``: decides what moves between the engine's pool, host memory and disk, and
+when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from ....graph.types import Keys
+from ....graph.wire.advice import EvictionRanking
+from ....graph.wire.events import AnyEvent
+from ...settings import TierSettings
+from ...tiers.jobs import Load, TierAnswer, TierWork, WorkerStart
+from ...tiers.ledger import TierLedger
+from .idle import IdleEngine, IdleWriter
+from .loader import Loader
+from .prefetcher import Prefetcher, WaitingLine
+from .spiller import Spiller, StepTaken
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+    from ..groups import ObservedGroup
+    from ..index import BlockIndex
+    from ..tap import Cached, Changes
+
+# Takes the place of bridge and worker in an engine without tiers; does nothing.
+
+
+class NoTiers:
+    """The bridge of an engine whose blocks have no copies; see ``TierCacheBridge``."""
+
+    keeps_promises = False
+    busy = owes = False
+    reports: tuple[Callable[[], AnyEvent], ...] = ()
+
+    def request_queued(self, request: Request) -> None:
+        """Do nothing."""
+
+    def request_unqueued(self, request_id: str) -> None:
+        """Do nothing."""
+
+    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """Say that no load brings anything."""
+        return 0, False
+
+    def foresee(self, to_load: int) -> None:
+        """Nothing is loaded."""
+
+    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        """Do nothing: nothing is to be loaded."""
+
+    def retire(self) -> None:
+        """Do nothing: nothing was promised."""
+
+    def request_resumed(self, request_id: str) -> None:
+        """Do nothing: no load was promised."""
+
+    def promise_ended(self, request_id: str) -> None:
+        """Do nothing: no load was promised."""
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Do nothing."""
+        return None
+
+    def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
+        """Do nothing: the user's own connector promised the load."""
+
+    def offered(self, wanted: Callable[[], Keys | None]) -> int:
+        """0: nothing can be brought back."""
+        return 0
+
+    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> None:
+        """Do nothing: there are no workers."""
+
+    def outstanding(self) -> None:
+        """Return no orders: there are no workers."""
+
+    def step_ended(self) -> None:
+        """Do nothing."""
+
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """Do nothing: no worker answers."""
+
+    def drop_copies(self) -> bool:
+        """Allow the reset: there are no copies."""
+        return True
+
+    def copied(self, hashes: Sequence[bytes]) -> int:
+        """0: no block can be brought back."""
+        return 0
+
+    def copies(self) -> list[AnyEvent]:
+        """No copies."""
+        return []
+
+    def adapted(self, keys: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def changed(self, changes: Changes) -> None:
+        """Do nothing."""
+
+    def lend(self) -> list[KVCacheBlock]:
+        """No blocks: no load of ours fills any."""
+        return []
+
+    def renewed(self) -> None:
+        """Do nothing: no load is under way."""
+
+
+class NoRecall:
+    """An engine in which nothing comes back at another position; see ``SpanRecall``."""
+
+    exact: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def busy(self) -> bool:
+        """False: there is nothing to do in another step."""
+        return False
+
+    def request_queued(self, request: Request) -> None:
+        """Do nothing."""
+
+    def looked_up(
+        self, request: Request, first: int, answer: tuple[int | None, bool]
+    ) -> tuple[int | None, bool]:
+        """Leave the answer as it is."""
+        return answer
+
+    def spliced(self, request: Request, to_load: int) -> int:
+        """0: no token comes from another position."""
+        return 0
+
+    def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
+        """Begin nothing."""
+        return False
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Keep nothing."""
+        return None
+
+    def cached(self, runs: Sequence[Cached]) -> None:
+        """Do nothing."""
+
+    def take_due(self) -> list[bytes]:
+        """No blocks."""
+        return []
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+
+class NoWorker:
+    """A process without a shard of the tiers; see ``WorkerSide``."""
+
+    def register(self, views: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def submit(self, work: TierWork) -> None:
+        """Do nothing."""
+
+    def take_finished(self) -> set[str]:
+        """No requests: none waits for a load."""
+        return set()
+
+    def take_failed(self) -> set[int]:
+        """No blocks: no load failed."""
+        return set()
+
+    def take_answer(self) -> TierAnswer:
+        """No answer: nothing was asked."""
+        return TierAnswer()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+# ``FirstWords``: what each worker reports once, at its start: its memory and its disk.
+
+_LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disks hold; chosen
+
+
+class FirstWords:
+    """Collects the workers' starts until all are there.
+
+    Args:
+        workers: How many there are.
+        with_disk: Whether they may have found records on their disks.
+    """
+
+    def __init__(self, workers: int, with_disk: bool) -> None:
+        self._workers = workers
+        self._starts: list[WorkerStart] = []
+        self._patience = _LOOKUPS_IN_VAIN if with_disk else 0
+
+    def is_worth_waiting(self) -> bool:
+        """Whether a lookup should ask again later; True a bounded number of times.
+
+        The first requests after a start are those that could use the disk.
+        """
+        if not self._patience or len(self._starts) == self._workers:
+            return False
+        self._patience -= 1
+        return True
+
+    def add(self, starts: Iterable[WorkerStart]) -> Sequence[WorkerStart]:
+        """Take ``starts``; returns all of them, once, when the last has come."""
+        for start in starts:
+            if len(self._starts) < self._workers:
+                self._starts.append(start)
+                if len(self._starts) == self._workers:
+                    return self._starts
+        return ()
+
+
+# Keeps requests that wait for a load from blocking a reset of the prefix cache.
+#
+# Stock vLLM preempts running requests and then resets its prefix cache. A request that waits
+# for a load cannot be preempted; and with overlapping steps, the blocks of preempted requests
+# are held back until the step under way is over, because a load might write to them. Neither is
+# a reason to refuse new weights: the load is void, and its request computes.
+
+
+class Promises:
+    """Loads that vLLM was promised, whose requests were not scheduled since.
+
+    Args:
+        pool: The live block pool.
+        manager: vLLM's record of which request holds which blocks.
+    """
+
+    def __init__(self, pool: BlockPool, manager: KVCacheManager) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._waiting: dict[str, Request] = {}
+        self._received: set[str] = set()  # of them, those whose load is over
+        self._void: set[str] = set()  # of them, those with a load of what counts no longer
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def binding(self) -> bool:
+        """Whether a request waits for bytes that are still valid."""
+        return len(self._waiting) > len(self._received | self._void)
+
+    def made(self, request: Request) -> None:
+        """Note that ``request`` waits for a load into its blocks."""
+        self._waiting[request.request_id] = request
+
+    def request_resumed(self, request_id: str) -> None:
+        """Note that a request runs."""
+        if self._waiting:
+            self._forget(request_id)
+
+    def request_finished(self, request_id: str) -> None:
+        """Note that a request ended. While its load is under way, vLLM keeps its blocks."""
+        if request_id in self._received:
+            self._forget(request_id)
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        """Note that vLLM is about to learn that these loads are over, and has learned of failed
+        blocks."""
+        for request_id in request_ids:
+            request = self._waiting.get(request_id)
+            if request is None:
+                continue
+            if request.is_finished():
+                self._forget(request_id)
+                continue
+            self._received.add(request_id)
+            if request_id in self._void:
+                self._compute(request)
+
+    def lend(self) -> list[KVCacheBlock]:
+        """Return all blocks in use, each as often as it is held, if only our requests hold any."""
+        (manager,) = self._manager.coordinator.single_type_managers
+        others = [name for name in manager.req_to_blocks if name not in self._waiting]
+        if any(manager.req_to_blocks[name] for name in others):
+            return []
+        used = [block for block in self._pool.blocks if block.ref_cnt and not block.is_null]
+        return [block for block in used for _ in range(block.ref_cnt)]
+
+    def renewed(self) -> None:
+        """Void the loads under way: the prefix cache was reset, perhaps for new weights."""
+        self._void.update(self._waiting)
+        for request_id in self._received:
+            self._compute(self._waiting[request_id])
+
+    def _compute(self, request: Request) -> None:
+        """Start the request over: every worker is done with its blocks, and vLLM finds nothing to
+        cache."""
+        self._manager.free(request)
+        request.num_computed_tokens = 0
+
+    def _forget(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+        self._received.discard(request_id)
+        self._void.discard(request_id)
+
+
+class NoPromises:
+    """What is known of loads under way where vLLM's book of requests is not to be had.
+
+    Args:
+        loader: Knows whether requests wait for loads.
+        prefetcher: Knows which blocks loads are filling for nobody yet.
+    """
+
+    def __init__(self, loader: Loader, prefetcher: Prefetcher) -> None:
+        self._loader = loader
+        self._prefetcher = prefetcher
+
+    def __len__(self) -> int:
+        return self._loader.under_way
+
+    @property
+    def binding(self) -> bool:
+        """Whether a request waits for bytes that still count."""
+        return self._loader.under_way > 0
+
+    def made(self, request: Request) -> None:
+        """``request`` waits for a load into its blocks."""
+
+    def request_resumed(self, request_id: str) -> None:
+        """A request runs."""
+
+    def request_finished(self, request_id: str) -> None:
+        """A request ended."""
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        """These loads are over."""
+
+    def lend(self) -> list[KVCacheBlock]:
+        """The blocks of prefetches under way."""
+        return self._prefetcher.held.copy()
+
+    def renewed(self) -> None:
+        """The prefix cache was reset."""
+
+
+_NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
+
+
+class TierCacheBridge:
+    """The tiers of one engine: the pool is HOT, copies in memory are WARM, copies on disk COLD.
+
+    Lives in the scheduler's process, on its thread. It decides and records; ``TierWork`` carries
+    the decisions to the workers, and their ``TierAnswer``, one or more steps later, makes the
+    results visible.
+
+    Args:
+        pool: The live block pool.
+        group: The observed KV cache group.
+        index: Which block holds which key.
+        settings: Budgets of one worker.
+        ledger: Where copies are recorded.
+        emit: Takes each event for the sidecar; must not wait.
+        workers: How many workers answer.
+        manager: vLLM's record of which request holds which blocks.
+        by_priority: Whether vLLM's queue goes by priority.
+
+    Attributes:
+        loader, recall: Bring copies back, where they were computed and at other positions.
+        keeps_promises: Whether resets are followed for the sake of loads that vLLM waits for.
+        promises: Those loads.
+        reports: Reports the state of the tiers to the sidecar.
+        spiller: Copies blocks before they go.
+        line: Who waits in vLLM's queue, and for how many blocks.
+        request_unqueued: Told of a request that waited for blocks, and is held after all.
+        idle: Wakes the engine for an order that comes while it has nothing to do.
+        foresee: Told how many tokens a load may bring next.
+        copied: Counts the hashes, from the first on, that can be brought back.
+        lend, renewed: As ``PoolTap`` calls them: blocks that need not block a reset; after one.
+        adapted: Told which keys, that the engine cached, a LoRA adapter computed.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group: ObservedGroup,
+        index: BlockIndex,
+        settings: TierSettings,
+        ledger: TierLedger,
+        emit: Callable[[AnyEvent], None],
+        workers: int,
+        manager: KVCacheManager | None = None,
+        by_priority: bool = False,
+    ) -> None:
+        self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
+        self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
+        self._group, self._pool, self._index = group, pool, index
+        self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
+        self.loader = Loader(group, ledger, self.spiller.load_victims)
+        self.foresee, self.copied = self.loader.foresee, ledger.directory.run
+        self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
+        self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
+        self.request_unqueued = self.line.leave
+        self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
+        self.idle = IdleEngine(ledger.clock)
+        self.keeps_promises = manager is not None
+        none = NoPromises(self.loader, self._prefetcher)
+        self.promises: Promises | NoPromises = none if manager is None else Promises(pool, manager)
+        self.lend, self.renewed = self.promises.lend, self.promises.renewed
+        self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
+        self.recall = NoRecall()
+        self._found: dict[str, int] = {}  # by request: blocks of its prompt in the pool when asked
+        self._first_words = FirstWords(workers, with_disk=settings.keeps_more)
+
+    def request_queued(self, request: Request) -> None:
+        """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
+        self.recall.request_queued(request)
+        self.line.join(request, 1 + request.num_tokens // self._group.block_size)
+
+    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """Return what a load can bring of a request's tokens; see ``Loader.request_looked_up``."""
+        self.line.close(request.request_id)
+        if self._first_words.is_worth_waiting():
+            return None, False
+        first = self._found[request.request_id] = computed_tokens // self._group.block_size
+        if answer := self.loader.remembered(request.request_id, first):
+            return self.recall.looked_up(request, first, answer)
+        # The last token is always computed: its logits are what the request wants.
+        hashes = self._group.hashes(request, request.num_tokens - 1)
+        found = self.loader.request_looked_up(request.request_id, hashes[first:], first)
+        return self.recall.looked_up(request, first, found)
+
+    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        """Note that a request was given blocks; a load fills ``to_load`` tokens of them."""
+        if to_load:
+            self.promises.made(request)
+        else:
+            self.promises.request_resumed(request.request_id)
+        self.line.leave(request.request_id)
+        found = self._found.pop(request.request_id, 0)
+        self._idle_writer.request_scheduled(request, found + to_load // self._group.block_size)
+        if found:
+            hashes = self._group.hashes(request, found * self._group.block_size)
+            self._prefetcher.hit(hashes)
+            self.ledger.directory.used(hashes)
+        ids = blocks.get_block_ids()[self._group.index] if to_load else ()
+        # Last: once a load is ordered, nothing of ours may fail.
+        begun = self.recall.request_scheduled(request, ids, to_load)
+        self.loader.request_scheduled(request, ids, 0 if begun else to_load)
+
+    def retire(self) -> None:
+        """Decide nothing any more: from now on only ``request_resumed``, ``promise_ended``,
+        ``outstanding``, ``answered`` and ``owes`` are asked, and resets of the pool are followed.
+        """
+        self.idle.unbind()
+        self.recall = NoRecall()
+
+    def request_resumed(self, request_id: str) -> None:
+        """Note that a request runs which we did not schedule: its promise is kept."""
+        self.promises.request_resumed(request_id)
+
+    def promise_ended(self, request_id: str) -> None:
+        """Note that a request ended, perhaps before the load that it was promised."""
+        self.promises.request_finished(request_id)
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Note that a request ended; returns what its caller is to know of its cache."""
+        self.line.leave(request_id)
+        self._found.pop(request_id, None)
+        self._idle_writer.request_finished(request_id, self.recall.exact.get(request_id))
+        self.loader.request_finished(request_id)
+        self.promise_ended(request_id)
+        return self.recall.request_finished(request_id)
+
+    def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
+        """Fail the load that ``request`` waits for and nobody ordered."""
+        self.promises.made(request)
+        self._broken.append(_broken_load(request, blocks))
+
+    def offered(self, wanted: Callable[[], Keys | None]) -> int:
+        """How many blocks a prefetch would take, after a step's allocations, at most; ``wanted``
+        reads which keys the sidecar suggests to bring back, best first."""
+        self.line.passed()
+        self.idle.stepped()  # first: an order that comes from now on is taken by another step
+        return self._prefetcher.offered(wanted()) if self._prefetches else 0
+
+    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> TierWork:
+        """Decide, after a step's allocations, what the workers shall do.
+
+        Args:
+            ranking: The latest advice; None without any.
+            offered: See ``offered``.
+            step: What was scheduled, and what that took from the pool.
+        """
+        ledger, tokens = self.ledger, step.tokens
+        ledger.costs.step_began(tokens)
+        loads = self.loader.take_begun()
+        taken = max(1 + tokens // self._group.block_size, step.evicted - loads)
+        spare = self.spiller.step(ranking, taken, loads, offered, step)
+        self.spiller.copy(self.recall.take_due(), self._group.suffix)
+        self._idle_writer.step()
+        if offered:
+            self._prefetcher.step(spare)
+        self.idle.worked(bool(tokens or ledger.book.has_new))
+        return self.outstanding()  # last: an order that is taken and not returned is lost
+
+    def outstanding(self) -> TierWork:
+        """Take the orders that the workers were not given yet."""
+        voided = self.ledger.directory.voided.take()  # first: nothing may fail once jobs are taken
+        broken, self._broken = tuple(self._broken), []
+        return TierWork(self.ledger.book.take() + broken, *voided)
+
+    def step_ended(self) -> None:
+        """Note that a step's output arrived."""
+        self.ledger.costs.step_ended()
+
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """Take what the workers did, and requests whose loads are over."""
+        try:  # said once: what is not heard here is waited for in vain
+            self.ledger.book.answer_all(answer.done)
+        finally:
+            self.promises.received(received)
+        if starts := self._first_words.add(answer.starts):
+            self.ledger.started(starts)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the engine must go on stepping to learn the end of a job.
+
+        A write to the disk does not count: no request waits for it, and a disk may hang.
+        """
+        return bool(self._broken or self.ledger.book.pressing)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it must go on stepping for that, to begin a job, or to take an order."""
+        return bool(self.owes or self.recall.busy or self.idle.due)
+
+    def changed(self, changes: Changes) -> None:
+        """Note what a step cached and evicted, and whether the prefix cache was reset then."""
+        self.recall.cached(changes.cached)
+        if changes.evicted and (self.ledger.kept_off_disk or self._prefetcher.waits):
+            keys = changes.evicted.keys.tolist()
+            _forget_lost(self.ledger.kept_off_disk, self._pool, changes.evicted, keys)
+            self._prefetcher.evicted(keys)
+        if changes.then_reset:
+            self._index.catch_up()  # while it is known which of the evicted blocks have copies
+            self.clear()
+
+    def clear(self) -> None:
+        """Drop all copies: the prefix cache was reset, perhaps for new weights."""
+        self._prefetcher.clear()
+        self.drop_copies()
+
+    def drop_copies(self) -> bool:
+        """Give up what the colder tiers hold; False while a request waits for some of it."""
+        self.ledger.clear()
+        self.recall.clear()
+        self._idle_writer.end()
+        self.spiller.look_again()
+        return not self.promises.binding
+
+    def copies(self) -> list[AnyEvent]:
+        """Return every copy, for the sidecar, from the client's thread."""
+        return self.ledger.all_copies()
+
+
+def _forget_lost(
+    kept_off: set[int], pool: BlockPool, hashes: Sequence[bytes], keys: Sequence[int]
+) -> None:
+    """Forget of evicted blocks those that the pool holds no more.
+
+    At once: they may be computed again.
+    """
+    if not kept_off.isdisjoint(keys):
+        block_of = pool.cached_block_hash_to_block.get_one_block
+        both = zip(hashes, keys, strict=True)
+        kept_off.difference_update([
+            key for each, key in both if key in kept_off and block_of(each) is None
+        ])  # fmt: skip
+
+
+def _broken_load(request: Request, blocks: KVCacheBlocks) -> Load:
+    """Return a load that is to fail.
+
+    Only the blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
+    would set back every request that shares it.
+    """
+    (group,) = blocks.blocks
+    empty = tuple(block.block_id for block in group if block.block_hash is None)
+    return Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id)

@@ -1,0 +1,250 @@
+"""``IdleEngine``: wakes an engine that waits for requests, so that a step takes an order."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ....graph.types import Keys
+from ...tiers.ledger import TierLedger
+from ..installed import live_misfits
+from ..relied_on import Part
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.request import Request
+
+    from ..groups import ObservedGroup
+    from .spiller import Spiller
+
+logger = logging.getLogger(__name__)
+
+_APART_S: Final = 0.1  # seconds between two wake-ups at least; chosen
+_IN_PROCESS: Final = "it has no process of its own, and steps when its caller does"
+_IN_STEP: Final = "data-parallel ranks begin their steps together"
+_NOT_WOKEN: Final = "kvgraph: while this engine has nothing to do, nothing is prefetched: %s"
+
+
+class IdleEngine:
+    """Knows for which order a step is due that no request asks for.
+
+    An engine without requests waits at its input queue. vLLM ends that wait, when it is to shut
+    down, by an entry that stands for nothing (``WAKEUP``), and then takes a step if there is work;
+    ``due`` says that there is. A wake-up that finds the engine at work costs it nothing.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._loop: EngineCoreProc | None = None
+        self._wake: Callable[[], None] | None = None
+        self._refusal = _IN_PROCESS  # until a loop is bound; empty once it was said
+        self._due = False
+        self._asked: Keys | None = None  # what it was woken for last, and did nothing since
+        self._woken_at = -np.inf
+
+    @property
+    def due(self) -> bool:
+        """Whether a step is to be taken; for the engine's thread. None is taken while the engine
+        is paused: its memory may be gone."""
+        loop = self._loop
+        return self._due and loop is not None and not loop.is_scheduler_paused()
+
+    def bind(self, loop: EngineCoreProc) -> None:
+        """Note that ``loop``, which is about to begin, takes the engine's steps."""
+        from vllm.v1.engine import EngineCoreRequestType
+
+        if loop.vllm_config.parallel_config.data_parallel_size > 1:
+            self._refusal = _IN_STEP
+            return
+        queue, nothing = loop.input_queue, (EngineCoreRequestType.WAKEUP, None)
+        self._loop, self._wake = loop, lambda: queue.put_nowait(nothing)
+
+    def unbind(self) -> None:
+        """Note that nobody takes orders any more: no step is due from now on."""
+        self._loop = self._wake = None
+        self._refusal = ""
+
+    def ordered(self, order: Keys) -> None:
+        """Note that the sidecar sent an order; for the thread that received it.
+
+        The same order wakes an engine once, unless a step did something since: what there was no
+        room for finds none while nothing happens.
+        """
+        if not len(order) or (self._asked is not None and np.array_equal(order, self._asked)):
+            return
+        now = self._clock()
+        if now - self._woken_at < _APART_S:
+            return  # the sidecar repeats its order
+        self._woken_at, wake = now, self._wake
+        if wake is not None:
+            self._asked, self._due = order, True
+            wake()
+        elif self._refusal:
+            logger.info(_NOT_WOKEN, self._refusal)
+            self._refusal = ""
+
+    def stepped(self) -> None:
+        """Note that a step is about to take the newest order."""
+        self._due = False
+
+    def worked(self, anything: bool) -> None:
+        """Note that a step was planned, and whether there is ``anything`` in it to do."""
+        if anything:
+            self._asked = None
+
+
+# Finds the loops that take engines' steps: vLLM shows a connector only its scheduler's parts.
+
+_MARK: Final = "_kvgraph_wrapped"
+_NO_LOOP: Final = "kvgraph: an idle engine is not woken for prefetches (%s)"
+
+
+def follow_loops() -> None:
+    """Show every loop that begins from now on to its engine's connector (``bind_loop``).
+
+    A connector calls it while its engine is made: loops begin later, and in the same process.
+    """
+    if problems := live_misfits(Part.WAKING):
+        logger.warning(_NO_LOOP, "; ".join(problems))
+        return
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
+
+    for kind in (EngineCoreProc, DPEngineCoreProc):
+        _follow(kind)
+
+
+def _follow(kind: type[EngineCoreProc]) -> None:
+    original = kind.run_busy_loop
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def run_busy_loop(self: EngineCoreProc, *args: Any, **kwargs: Any) -> Any:
+        try:
+            bind = getattr(self.scheduler.connector, "bind_loop", None)
+            if bind is not None:
+                bind(self)
+        except Exception as error:
+            logger.warning(_NO_LOOP, type(error).__name__)
+        return original(self, *args, **kwargs)
+
+    setattr(run_busy_loop, _MARK, True)
+    kind.run_busy_loop = run_busy_loop
+
+
+# ``IdleWriter``: what has been here for an hour gets its disk copy, though nothing evicts it.
+
+IDLE_S: Final = 3600.0
+"""Seconds after which the blocks that a request computed are written; chosen."""
+_MOST: Final = 262_144  # blocks remembered, some 20 MiB; beyond, the oldest are due; chosen
+_AT_ONCE: Final = 32  # blocks: half of what may be on its way to the disk; chosen
+_COPIED_S: Final = 1.0  # until copies that were begun are there, or will not be; chosen
+
+
+class IdleWriter:
+    """Has the disk keep what idle sessions left in pool and memory, so that it survives a restart.
+
+    Without it only what leaves the memory reaches the disk. Blocks that a request computed are due
+    an hour after its end, root first, so that a chain is on disk whole; of those that left the
+    engine meanwhile nothing is done. Writes begin in the engine's steps, a few at a time and only
+    while no other copy is on its way to the disk, and keep no engine awake.
+
+    Args:
+        group: The observed KV cache group.
+        ledger: Where copies are recorded.
+        copy: Begins to copy blocks of the pool.
+        in_pool: Whether the pool has a block.
+        idle_s: See ``IDLE_S``.
+    """
+
+    def __init__(
+        self,
+        group: ObservedGroup,
+        ledger: TierLedger,
+        copy: Callable[[Sequence[bytes]], None],
+        in_pool: Callable[[bytes], bool],
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._group, self._ledger, self._copy, self._in_pool = group, ledger, copy, in_pool
+        self._idle_s = idle_s
+        self._running: dict[str, tuple[Request, int]] = {}  # and of its blocks, those found
+        self._left: deque[tuple[float, Sequence[bytes]]] = deque()  # when they are due
+        self._remembered = 0  # blocks in these
+        self._due: deque[bytes] = deque(maxlen=_MOST)
+        self._copying: tuple[float, list[bytes]] = (0.0, [])  # when these are looked for
+
+    @classmethod
+    def of(
+        cls, pool: BlockPool, group: ObservedGroup, ledger: TierLedger, spiller: Spiller
+    ) -> IdleWriter:
+        """Make that of an engine's pool."""
+
+        def in_pool(block_hash: bytes) -> bool:
+            cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another
+            return cached.get_one_block(block_hash + group.suffix) is not None
+
+        def copy(hashes: Sequence[bytes]) -> None:
+            spiller.copy(hashes, group.suffix)
+
+        return cls(group, ledger, copy, in_pool)
+
+    def request_scheduled(self, request: Request, found: int) -> None:
+        """Note that a request runs, of whose blocks the first ``found`` were computed before."""
+        alone = request.lora_request is None  # an adapter's blocks may not be on disk
+        if alone and self._ledger.directory.cold_capacity:
+            self._running.setdefault(request.request_id, (request, found))
+
+    def request_finished(self, request_id: str, exact: int | None) -> None:
+        """Note that a request ended; of its tokens, the first ``exact`` are (None: all)."""
+        request, found = self._running.pop(request_id, (None, 0))
+        if request is None:
+            return
+        if hashes := self._group.computed(request, exact)[found:]:
+            self._left.append((self._ledger.clock() + self._idle_s, hashes))
+            self._remembered += len(hashes)
+
+    def step(self) -> None:
+        """Begin with what is due."""
+        now = self._ledger.clock()
+        while self._left and (self._left[0][0] <= now or self._remembered > _MOST):
+            _, hashes = self._left.popleft()
+            self._remembered -= len(hashes)
+            self._due.extend(hashes)
+        at, copied = self._copying
+        if copied and now >= at:
+            self._copying = (now, [])
+            self._write(copied)
+        elif self._due and not copied and self._ledger.disk.idle:
+            self._begin(now)
+
+    def end(self) -> None:
+        """Forget all: the weights may be others than those that the disk's file names."""
+        self._running.clear()
+        self._left.clear()
+        self._due.clear()
+        self._remembered, self._copying = 0, (0.0, [])
+
+    def _begin(self, now: float) -> None:
+        """Write the next that are in memory; have copied first those that only the pool has."""
+        batch = [self._due.popleft() for _ in range(min(_AT_ONCE, len(self._due)))]
+        directory = self._ledger.directory
+        lacking = [each for each in batch if each not in directory and self._in_pool(each)]
+        self._write([each for each in batch if each in directory])
+        if lacking:
+            self._copy(lacking)
+            self._copying = (now + _COPIED_S, lacking)
+
+    def _write(self, hashes: Sequence[bytes]) -> None:
+        directory = self._ledger.directory
+        self._ledger.disk.keep([each for each in map(directory.warm, hashes) if each is not None])
+        # What the pool has too is stored twice: these copies are the first to go.
+        directory.used(list(filter(self._in_pool, hashes)))

@@ -1,0 +1,254 @@
+"""Loads copies for a request that needs them, unless computing them again is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ....graph.logs.reasons import Cause
+from ....graph.types import Tier
+from ...tiers.directory import Copy
+from ...tiers.jobs import JobDone, Load, Run
+from ...tiers.ledger import TierLedger
+from .spiller import LoadVictims
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from ..groups import ObservedGroup
+
+
+class Splice(NamedTuple):
+    """What a load brings to other positions, besides what it copies.
+
+    Attributes:
+        runs: Which tokens go where.
+        blocks: The blocks that they fill, the last perhaps in part.
+        copies: The copies that they are read from, pinned.
+    """
+
+    runs: tuple[Run, ...] = ()
+    blocks: tuple[int, ...] = ()
+    copies: tuple[Copy, ...] = ()
+
+
+NO_SPLICE: Final = Splice()
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """Blocks of a request that a load can fill: these hashes, from block ``first`` on.
+
+    Attributes:
+        lost: Copies that had been given up when it was made.
+    """
+
+    first: int
+    hashes: Sequence[bytes]
+    lost: int
+
+
+class Loader:
+    """Answers vLLM's question how many of a prompt's tokens are available outside its pool.
+
+    Args:
+        group: The observed KV cache group.
+        ledger: Where copies are recorded.
+
+    Attributes:
+        load_victims: Copies what loads overwrite.
+        under_way: Loads that requests wait for.
+    """
+
+    def __init__(self, group: ObservedGroup, ledger: TierLedger, load_victims: LoadVictims) -> None:
+        self._group, self.load_victims = group, load_victims
+        self._ledger = ledger
+        self._matches: dict[str, _Match] = {}  # looked up, not yet allocated
+        self._declined: set[str] = set()
+        self._delayed: dict[str, float] = {}  # by others' loads and prefetches: since when
+        self.under_way = 0
+        self._begun = 0  # blocks that loads took since ``take_begun``
+
+    def remembered(self, request_id: str, first: int) -> tuple[int, bool] | None:
+        """The last answer to a request that waits, while it holds; None if it is to be looked up.
+
+        vLLM asks again in every step that a request waits for room.
+        """
+        match = self._matches.get(request_id)
+        directory = self._ledger.directory
+        if match is None or match.first != first or self._ledger.coming:
+            return None
+        # Of what is on disk or in the store, room decides.
+        if match.lost != directory.lost or directory.cold_capacity or directory.in_store:
+            return None
+        return len(match.hashes) * self._group.block_size, True
+
+    def request_looked_up(
+        self, request_id: str, hashes: Sequence[bytes], first: int
+    ) -> tuple[int | None, bool]:
+        """Return how many tokens a load can bring, and whether the request must wait for them.
+
+        ``(tokens, True)`` if a load can bring that many; ``(0, False)`` if none; ``(None, False)``
+        if another load is fetching the first block: vLLM asks again. A load that takes too long is
+        not waited for: a disk may hang, and the blocks can always be computed.
+
+        Args:
+            request_id: The request that asks.
+            hashes: Hashes of its blocks behind the cached prefix.
+            first: Number of its cached blocks.
+        """
+        coming = self._ledger.coming
+        if hashes and coming.get(hashes[0], 0.0) > (now := self._ledger.clock()):
+            self._delayed.setdefault(request_id, now)
+            return None, False
+        count = self._ledger.directory.run(hashes)
+        if coming:
+            count = next((n for n in range(count) if hashes[n] in coming), count)
+        if not count or not self.is_faster(request_id, hashes[:count]):
+            self._matches.pop(request_id, None)
+            return 0, False
+        self._matches[request_id] = _Match(first, hashes[:count], self._ledger.directory.lost)
+        return count * self._group.block_size, True
+
+    def foresee(self, tokens: int) -> None:
+        """Note that a load of so many tokens may be given its blocks next, or that none will."""
+        self.load_victims.foresee(-(-tokens // self._group.block_size))
+
+    def request_scheduled(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
+        """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
+        match = self._matches.pop(request.request_id, None)
+        self._declined.discard(request.request_id)
+        if (since := self._delayed.pop(request.request_id, None)) is not None:
+            counts, now = self._ledger.counts, self._ledger.clock()
+            counts.stall_s += now - since
+            counts.stalls += not tokens  # else its own load counts
+        if not tokens:
+            return
+        assert match is not None, "a load that nobody offered"
+        count = tokens // self._group.block_size
+        hashes = match.hashes[:count]
+        self.begin(request.request_id, hashes, block_ids[match.first : match.first + count])
+
+    def request_finished(self, request_id: str) -> None:
+        """Note that a request ended before it was allocated."""
+        self._matches.pop(request_id, None)
+        self._declined.discard(request_id)
+        self._delayed.pop(request_id, None)
+
+    def take_begun(self) -> int:
+        """Take how many blocks loads took from the pool since the last call."""
+        begun, self._begun = self._begun, 0
+        return begun
+
+    def is_faster(self, request_id: str, hashes: Sequence[bytes]) -> bool:
+        """Whether a request's load of ``hashes`` takes no longer than computing them; if it does,
+        that is said of the request until it is scheduled."""
+        if request_id in self._declined:
+            return False  # asked again at each step that the request waits: decide once
+        ledger = self._ledger
+        size = ledger.block_bytes
+        others = [each for each in hashes if ledger.directory.warm(each) is None]
+        cold = sum(map(ledger.directory.is_cold, others))
+        warm, shared = len(hashes) - len(others), len(others) - cold
+        tokens = len(hashes) * self._group.block_size
+        if ledger.costs.worth_loading(tokens, warm * size, cold * size, shared * size):
+            return True
+        self._declined.add(request_id)
+        ledger.counts.recomputed += len(hashes)
+        return False
+
+    def begin(
+        self,
+        request_id: str,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        splice: Splice = NO_SPLICE,
+    ) -> None:
+        """Begin a load: copies of ``hashes`` to ``blocks``, and ``splice`` behind them."""
+        ledger = self._ledger
+        taken = take_copies(ledger, hashes)
+        copies, from_disk, from_store = taken
+        job = Load(
+            ledger.book.number(), taken.ids, tuple(blocks), from_disk, request_id,
+            splice.runs, splice.blocks, from_store,
+            ledger.costs.store_limit_s(len(from_store) * self._group.block_size),
+        )  # fmt: skip
+        began, size = ledger.clock(), (len(copies) + len(splice.copies)) * ledger.block_bytes
+        cold, shared = (len(each) * ledger.block_bytes for each in (from_disk, from_store))
+        ledger.expect(hashes, size - cold - shared, cold, shared)
+        ledger.counts.stalls += 1
+        ledger.costs.queued_bytes += size
+        self.under_way += 1
+        self._begun += len(job.targets)
+
+        def ended(done: JobDone) -> None:
+            waited = ledger.clock() - began
+            ledger.costs.queued_bytes -= size
+            if splice.runs:
+                ledger.costs.spliced(size, done.seconds, waited)
+            else:
+                ledger.costs.loaded(done.bytes, done.seconds, bool(from_disk), bool(from_store))
+            ledger.counts.stall_s += waited
+            ledger.counts.loaded += len(job.targets) - len(done.failed)
+            ledger.arrived(hashes)
+            self.under_way -= 1
+            for copy in splice.copies:
+                ledger.directory.unpin(copy)
+            settle_copies(ledger, taken, done)
+
+        ledger.book.open(job, self.load_victims.save(job.targets, ended))
+
+
+class Taken(NamedTuple):
+    """Copies that a load reads, pinned; of those that are new ones, by position, their hashes."""
+
+    copies: list[Copy]
+    from_disk: dict[int, bytes]
+    from_store: dict[int, bytes]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The copies' numbers."""
+        return tuple(copy.id for copy in self.copies)
+
+
+def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> Taken:
+    """Pin the copies for a load; those that are only on disk, or in the store, are new ones."""
+    directory, taken = ledger.directory, Taken([], {}, {})
+    for at, block_hash in enumerate(hashes):
+        copy = directory.warm(block_hash)
+        if copy is None:
+            copy = directory.begin(block_hash)
+            cold = directory.is_cold(block_hash)
+            (taken.from_disk if cold else taken.from_store)[at] = block_hash
+        else:
+            copy.pins += 1
+        taken.copies.append(copy)
+    directory.used(hashes)
+    return taken
+
+
+def settle_copies(ledger: TierLedger, taken: Taken, done: JobDone) -> None:
+    """Unpin a load's copies; give up those that could not be read."""
+    ledger.counts.load_failed += len(done.failed)
+    lost = done.failed.intersection(taken.from_store)
+    ledger.counts.store_failed += len(lost)
+    broken_there = [taken.from_store[at] for at in sorted(lost)]
+    ledger.announce_dropped(broken_there, Tier.POOL, Cause.STORE_BROKE)
+    ledger.counts.store_loaded += len(taken.from_store) - len(lost)
+    ledger.directory.in_store.difference_update(taken.from_store.values())
+    read, broken = [], []
+    for at, copy in enumerate(taken.copies):
+        if at not in taken.from_disk and at not in taken.from_store:
+            ledger.directory.unpin(copy)
+            if at in done.failed:
+                broken.append(copy)
+        elif at in done.failed:
+            ledger.directory.abandon(copy)
+        elif ledger.directory.complete_all([copy]):
+            read.append(copy.block_hash)
+    ledger.give_up(broken, Cause.DAMAGED)
+    refused = [key for at, key in taken.from_disk.items() if at in done.failed]
+    ledger.lose_cold(refused, Cause.DAMAGED)
+    ledger.announce(read, Tier.WARM)

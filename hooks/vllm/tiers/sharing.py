@@ -1,0 +1,312 @@
+"""``Sharer``: gives the shared store blocks that other engines may want."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ....graph.logs.reasons import Cause
+from ....graph.types import Tier
+from ....graph.wire.events import EngineHello, hashing_of
+from ...store.sealed import StoreBreaker, mark_hashing, store_key
+from ...store.stores import SharedStore
+from ...threads import TaskThread
+from ...tiers.directory import Copy
+from ...tiers.jobs import JobDone, Share
+from ...tiers.ledger import TierLedger
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from ..groups import ObservedGroup
+
+_MOST_REMEMBERED: Final = 131_072  # hashes that may go, and that went: some 20 MiB each; chosen
+_AT_ONCE: Final = 256  # blocks copied, and shared, at once, or what follows; chosen
+_SHARE_OF_MEMORY: Final = 4  # 1/4 of the memory for copies; chosen
+
+
+class Sharer:
+    """Says which copies go to the store, and makes copies for it where there are none.
+
+    Only blocks of requests that ended and permit it go: exact ones, of the model itself. What this
+    engine knows to be there is not sent again.
+
+    Args:
+        group: The observed KV cache group.
+        ledger: Where copies are recorded.
+        copy: Begins to copy blocks of the pool.
+        in_pool: Whether the pool has a block.
+        permits: Whether a request's blocks may leave this engine.
+        at_turn_end: Whether blocks are copied when their request ends; else they go when they are
+            copied ahead of their eviction.
+    """
+
+    def __init__(
+        self,
+        group: ObservedGroup,
+        ledger: TierLedger,
+        copy: Callable[[Sequence[bytes]], None],
+        in_pool: Callable[[bytes], bool],
+        permits: Callable[[Request], bool],
+        at_turn_end: bool,
+    ) -> None:
+        self._in_pool = in_pool
+        self._group, self._ledger, self._copy = group, ledger, copy
+        self._permits, self._at_turn_end = permits, at_turn_end
+        self._running: dict[str, Request] = {}
+        self._allowed: OrderedDict[bytes, None] = OrderedDict()
+        self._there: OrderedDict[bytes, None] = OrderedDict()
+        self._due: deque[bytes] = deque(maxlen=_MOST_REMEMBERED)  # to be copied
+        self._ready: deque[bytes] = deque(maxlen=_MOST_REMEMBERED)  # to be shared
+        self._under_way = 0
+        ledger.directory.told = self._copied
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do in another step."""
+        return bool(self._due or self._ready)
+
+    def request_scheduled(self, request: Request) -> None:
+        """Note that a request runs."""
+        if self._permits(request):
+            self._running[request.request_id] = request
+
+    def request_finished(self, request_id: str, exact: int | None) -> None:
+        """Note that a request ended; of its tokens, the first ``exact`` are (None: all)."""
+        request = self._running.pop(request_id, None)
+        if request is None:
+            return
+        hashes = self._group.computed(request, exact)
+        new = [each for each in hashes if each not in self._there]
+        _remember(self._allowed, new)
+        if self._at_turn_end:
+            holds = self._ledger.directory.warm
+            self._ready.extend(each for each in new if holds(each) is not None)
+            self._due.extend(each for each in new if holds(each) is None)
+
+    def missing(self, hashes: Sequence[bytes]) -> None:
+        """Note that the store has not the first of ``hashes``; of the others nothing is known."""
+        for block_hash in hashes[:1]:
+            self._there.pop(block_hash, None)
+        self._ledger.announce_dropped(hashes[:1], Tier.POOL, Cause.STORE_GONE)
+
+    def known(self) -> list[bytes]:
+        """Return what the store has, as far as this engine knows; safe from any thread."""
+        return list(self._there)
+
+    def found(self, hashes: Sequence[bytes]) -> None:
+        """Note that the store has these."""
+        self._ledger.announce([each for each in hashes if each not in self._there], Tier.POOL)
+
+    def step(self) -> None:
+        """Begin with what is due."""
+        room = min(_AT_ONCE, self._ledger.directory.warm_capacity // _SHARE_OF_MEMORY)
+        if not self._ready and self._due and not self._ledger.book.pressing:
+            self._copy([self._due.popleft() for _ in range(min(room, len(self._due)))])
+        if self._ready and not self._under_way:
+            self._share(room)
+
+    def end(self) -> None:
+        """Share nothing any more: the weights may be others than those that records name."""
+        self._permits = _nobody
+        for each in (self._running, self._allowed, self._there, self._due, self._ready):
+            each.clear()
+
+    def _copied(self, hashes: Sequence[bytes]) -> None:
+        self._ready.extend(
+            each for each in hashes if each in self._allowed and each not in self._there
+        )
+
+    def _share(self, most: int) -> None:
+        copies: dict[bytes, Copy] = {}
+        while self._ready and len(copies) < most:
+            copy = self._ledger.directory.warm(self._ready.popleft())
+            if copy is not None and copy.may_demote and copy.block_hash not in self._there:
+                copies[copy.block_hash] = copy
+        if not copies:
+            return
+        for copy in copies.values():
+            copy.pins += 1
+        ids = tuple(copy.id for copy in copies.values())
+        job = Share(self._ledger.book.number(), ids, tuple(copies))
+        self._under_way += 1
+        self._ledger.book.open(job, lambda done: self._shared(list(copies.values()), done))
+
+    def _shared(self, copies: Sequence[Copy], done: JobDone) -> None:
+        self._under_way -= 1
+        directory, counts = self._ledger.directory, self._ledger.counts
+        for copy in copies:
+            directory.unpin(copy)
+        taken = [copy.block_hash for at, copy in enumerate(copies) if at not in done.failed]
+        if all(map(directory.holds, copies)):  # else it was cleared meanwhile
+            _remember(self._there, taken)
+            self._ledger.announce(taken, Tier.POOL)
+        counts.shared += len(taken)
+        counts.share_failed += len(done.failed)
+        if self._at_turn_end:  # their blocks are in the pool: these copies are the first to go
+            directory.used(list(filter(self._in_pool, taken)))
+
+
+def _nobody(request: Request) -> bool:
+    return False
+
+
+def _remember(those: OrderedDict[bytes, None], hashes: Sequence[bytes]) -> None:
+    """Add ``hashes`` as the youngest, and forget the oldest beyond what is remembered."""
+    for block_hash in hashes:
+        those[block_hash] = None
+        those.move_to_end(block_hash)
+    while len(those) > _MOST_REMEMBERED:
+        those.popitem(last=False)
+
+
+# ``StoreLookup``: asks the shared store which blocks of a prompt it holds.
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 0.25  # that a request waits for the store's word; chosen
+_ASKED_AT_ONCE: Final = 64  # blocks that the store is asked for in one call; chosen
+_MOST_BLOCKS: Final = 65_536  # of a prompt that are asked for; chosen
+_OTHERWISE: Final = (
+    "kvgraph: another engine of %r on this shared store has %r, this one %r: they find nothing of "
+    "each other's there"
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    """One request's question.
+
+    Attributes:
+        found: How many of ``hashes``, from the first on, are there; None: no answer yet.
+        wanted: Whether somebody still waits.
+    """
+
+    hashes: Sequence[bytes]
+    asked_at: float
+    found: int | None = None
+    wanted: bool = True
+
+
+class StoreLookup:
+    """Asks once per request, on a thread of its own; the engine's thread never waits.
+
+    Args:
+        store: What is asked.
+        clock: Monotonic seconds, of the engine.
+
+    Attributes:
+        names: What each worker calls its records; before they are known, nothing is asked.
+    """
+
+    def __init__(self, store: SharedStore, clock: Callable[[], float]) -> None:
+        self.names: list[str] = []
+        self._store, self._clock = store, clock
+        self._asks: dict[str, _Ask] = {}
+        self._pending: deque[_Ask] = deque()  # that the thread has not answered, the oldest first
+        self._breaker = StoreBreaker(time.monotonic)
+        self._thread = TaskThread("kvgraph-store-look")
+
+    @property
+    def answered(self) -> bool:
+        """Whether the store owes no answer."""
+        return not self._pending
+
+    def mark(self, hello: Callable[[], EngineHello]) -> None:
+        """Tell other engines on the store, and learn from them, how blocks are hashed; one line
+        in the log where that is not alike. ``hello`` is called on the thread."""
+        if self.names:
+            self._thread.put(lambda: self._mark(hello()))
+
+    def asked(self, request_id: str) -> bool:
+        """Whether the store was asked for a request."""
+        return request_id in self._asks
+
+    def ask(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        """Ask which of ``hashes`` the store has, from the first on; not while it does not
+        answer."""
+        ask = self._asks[request_id] = _Ask(hashes[:_MOST_BLOCKS], self._clock())
+        if not self.names or self._breaker.rests or self._hangs():
+            ask.found = 0
+            return
+        self._pending.append(ask)
+        self._thread.put(lambda: self._look(ask))
+
+    def waits(self, request_id: str) -> bool:
+        """Whether the answer for a request is worth waiting for."""
+        ask = self._asks[request_id]
+        if ask.found is None and self._clock() - ask.asked_at > PATIENCE_S:
+            ask.wanted = False
+        return ask.found is None and ask.wanted
+
+    def take(self, request_id: str) -> tuple[Sequence[bytes], Sequence[bytes]] | None:
+        """Take the answer for a request, once: what was asked for, and which of it, from the first
+        on, is there. None if it was taken, or did not come in time."""
+        ask = self._asks[request_id]
+        if not ask.wanted or ask.found is None:
+            return None
+        ask.wanted = False
+        return ask.hashes, ask.hashes[: ask.found]
+
+    def there(self, request_id: str) -> Sequence[bytes]:
+        """Return what was found for a request."""
+        ask = self._asks.get(request_id)
+        return ask.hashes[: ask.found or 0] if ask is not None else ()
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that ended. Until then it is asked for once: where a load fails, vLLM
+        looks up again, and would for ever."""
+        ask = self._asks.pop(request_id, None)
+        if ask is not None:
+            ask.wanted = False
+
+    def distrust(self) -> None:
+        """Ask nothing for a while: what the store has it does not give."""
+        self._breaker.failed()
+
+    def end(self) -> None:
+        """Let the store go as soon as it answers; nobody waits for that."""
+        self._thread.put(self._store.close)
+
+    def _hangs(self) -> bool:
+        oldest = next(iter(self._pending.copy()), None)  # the thread takes from it meanwhile
+        return oldest is not None and self._clock() - oldest.asked_at > PATIENCE_S
+
+    # On the thread ------------------------------------------------------------------------------
+
+    def _mark(self, hello: EngineHello) -> None:
+        try:
+            other = mark_hashing(self._store, hello)
+        except OSError:
+            self._breaker.failed()
+            return
+        if other is not None:
+            logger.warning(_OTHERWISE, hello.model, other, hashing_of(hello))
+
+    def _look(self, ask: _Ask) -> None:
+        began, found = time.monotonic(), 0
+        try:
+            if ask.wanted and self._breaker.allows():
+                found = self._run(ask)
+                self._breaker.succeeded(time.monotonic() - began)
+        except OSError:
+            self._breaker.failed()
+        finally:
+            ask.found = found
+            self._pending.popleft()
+
+    def _run(self, ask: _Ask) -> int:
+        """How many blocks are there, from the first on, for every worker."""
+        for start in range(0, len(ask.hashes), _ASKED_AT_ONCE):
+            hashes = ask.hashes[start : start + _ASKED_AT_ONCE]
+            keys = [store_key(name, each) for each in hashes for name in self.names]
+            there = self._store.holds(keys)
+            if not ask.wanted:
+                return 0
+            if False in there:
+                return start + there.index(False) // len(self.names)
+        return len(ask.hashes)

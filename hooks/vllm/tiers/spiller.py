@@ -1,0 +1,587 @@
+"""Copies blocks to host memory ahead of their eviction, so that the engine never waits for it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress, islice, takewhile
+from operator import attrgetter, not_
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ....graph.wire.advice import EvictionRanking
+from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
+from ...link.mailbox import NOBODY, Finds, worth_blocks_of, worth_of
+from ...tiers.directory import Copy, all_leave
+from ...tiers.jobs import Finish, JobDone, Spill
+from ...tiers.ledger import TierLedger
+from ..free_queue.window import Victims
+from ..index import FoundBlocks, hash_of
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from ...tiers.directory import CopyDirectory
+
+# ``CopyLead``: how many of the blocks that are about to go should have copies.
+
+_STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
+_LEAST_AHEAD: Final = 8  # blocks that are looked at ahead of need at least; chosen
+_MOST_AHEAD: Final = 0.375  # of the memory, for copies of what the next step cannot take; chosen
+_AHEAD_PER_POOL: Final = 0.25  # … at most so much of it for each pool that it has room for; chosen
+_NEWEST: Final = 0.2  # weight of the newest sample in a mean; chosen
+_WORK_S: Final = 0.25  # a step takes no longer: what is more was a rest; chosen
+_MEMORY_S: Final = 5.0  # seconds of work in which the largest step seen fades to 1/e; chosen
+
+
+class CopyLead:
+    """Follows how many blocks steps and loads take, and how long copies take.
+
+    Args:
+        now: Seconds.
+
+    Attributes:
+        step: Blocks that the largest step of late took to compute; fades while the engine works.
+        load: Blocks that the largest loads of late took at once; fades likewise.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.step = self.load = 0.0
+        self.steps = 0
+        self._seen_at, self._late = now, 0.0  # late: steps from a spill's to its end's, a mean
+
+    def stepped(self, taken: int, loads: int, now: float) -> None:
+        """Note that a step took ``taken`` blocks to compute, and ``loads`` for loads."""
+        fade = math.exp(-min(now - self._seen_at, _WORK_S) / _MEMORY_S)
+        self.step, self.load = max(float(taken), fade * self.step), max(loads, fade * self.load)
+        self._seen_at, self.steps = now, self.steps + 1
+
+    def ended(self, began: int) -> None:
+        """Note the end of a spill that began when there had been ``began`` steps."""
+        self._late += _NEWEST * (self.steps - began - self._late)
+
+    def blocks(self, wanted: int, directory: CopyDirectory, pool: int) -> int:
+        """How many blocks of the queue's head should have copies.
+
+        Covers all blocks that steps may write to before a spill that begins now would end; what a
+        load takes is copied before the load writes to it. More of them are there in time for larger
+        steps, and for what a prefetch would take; but a copy of what the pool has takes the place
+        of one of what it lost, and the more so the smaller the memory is. Beyond the memory's
+        capacity, copies would replace each other without end.
+
+        Args:
+            wanted: What a prefetch would take.
+            directory: Says how many copies the memory holds, and how many can be begun now.
+            pool: Blocks of the pool.
+        """
+        memory = directory.warm_capacity
+        needed = int(min(1.0 + self._late, _STEPS_AHEAD) * self.step)
+        ample = int(_STEPS_AHEAD * self.step) + wanted
+        affordable = int(min(_MOST_AHEAD, _AHEAD_PER_POOL * memory / pool) * memory)
+        affordable += directory.room
+        return min(_LEAST_AHEAD + max(needed, min(ample, affordable)), memory)
+
+
+# ``QueueScan``: looks through the head of the free queue, a bounded stretch per step.
+
+_LEAST: Final = 64  # blocks looked at per step at least, and; chosen
+_TIMES_TAKEN: Final = 3  # so many per block that the step took: faster than the queue moves
+_MOST_BLANKS: Final = 1024  # empty blocks passed over in one step; chosen
+_id_of: Final = attrgetter("block_id")
+
+
+class QueueScan:
+    """Looks at each cached block near the head of the free queue once.
+
+    A block that was looked at stays as it is until the engine takes it or a hit removes it, and
+    what is freed stands behind all others. Only advice inserts blocks before the last one that was
+    looked at: whoever lays them calls ``start_again``, and ``Victims.look`` looks at them.
+
+    Args:
+        pool: The live block pool.
+
+    Attributes:
+        reached: Cached blocks that stand before the next one.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.reached = 0
+        self._pool = pool
+        self._last: KVCacheBlock | None = None  # that was looked at
+        self._before: KVCacheBlock | None = None  # the same, a step ago
+        self._is_lost = False  # a hit took it
+        self._seen: set[int] = set()  # ids of those that stand before the next one, or stood there
+
+    def start_again(self) -> None:
+        """Begin at the head, or behind what advice laid there."""
+        self._last, self._is_lost, self.reached = None, False, 0
+        self._seen.clear()
+
+    def touched(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Note that a hit took ``blocks`` out of the queue; they may come back at its end."""
+        if self._last is not None:
+            hit = self._seen.intersection(map(_id_of, blocks))
+            self._seen -= hit
+            self.reached = max(0, self.reached - len(hit))
+            self._is_lost |= self._last.block_id in hit
+
+    def evicted(self, count: int) -> bool:
+        """Note that so many cached blocks left at the head; returns whether to begin there again,
+        because the last one that was looked at is gone from its place."""
+        self.reached = max(0, self.reached - count)
+        last = self._last
+        return last is not None and (
+            self._is_lost or last.ref_cnt > 0 or last.next_free_block is None
+        )
+
+    def look(
+        self, ahead: int, taken: int, behind: KVCacheBlock | None = None
+    ) -> list[KVCacheBlock]:
+        """This step's part of the next ``ahead`` cached blocks, in the queue's order.
+
+        Args:
+            taken: Blocks that this step took from the head.
+            behind: The last of those that advice laid at the head; None without.
+        """
+        count = min(ahead - self.reached, _LEAST + _TIMES_TAKEN * taken)
+        if self._last is None:
+            self._last = behind
+        self._before = self._last
+        found = self._next_cached(count) if count > 0 else []
+        self.reached += len(found)
+        self._seen.update(map(_id_of, found))
+        return found
+
+    def _next_cached(self, count: int) -> list[KVCacheBlock]:
+        found: list[KVCacheBlock] = []
+        blanks, walk = _MOST_BLANKS, self._pool.free_block_queue.iter_blocks_after(self._last)
+        while len(found) < count and blanks:
+            passed = list(islice(walk, min(count - len(found), blanks)))
+            if not passed:
+                break
+            self._last = passed[-1]
+            cached = list(compress(passed, map(hash_of, passed)))
+            blanks -= len(passed) - len(cached)
+            found += cached
+        return found
+
+    def back_to(self, found: Sequence[KVCacheBlock], at: int) -> None:
+        """Look at ``found[at]``, of the blocks that were looked at last, again in the next step."""
+        self._last = found[at - 1] if at else self._before
+        self.reached -= len(found) - at
+
+
+# ``CopyMarks``: which blocks are worth a copy before they go.
+
+
+class CopyMarks:
+    """What advice says of copies, as marks by the numbers of blocks: most blocks have none.
+
+    Args:
+        pool_blocks: Blocks of the pool.
+        finds: Finds the blocks that are worth a copy, where nobody did beforehand.
+
+    Attributes:
+        wanted: Keys of blocks that are worth a copy whatever the sidecar considers.
+        worth: Keys of those that it does consider worth one; None: all are.
+    """
+
+    def __init__(self, pool_blocks: int, finds: Finds) -> None:
+        self.wanted: Container[int] = ()
+        self.worth: frozenset[int] | None = None
+        self._finds = finds
+        self._spill_first: object = None  # the array that ``worth`` was made of
+        self._marked = self._none = np.zeros(pool_blocks, dtype=bool)
+        self._elsewhere: Container[int] = ()  # keys of ``worth`` that no block held then
+        self._passed = self._none.copy()  # blocks that were looked at, and were not worth it
+
+    def follow(self, ranking: EvictionRanking | None) -> bool:
+        """Follow advice; returns whether some that were passed over are worth a copy by that."""
+        spill_first = None if ranking is None else ranking.spill_first
+        if spill_first is self._spill_first:
+            return False
+        self._spill_first = spill_first
+        if ranking is None:
+            self.worth = None
+            return bool(self._passed.any())
+        self.worth, blocks = worth_of(ranking), worth_blocks_of(ranking, self._finds)
+        self._elsewhere = frozenset(ranking.spill_first[blocks == NOBODY].tolist())
+        self._marked = self._none.copy()
+        self._marked[blocks] = True
+        return bool(self._passed[blocks].any())
+
+    def forget_passed(self) -> None:
+        """Note that all blocks will be looked at again."""
+        self._passed[:] = False
+
+    def worthy(self, found: FoundBlocks) -> tuple[Sequence[int], Sequence[int]]:
+        """Which of ``found`` are worth a copy, and their keys.
+
+        By their numbers first, as advice found them; of those, by what they hold now.
+        """
+        worth, wanted = self.worth, self.wanted
+        if worth is None:
+            return range(len(found.blocks)), keys_in_pool(found.hashes)
+        marks = self._marked[found.ids]
+        for more in filter(None, (wanted, self._elsewhere)):
+            asked = map(more.__contains__, keys_in_pool(found.hashes))
+            marks |= np.fromiter(asked, np.bool_, len(marks))
+        self._passed[found.ids] = ~marks
+        places = np.flatnonzero(marks).tolist()
+        keys = keys_in_pool([found.hashes[at] for at in places])
+        held = [key in worth or key in wanted for key in keys]
+        return list(compress(places, held)), list(compress(keys, held))
+
+
+# ``LoadVictims``: copies the blocks that a load is about to overwrite.
+
+
+class LoadVictims:
+    """Copies what the pool gives to a load, before the load overwrites it.
+
+    A step writes at once to the blocks that it computes. A load gets all its blocks in one step,
+    and nobody writes to them before it. So they need no copy ahead of time: the lane that loads
+    copies them first.
+
+    Args:
+        pool: The live block pool.
+        ledger: Where copies are recorded.
+        marks: Which blocks are worth a copy.
+
+    Attributes:
+        advice: The latest, which says what copies make room; None without any.
+    """
+
+    def __init__(self, pool: BlockPool, ledger: TierLedger, marks: CopyMarks) -> None:
+        self._pool, self._ledger, self._marks = pool, ledger, marks
+        self._count = 0  # blocks that a load would be given
+        self._freed = True  # whether blocks were given back since a load was foreseen
+        self._head: list[tuple[KVCacheBlock, bytes | None]] = []  # those blocks, and their hashes
+        self.advice: EvictionRanking | None = None
+
+    def freed(self) -> None:
+        """Note that blocks were given back: there may be room now for who waits."""
+        self._freed = True
+
+    def foresee(self, count: int) -> None:
+        """Note that a load may be given the next ``count`` blocks; 0: none will come.
+
+        vLLM asks in every step that a request waits for room. Where it found none, and nothing was
+        given back since, it finds none again: then nothing is looked at.
+        """
+        if count and count == self._count and not self._freed:
+            self._head = []  # others may have written to some of them
+        else:
+            self._freed = False
+            self.prepare(count)
+
+    def prepare(self, count: int) -> None:
+        """Note that a load is given the next ``count`` blocks, if there are so many."""
+        self._count = count if count <= self._pool.get_num_free_blocks() else 0
+        self.look()
+
+    def look(self) -> None:
+        """Note what those blocks hold: what stands at the queue's head may have changed."""
+        head = self._pool.free_block_queue.iter_blocks_after(None) if self._count else ()
+        blocks = list(islice(head, self._count))
+        self._head = list(zip(blocks, map(hash_of, blocks), strict=True))
+
+    def save(self, block_ids: Iterable[int], load_ended: Finish) -> Finish:
+        """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
+
+        Called when the load was given them, and before it is ordered.
+
+        Returns:
+            ``load_ended``, and what else is to be done when the load ends. What is not copied by
+            then may be torn: if the load was given up, others may write to its blocks.
+        """
+        given, head = set(block_ids), self._head
+        self._count, self._head = 0, []
+        taken = [(block, held) for block, held in head if held and block.block_id in given]
+        hashes = [held for _, held in taken]
+        directory = self._ledger.directory
+        all_leave(directory, hashes)  # copies of these are the only ones now
+        found = FoundBlocks.told([block for block, _ in taken], hashes)
+        worthy, keys = self._marks.worthy(found)
+        copies = directory.hashes_of(keys)
+        lost = [taken[at] for at, copy in zip(worthy, copies, strict=True) if copy is None]
+        room = self._ledger.make_room(len(lost), demote_first(self._ledger, self.advice, len(lost)))
+        # Those that came last would have stayed longest.
+        return self._begin(lost[-room:], load_ended) if room else load_ended
+
+    def _begin(self, lost: Sequence[tuple[KVCacheBlock, bytes]], load_ended: Finish) -> Finish:
+        ledger = self._ledger
+        hashes = [held for _, held in lost]
+        keys, copies = keys_in_pool(hashes), ledger.begin_copies(hashes)
+        ledger.saving.update(keys)
+        ids = tuple([block.block_id for block, _ in lost])
+        job = Spill(ledger.book.number(), ids, tuple([copy.id for copy in copies]), True)
+        load_is_over = False
+
+        def spill_ended(done: JobDone) -> None:
+            ledger.costs.spilled(done.bytes, done.seconds)
+            ledger.saving.difference_update(keys)
+            ledger.counts.spill_failed += len(done.failed)
+            failed = range(len(copies)) if load_is_over else done.failed
+            for at in failed:
+                ledger.directory.abandon(copies[at])
+            ledger.complete_copies([copy for at, copy in enumerate(copies) if at not in failed])
+
+        def end_load(done: JobDone) -> None:
+            nonlocal load_is_over
+            load_is_over = True
+            load_ended(done)
+
+        ledger.book.open(job, spill_ended)
+        return end_load
+
+
+def demote_first(ledger: TierLedger, advice: EvictionRanking | None, count: int) -> list[bytes]:
+    """Return hashes of copies that should make room, the least worth keeping first."""
+    if advice is None:
+        return []
+    hashes = ledger.directory.hashes_of(advice.demote_first[: 2 * count].tolist())
+    return [block_hash for block_hash in hashes if block_hash is not None]
+
+
+_MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
+_AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
+_REST_S: Final = (
+    1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
+)
+
+Placed = tuple[int | None, "KVCacheBlock"]  # with its place among all that ever left, if known
+Begun = tuple[int, "KVCacheBlock", bytes, Copy]  # with its key, and its hash as it was then
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """What an engine's step took.
+
+    Attributes:
+        tokens: That it computes.
+        evicted: Cached blocks that left the pool for it.
+        held_back: Protected blocks that were moved off the head since the engine's start.
+    """
+
+    tokens: int
+    evicted: int = 0
+    held_back: int = 0
+
+
+class Spiller:
+    """Watches the head of the free queue, where the next victims are.
+
+    A spill reads a block that no request holds. It becomes a copy only if the block still carries
+    the same hash object when every worker is done: the scheduler knows of an eviction before any
+    worker can overwrite the block, so a copy that could be torn is never found.
+
+    Args:
+        pool: The live block pool, of one KV cache group.
+        ledger: Where copies are recorded.
+        finds: Finds the blocks that are worth a copy, where nobody did beforehand.
+        spill_all: Whether blocks that the sidecar considers not worth a copy get one all the same.
+
+    Attributes:
+        marks: Which blocks are worth a copy.
+        load_victims: Copies what loads overwrite.
+        freed: Told when blocks were given back.
+    """
+
+    def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
+        self._pool, self._ledger, self._spill_all = pool, ledger, spill_all
+        self.marks = CopyMarks(len(pool.blocks), finds)
+        self.load_victims = load_victims = LoadVictims(pool, ledger, self.marks)
+        self.freed = load_victims.freed
+        self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
+        self._scan = QueueScan(pool)
+        self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
+        self._held_back = 0  # blocks that were moved for the sake of protected ones
+        self._rest_until = ledger.clock()
+        self._lead = CopyLead(self._rest_until)
+        self._victims = Victims(0)
+        self._left: deque[bytes] = deque()  # evicted blocks whose copies are not known to be wanted
+
+    def step(
+        self, ranking: EvictionRanking | None, taken: int, loads: int, wanted: int, step: StepTaken
+    ) -> int:
+        """Begin to copy blocks that are about to go; returns how many can go without a loss.
+
+        Args:
+            ranking: The latest advice; None without any.
+            taken: Blocks that this step took from the pool to compute, blank ones too.
+            loads: Blocks that loads took besides.
+            wanted: Blocks that a prefetch would take besides.
+            step: What else the step took.
+        """
+        self.load_victims.advice = ranking
+        self._note_what_changed(ranking, step)
+        now, directory = self._ledger.clock(), self._ledger.directory
+        self._lead.stepped(taken, loads, now)
+        ahead = self._lead.blocks(wanted, directory, self._pool.num_gpu_blocks)
+        # An idle step asks no advice which copies make room: if it contradicted itself, copies
+        # would replace each other for ever, and the engine would never rest.
+        self._look(ahead, taken + loads, now, ranking if step.tokens else None)
+        return self._spare(wanted) if wanted else 0
+
+    def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
+        """Begin to copy blocks of the pool now, as far as there is room; ``group`` ends their keys
+        in the prefix cache."""
+        if hashes and self._ledger.clock() >= self._rest_until:
+            blocks = _without_copy(self._pool, self._ledger, [each + group for each in hashes])
+            self._begin([(None, each) for each, key in blocks if key not in self._under_way], None)
+
+    def gone(self, keys: Sequence[int]) -> None:
+        """Note that the engine evicted ``keys``; on any thread, for it only reads the ledger."""
+        directory, counts, worth = self._ledger.directory, self._ledger.counts, self.marks.worth
+        saving = self._ledger.saving
+        hashes = directory.hashes_of(keys)
+        self._left.extend(filter(directory.stands_twice, filter(None, hashes)))
+        lost = [key for key in compress(keys, map(not_, hashes)) if key not in saving]
+        worthy = len(lost) if worth is None else len(worth.intersection(lost))
+        counts.spill_lost += worthy
+        counts.passed_over += len(lost) - worthy
+
+    def laid_more(self, victims: Victims, at_head: bool) -> None:
+        """Note that advice laid blocks at the queue's head, or behind those of ``victims`` that
+        stood there."""
+        self._victims = victims
+        if at_head:
+            self.look_again()
+        else:
+            self._scan.start_again()
+
+    def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Note that a hit took ``blocks`` out of the free queue."""
+        self._scan.touched(blocks)
+        self.load_victims.look()
+
+    def look_again(self) -> None:
+        """Look at all that is about to go once more."""
+        self._scan.start_again()
+        self._victims.looked = 0
+        self.marks.forget_passed()
+        self._gone_then = self._gone
+        self._under_way = dict.fromkeys(self._under_way)
+
+    def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
+        self._victims.drop_taken()
+        while self._left:
+            self._ledger.directory.leaves(self._left.popleft())
+        news = self.marks.follow(None if self._spill_all else ranking)
+        news |= step.held_back != self._held_back
+        self._held_back = step.held_back
+        self._gone += step.evicted
+        news |= self._scan.evicted(step.evicted)
+        if news or self._gone - self._gone_then > _AGAIN_AFTER:
+            self.look_again()
+
+    def _look(self, ahead: int, taken: int, now: float, advice: EvictionRanking | None) -> None:
+        """Look at the next of what is about to go: at what advice laid there, and behind it."""
+        victims, scan = self._victims, self._scan
+        if victims.looked < min(ahead, len(victims)):
+            first = victims.looked
+            left = self._copy(victims.look(ahead - first), first, now, advice)
+            victims.looked -= left
+        elif found := scan.look(ahead - len(victims), taken, victims.last):
+            first = len(victims) + scan.reached - len(found)
+            if left := self._copy(FoundBlocks.told(found), first, now, advice):
+                scan.back_to(found, len(found) - left)
+
+    def _copy(
+        self, found: FoundBlocks, first: int, now: float, advice: EvictionRanking | None
+    ) -> int:
+        """Begin to copy those of ``found`` that are worth it, the first of which stands at place
+        ``first``; returns how many of the last must be looked at again."""
+        first += self._gone
+        wanted = self._without_copies(found, first)
+        most = max(_MOST_UNDER_WAY, 4 * int(self._lead.step)) - len(self._under_way)
+        begun = 0
+        if wanted and most > 0 and now >= self._rest_until:
+            begun = self._begin([(first + at, found.blocks[at]) for at in wanted[:most]], advice)
+        return len(found.blocks) - wanted[begun] if begun < len(wanted) else 0
+
+    def _without_copies(self, found: FoundBlocks, first: int) -> list[int]:
+        """Which of ``found`` are worth a copy and have none, nor one under way."""
+        directory, under_way = self._ledger.directory, self._under_way
+        all_leave(directory, found.hashes)
+        worthy, keys = self.marks.worthy(found)
+        if under_way:
+            places = zip(keys, worthy, strict=True)
+            under_way.update({key: first + at for key, at in places if key in under_way})
+        has = directory.hashes_of(keys)
+        return [
+            at
+            for at, key, copied in zip(worthy, keys, has, strict=True)
+            if copied is None and key not in under_way
+        ]
+
+    def _spare(self, wanted: int) -> int:
+        """How many blocks at the head the next step leaves that can go without a loss, as far as is
+        known."""
+        step = int(max(self._lead.step, self._lead.load))
+        head = islice(self._pool.free_block_queue.iter_blocks_after(None), wanted + step)
+        blanks = sum(1 for _ in takewhile(lambda block: block.block_hash is None, head))
+        places = [place for place in self._under_way.values() if place is not None]
+        safe = min([*places, self._gone + self._reached]) - self._gone
+        return blanks + max(0, safe) - step
+
+    @property
+    def _reached(self) -> int:
+        """Cached blocks at the head that were looked at."""
+        looked, laid = self._victims.looked, len(self._victims)
+        return looked if looked < laid else laid + self._scan.reached
+
+    def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
+        """Begin to copy as many blocks as there is room for; returns how many."""
+        placed = [each for each in placed if hash_of(each[1])]  # a victim may have lost its hash
+        ledger = self._ledger
+        room = ledger.make_room(len(placed), demote_first(ledger, advice, len(placed)))
+        if not room:
+            return 0
+        blocks = [block for _, block in placed[:room]]
+        full_hashes = [block.block_hash for block in blocks]
+        keys, copies = keys_in_pool(full_hashes), ledger.begin_copies(full_hashes)
+        self._under_way.update(zip(keys, (place for place, _ in placed), strict=False))
+        begun, at_step = list(zip(keys, blocks, full_hashes, copies, strict=True)), self._lead.steps
+        job = Spill(
+            ledger.book.number(),
+            tuple([block.block_id for block in blocks]),
+            tuple([copy.id for copy in copies]),
+        )
+        ledger.book.open(job, lambda done: self._ended(begun, at_step, done))
+        return room
+
+    def _ended(self, begun: list[Begun], at_step: int, done: JobDone) -> None:
+        ledger = self._ledger
+        self._lead.ended(at_step)
+        ledger.costs.spilled(done.bytes, done.seconds)
+        if done.failed:
+            self._rest_until = ledger.clock() + _REST_S
+            self.look_again()
+        whole: list[Copy] = []
+        for at, (key, block, full_hash, copy) in enumerate(begun):
+            self._under_way.pop(key, None)
+            # ``is``: a block that was evicted and filled again carries an equal hash at best.
+            if block.block_hash is full_hash and at not in done.failed:
+                whole.append(copy)
+            else:
+                ledger.counts.spill_failed += at in done.failed
+                ledger.directory.abandon(copy)
+        ledger.complete_copies(whole)
+
+
+def _without_copy(
+    pool: BlockPool, ledger: TierLedger, full_hashes: Sequence[bytes]
+) -> list[tuple[KVCacheBlock, int]]:
+    """Return blocks of the prefix cache that have no copy, with their keys."""
+    found = map(pool.cached_block_hash_to_block.get_one_block, full_hashes)
+    return [
+        (block, key_in_pool(full_hash))
+        for full_hash, block in zip(full_hashes, found, strict=True)
+        if block is not None and full_hash[:-GROUP_BYTES] not in ledger.directory
+    ]

@@ -1,0 +1,315 @@
+"""``StoreBridge``: the tiers of an engine that shares a store with others."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from ....graph.types import Tier
+from ....graph.wire.advice import EvictionRanking
+from ....graph.wire.events import AnyEvent, EngineHello
+from ....kernels.tensors import StorageError
+from ...requests.hints import may_be_shared
+from ...settings import StoreSettings, TierSettings
+from ...store.sealed import SealedRecords
+from ...store.stores import open_store
+from ...tiers.costs import TransferCosts
+from ...tiers.directory import Copy, CopyDirectory
+from ...tiers.jobs import TierAnswer, TierWork
+from ...tiers.ledger import TierLedger, copied_events
+from .bridge import NoTiers, TierCacheBridge
+from .sharing import Sharer, StoreLookup
+from .spiller import StepTaken
+from .worker import OpenRecords, disk_identity
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+    from ....kernels.layout import PagedKv
+    from ..groups import ObservedGroup
+    from ..index import BlockIndex
+
+logger = logging.getLogger(__name__)
+
+
+class StoreBridge(TierCacheBridge):
+    """Tiers with a shared store below them: POOL.
+
+    What the pool, memory and disk lack of a prompt is looked up in the store, once per request, and
+    loaded by way of the memory. What requests leave goes there. After a reset of the prefix cache
+    the weights may not be those by which records are named: from then on this engine neither reads
+    the store nor writes to it.
+
+    Args:
+        The same as ``TierCacheBridge``, and ``hello``: what this engine says of itself;
+            ``settings`` name the store.
+
+    Attributes:
+        sharer: Gives the store blocks.
+        lookup: Asks the store; None where there is none any more.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group: ObservedGroup,
+        index: BlockIndex,
+        settings: TierSettings,
+        ledger: TierLedger,
+        emit: Callable[[AnyEvent], None],
+        workers: int,
+        manager: KVCacheManager | None,
+        by_priority: bool,
+        hello: Callable[[], EngineHello],
+    ) -> None:
+        super().__init__(pool, group, index, settings, ledger, emit, workers, manager, by_priority)
+        self._hello = hello
+        assert settings.store is not None
+        self._names: list[str] = []
+        self._workers = workers
+        self.lookup = _lookup(settings.store, ledger.clock)
+        ledger.reads_store = self.lookup is not None
+        self.sharer = Sharer(
+            group,
+            ledger,
+            lambda hashes: self.spiller.copy(hashes, group.suffix),
+            lambda block_hash: _is_cached(pool, block_hash + group.suffix),
+            permits(settings.store),
+            settings.store.at_turn_end,
+        )
+
+    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """Return what a load can bring; a short while is waited for the store's word."""
+        if self.lookup is not None and self.lookup.names:
+            first = computed_tokens // self._group.block_size
+            hashes = self._group.hashes(request, request.num_tokens - 1)[first:]
+            if self._waits(self.lookup, request.request_id, hashes):
+                return None, False
+        return super().request_looked_up(request, computed_tokens)
+
+    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        """Note that a request was given blocks."""
+        super().request_scheduled(request, blocks, to_load)
+        self._offered(request.request_id)
+        self.sharer.request_scheduled(request)
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Note that a request ended: its blocks may be shared."""
+        self._offered(request_id)
+        if self.lookup is not None:
+            self.lookup.forget(request_id)
+        self.sharer.request_finished(request_id, self.recall.exact.get(request_id))
+        return super().request_finished(request_id)
+
+    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> TierWork:
+        """Decide what the workers shall do; first, what is shared."""
+        self.sharer.step()
+        return super().step(ranking, offered, step)
+
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """Take what the workers did; by their first words it is known how records are named."""
+        counts = self.ledger.counts
+        failed, loaded = counts.store_failed, counts.store_loaded
+        super().answered(answer, received)  # first: it is said once
+        self._names += [start.store_name for start in answer.starts]
+        if answer.starts and self.lookup is not None and len(self._names) == self._workers:
+            self.lookup.names = self._names if all(self._names) else []
+            self.lookup.mark(self._hello)
+        if counts.store_failed > failed and counts.store_loaded == loaded and self.lookup:
+            self.lookup.distrust()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine must go on stepping."""
+        return super().busy or self.sharer.busy
+
+    def drop_copies(self) -> bool:
+        """Give up what the colder tiers hold, and the store."""
+        self.ledger.reads_store = False
+        self.sharer.end()
+        if self.lookup is not None:
+            self.lookup.end()
+            self.lookup = None
+        return super().drop_copies()
+
+    def copies(self) -> list[AnyEvent]:
+        """Return every copy, and what this engine knows to be in the store, for the sidecar."""
+        known = self.sharer.known()
+        return [*super().copies(), *copied_events(known, Tier.POOL, self.ledger.block_bytes)]
+
+    def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
+        """Whether a request waits for the store's word; once it is there, a load may find it.
+
+        Args:
+            hashes: Of its blocks that the pool lacks.
+        """
+        if not lookup.asked(name):
+            missing = hashes[self.ledger.directory.run(hashes) :]
+            tokens = len(missing) * self._group.block_size
+            if not tokens or not self.ledger.costs.worth_asking(tokens):
+                return False
+            lookup.ask(name, missing)
+        if lookup.waits(name):
+            return True
+        if (word := lookup.take(name)) is not None:
+            self._offer(hashes, *word)
+        return False
+
+    def _offer(
+        self, hashes: Sequence[bytes], asked: Sequence[bytes], there: Sequence[bytes]
+    ) -> None:
+        """Let a load find what the store has, with memory to bring it to."""
+        directory = self.ledger.directory
+        self.sharer.missing(asked[len(there) :])
+        self.sharer.found(there)
+        missing = [each for each in there if each not in directory]
+        directory.in_store.update(missing)
+        kept = [copy for copy in map(directory.warm, hashes) if copy is not None]
+        with _pinned(directory, kept):
+            self.ledger.make_room(len(missing), ())
+
+    def _offered(self, request_id: str) -> None:
+        """Offer no longer what was found for a request: it loads, or does without."""
+        if self.lookup is not None and self.ledger.directory.in_store:
+            there = self.lookup.there(request_id)
+            self.ledger.directory.in_store.difference_update(there)
+
+
+def permits(settings: StoreSettings) -> Callable[[Request], bool]:
+    """Return whose blocks may leave this engine: no adapter's, which may be trained further under
+    its name; none with a cache salt, unless the operator allows it; none whose caller forbids it.
+    """
+
+    def permitted(request: Request) -> bool:
+        salt_permits = settings.salted or not request.cache_salt
+        alone = request.lora_request is None
+        return salt_permits and alone and may_be_shared(request.kv_transfer_params)
+
+    return permitted
+
+
+def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup | None:
+    try:
+        return StoreLookup(open_store(settings, adds=False), clock)
+    except StorageError as error:
+        logger.warning("kvgraph: no shared store: %s", error)
+        return None
+
+
+def _is_cached(pool: BlockPool, block_hash: bytes) -> bool:
+    cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another map
+    return cached.get_one_block(block_hash) is not None
+
+
+@contextmanager
+def _pinned(directory: CopyDirectory, copies: Sequence[Copy]) -> Iterator[None]:
+    """Keep copies from being given up."""
+    for copy in copies:
+        copy.pins += 1
+    yield
+    for copy in copies:
+        directory.unpin(copy)
+
+
+# Which engines can have tiers; makes the tiers of one that can, with or without a store.
+
+
+def reason_to_refuse(
+    config: VllmConfig, kv_cache: KVCacheConfig, group: ObservedGroup
+) -> str | None:
+    """Why this engine's blocks cannot have copies; None if they can."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups, parallel = kv_cache.kv_cache_groups, config.parallel_config
+    if len(groups) != 1:
+        return f"a hybrid model with {len(groups)} KV cache groups; supported: one group"
+    spec = groups[0].kv_cache_spec
+    if not isinstance(spec, FullAttentionSpec):
+        return f"KV cache of {type(spec).__name__}; supported: full attention"
+    if group.scale != 1:
+        return "blocks are hashed in parts (hash_block_size is not block_size)"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "context parallelism splits blocks between workers"
+    return None
+
+
+def new_bridge(
+    config: VllmConfig,
+    kv_cache: KVCacheConfig,
+    pool: BlockPool,
+    group: ObservedGroup,
+    index: BlockIndex,
+    settings: TierSettings | None,
+    emit: Callable[[AnyEvent], None],
+    clock: Callable[[], float],
+    costs: Callable[[Callable[[], float]], TransferCosts],
+    manager: KVCacheManager | None,
+    hello: Callable[[], EngineHello],
+) -> TierCacheBridge | NoTiers:
+    """Make an engine's bridge, if tiers are asked for and possible."""
+    if settings is None:
+        return NoTiers()
+    if reason := reason_to_refuse(config, kv_cache, group):
+        logger.warning("kvgraph: no tiers in this engine: %s", reason)
+        return NoTiers()
+    layers = kv_cache.kv_cache_groups[0]
+    block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
+    workers = config.parallel_config.world_size
+    ledger = TierLedger(block_bytes, workers, emit, clock, costs(clock), settings.spill_all)
+    by_priority = config.scheduler_config.policy == "priority"
+    if settings.store is not None:
+        return StoreBridge(
+            pool, group, index, settings, ledger, emit, workers, manager, by_priority, hello
+        )
+    return TierCacheBridge(
+        pool, group, index, settings, ledger, emit, workers, manager, by_priority
+    )
+
+
+def records_opener(settings: TierSettings) -> OpenRecords | None:
+    """Return what opens a worker's records in the shared store; None where there is no store."""
+    store = settings.store
+    if store is None:
+        return None
+
+    return lambda config, cache: open_records(config, store, cache)
+
+
+# A worker's records in the shared store, and all that the bytes in them depend on.
+
+_NAME_DIGITS: Final = 32  # 128 bits: of all models that ever share a store; chosen
+
+
+def open_records(
+    config: VllmConfig, settings: StoreSettings, cache: PagedKv
+) -> tuple[SealedRecords, str] | None:
+    """Open the store for this worker's shard; the records, and their name. None, and the reason
+    logged, if that is impossible."""
+    try:
+        name = records_name(config, cache)
+        records = SealedRecords(open_store(settings), name)
+    except StorageError as error:
+        logger.warning("kvgraph: no shared store: %s", error)
+        return None
+    logger.info("kvgraph: what is computed is shared in %s", settings.place)
+    return records, name
+
+
+def records_name(config: VllmConfig, cache: PagedKv) -> str:
+    """Return what every worker on any machine calls records whose bytes would be these.
+
+    They depend on the model, its weights, and this worker's share of a block: its rank among those
+    of one engine, and the layout of its cache.
+
+    Raises:
+        StorageError: The weights cannot be told from others.
+    """
+    whole = repr((disk_identity(config), config.parallel_config.rank, cache.layout.record(1)))
+    return hashlib.sha256(whole.encode()).hexdigest()[:_NAME_DIGITS]

@@ -1,0 +1,238 @@
+"""Attention over tokens that are stored in parts, some of them in int8, tile by tile.
+
+An int8 part has one scale per head and channel, shared by its tokens, so that nothing need be
+turned back into floats but the tile at hand: K's scales multiply the queries, V's the sum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+from ..compilers import load_library
+from ..tensors import Tensor
+
+TILE = 256  # tokens looked at together; chosen: a tile of 8 heads of 64 dimensions stays in L2
+
+
+class Part(NamedTuple):
+    """Consecutive tokens of a layer, stored alike.
+
+    Attributes:
+        keys: [batch, kv heads, tokens, dims], floating point or int8.
+        values: [batch, kv heads, tokens, value dims], likewise.
+        key_scale: float32 [batch, kv heads, dims] of int8 keys, else None.
+        value_scale: float32 [batch, kv heads, value dims], likewise.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+
+
+class Attended(NamedTuple):
+    """What queries read, and what they looked at.
+
+    Attributes:
+        output: [batch, query heads, queries, value dims], in the queries' type.
+        mass: float32 [batch, queries, tokens], each token's share of a query's attention, averaged
+            over heads; a row sums to 1.
+    """
+
+    output: Tensor
+    mass: Tensor
+
+
+def mixed_attention(
+    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float, tile: int = TILE
+) -> Attended:
+    """Softmax attention over the tokens of all parts, in their order, by the online method.
+
+    Args:
+        queries: [batch, query heads, queries, dims]; query heads are a multiple of kv heads.
+        parts: At least one token in all.
+        visible: bool [batch, queries, tokens], or None if every query sees everything. A query
+            that sees nothing reads zeros and has no mass.
+        scale: What logits are multiplied with, usually dims ** -0.5.
+        tile: Tokens that are looked at together.
+    """
+    batch, heads, count, dims = queries.shape
+    kv_heads = parts[0].keys.shape[1]
+    grouped = queries.to(torch.float32).reshape(batch, kv_heads, -1, dims) * scale
+    running = _Running(grouped, parts[0].values.shape[-1])
+    logits, first = [], 0
+    for part, scaled, low, high in _tiles(parts, grouped, tile):
+        seen = scaled @ part.keys[:, :, low:high].to(torch.float32).mT
+        if visible is not None:
+            hidden = ~visible[:, None, None, :, first : first + high - low]
+            seen = seen.unflatten(2, (-1, count)).masked_fill(hidden, -torch.inf).flatten(2, 3)
+        running.add(seen, part, low, high)
+        logits.append(seen)
+        first += high - low
+    mass = running.weights(torch.cat(logits, -1)).reshape(batch, heads, count, -1).mean(1)
+    output = running.result().reshape(batch, heads, count, -1)
+    return Attended(output.to(queries.dtype), mass)
+
+
+def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+    """The mass alone, of keys [batch, kv heads, tokens, dims] in one part; see ``Attended``."""
+    batch, heads, count, dims = queries.shape
+    grouped = queries.to(torch.float32).reshape(batch, keys.shape[1], -1, dims) * scale
+    seen = (grouped @ keys.to(torch.float32).mT).reshape(batch, heads, count, -1)
+    if visible is None:
+        return seen.softmax(-1).mean(1)
+    seen = seen.masked_fill(~visible[:, None], -torch.inf)
+    return seen.softmax(-1).nan_to_num(nan=0.0).mean(1)
+
+
+def _tiles(
+    parts: Sequence[Part], grouped: Tensor, tile: int
+) -> Iterator[tuple[Part, Tensor, int, int]]:
+    """``(part, queries in its scale, from, to)`` of each tile."""
+    for part in parts:
+        scaled = grouped if part.key_scale is None else grouped * part.key_scale[:, :, None, :]
+        for low in range(0, part.keys.shape[2], tile):
+            yield part, scaled, low, min(low + tile, part.keys.shape[2])
+
+
+class _Running:
+    """The maximum, the sum and the weighted values of the tiles so far."""
+
+    def __init__(self, grouped: Tensor, dims: int) -> None:
+        self._most = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
+        self._sum = torch.zeros_like(self._most)
+        self._read = grouped.new_zeros((*grouped.shape[:3], dims))
+
+    def add(self, seen: Tensor, part: Part, low: int, high: int) -> None:
+        """Take one tile's logits [batch, kv heads, rows, tile] and its values into account."""
+        most = torch.maximum(self._most, seen.amax(-1, keepdim=True))
+        finite = most.masked_fill(most.isneginf(), 0.0)  # so that nothing seen yet stays nothing
+        weight, kept = (seen - finite).exp(), (self._most - finite).exp()
+        read = weight @ part.values[:, :, low:high].to(torch.float32)
+        if part.value_scale is not None:
+            read = read * part.value_scale[:, :, None, :]
+        self._sum = self._sum * kept + weight.sum(-1, keepdim=True)
+        self._read = self._read * kept + read
+        self._most = most
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """Each token's share, from the logits of all tiles."""
+        finite = self._most.masked_fill(self._most.isneginf(), 0.0)
+        return (logits - finite).exp() / self._divisor()
+
+    def result(self) -> Tensor:
+        """The values read, [batch, kv heads, rows, value dims]."""
+        return self._read / self._divisor()
+
+    def _divisor(self) -> Tensor:
+        return self._sum.masked_fill(self._sum == 0.0, 1.0)
+
+
+# The fast path of ``mixed_attention`` for a decode step on the CPU: one query a head, in C++.
+
+SOURCE: Final = Path(__file__).parents[1] / "cpu" / "mixed.cpp"
+# Sums may run in any order and products may be fused: equal to rounding is what is promised.
+OPTIONS: Final = [
+    "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
+    "-mprefer-vector-width=512",
+]  # fmt: skip
+# Below this many numbers read, a second thread costs more than it brings; chosen.
+PARALLEL_NUMBERS: Final = 1 << 20
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+class PartArgs(ctypes.Structure):
+    """``Part`` of mixed.cpp."""
+
+    _fields_ = (
+        ("keys", _POINTER), ("values", _POINTER), ("key_scale", _POINTER),
+        ("value_scale", _POINTER), ("tokens", _NUMBER), ("batch_stride", _NUMBER),
+        ("head_stride", _NUMBER), ("token_stride", _NUMBER), ("is_int8", _NUMBER),
+    )  # fmt: skip
+
+
+class MixedArgs(ctypes.Structure):
+    """The arguments of ``mixed_attention`` of mixed.cpp."""
+
+    _fields_ = (
+        ("queries", _POINTER), ("parts", ctypes.POINTER(PartArgs)), ("visible", _POINTER),
+        ("output", _POINTER), ("mass", _POINTER), ("n_parts", _NUMBER), ("batch", _NUMBER),
+        ("heads", _NUMBER), ("kv_heads", _NUMBER), ("dims", _NUMBER), ("tokens", _NUMBER),
+        ("threads", _NUMBER), ("scale", ctypes.c_double),
+    )  # fmt: skip
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The compiled operation.
+
+    Raises:
+        BuildError: It cannot be compiled here.
+    """
+    loaded = load_library("mixed", [SOURCE], OPTIONS)
+    loaded.mixed_attention.argtypes = [ctypes.POINTER(MixedArgs)]
+    loaded.mixed_attention.restype = None
+    return loaded
+
+
+def serves(queries: Tensor, parts: Sequence[Part]) -> bool:
+    """Whether the compiled path can: one float32 query a head, and parts as a store holds them."""
+    return (
+        queries.shape[2] == 1
+        and queries.device.type == "cpu"
+        and queries.dtype == torch.float32
+        and all(_fits(part) for part in parts)
+    )
+
+
+def native_mixed_attention(
+    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float, threads: int = 1
+) -> Attended:
+    """``mixed_attention.mixed_attention`` of one query a head; see ``serves``."""
+    batch, heads, _, dims = queries.shape
+    kv_heads = parts[0].keys.shape[1]
+    tokens = sum(part.keys.shape[2] for part in parts)
+    queries = queries.contiguous()
+    output = torch.empty_like(queries)
+    mass = torch.empty((batch, kv_heads, tokens), dtype=torch.float32)
+    seen = None if visible is None else visible[:, 0].contiguous()
+    packed = (PartArgs * len(parts))(*(_packed(part) for part in parts))
+    parallel = batch * kv_heads * tokens * dims >= PARALLEL_NUMBERS
+    library().mixed_attention(MixedArgs(
+        queries=queries.data_ptr(), parts=packed,
+        visible=None if seen is None else seen.data_ptr(), output=output.data_ptr(),
+        mass=mass.data_ptr(), n_parts=len(parts), batch=batch, heads=heads, kv_heads=kv_heads,
+        dims=dims, tokens=tokens, threads=threads if parallel else 1, scale=scale,
+    ))  # fmt: skip
+    return Attended(output, (mass.sum(1) / heads)[:, None])
+
+
+def _fits(part: Part) -> bool:
+    keys, values = part.keys, part.values
+    return (
+        keys.dtype in (torch.float32, torch.int8)
+        and keys.dtype == values.dtype
+        and keys.shape == values.shape
+        and keys.stride() == values.stride()
+        and keys.stride(3) == 1
+        and (part.key_scale is None or part.key_scale.is_contiguous())
+        and (part.value_scale is None or part.value_scale.is_contiguous())
+    )
+
+
+def _packed(part: Part) -> PartArgs:
+    keys = part.keys
+    return PartArgs(
+        keys=keys.data_ptr(), values=part.values.data_ptr(),
+        key_scale=None if part.key_scale is None else part.key_scale.data_ptr(),
+        value_scale=None if part.value_scale is None else part.value_scale.data_ptr(),
+        tokens=keys.shape[2], batch_stride=keys.stride(0), head_stride=keys.stride(1),
+        token_stride=keys.stride(2), is_int8=keys.dtype == torch.int8,
+    )  # fmt: skip

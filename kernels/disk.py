@@ -1,0 +1,299 @@
+"""A bounded file of records that survives a restart: the tier below the arena.
+
+Every record has a checksum, and an index entry with its own. A record's entry is erased before its
+bytes are overwritten and written after them, so that whatever is interrupted is not found again.
+Records are read and written with pread and pwrite: a failing disk under a mapped page would end the
+engine with SIGBUS, while these return an error that costs one record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import struct
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .tensors import StorageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_MAGIC: Final = b"KVGDISK2"
+_HEADER: Final = struct.Struct("<8sQQ16sI")  # magic, record bytes, capacity, identity, checksum
+KEY_BYTES: Final = 32  # a whole block hash, so that nothing but the exact content is matched
+# A void, not a string: numpy strips a string's trailing zero bytes.
+_ENTRY: Final = np.dtype([
+    ("key", f"V{KEY_BYTES}"), ("age", "<u8"), ("data", "<u4"), ("check", "<u4")
+])  # fmt: skip
+_DATA_AT: Final = _ENTRY.fields["data"][1]  # type: ignore[index]
+_NO_ENTRY: Final = np.zeros((), _ENTRY)
+_PAGE: Final = 4096
+_DIGEST_BYTES: Final = 16
+
+
+class DiskTier:
+    """Records by key, least recently written or read first to go.
+
+    A key is ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other.
+
+    Attributes:
+        path: The file.
+        damaged: Records whose bytes did not match their checksum, and were forgotten.
+        failed: Reads and writes that the disk refused.
+    """
+
+    def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
+        """Open or create the file, with all its space reserved.
+
+        Args:
+            path: The file; created with mode 0600.
+            record_bytes: Size of every record.
+            capacity: Records that the file holds.
+            identity: Model, layout and whatever else the bytes depend on; a file of another
+                identity or size is started afresh.
+
+        Raises:
+            StorageError: No space, no permission, or another process has the file.
+        """
+        self.path, self.record_bytes, self.capacity = path, record_bytes, capacity
+        self.damaged = self.failed = 0
+        self._header = self._header_of(hashlib.sha256(identity.encode()).digest()[:_DIGEST_BYTES])
+        self._disowned = self._refusing = False
+        self._data_start = -(-(_PAGE + capacity * _ENTRY.itemsize) // _PAGE) * _PAGE
+        with _explained(f"disk tier {path}"):
+            self._file = self._open()
+            self._entries = self._load()
+        ages = self._entries["age"]
+        oldest_first = np.argsort(ages, kind="stable")
+        live = oldest_first[ages[oldest_first] > 0].tolist()
+        keys = self._entries["key"]
+        self._slots = OrderedDict((keys[slot].tobytes(), slot) for slot in live)
+        self._free = deque(np.flatnonzero(ages == 0).tolist())
+        self._clock = int(ages.max(initial=0))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self._slot(key) is not None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._slots)
+
+    def write(self, key: bytes, record: ReadableBuffer) -> bool:
+        """Keep a copy of ``record``, in the place of the oldest if full; False if the disk fails.
+
+        Args:
+            record: A buffer of ``record_bytes``.
+        """
+        slot = self._slot(key)
+        if self._refusing:
+            return False
+        slot = self._free_slot() if slot is None else slot
+        checksum = zlib.crc32(record)  # first: what changes while it is written is not matched
+        try:
+            self._erase(slot)
+            self._pwrite(record, self._data_start + slot * self.record_bytes)
+            self._enter(slot, key, checksum)
+        except OSError:
+            self._free.append(slot)
+            self.failed += 1
+            return False
+        return True
+
+    def read(self, key: bytes, into: WriteableBuffer) -> bool:
+        """Fill a writable buffer with a record; False if there is none that is whole.
+
+        ``into`` is undefined after False.
+        """
+        slot = self._slot(key)
+        if slot is None:
+            return False
+        try:
+            got = os.preadv(self._file, [into], self._data_start + slot * self.record_bytes)
+        except OSError:
+            self.failed += 1
+            return False
+        if got != self.record_bytes or zlib.crc32(into) != int(self._entries["data"][slot]):
+            self.damaged += 1
+            self.remove(key)
+            return False
+        self.touch(key)
+        return True
+
+    def touch(self, key: bytes) -> None:
+        """Make a record the last to go; the file learns of it with the record's next write."""
+        slot = self._slot(key)
+        if slot is not None:
+            self._slots.move_to_end(key)
+            self._clock += 1
+            self._entries["age"][slot] = self._clock
+
+    def remove(self, key: bytes) -> None:
+        """Forget a record; unknown keys are ignored."""
+        slot = self._slot(key)
+        if slot is not None:
+            self._free.append(slot)
+            try:
+                self._erase(slot)
+            except OSError:
+                self.failed += 1
+
+    def disown(self) -> None:
+        """Let no later process find what the file holds; this one goes on with it.
+
+        The bytes to come no longer follow from the identity. Should the disk not take that note,
+        nothing more is written.
+        """
+        if self._disowned:
+            return
+        try:
+            self._pwrite(self._header_of(os.urandom(_DIGEST_BYTES)), 0)
+            os.fdatasync(self._file)
+            self._disowned = True
+        except OSError:
+            self.failed += 1
+            self._refusing = True
+
+    def close(self) -> None:
+        """Write what is cached and let the file go, dated for ``remove_unused``."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file)
+            os.utime(self._file)
+        os.close(self._file)
+
+    def _slot(self, key: bytes) -> int | None:
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+            got = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+            raise StorageError(f"a record's key has {got}; allowed: exactly {KEY_BYTES} bytes")
+        return self._slots.get(key)
+
+    def _header_of(self, digest: bytes) -> bytes:
+        body = struct.pack("<8sQQ16s", _MAGIC, self.record_bytes, self.capacity, digest)
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    def _open(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.pread(file, len(self._header), 0) != self._header:
+                os.ftruncate(file, 0)
+            _reserve(file, self._data_start + self.capacity * self.record_bytes)
+            os.pwrite(file, self._header, 0)
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def _load(self) -> npt.NDArray[np.void]:
+        raw = os.pread(self._file, self.capacity * _ENTRY.itemsize, _PAGE)
+        entries = np.frombuffer(raw, dtype=_ENTRY).copy()
+        used, view = np.flatnonzero(entries["age"]), memoryview(raw)
+        sums = entries["check"][used].tolist()
+        broken = [
+            slot
+            for slot, expected in zip(used.tolist(), sums, strict=True)
+            if _entry_checksum(view[slot * _ENTRY.itemsize :]) != expected
+        ]
+        entries[broken] = _NO_ENTRY
+        return entries
+
+    def _free_slot(self) -> int:
+        """A place that nothing stands in, or the oldest record's."""
+        return int(self._free.popleft() if self._free else next(iter(self._slots.values())))
+
+    def _erase(self, slot: int) -> None:
+        """In memory first: whatever the disk says, the old record is not found again."""
+        if self._entries["age"][slot]:
+            self._slots.pop(self._entries["key"][slot].tobytes(), None)
+        self._entries[slot] = _NO_ENTRY
+        self._write_entry(slot)
+
+    def _enter(self, slot: int, key: bytes, checksum: int) -> None:
+        entry = self._entries[slot : slot + 1].copy()
+        entry["key"] = np.void(key)
+        entry["age"], entry["data"] = self._clock + 1, checksum
+        entry["check"] = _entry_checksum(memoryview(entry.tobytes()))
+        self._pwrite(entry.tobytes(), _PAGE + slot * _ENTRY.itemsize)
+        self._clock += 1
+        self._entries[slot] = entry[0]
+        self._slots[key] = slot
+
+    def _write_entry(self, slot: int) -> None:
+        self._pwrite(self._entries[slot].tobytes(), _PAGE + slot * _ENTRY.itemsize)
+
+    def _pwrite(self, data: ReadableBuffer, at: int) -> None:
+        written = os.pwrite(self._file, data, at)
+        if written != memoryview(data).nbytes:
+            raise OSError("short write")
+
+
+def remove_unused(paths: Iterable[Path]) -> list[Path]:
+    """Remove tiers' files that no process has open; returns those that this removed.
+
+    Raises:
+        StorageError: One cannot be removed.
+    """
+    removed = []
+    for path in paths:
+        with (
+            _explained(f"disk tier {path}"),
+            contextlib.suppress(BlockingIOError, FileNotFoundError),  # another was faster
+        ):
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            removed.append(path)
+    return removed
+
+
+def _reserve(file: int, size: int) -> None:
+    """Have all space now, so that a full disk is an error here and not in the middle of a write.
+
+    Not by ``posix_fallocate``: where a filesystem cannot (a network's), that writes every block,
+    which takes hours. There the free space is looked at once, and a write may fail later.
+    """
+    if _libc().fallocate(file, 0, 0, size) == 0:
+        return
+    error = ctypes.get_errno()
+    if error not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        raise OSError(error, os.strerror(error))
+    present, room = os.fstat(file).st_blocks * 512, os.fstatvfs(file)
+    if size - present > room.f_bavail * room.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, size)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc
+
+
+def _entry_checksum(entry: memoryview) -> int:
+    """Over key and data checksum; the age is only an order and may be stale on disk."""
+    return zlib.crc32(entry[_DATA_AT : _DATA_AT + 4], zlib.crc32(entry[:KEY_BYTES]))
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise StorageError(f"{what} is in use by another process") from None
+    except OSError as error:
+        raise StorageError(f"{what}: {error.strerror or error}") from error

@@ -1,0 +1,1 @@
+"""Workloads of the replay lab that only benches play."""
