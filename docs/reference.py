@@ -25,6 +25,7 @@ import typer
 from kvgraph.advisor import service as sidecar
 from kvgraph.advisor.cli import build_app
 from kvgraph.advisor.config.config import ENV_PREFIX, Config, load
+from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.metrics import SidecarCollector
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -80,8 +81,7 @@ def metrics() -> str:
     source = MagicMock()  # every family is there, and none has a sample
     source.status().counters = {group: {} for group in _sidecar().counters}
     rows = [
-        f"| `{_exposed(family)}` | {family.type} | {_code(family._labelnames)} "
-        f"| {family.documentation} |"
+        f"| `{_exposed(family)}` | {family.type} | {_labels(family)} | {family.documentation} |"
         for family in SidecarCollector(source).collect()
     ]
     return _table("metric", "type", "labels", "what", rows=rows)
@@ -179,10 +179,9 @@ class _Sidecar(NamedTuple):
 def _sidecar() -> _Sidecar:
     """What a sidecar with no configuration serves; it is stopped before it begins."""
     made: list[FastAPI] = []
-    create = sidecar.create_app
 
     def noted(*args: Any, **named: Any) -> FastAPI:
-        made.append(create(*args, **named))
+        made.append(create_app(*args, **named))
         return made[-1]
 
     with TemporaryDirectory() as folder, patch.object(sidecar, "create_app", noted):
@@ -245,18 +244,19 @@ def _shown(field: FieldInfo) -> str:
 def _allowed(field: FieldInfo) -> str:
     limits = [*field.metadata, *_inner_limits(field.annotation)]
     words = {
-        annotated_types.Ge: "at least {}",
-        annotated_types.Gt: "above {}",
-        annotated_types.Le: "at most {}",
-        annotated_types.Lt: "below {}",
-        annotated_types.MaxLen: "at most {} long",
-        annotated_types.MinLen: "at least {} long",
+        "ge": "at least {}",
+        "gt": "above {}",
+        "le": "at most {}",
+        "lt": "below {}",
+        "max_length": "at most {} long",
+        "min_length": "at least {} long",
     }
     said = [
-        word.format(_number(getattr(limit, limit.__slots__[0])))
+        word.format(_number(getattr(limit, name)))
         for limit in limits
-        for kind, word in words.items()
-        if isinstance(limit, kind)
+        if isinstance(limit, annotated_types.BaseMetadata)
+        for name, word in words.items()
+        if getattr(limit, name, None) is not None
     ]
     return ", ".join([_kind(field.annotation), *said])
 
@@ -284,11 +284,15 @@ def _kind(annotation: Any) -> str:
     if typing.get_origin(annotation) in (tuple, frozenset):
         return "list"
     kinds = {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}
-    return kinds.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return str(kinds.get(annotation, getattr(annotation, "__name__", annotation)))
+
+
+def _labels(family: Any) -> str:
+    return _code(family._labelnames)  # prometheus_client keeps them to itself
 
 
 def _exposed(family: Any) -> str:
-    return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+    return str(family.name) + {"counter": "_total", "info": "_info"}.get(family.type, "")
 
 
 def _operation(method: str, path: str, operation: dict[str, Any], models: dict[str, Any]) -> str:
