@@ -27,6 +27,7 @@ def save_closed(result: ClosedResult) -> Path:
         "block": result.block,
         "clock": asdict(clock),
         "runs": [_run_details(run) for run in result.runs],
+        "newcomers": [asdict(run) for run in result.newcomers],
     }
     path = result.out / CLOSED_FILE
     path.write_text(json.dumps(content, indent=1) + "\n")

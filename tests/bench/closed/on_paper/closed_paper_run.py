@@ -19,6 +19,7 @@ from ..closed_users import scripts
 from ..hold_cost import measure_hold
 from .closed_paper import play_on_paper
 from .closed_paper_arms import PAPER_ARMS, PAPER_STOCK, PaperArm
+from .newcomer import NewcomerRun, play_newcomers
 
 BLOCKS: Final = 1000
 """In the pool: as many as two thousand of a real engine's, of 512 recorded tokens each."""
@@ -41,8 +42,9 @@ def run_paper(
         bench = _PaperBench(read_sessions(sessions), seed, scale, shown)
         bench.play()
         return ClosedResult(
-            out.resolve(), bench.best, scale, bench.runs, measure_hold(), BLOCKS - 1, BLOCK_SIZE
-        )
+            out.resolve(), bench.best, scale, bench.runs, measure_hold(), BLOCKS - 1, BLOCK_SIZE,
+            bench.newcomers(),
+        )  # fmt: skip
 
 
 class _PaperBench:
@@ -62,6 +64,11 @@ class _PaperBench:
             arms = [arm for arm in PAPER_ARMS if arm.hosted is hosted]
             for agents in self._scale.agents(self.best, hosted):
                 self._run(agents, *arms)
+
+    def newcomers(self) -> tuple[NewcomerRun, ...]:
+        """Large prompts beside small sessions."""
+        self._shown.passing("newcomers", "on paper")
+        return play_newcomers(self._base, _VOCABULARY, self._seed)
 
     def _run(self, agents: int, *arms: PaperArm) -> ClosedRun:
         clock = self._scale.clock
