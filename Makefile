@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
-.PHONY: demo demo-fleet test check bench page clean
+.PHONY: demo demo-fleet test check bench page docs clean
 
 demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is found, and what hints add
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
@@ -53,5 +53,10 @@ page: $(STAMP)  ## builds dashboards/page from dashboards/web, with the node tha
 		&& npm() { node $$home/lib/node_modules/npm/bin/npm-cli.js "$$@"; } \
 		&& npm ci --ignore-scripts && npm run types && npm run build
 
+docs: $(STAMP)  ## the documentation as a site in site/, strict about links; its reference is read from the code
+	$(BIN)/pip install -q -e ".[docs]"
+	# -P: the root has a folder called kernels, which transformers would take for a package of that name.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -P -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

@@ -15,37 +15,45 @@ from typing import TYPE_CHECKING, Any, Final
 
 # For type checkers, which read neither `_ROOMS` nor `__getattr__`; `as` says that a name is public.
 if TYPE_CHECKING:
-    from .advisor.cache_watch import CacheWatch
-    from .advisor.config.sections import ObserveConfig
-    from .advisor.intents.client import IntentClient, hints
-    from .advisor.intents.langgraph import LangGraphCallbacks
-    from .advisor.precache.keeper import PrefixKeeper
-    from .advisor.replay.arms import hit_rate
-    from .advisor.replay.reader import load_trace
-    from .advisor.replay.trace import Trace
-    from .advisor.sockets.kv_events import KvEventSource
-    from .graph.errors import KvGraphError
-    from .graph.kvcache_graph import KVCacheGraph
-    from .graph.ranking.formulas import ClassicPolicy
-    from .graph.ranking.policy import Policy, Rules, ScoreProfile, View, Weights
-    from .graph.tables.blocks import Selection
-    from .graph.tables.tables import GraphLimits
-    from .graph.types import EdgeType, SourceLayer, Tier
-    from .graph.wire.advice import AdmissionAdvice, EvictionRanking
-    from .graph.wire.events import (
-        BlocksCleared,
-        BlocksRemoved,
-        BlocksStored,
-        EngineHello,
-        RequestFinished,
-        RequestStarted,
-        Segment,
-        SessionSignal,
-    )
-    from .hooks.confkv.cache import ConfKVCache
-    from .hooks.confkv.settings import ConfKVSettings
-    from .hooks.fake import FakeEngine
-    from .hooks.link.client import AdvisorClient, ClientOptions, EngineEnd
+    from .advisor.cache_watch import CacheWatch as CacheWatch
+    from .advisor.config.sections import ObserveConfig as ObserveConfig
+    from .advisor.intents.client import IntentClient as IntentClient
+    from .advisor.intents.client import hints as hints
+    from .advisor.intents.langgraph import LangGraphCallbacks as LangGraphCallbacks
+    from .advisor.precache.keeper import PrefixKeeper as PrefixKeeper
+    from .advisor.replay.arms import hit_rate as hit_rate
+    from .advisor.replay.reader import load_trace as load_trace
+    from .advisor.replay.trace import Trace as Trace
+    from .advisor.sockets.kv_events import KvEventSource as KvEventSource
+    from .graph.errors import KvGraphError as KvGraphError
+    from .graph.kvcache_graph import KVCacheGraph as KVCacheGraph
+    from .graph.ranking.formulas import ClassicPolicy as ClassicPolicy
+    from .graph.ranking.policy import Policy as Policy
+    from .graph.ranking.policy import Rules as Rules
+    from .graph.ranking.policy import ScoreProfile as ScoreProfile
+    from .graph.ranking.policy import View as View
+    from .graph.ranking.policy import Weights as Weights
+    from .graph.tables.blocks import Selection as Selection
+    from .graph.tables.tables import GraphLimits as GraphLimits
+    from .graph.types import EdgeType as EdgeType
+    from .graph.types import SourceLayer as SourceLayer
+    from .graph.types import Tier as Tier
+    from .graph.wire.advice import AdmissionAdvice as AdmissionAdvice
+    from .graph.wire.advice import EvictionRanking as EvictionRanking
+    from .graph.wire.events import BlocksCleared as BlocksCleared
+    from .graph.wire.events import BlocksRemoved as BlocksRemoved
+    from .graph.wire.events import BlocksStored as BlocksStored
+    from .graph.wire.events import EngineHello as EngineHello
+    from .graph.wire.events import RequestFinished as RequestFinished
+    from .graph.wire.events import RequestStarted as RequestStarted
+    from .graph.wire.events import Segment as Segment
+    from .graph.wire.events import SessionSignal as SessionSignal
+    from .hooks.confkv.cache import ConfKVCache as ConfKVCache
+    from .hooks.confkv.settings import ConfKVSettings as ConfKVSettings
+    from .hooks.fake import FakeEngine as FakeEngine
+    from .hooks.link.client import AdvisorClient as AdvisorClient
+    from .hooks.link.client import ClientOptions as ClientOptions
+    from .hooks.link.client import EngineEnd as EngineEnd
 
 
 __version__ = "0.1.0"

@@ -34,7 +34,21 @@ from .tools.top import top
 
 COMMAND_GROUP: Final = "kvgraph.commands"
 
-_LAB: Final = (replay, closed, plan, tune, traffic, prior, record)
+# What people do, in the order in which `kvgraph --help` lists it.
+_OPERATE: Final = "Operate"
+_ASK: Final = "Ask why"
+_SERVE: Final = "Serve"
+_LAB: Final = "Lab: ask first what it would buy"
+_BUILD: Final = "Build and measure kvgraph"
+# Commands of entry points: where they are listed and what they do, known before they are imported.
+_ELSEWHERE: Final = {
+    "doctor": (_OPERATE, "Check vLLM, the hooks, the environment and the sidecar."),
+    "calibrate": (_SERVE, "Measure on your model what recall would cost."),
+    "demo": (_BUILD, "Run too many agents, simulated and on a real vLLM."),
+    "bench": (_BUILD, "Measure every figure that README and docs claim."),
+    "selftest": (_BUILD, "Check the kernels on this machine's GPU."),
+}
+
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 
 
@@ -57,25 +71,20 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (
-        serve,
-        status,
-        top,
-        why,
-        explain,
-        diff,
-        export,
-        precache,
-        route,
-        memory,
-        *_LAB,
+    for panel, functions in (
+        (_OPERATE, (serve, status, top)),
+        (_ASK, (why, explain, diff, export)),
+        (_SERVE, (route, memory, precache)),
+        (_LAB, (record, replay, tune, plan, closed, traffic, prior)),
     ):
-        app.command()(function)
-    app.command("open")(open_page)
-    app.add_typer(keys, name="keys")
+        for function in functions:
+            app.command(rich_help_panel=panel)(function)
+    app.command("open", rich_help_panel=_OPERATE)(open_page)
+    app.add_typer(keys, name="keys", rich_help_panel=_OPERATE)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         loaded = _load(entry) if entry.name == command else _unloaded(entry.name)
-        app.add_typer(loaded, name=entry.name)
+        known = _ELSEWHERE.get(entry.name)
+        app.add_typer(loaded, name=entry.name, rich_help_panel=known[0] if known else None)
     return app
 
 
@@ -158,6 +167,8 @@ def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
 
 def _unloaded(name: str) -> typer.Typer:
     """A placeholder in listings for a command that this call does not use."""
-    stub = typer.Typer(help=f"See `kvgraph {name} --help`.", add_completion=False)
+    known = _ELSEWHERE.get(name)
+    said = known[1] if known else f"See `kvgraph {name} --help`."
+    stub = typer.Typer(help=said, add_completion=False)
     stub.callback(invoke_without_command=True)(lambda: None)
     return stub

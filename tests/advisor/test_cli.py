@@ -282,6 +282,14 @@ def test_a_command_without_its_extra_says_how_to_install_it(
     assert "bench" in capsys.readouterr().out
 
 
+def test_help_lists_every_command_under_what_people_do() -> None:
+    app = cli.build_app(None)
+    listed = [*app.registered_commands, *app.registered_groups]
+    panels = [each.rich_help_panel for each in listed if isinstance(each.rich_help_panel, str)]
+    assert len(panels) == len(listed) > 20
+    assert len(set(panels)) == 5
+
+
 def test_commands_that_are_not_asked_for_are_not_imported() -> None:
     code = (
         "import sys, contextlib\n"
