@@ -28,6 +28,15 @@ from kvgraph.graph.wire.events import AnyEvent
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["page_browser", "page_sidecar"]
 
+NEEDS = {"new_engine": "engine", "chromium": "browser"}
+"""Markers of what a fixture needs: no test that asks for it can lack one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(NEEDS[fixture])
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _only_our_vllm_plugin() -> Iterator[None]:
