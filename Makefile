@@ -31,7 +31,8 @@ check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a m
 	MYPYPATH=build/tree $(BIN)/mypy examples
 
 test: $(STAMP)  ## what to run before a commit: all but real engines, browser and large budgets
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25 \
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		--durations=25 \
 		-m "not (engine or browser or large or timing)"
 
 # One after another: an engine takes all cores, and times are only worth something alone.
