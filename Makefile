@@ -35,9 +35,11 @@ test: $(STAMP)  ## what to run before a commit: all but real engines, browser an
 		--durations=25 \
 		-m "not (engine or browser or large or timing)"
 
-# One after another: an engine takes all cores, and times are only worth something alone.
-test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large budgets, times
-	$(BIN)/python -m pytest --durations=25 -m "engine or browser or large or timing"
+# Two at a time what starts an engine or a browser, and by itself what a busy machine would fail.
+test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large budgets; then times
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25 \
+		-m "(engine or browser or large) and not timing"
+	$(BIN)/python -m pytest --durations=25 -m timing
 
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
