@@ -184,6 +184,7 @@ def test_an_engine_that_is_gone_does_not_cost_the_other_its_advice(
         assert set(ranking.order.tolist()) <= other.cached
 
 
+@pytest.mark.timing
 def test_a_killed_sidecar_is_back_in_step_after_each_restart(socket_directory: Path) -> None:
     sidecar = SidecarProcess(socket_directory, sidecar__interval_s=0.05)
     took, started = list[float](), 0.0
