@@ -7,9 +7,11 @@ STAMP  := $(VENV)/.installed
 export PYTHONWARNINGS := ignore:Editable installation
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+FOLDERS := advisor dashboards graph hooks kernels
+JOBS ?= 2
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
-.PHONY: demo demo-fleet test check bench page docs clean
+.PHONY: demo demo-fleet check test test-rest bench page docs clean
 
 demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is found, and what hints add
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
@@ -17,15 +19,27 @@ demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is f
 demo-fleet: $(STAMP)  ## recorded agents on three real engines behind our router and others; one engine is killed
 	$(BIN)/kvgraph demo --part fleet $(if $(OUT),--out $(OUT)) $(if $(MODEL),--model $(MODEL))
 
-test: $(STAMP)  ## the whole suite, the tests against a real engine among it
-	$(BIN)/python -m pytest
-
-check: $(STAMP)  ## formatting, lint and types
+check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	rm -rf build/typed build/lib && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
-	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
-	MYPYPATH=build/typed $(BIN)/mypy examples
+	# mypy and import-linter want a folder named as the package, which the root is not.
+	rm -rf build/tree && mkdir -p build/tree/kvgraph && cd build/tree/kvgraph \
+		&& ln -s $(addprefix ../../../,__init__.py __main__.py py.typed $(FOLDERS)) . \
+		&& ln -s ../../../tests/bench bench
+	PYTHONPATH=build/tree $(BIN)/lint-imports --no-logo
+	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph
+	MYPYPATH=build/tree $(BIN)/mypy examples
+
+test: $(STAMP)  ## what to run before a commit: all but real engines, browser and large budgets
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		--durations=25 \
+		-m "not (engine or browser or large or timing)"
+
+# Two at a time what starts an engine or a browser, and by itself what a busy machine would fail.
+test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large budgets; then times
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25 \
+		-m "(engine or browser or large) and not timing"
+	$(BIN)/python -m pytest --durations=25 -m timing
 
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.

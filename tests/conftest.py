@@ -28,15 +28,29 @@ from kvgraph.graph.wire.events import AnyEvent
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["page_browser", "page_sidecar"]
 
+NEEDS = {"new_engine": "engine", "chromium": "browser"}
+"""Markers of what a fixture needs: no test that asks for it can lack one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(NEEDS[fixture])
+
 
 @pytest.fixture(autouse=True, scope="session")
-def _only_our_vllm_plugin() -> Iterator[None]:
+def _only_what_tests_start() -> Iterator[None]:
     """The peer that benches compare with is a vLLM plugin too, and answers to the same switch.
 
     Engines believe what tests say of their requests, and a policy ranks from the start, unless a
-    test is about that.
+    test is about that. Sidecars of another worker, or of whoever runs the tests, are not found.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        # Short: paths of ipc sockets have 107 bytes.
+        tempfile.TemporaryDirectory(prefix="kvg-", ignore_cleanup_errors=True) as runtime,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
         patch.setenv("VLLM_PLUGINS", "kvgraph")
         patch.setenv("AITHER_KVCACHE_HINTS", "all")
         patch.setenv("KVGRAPH_POLICY__GUARD", "false")

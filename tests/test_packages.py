@@ -1,12 +1,9 @@
-"""Which packages there are: all of them are shipped, and each says what it is for."""
+"""Which packages there are: all of them are shipped."""
 
 from __future__ import annotations
 
-import ast
 import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "tests" / "bench"
@@ -34,12 +31,3 @@ def test_every_folder_with_python_is_packaged_and_nothing_else() -> None:
             stem, _, last = stem.rpartition(".")
             rest.insert(0, last)
         assert ROOT.joinpath(roots[stem], *rest) == folder, name
-
-
-@pytest.mark.parametrize("name", sorted(product_folders()))
-def test_every_package_says_what_it_is_for(name: str) -> None:
-    face = product_folders()[name] / "__init__.py"
-    assert face.is_file(), f"{name} has no __init__.py"
-    said = ast.get_docstring(ast.parse(face.read_text()))
-    assert said, f"{name} says nothing"
-    assert len(said) > 40, f"{name} says only {said!r}"

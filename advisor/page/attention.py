@@ -7,9 +7,8 @@ from typing import Final
 
 from ...dashboards.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
-from ...graph.logs.history import WINDOW_S
+from ...graph.logs.history import WINDOW_S, LoggedTables
 from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS
-from ...graph.tables.tables import Tables
 from ...graph.wire.events import REMEDY, BlockHashing, disagreements
 from ..sockets.kv_order import SourceState
 from ..words.times import seconds
@@ -35,7 +34,7 @@ _BEYOND: Final = {
 }
 
 
-def notices(tables: Tables, status: SidecarStatus | None, now: float) -> list[Notice]:
+def notices(tables: LoggedTables, status: SidecarStatus | None, now: float) -> list[Notice]:
     """The most serious first; nothing where all is well.
 
     Args:
@@ -45,7 +44,7 @@ def notices(tables: Tables, status: SidecarStatus | None, now: float) -> list[No
     return sorted(found, key=lambda notice: _ORDER.index(notice.level))
 
 
-def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[Notice]:
+def _all(tables: LoggedTables, status: SidecarStatus | None, now: float) -> Iterator[Notice]:
     if status is None:
         return
     yield from _of_the_lost(status)
@@ -86,7 +85,9 @@ def _of_hashing(status: SidecarStatus) -> Iterator[Notice]:
         yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
 
 
-def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> EngineStatus | None:
+def _computes_most_again(
+    tables: LoggedTables, status: SidecarStatus, now: float
+) -> EngineStatus | None:
     """The engine that computed most again lately, if it is not the only one."""
     again = {
         each.id: tables.history.requests.again(each.id, now - WINDOW_S) for each in status.engines
@@ -95,7 +96,7 @@ def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> E
     return most if most is not None and len(again) > 1 and again[most.id] else None
 
 
-def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Notice]:
+def _of_loss(tables: LoggedTables, status: SidecarStatus, now: float) -> Iterator[Notice]:
     sums = tables.history.minutes.last(WINDOW_S, now)
     evicted, wanted = sums["evicted"], sums["wanted"]
     if evicted >= _ENOUGH and wanted >= _THRASHING * evicted:
@@ -112,7 +113,7 @@ def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Noti
         )
 
 
-def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+def _of_nothing_found(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     told = tables.history.requests.repeats(engine.id, now - WINDOW_S)
     if told.reason is None or told.requests < _ENOUGH_REQUESTS:
         return
@@ -137,7 +138,7 @@ def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
     return "a larger AITHER_KVCACHE_WARM_GIB" if has_tiers else "AITHER_KVCACHE_WARM_GIB"
 
 
-def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+def _of_engine(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     if engine.kind == "hook" and (engine.ranking_age_s or 0.0) > STALE_S:
         yield _notice(
             "serious", engine,
@@ -182,7 +183,7 @@ def history_lost(engine: EngineStatus) -> str | None:
     return "Watched only: some of its history is lost for good, so its counts are incomplete."
 
 
-def _of_queue(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+def _of_queue(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     waits = tables.history.requests.queued(engine.id, now - _MINUTE_S)
     slow = waits[waits > _LONG_S]
     if len(slow) < max(_LEAST, _MANY * len(waits)):
@@ -196,7 +197,7 @@ def _of_queue(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Noti
     )  # fmt: skip
 
 
-def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
+def _of_protection(tables: LoggedTables, engine: EngineStatus) -> Iterator[Notice]:
     limited, said = {}, ""
     if engine.graph is not None:
         limited, said = engine.graph.limited, engine.graph.protection

@@ -8,10 +8,9 @@ from ...dashboards.answer import Answer, Part, mark_of, number_in
 from ...graph.errors import GraphError
 from ...graph.explain import block_name
 from ...graph.logs.evictions import LIMIT, UNPLACED, EvictionLog
-from ...graph.logs.history import WINDOW_S
+from ...graph.logs.history import WINDOW_S, LoggedTables
 from ...graph.logs.reasons import RULE_NAMES, DepartureRule
 from ...graph.logs.requests import seconds_of
-from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, Tier, as_keys
 from ..words.times import Unix
 from ..words.words import eviction_sentence, meanings, scored
@@ -158,7 +157,9 @@ _COPIES: Final = {
 _STATES: Final = (*STATE_NAMES, "none")
 
 
-def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix) -> Evictions:
+def evictions_view(
+    tables: LoggedTables, which: EvictionsAsked, now: float, unix: Unix
+) -> Evictions:
     """Recent evictions of one engine, the newest first."""
     history, name, since = tables.history, chosen_engine(tables, which.engine), None
     log = history.evictions.get(tables.engines[name]) if name is not None else None
@@ -191,7 +192,7 @@ def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix
 
 
 def eviction_view(
-    tables: Tables, engine: str, log: EvictionLog, number: int, unix: Unix
+    tables: LoggedTables, engine: str, log: EvictionLog, number: int, unix: Unix
 ) -> EvictionView:
     """One block that left."""
     record, left, packed = log.record(number), log.at(number), log.eviction(number)
@@ -223,7 +224,7 @@ def eviction_view(
     )
 
 
-def chosen_engine(tables: Tables, engine: str | None) -> str | None:
+def chosen_engine(tables: LoggedTables, engine: str | None) -> str | None:
     """The engine that is asked about: the first where none is named; None where there is none."""
     if engine is None:
         return next(iter(tables.engines), None)
@@ -232,7 +233,7 @@ def chosen_engine(tables: Tables, engine: str | None) -> str | None:
     return engine
 
 
-def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
+def _named(tables: LoggedTables, column: int, key: int) -> tuple[str, str | None]:
     """A block as engines call it, and whose it is by now."""
     salt = int(tables.salt(column))
     row = int(tables.blocks.find(as_keys([key]))[0])

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...dashboards.answer import Answer, Part
 from ...graph.explain import block_name
 from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.logs.history import LoggedTables
 from ...graph.tables.blocks import Selection, known_depth
 from ...graph.tables.edges import BLOCK_TO_BLOCK, STORED
 from ...graph.tables.tables import Tables
@@ -265,7 +266,7 @@ def _engines(tables: Tables) -> list[str]:
 # One block's history: when it left, and who missed it.
 
 
-def block_history(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     """What the logs know of a block, the newest first.
 
     Args:
@@ -275,7 +276,7 @@ def block_history(tables: Tables, key: int, unix: Unix) -> list[Moment]:
     return sorted(moments, key=lambda moment: -moment.at)
 
 
-def _evictions(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+def _evictions(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     found = []
     for engine, column in tables.engines.items():
         log = tables.history.evictions.get(column)
@@ -294,7 +295,7 @@ def _evictions(tables: Tables, key: int, unix: Unix) -> list[Moment]:
     return found
 
 
-def _misses(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+def _misses(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     history = tables.history
     found = []
     for number in history.requests.missing(key):

@@ -9,8 +9,7 @@ import numpy as np
 
 from ...dashboards.answer import Answer, Notice, Part
 from ...dashboards.source import EngineStatus, SidecarStatus
-from ...graph.logs.history import History
-from ...graph.tables.tables import Tables
+from ...graph.logs.history import History, LoggedTables
 from ...graph.types import LAYER_NAMES, STATE_NAMES
 from ..words.times import Unix, seconds
 from .attention import STALE_S, notices
@@ -141,7 +140,7 @@ _STATES: Final = (*STATE_NAMES, _NO_SESSION)
 
 
 def now_view(
-    tables: Tables,
+    tables: LoggedTables,
     status: SidecarStatus | None,
     lru: Mapping[float, int],
     now: float,
@@ -174,7 +173,7 @@ def now_view(
     )
 
 
-def prefill_rate(tables: Tables) -> float | None:
+def prefill_rate(tables: LoggedTables) -> float | None:
     """Tokens per second that computing reaches, the mean of the engines that measured it."""
     known = [
         rate for name in tables.engines if (rate := tables.history.words(name).prefill_tokens_per_s)
@@ -252,7 +251,7 @@ def _span(window_s: float) -> str:
     return {60: "minute", 3600: "hour"}.get(int(window_s), f"{window_s / 60:.0f} min")
 
 
-def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
+def _pools(tables: LoggedTables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
     blocks, sessions = tables.blocks, tables.sessions
     names = {engine.id: engine.name for engine in engines}
     known = {each.id: each.graph for each in engines if each.graph is not None}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dashboards.answer import Answer, Part, mark_of, number_in
+from ...graph.logs.history import LoggedTables
 from ...graph.logs.reasons import RULE_TEXTS
 from ...graph.logs.requests import UNHEARD
 from ...graph.stats import held_chains, shared_chains
@@ -216,7 +217,7 @@ class _Copies(NamedTuple):
 
 
 def timeline(
-    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
+    tables: LoggedTables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
 ) -> SessionTimeline:
     """One session: its turns, what left between them, and what it missed.
 
@@ -248,7 +249,7 @@ def _mark(log: str, requests: list[RequestView]) -> str | None:
     return mark_of(log, over[-1].id) if over else None
 
 
-def _requests(tables: Tables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
+def _requests(tables: LoggedTables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
     """A session's, the oldest first: those from ``after`` on if that is one of them, else all."""
     name = tables.sessions.names[row]
     tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
@@ -284,7 +285,7 @@ def _pause(turn: RequestView, following: float | None) -> float | None:
     return max(0.0, round(following - turn.ended_at, 3))
 
 
-def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]:
+def _gone(tables: LoggedTables, session: int, begin: float, unix: Unix) -> list[_Gone]:
     """Evictions, from a time on, of what is the session's by now, the oldest first."""
     blocks, found = tables.blocks, list[_Gone]()
     for engine, column in tables.engines.items():
@@ -302,7 +303,7 @@ def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]
     return sorted(found)
 
 
-def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Copies:
+def _copies(tables: LoggedTables, session: int, view: SessionView, unix: Unix) -> _Copies:
     """Copies of what is the session's by now: those of now, less what changed since."""
     blocks, changes = tables.blocks, tables.history.copies.changes()
     rows = blocks.find(changes["key"])

@@ -9,10 +9,9 @@ from typing import Any
 from ... import __version__
 from ...dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
 from ...graph.errors import GraphError
-from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
+from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History, LoggedTables
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.stats import GraphStats
-from ...graph.tables.tables import Tables
 from ..assembly import Parts
 from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
@@ -24,7 +23,7 @@ from .what_if import ranked_by
 # What the logs counted since the start, for metrics.
 
 
-def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:
+def log_totals(tables: LoggedTables, shadows: ShadowRunner) -> LogTotals:
     """Sums that were kept anyway; the graph is not looked at."""
     history, totals = tables.history, tables.history.totals.tolist()
     count = len(REASON_NAMES)
@@ -44,7 +43,7 @@ def _tokens(history: History) -> dict[str, int]:
     return {**found, "computed": given["asked"] - sum(found.values())}
 
 
-def _rules(tables: Tables) -> dict[tuple[str, str], tuple[int, int]]:
+def _rules(tables: LoggedTables) -> dict[tuple[str, str], tuple[int, int]]:
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for engine, column in list(tables.engines.items()):
         log = tables.history.evictions.get(column)

@@ -19,7 +19,8 @@ from kvgraph.hooks.vllm.patches import bind_scheduler
 from paper import text
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.usefixtures("vllm_loaded")
+# Live clocks decide here who waits.
+pytestmark = [pytest.mark.usefixtures("vllm_loaded"), pytest.mark.timing]
 
 POOL = 65
 LARGE = 14  # blocks of a session's context: four of them fit

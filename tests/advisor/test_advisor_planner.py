@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hand_clock import Clock
 from kvgraph.advisor.config.sections import PrefetchConfig
 from kvgraph.advisor.page.intents import IntentWish, IntentWishes
 from kvgraph.advisor.page.questions import Questions
@@ -37,19 +38,11 @@ from kvgraph.graph.wire.events import (
 from msgspec.structs import replace
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Planned:
     """A graph of two engines, and the advisor over it."""
 
     def __init__(self, max_ranked: int = 100, interval_s: float = 0.01, clock: Any = None) -> None:
-        self.clock = clock or Clock()
+        self.clock = clock or Clock(50.0)
         self.ranked = threading.Event()
         self.graph = KVCacheGraph(clock=self.clock)
         self.engines = ["a", "b"]

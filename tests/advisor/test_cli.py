@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import kvgraph
 from kvgraph.advisor import cli
 from kvgraph.advisor.tools.terminal import plain
 
@@ -30,9 +31,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def run(environment: dict[str, str]) -> Run:
     def begin(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments), env=environment, capture_output=True, text=True, timeout=60
-        )
+        return kvgraph(*arguments, environment=environment)
 
     return begin
 

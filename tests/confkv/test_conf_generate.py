@@ -354,6 +354,7 @@ def test_calls_it_cannot_serve_are_refused_by_name(llama: Any, prompt: torch.Ten
         cache.crop(-1)
 
 
+@pytest.mark.large  # compiling takes ten seconds
 def test_a_compiled_model_reads_the_same(llama: Any, prompt: torch.Tensor) -> None:
     plain = generated(llama, prompt, kvgraph.ConfKVCache(llama.config, TIGHT), 40)
     llama.compile(backend="eager")

@@ -34,6 +34,7 @@ from kvgraph.graph.wire.events import (
 )
 from page_app import create_app
 from prometheus_client.parser import text_string_to_metric_families
+from wire_keys import pack
 
 BIG = (1 << 64) - 1
 TIERS = TierReport(
@@ -59,10 +60,6 @@ NASTY = [
 
 TOKEN = "a token that nobody guesses"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class Source:

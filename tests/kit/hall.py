@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from hand_clock import Clock
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.wire.advice import AdmissionAdvice
 from kvgraph.graph.wire.events import RequestReleased
@@ -14,13 +15,6 @@ from kvgraph.hooks.vllm.patches import bind_scheduler
 from paper import text
 
 STEP_S = 0.01  # what a step takes by the test's clock
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Hall:

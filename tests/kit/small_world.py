@@ -25,14 +25,11 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
+from wire_keys import pack
 
 SIZE = 16
 BEGIN = 1000.0
 """The world's time at first."""
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class World:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timing]
 SCRIPT = "engine_store.py"
 BLOCK_BYTES = 65_536  # of the tiny model in float32
 BLOCKS = 12  # of a context

@@ -93,6 +93,7 @@ def folder() -> Iterator[str]:
         yield name
 
 
+@pytest.mark.timing
 def test_few_requests_wait_for_a_store_whose_master_is_dead(folder: str) -> None:
     waits = run_apart(STAGE, "breaker", print, LONGEST_S)
     assert waits["longest_s"] < 1.0
@@ -100,6 +101,7 @@ def test_few_requests_wait_for_a_store_whose_master_is_dead(folder: str) -> None
 
 
 @pytest.mark.engine
+@pytest.mark.timing
 def test_nothing_fails_that_had_not_begun_whatever_is_killed(folder: str) -> None:
     """Three real engines, two proxies, a sidecar, and Mooncake's master and owner."""
     waves = run_apart(STAGE, folder, print, LONGEST_S)

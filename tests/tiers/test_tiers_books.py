@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hand_clock import Clock
 from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.settings import (
     COLD_VARIABLE,
@@ -83,21 +84,13 @@ def test_messages_say_whether_there_is_anything_in_them() -> None:
 # Costs ------------------------------------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_without_a_sample_a_load_is_tried() -> None:
-    costs = TransferCosts(Clock())
+    costs = TransferCosts(Clock(100.0))
     assert costs.worth_loading(1, 1 << 40, 1 << 40)
 
 
 def learned(tokens_per_s: float, bytes_per_s: float) -> TransferCosts:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     costs.step_began(1000)
     clock.now += 1000 / tokens_per_s
@@ -144,7 +137,7 @@ def test_a_short_splice_is_not_worth_its_wait() -> None:
 
 
 def test_a_token_costs_what_it_adds_to_a_step() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     for tokens, seconds in ((4, 0.010), (200, 0.030), (4, 0.010), (100, 0.020)):
         costs.step_began(tokens)
@@ -157,7 +150,7 @@ def test_a_token_costs_what_it_adds_to_a_step() -> None:
 
 
 def test_where_tokens_add_nothing_they_are_computed() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     for tokens in (4, 200):
         costs.step_began(tokens)
@@ -179,7 +172,7 @@ def test_what_lost_again_and_again_is_tried_once_more() -> None:
 
 def test_steps_that_overlap_are_not_counted_twice() -> None:
     """Two steps of 1 s each are scheduled 0.1 s apart: together they take 2 s."""
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     costs.step_began(500)
     clock.now += 0.1
@@ -194,7 +187,7 @@ def test_steps_that_overlap_are_not_counted_twice() -> None:
 
 
 def test_decode_steps_say_nothing_about_prefill() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     costs.step_began(4)
     clock.now += 1.0
@@ -203,7 +196,7 @@ def test_decode_steps_say_nothing_about_prefill() -> None:
 
 
 def test_small_transfers_say_nothing_about_bandwidth() -> None:
-    costs = TransferCosts(Clock())
+    costs = TransferCosts(Clock(100.0))
     costs.spilled(1000, 5.0)
     assert costs.spill_bytes_per_s == 0
     costs.spilled(4 * MIB, 2.0)
@@ -290,7 +283,7 @@ def test_a_store_that_turned_slow_is_not_loaded_from() -> None:
 
 
 def test_idle_steps_whose_end_nobody_tells_of_shift_no_measurement() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     for _ in range(3):
         costs.step_began(0)

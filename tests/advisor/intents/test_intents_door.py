@@ -60,7 +60,7 @@ def url(source: Source) -> Iterator[str]:
 def post(url: str, body: Any, secret: str = SECRET, edit: str | None = None) -> httpx.Response:
     headers = {"Authorization": f"Bearer {secret}"}
     headers[EDIT_HEADER] = edit_token(SECRET) if edit is None else edit
-    return httpx.post(f"{url}/v1/intents", json=body, headers=headers, trust_env=False)
+    return httpx.post(f"{url}/v1/intents", json=body, headers=headers, trust_env=False, timeout=30)
 
 
 def test_the_client_is_answered_for_every_kind(source: Source, url: str) -> None:

@@ -80,6 +80,7 @@ def test_blocks_live_from_their_storing_to_their_leaving(path: Path) -> None:
     assert [point.blocks for point in happened.pools] == [3, 2, 0, 1]
 
 
+@pytest.mark.large
 def test_a_log_longer_than_the_rings_is_told_whole(path: Path) -> None:
     world = LoggedWorld(path)
     for number in range(2_600):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from command_line import kvgraph
 from kvgraph.advisor.tools.top import Watched, Watcher, shade, top_screen
 from page_sidecar import TOKEN, PageSidecar
 from rich.console import Console
@@ -133,10 +134,7 @@ def test_the_fuller_the_larger() -> None:
 
 def test_a_pipe_gets_one_look(busy_sidecar: PageSidecar) -> None:
     for arguments in ((), ("--json",)):
-        done = subprocess.run(
-            command("--url", busy_sidecar.url, *arguments),
-            env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        done = kvgraph("top", "--url", busy_sidecar.url, *arguments, environment=ENVIRONMENT)
         assert done.returncode == 0, done.stderr
         assert "engine-one" in done.stdout
         assert "\x1b" not in done.stdout
@@ -146,10 +144,7 @@ def test_a_pipe_gets_one_look(busy_sidecar: PageSidecar) -> None:
 
 
 def test_nobody_there_is_one_line() -> None:
-    done = subprocess.run(
-        command("--url", "http://127.0.0.1:1"),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = kvgraph("top", "--url", "http://127.0.0.1:1", environment=ENVIRONMENT)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("kvgraph: no sidecar answers at http://127.0.0.1:1")
 

@@ -18,13 +18,10 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     SessionSignal,
 )
+from wire_keys import pack
 
 SIZE = 16
 WARM, COLD = 2, 4
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class Cache:

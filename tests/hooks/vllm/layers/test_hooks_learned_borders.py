@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budgets import small_or_large
 from kvgraph.bench.meaning.chat_layers import FamilyChats, judge_layers, painted
 from kvgraph.bench.meaning.families import FAMILIES, TOOLLESS, Family
 from kvgraph.bench.meaning.family_models import family_config, write_family
@@ -35,9 +36,10 @@ def made_config(family: Family, directory: Path) -> Any:
         return family_config(family, write_family(family, directory))
 
 
+@pytest.mark.parametrize("count", small_or_large(3, 8))
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_layers_of_a_family_are_told_apart(family: Family, tmp_path: Path) -> None:
-    judged = judge_layers(family, tmp_path / family.name, count=8, seed=7)
+def test_the_layers_of_a_family_are_told_apart(family: Family, count: int, tmp_path: Path) -> None:
+    judged = judge_layers(family, tmp_path / family.name, count=count, seed=7)
     for way, each in judged.items():
         assert each.tokens > 500, way
         assert each.accuracy >= 0.99, (way, each.wrong)
