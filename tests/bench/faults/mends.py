@@ -98,7 +98,7 @@ MENDS: Final = (
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            if request.lora_request is not None:\n", "            if False:\n", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
-    Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", _FAULTS),
+    Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
     Mend("nothing approximate is registered", "hooks/vllm/recall/own_text.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
     Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/opt_in.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
@@ -122,13 +122,13 @@ MENDS: Final = (
     # What stock vLLM does stays what it does
     Mend("only what is followed is told", "hooks/vllm/patches.py", "for name in FOLLOWED if hasattr(base, name)}", "for name in dir(base) if name[0] != \"_\" and callable(getattr(base, name))}", "tests/hooks/vllm/test_hooks_beside.py -k stages"),
     Mend("vLLM's methods get whatever they are given", "hooks/vllm/tap.py", "        def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:\n", "        def cache_full_blocks(*args: Any) -> Any:\n            kwargs: Any = {}\n", "tests/hooks/vllm/test_hooks_tap.py -k another_vllm"),
-    Mend("a load in flight stops no reset", "hooks/vllm/tap.py", "            lent = self._lent()\n", "            lent = []\n", "tests/engine/test_engine_resets.py"),
+    Mend("a load in flight stops no reset", "hooks/vllm/tap.py", "            lent = self._lent()\n", "            lent = []\n", "tests/engine/test_engine_resets.py -k waits_for_a_load"),
     Mend("a cache's connector fetches no prompts", "hooks/vllm/scheduler.py", "if name in _FETCHERS else (\"kv_consumer\",)", "if name else ()", "tests/hooks/vllm/holding/test_hooks_holding.py -k fetched"),
-    Mend("others' hints count as far as ours", "hooks/vllm/observer.py", "            other_words(request),\n", "", "tests/hooks/vllm/test_hooks_other_words.py"),
-    Mend("a priority that no float holds", "hooks/requests/hints.py", "isinstance(priority, int | float) and 0 <= priority <= _FULL", "isinstance(priority, int | float) and priority <= _FULL", "tests/hooks/vllm/test_hooks_other_words.py"),
-    Mend("made-up weights have no name", "hooks/vllm/tiers/worker.py", "if load.load_format not in _FROM_FILES:", "if False:", "tests/tiers/test_tiers_identity.py"),
-    Mend("a field that vLLM gets counts", "hooks/vllm/tiers/worker.py", "for name in sorted({each.name for each in fields(value)} - left_out):", "for name in sorted({each.name for each in fields(value) if each.name in vars(type(value))} - left_out):", "tests/tiers/test_tiers_identity.py"),
-    Mend("variables that choose the numbers", "hooks/vllm/tiers/worker.py", "        _environment(),\n", "", "tests/tiers/test_tiers_identity.py"),
+    Mend("others' hints count as far as ours", "hooks/vllm/observer.py", "            other_words(request),\n", "", "tests/hooks/vllm/test_hooks_other_words.py -k engine_hears"),
+    Mend("a priority that no float holds", "hooks/requests/hints.py", "isinstance(priority, int | float) and 0 <= priority <= _FULL", "isinstance(priority, int | float) and priority <= _FULL", "tests/hooks/vllm/test_hooks_other_words.py -k without_an_exception"),
+    Mend("made-up weights have no name", "hooks/vllm/tiers/worker.py", "if load.load_format not in _FROM_FILES:", "if False:", "tests/tiers/test_tiers_identity.py -k outlive"),
+    Mend("a field that vLLM gets counts", "hooks/vllm/tiers/worker.py", "for name in sorted({each.name for each in fields(value)} - left_out):", "for name in sorted({each.name for each in fields(value) if each.name in vars(type(value))} - left_out):", "tests/tiers/test_tiers_identity.py -k at_once"),
+    Mend("variables that choose the numbers", "hooks/vllm/tiers/worker.py", "        _environment(),\n", "", "tests/tiers/test_tiers_identity.py -k choose"),
     # The sidecar before engines that lie
     Mend("no more blocks than a pool has", "advisor/sockets/subscriber.py", "        if listed <= most:\n", "        if True:\n", f"{_SUBSCRIBER} -k more_blocks"),
     Mend("no line of the log is forged", "advisor/sockets/subscriber.py", "\"engine %r connected (%r)\"", "\"engine %s connected (%s)\"", f"{_SUBSCRIBER} -k forged"),
