@@ -149,6 +149,10 @@ MENDS: Final = (
     Mend("large bodies leave room for others", "advisor/fleet/app.py", "room.most * (_FOR_LARGE if large else 1)", "room.most", "tests/fleet/route/test_route_service.py -k bodies"),
     # Admission
     Mend("new names are one tenant", "graph/release_order.py", "return tenant is not None and tenant not in self._ends and tenant not in self._once", "return False", "tests/hooks/vllm/holding/test_hooks_holding.py -k new_salt"),
+    Mend("a priority that vLLM does not go by", "hooks/vllm/holding/queue.py", "return request.priority if self._goes_by_priority else 0", "return request.priority", "tests/hooks/vllm/holding/test_hooks_holding_orders.py -k claims"),
+    # What watches something
+    Mend("a child's odd line ends no watch", "hooks/sidecar.py", "except (ValueError, RecursionError):", "except ValueError:", "tests/hooks/test_hooks_sidecar.py -k prints"),
+    Mend("a start that failed is tried again", "hooks/sidecar.py", "except (FileNotFoundError, PermissionError) as error:  # nor", "except OSError as error:  # nor", "tests/hooks/test_hooks_sidecar.py -k later"),
     Mend("tenants that were served once push out no others", "graph/release_order.py", "            book: OrderedDict[Any, float] = self._once\n", "            book: OrderedDict[Any, float] = self._ends\n", "tests/hooks/vllm/holding/test_hooks_holding_abuse.py tests/graph/test_graph_holding.py"),
 )
 # fmt: on
