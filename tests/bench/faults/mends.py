@@ -144,7 +144,7 @@ MENDS: Final = (
     Mend("tools that a server runs run once", "advisor/fleet/callers.py", "if not isinstance(tools, list) or not all(map(_is_clients, tools)):", "if False:", _RETRIES),
     Mend("a response that is kept is asked for once", "advisor/fleet/callers.py", "return Effect.KEEPS if keeps else Effect.NONE", "return Effect.NONE", _RETRIES),
     Mend("a body that is not read may do anything", "advisor/fleet/callers.py", "if fields is None or any(", "if fields is not None and any(", _RETRIES),
-    Mend("names of models are logged escaped", "advisor/fleet/engines.py", "ascii(each)[1:-1] for each in models", "each for each in models", f"{_HOSTILE} tests/fleet/route/test_route_proxy.py"),
+    Mend("names of models are logged escaped", "advisor/fleet/engines.py", "ascii(each)[1:-1] for each in models", "each for each in models", f"{_HOSTILE} -k forges"),
     Mend("room for bodies is bounded", "advisor/fleet/app.py", "        if room.taken + more > room.most * (_FOR_LARGE if large else 1):\n", "        if False:\n", "tests/fleet/route/test_route_service.py -k bodies"),
     Mend("large bodies leave room for others", "advisor/fleet/app.py", "room.most * (_FOR_LARGE if large else 1)", "room.most", "tests/fleet/route/test_route_service.py -k bodies"),
     # Admission
