@@ -51,8 +51,8 @@ def other_words(request: Request) -> dict[str, Any]:
 
     Values are as they came: ``TagReader`` judges them like a caller's own.
     """
-    sampling = request.sampling_params
-    extra = (sampling.extra_args if sampling is not None else None) or {}
+    sampling = getattr(request, "sampling_params", None)
+    extra = getattr(sampling, "extra_args", None) or {}
     params = request.kv_transfer_params
     envelopes = [getattr(request, "kv_hints", None)]
     if isinstance(params, Mapping):
