@@ -198,7 +198,7 @@ class CompletionReader:
         calls = self._calls or [_call_of(begun) for _, begun in sorted(self._begun.items())]
         if not self._ended or self._is_odd or not (texts or self._message or calls):
             return None
-        said = {"role": "assistant", "content": "", **self._message, **texts}
+        said: dict[str, Any] = {"role": "assistant", "content": "", **self._message, **texts}
         if calls:
             said["tool_calls"] = calls
         try:
