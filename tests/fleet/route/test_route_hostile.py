@@ -11,6 +11,7 @@ import httpx
 import pytest
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.app import proxy_status
+from kvgraph.advisor.fleet.engines import HealthWatch
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import Listed, Upstream, engines_in
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
@@ -38,6 +39,26 @@ def test_one_callers_cookie_reaches_no_other() -> None:
             assert "sid=bob" in engine.headers[-1]
 
     asyncio.run(run())
+
+
+def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look, failing = HealthWatch.look, [0, 1]
+
+    async def fails_once(self: HealthWatch, upstream: Upstream) -> None:
+        if upstream.number in failing:
+            failing.remove(upstream.number)
+            raise RuntimeError("what nobody thought of")
+        await look(self, upstream)
+
+    monkeypatch.setattr(HealthWatch, "look", fails_once)
+
+    async def run() -> None:
+        async with routed([StandInEngine(), StandInEngine()]) as fleet:
+            await fleet.until(True, True)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
