@@ -129,6 +129,7 @@ MENDS: Final = (
     Mend("made-up weights have no name", "hooks/vllm/tiers/worker.py", "if load.load_format not in _FROM_FILES:", "if False:", "tests/tiers/test_tiers_identity.py -k outlive"),
     Mend("a field that vLLM gets counts", "hooks/vllm/tiers/worker.py", "for name in sorted({each.name for each in fields(value)} - left_out):", "for name in sorted({each.name for each in fields(value) if each.name in vars(type(value))} - left_out):", "tests/tiers/test_tiers_identity.py -k at_once"),
     Mend("variables that choose the numbers", "hooks/vllm/tiers/worker.py", "        _environment(),\n", "", "tests/tiers/test_tiers_identity.py -k choose"),
+    Mend("another class computes the model", "hooks/vllm/tiers/worker.py", "        _implementation(config.model_config),\n", "", "tests/tiers/test_tiers_identity.py -k plugins"),
     # The sidecar before engines that lie
     Mend("no more blocks than a pool has", "advisor/sockets/subscriber.py", "        if listed <= most:\n", "        if True:\n", f"{_SUBSCRIBER} -k more_blocks"),
     Mend("no line of the log is forged", "advisor/sockets/subscriber.py", "\"engine %r connected (%r)\"", "\"engine %s connected (%s)\"", f"{_SUBSCRIBER} -k forged"),
