@@ -125,7 +125,7 @@ MENDS: Final = (
     Mend("a load in flight stops no reset", "hooks/vllm/tap.py", "            lent = self._lent()\n", "            lent = []\n", "tests/engine/test_engine_resets.py -k waits_for_a_load"),
     Mend("a cache's connector fetches no prompts", "hooks/vllm/scheduler.py", "if name in _FETCHERS else (\"kv_consumer\",)", "if name else ()", "tests/hooks/vllm/holding/test_hooks_holding.py -k fetched"),
     Mend("others' hints count as far as ours", "hooks/vllm/observer.py", "            other_words(request),\n", "", "tests/hooks/vllm/test_hooks_other_words.py -k engine_hears"),
-    Mend("a priority that no float holds", "hooks/requests/hints.py", "isinstance(priority, int | float) and 0 <= priority <= _FULL", "isinstance(priority, int | float) and priority <= _FULL", "tests/hooks/vllm/test_hooks_other_words.py -k without_an_exception"),
+    Mend("a priority that no float holds", "hooks/requests/hints.py", "isinstance(priority, int | float) and 0 <= priority <= _FULL", "isinstance(priority, int | float) and priority <= _FULL", "tests/hooks/vllm/test_hooks_other_words.py -k is_none"),
     Mend("made-up weights have no name", "hooks/vllm/tiers/worker.py", "if load.load_format not in _FROM_FILES:", "if False:", "tests/tiers/test_tiers_identity.py -k outlive"),
     Mend("a field that vLLM gets counts", "hooks/vllm/tiers/worker.py", "for name in sorted({each.name for each in fields(value)} - left_out):", "for name in sorted({each.name for each in fields(value) if each.name in vars(type(value))} - left_out):", "tests/tiers/test_tiers_identity.py -k at_once"),
     Mend("variables that choose the numbers", "hooks/vllm/tiers/worker.py", "        _environment(),\n", "", "tests/tiers/test_tiers_identity.py -k choose"),
@@ -156,7 +156,7 @@ MENDS: Final = (
     Mend("a first look that fails", "advisor/fleet/engines.py", "        await self._look(self.upstreams[0])\n", "        await self._health.look(self.upstreams[0])\n", f"{_HOSTILE} -k first_look"),
     Mend("a child's odd line ends no watch", "hooks/sidecar.py", "except (ValueError, RecursionError):", "except ValueError:", "tests/hooks/test_hooks_sidecar.py -k prints"),
     Mend("a start that failed is tried again", "hooks/sidecar.py", "except (FileNotFoundError, PermissionError) as error:  # nor", "except OSError as error:  # nor", "tests/hooks/test_hooks_sidecar.py -k later"),
-    Mend("tenants that were served once push out no others", "graph/release_order.py", "            book: OrderedDict[Any, float] = self._once\n", "            book: OrderedDict[Any, float] = self._ends\n", "tests/hooks/vllm/holding/test_hooks_holding_abuse.py tests/graph/test_graph_holding.py"),
+    Mend("tenants that were served once push out no others", "graph/release_order.py", "            book: OrderedDict[Any, float] = self._once\n", "            book: OrderedDict[Any, float] = self._ends\n", "tests/graph/test_graph_holding.py -k served_once"),
 )
 # fmt: on
 

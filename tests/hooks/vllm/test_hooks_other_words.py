@@ -122,6 +122,13 @@ def test_what_is_not_about_the_prompt_is_left_out(said: Any) -> None:
     assert meant(asking({"kv_hint": said})) == Meaning()
 
 
+@pytest.mark.parametrize("priority", [-(10**400), 10**400, float("nan"), -1, 101, True, "high"])
+def test_a_priority_that_is_none_leaves_its_range_out_of_it(priority: Any) -> None:
+    directive = {"start": 0, "end": 32, "priority": priority, "duration": 5}
+    (segment,) = meant(asking(retention_directives=[directive])).segments
+    assert (segment.importance, segment.pinned_s) == (None, None)
+
+
 def test_lists_without_end_are_cut() -> None:
     said = envelope("kv.retain", directives=DIRECTIVES[:1] * 5000)
     said["actions"] *= 1000
