@@ -20,7 +20,7 @@ from ...graph.wire.events import (
 )
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
 from ..link.late import LateHashes, LatePrompt, RecentPrompts
-from ..requests.hints import Meaning, TagReader, hint_policy
+from ..requests.hints import Meaning, TagReader, hint_policy, other_words
 from ..settings import engine_settings
 from .groups import ObservedGroup
 from .index import BlockIndex
@@ -378,6 +378,7 @@ class EngineObserver:
             request.num_prompt_tokens,
             request.session_id,
             request.cache_salt,
+            other_words(request),
         )
 
     def _give_back(self, request: Request, block_ids: Sequence[int]) -> Sequence[bytes]:

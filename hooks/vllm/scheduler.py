@@ -6,9 +6,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import vllm
 
@@ -50,6 +50,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_EXTRA: Final = "kv_connector_extra_config"
+_FETCHERS: Final = (
+    "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector",
+    "MoRIIOConnector",
+)  # fmt: skip
+"""Connectors that read ``do_remote_prefill``. Of others, an engine that only consumes does."""
 Told = dict[str, Any] | None  # to the caller of a request that ended: its ``kv_transfer_params``
 
 
@@ -280,7 +286,22 @@ class SchedulerSide:
 def _fetches_prompts(scheduler: Scheduler) -> bool:
     """Whether a connector of the user's brings what other engines computed."""
     config = getattr(scheduler.connector, "_kv_transfer_config", None)
-    return config is not None and config.kv_connector != CONNECTOR and config.is_kv_consumer
+    if config is None:
+        return False
+    return _fetches(config.kv_connector, config.kv_role, config.kv_connector_extra_config)
+
+
+def _fetches(name: object, role: object, extra: object) -> bool:
+    if name == "MultiConnector" and isinstance(extra, Mapping):
+        parts = extra.get("connectors")
+        return any(
+            _fetches(each.get("kv_connector"), each.get("kv_role"), each.get(_EXTRA))
+            for each in (parts if isinstance(parts, list) else ())
+            if isinstance(each, Mapping)
+        )
+    # Connectors of caches say kv_both as well, and fetch nothing that a request names.
+    roles = ("kv_consumer", "kv_both") if name in _FETCHERS else ("kv_consumer",)
+    return name != CONNECTOR and role in roles
 
 
 def _model_name(config: VllmConfig) -> str:

@@ -40,6 +40,7 @@ from kvgraph.bench.serving.step_watch import CALL_S, CALLS_A_STEP, Moment, Stand
 
 FULL = os.environ.get("KVGRAPH_TEST_FULL_FAULTS") == "1"
 """Whether faults are played at their full size, which takes minutes each."""
+pytestmark = [pytest.mark.timeout(7200)] if FULL else []
 SLACK = 1 if FULL else 5
 """A machine that is shared is late by so much; a time that is missed by more is no accident."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kvgraph.hooks.sidecar import (
@@ -132,6 +134,39 @@ def test_a_killed_engines_directory_is_removed_by_the_next(
     inhabited.close()
     next_one.close()
     assert not inhabited.path.exists()
+
+
+def test_whatever_a_child_prints_it_is_looked_after(
+    child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = (
+        "import sys; sys.stdout.buffer.write(b'\\xff\\n' + b'[' * 100_000 + b'\\n'); "
+        "sys.stdout.flush()\n"
+    )
+    sidecar = child(odd + LIVES)
+    wait_for(lambda: lines(caplog, "listens on") == 1)
+    assert sidecar.pid is not None
+    os.kill(sidecar.pid, signal.SIGKILL)
+    wait_for(lambda: lines(caplog, "listens on") == 2)
+
+
+def test_one_that_cannot_be_started_now_is_started_later(
+    child: Callable[[str], SidecarChild],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, failing = subprocess.Popen, [OSError(errno.EMFILE, "Too many open files")]
+
+    def new_process(*args: Any, **kwargs: Any) -> Any:
+        if failing:
+            raise failing.pop()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr("kvgraph.hooks.sidecar.subprocess.Popen", new_process)
+    sidecar = child(LIVES)
+    wait_for(lambda: lines(caplog, "listens on") == 1)
+    assert not sidecar.gave_up
+    assert lines(caplog, "started again after OSError: Too many open files") == 1
 
 
 def test_one_that_cannot_be_started_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None:
