@@ -25,9 +25,9 @@ check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a m
 	# mypy and import-linter want a folder named as the package, which the root is not.
 	rm -rf build/tree && mkdir -p build/tree/kvgraph && cd build/tree/kvgraph \
 		&& ln -s $(addprefix ../../../,__init__.py __main__.py py.typed $(FOLDERS)) . \
-		&& ln -s ../../../tests/bench bench
+		&& ln -s ../../tests/bench ../kvgraph_bench
 	PYTHONPATH=build/tree $(BIN)/lint-imports --no-logo
-	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph
+	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph -p kvgraph_bench
 	MYPYPATH=build/tree $(BIN)/mypy examples
 
 test: $(STAMP)  ## what to run before a commit: all but real engines, browser and large budgets

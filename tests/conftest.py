@@ -223,7 +223,7 @@ def vllm_loaded() -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with its tokenizer, written once a session."""
-    from kvgraph.bench.serving.model import TINY, ensure_model
+    from kvgraph_bench.serving.model import TINY, ensure_model
 
     return ensure_model(TINY, tmp_path_factory.mktemp("model") / "tiny")
 
@@ -231,7 +231,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def paper_config(vllm_loaded: None, tiny_model: Path) -> Any:
     """vLLM's configuration for engines on paper."""
-    from kvgraph.bench.paper.paper_engine import base_config
+    from kvgraph_bench.paper.paper_engine import base_config
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -241,7 +241,7 @@ def paper_config(vllm_loaded: None, tiny_model: Path) -> Any:
 @pytest.fixture
 def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
     """Makes a ``PaperEngine`` of a shape; what it started is ended after the test."""
-    from kvgraph.bench.paper.paper_engine import PaperEngine
+    from kvgraph_bench.paper.paper_engine import PaperEngine
 
     with contextlib.ExitStack() as stack:
 
@@ -258,9 +258,9 @@ def recalls(
     paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits."""
-    from kvgraph.bench.recall.approximate import recalling
-    from kvgraph.bench.recall.calibrated import keep_calibration
     from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+    from kvgraph_bench.recall.approximate import recalling
+    from kvgraph_bench.recall.calibrated import keep_calibration
 
     def new(shape: Any, limits: Any) -> Any:
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))

@@ -15,7 +15,7 @@ def product_folders() -> dict[str, Path]:
     folders = {path.parent for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")}
     found = {".".join(["kvgraph", *each.relative_to(ROOT).parts]): each for each in folders}
     for each in {path.parent for path in BENCH.rglob("*.py")}:
-        found[".".join(["kvgraph", "bench", *each.relative_to(BENCH).parts])] = each
+        found[".".join(["kvgraph_bench", *each.relative_to(BENCH).parts])] = each
     return {"kvgraph": ROOT, **found}
 
 

@@ -14,12 +14,12 @@ import pytest
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.sockets.subscriber import engine_id
-from kvgraph.bench.sidecars.sidecar_process import SidecarProcess
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.events import Segment
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
+from kvgraph_bench.sidecars.sidecar_process import SidecarProcess
 from waiting import until
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05)

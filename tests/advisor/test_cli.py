@@ -294,7 +294,7 @@ def test_commands_that_are_not_asked_for_are_not_imported() -> None:
         "import sys, contextlib\n"
         "from kvgraph.advisor.cli import main\n"
         "with contextlib.suppress(SystemExit): main(['--version'])\n"
-        "names = ('torch', 'vllm', 'fastapi', 'kvgraph.hooks', 'kvgraph.bench')\n"
+        "names = ('torch', 'vllm', 'fastapi', 'kvgraph.hooks', 'kvgraph_bench')\n"
         "assert not [n for n in names if n in sys.modules]\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)

@@ -14,29 +14,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 from budgets import small_or_large
-from kvgraph.bench.errors import BenchError
-from kvgraph.bench.faults import mends
-from kvgraph.bench.faults.data import faults_churn
-from kvgraph.bench.faults.data.faults_churn import churn
-from kvgraph.bench.faults.data.faults_mutants import apply_mutants
-from kvgraph.bench.faults.data.faults_replays import (
+from kvgraph_bench.errors import BenchError
+from kvgraph_bench.faults import mends
+from kvgraph_bench.faults.data import faults_churn
+from kvgraph_bench.faults.data.faults_churn import churn
+from kvgraph_bench.faults.data.faults_mutants import apply_mutants
+from kvgraph_bench.faults.data.faults_replays import (
     WAYS,
     absent_after_a_late_replay,
     is_the_same_when_repeated,
     replay,
 )
-from kvgraph.bench.faults.data.faults_snapshots import bad_loads_of_damage, bad_loads_of_kills
-from kvgraph.bench.faults.faults import FAULTS, Fault, Say, Size, run
-from kvgraph.bench.faults.processes import faults_clock
-from kvgraph.bench.faults.processes.faults_apart import ages_beside_a_stopped_engine
-from kvgraph.bench.faults.processes.faults_burst import burst
-from kvgraph.bench.faults.processes.faults_chaos import Chaos
-from kvgraph.bench.faults.processes.faults_engines import kill_engines, kill_publishers
-from kvgraph.bench.faults.processes.faults_http import Crowd, crowded
-from kvgraph.bench.faults.processes.faults_kills import kill_over_and_over
-from kvgraph.bench.faults.processes.faults_load import SHARES, lose
-from kvgraph.bench.figures import Figures
-from kvgraph.bench.serving.step_watch import CALL_S, CALLS_A_STEP, Moment, StandIn, StepWatch
+from kvgraph_bench.faults.data.faults_snapshots import bad_loads_of_damage, bad_loads_of_kills
+from kvgraph_bench.faults.faults import FAULTS, Fault, Say, Size, run
+from kvgraph_bench.faults.processes import faults_clock
+from kvgraph_bench.faults.processes.faults_apart import ages_beside_a_stopped_engine
+from kvgraph_bench.faults.processes.faults_burst import burst
+from kvgraph_bench.faults.processes.faults_chaos import Chaos
+from kvgraph_bench.faults.processes.faults_engines import kill_engines, kill_publishers
+from kvgraph_bench.faults.processes.faults_http import Crowd, crowded
+from kvgraph_bench.faults.processes.faults_kills import kill_over_and_over
+from kvgraph_bench.faults.processes.faults_load import SHARES, lose
+from kvgraph_bench.figures import Figures
+from kvgraph_bench.serving.step_watch import CALL_S, CALLS_A_STEP, Moment, StandIn, StepWatch
 
 FULL = os.environ.get("KVGRAPH_TEST_FULL_FAULTS") == "1"
 """Whether faults are played at their full size, which takes minutes each."""
@@ -249,7 +249,7 @@ def test_faults_run_by_name_and_are_kept_and_resumed(
 
     for name, place in FAULTS.items():
         module, _, function = place.partition(":")
-        imported = importlib.import_module(module, "kvgraph.bench.faults")
+        imported = importlib.import_module(module, "kvgraph_bench.faults")
         monkeypatch.setattr(imported, function, fault(name))
     figures = run(["burst"], False, 5, tmp_path, progress=False)
     assert runs == ["burst 1 5"]

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from kvgraph.bench.cli import app
-from kvgraph.bench.figures import Figure
-from kvgraph.bench.machine import keep_raw
+from kvgraph_bench.cli import app
+from kvgraph_bench.figures import Figure
+from kvgraph_bench.machine import keep_raw
 from typer.testing import CliRunner
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.replay.recordings import Session, read_sessions
-from kvgraph.bench.errors import BenchError
-from kvgraph.bench.policies import policies
-from kvgraph.bench.policies.policies_cells import NONSENSE_ARM
-from kvgraph.bench.policies.policies_course import Course
-from kvgraph.bench.policies.policies_journal import Journal
-from kvgraph.bench.policies.policies_loop import ADMITTED, PLAIN_TIER, TIERED, LoopScale
-from kvgraph.bench.policies.policies_nonsense import NONSENSE
+from kvgraph_bench.errors import BenchError
+from kvgraph_bench.policies import policies
+from kvgraph_bench.policies.policies_cells import NONSENSE_ARM
+from kvgraph_bench.policies.policies_course import Course
+from kvgraph_bench.policies.policies_journal import Journal
+from kvgraph_bench.policies.policies_loop import ADMITTED, PLAIN_TIER, TIERED, LoopScale
+from kvgraph_bench.policies.policies_nonsense import NONSENSE
 from rich.console import Console
 
 LOOP = LoopScale({20: (1, 2)}, {20: (1, 3)}, 0.2, 0.1)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.bench.serving.completions import Answer
-from kvgraph.bench.serving.passes import PassResult
-from kvgraph.bench.serving.workload import Workload
-from kvgraph.bench.tiers.tiers_arms import (
+from kvgraph_bench.serving.completions import Answer
+from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.workload import Workload
+from kvgraph_bench.tiers.tiers_arms import (
     ARMS,
     REACTIVE,
     SPILL_ALL,
@@ -20,8 +20,8 @@ from kvgraph.bench.tiers.tiers_arms import (
     PassRecord,
     TierCounts,
 )
-from kvgraph.bench.tiers.tiers_figures import IdleRates, TierResult, context_lost
-from kvgraph.bench.tiers.tiers_workload import (
+from kvgraph_bench.tiers.tiers_figures import IdleRates, TierResult, context_lost
+from kvgraph_bench.tiers.tiers_workload import (
     build_tier_workload,
     returning,
     reusable_tokens,

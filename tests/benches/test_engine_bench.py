@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.bench.engine import engine
-from kvgraph.bench.engine.engine import GRAPH, STOCK, ratios
-from kvgraph.bench.engine.engine_feed import SESSIONS, SessionFeed
-from kvgraph.bench.engine.engine_rounds import Round, Rounds
-from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
+from kvgraph_bench.engine import engine
+from kvgraph_bench.engine.engine import GRAPH, STOCK, ratios
+from kvgraph_bench.engine.engine_feed import SESSIONS, SessionFeed
+from kvgraph_bench.engine.engine_rounds import Round, Rounds
+from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
 
 # Where a busy main thread's time goes ------------------------------------------------------------
 

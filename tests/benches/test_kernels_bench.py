@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.bench.kernels.kernels_matrix import DELTA, SHAPES, Cell, places
-from kvgraph.bench.kernels.kernels_peers import (
+from kvgraph.kernels import ops
+from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
+from kvgraph_bench.kernels.kernels_matrix import DELTA, SHAPES, Cell, places
+from kvgraph_bench.kernels.kernels_peers import (
     BatchedCopy,
     CopyThenRotate,
     IndexCopy,
     ThreePasses,
     VllmSwap,
 )
-from kvgraph.bench.kernels.kernels_summary import summary
-from kvgraph.kernels import ops
-from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
+from kvgraph_bench.kernels.kernels_summary import summary
 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.name))
 
@@ -131,7 +131,7 @@ def test_the_gpu_bench_needs_torch_numpy_and_cuda_core_alone() -> None:
         "             'networkx.algorithms', 'pydantic_settings', 'fastapi', 'uvicorn',\n"
         "             'orjson', 'prometheus_client', 'matplotlib', 'httpx', 'tokenizers'):\n"
         "    sys.modules[name] = None\n"
-        "from kvgraph.bench.kernels import kernels_gpu\n"
+        "from kvgraph_bench.kernels import kernels_gpu\n"
         "kernels_gpu.main()\n"
     )
     done = subprocess.run(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from kvgraph.bench.serving.workload import Workload
-from kvgraph.bench.tiers.tiers_workload import build_tier_workload
+from kvgraph_bench.serving.workload import Workload
+from kvgraph_bench.tiers.tiers_workload import build_tier_workload
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from typing import Any
 import kvgraph
 import pytest
 import torch
-from kvgraph.bench.confkv.small_models import FAMILIES, random_model
 from kvgraph.hooks.confkv import attention
 from kvgraph.hooks.confkv.cache import LogitsWatch
 from kvgraph.hooks.confkv.layer import AttentionAndRecency, ConfLayer
 from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed, UnsupportedError
+from kvgraph_bench.confkv.small_models import FAMILIES, random_model
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kvgraph.bench.confkv.ablation import ablate
-from kvgraph.bench.confkv.confkv_arms import STATIC, victims
-from kvgraph.bench.confkv.followed import follow
-from kvgraph.bench.confkv.perplexity import Perplexity
-from kvgraph.bench.confkv.resampled import apart
-from kvgraph.bench.confkv.small_models import load, random_model, shipped
-from kvgraph.bench.teaching.recall_exam import examine
 from kvgraph.hooks.confkv.settings import ConfKVSettings
+from kvgraph_bench.confkv.ablation import ablate
+from kvgraph_bench.confkv.confkv_arms import STATIC, victims
+from kvgraph_bench.confkv.followed import follow
+from kvgraph_bench.confkv.perplexity import Perplexity
+from kvgraph_bench.confkv.resampled import apart
+from kvgraph_bench.confkv.small_models import load, random_model, shipped
+from kvgraph_bench.teaching.recall_exam import examine
 
 SETTINGS = ConfKVSettings(low=24, high=48, window=8, slack=4, tau=0.05)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from kvgraph.hooks.tiers.jobs import Load
+from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import begin_load, fail, park, text
 
 SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -10,9 +10,9 @@ import pytest
 from kvgraph.advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
 from kvgraph.advisor.replay.reader import infer_sessions, load_trace
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.bench.recorded.agents_fleet import SESSIONS
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted
+from kvgraph_bench.recorded.agents_fleet import SESSIONS
 from wire_keys import pack
 
 SIZE = 16

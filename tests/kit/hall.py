@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hand_clock import Clock
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.wire.advice import AdmissionAdvice
 from kvgraph.graph.wire.events import RequestReleased
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from paper import text
 
 STEP_S = 0.01  # what a step takes by the test's clock

@@ -20,7 +20,7 @@ from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.engine import CompletionReader
 from kvgraph.advisor.memory.settings import MemorySettings, StoreSettings
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering
 
 SETTINGS = MemorySettings(budget=1000)
 APPEND = {"kvgraph": {"memory": "append"}}

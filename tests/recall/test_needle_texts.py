@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kvgraph.bench.recall.needle_texts import ARMS, BUDGETS, Asked, draw
+from kvgraph_bench.recall.needle_texts import ARMS, BUDGETS, Asked, draw
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-from kvgraph.bench.recall.compactions import play_compactions
-from kvgraph.bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.recall.compactions import play_compactions
+from kvgraph_bench.recorded.agents_fleet import SESSIONS
 
 
 def test_spans_recover_a_part_of_what_compactions_lose() -> None:

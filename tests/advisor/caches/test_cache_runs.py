@@ -19,12 +19,12 @@ from kvgraph.advisor.page.caches import MOST_RUNS, MOST_STEPS, SILENT_S, CacheRu
 from kvgraph.advisor.page.questions import Questions
 from kvgraph.advisor.page.routes import PageBoard
 from kvgraph.advisor.tools.remote import EditEndpoint, RemoteError
-from kvgraph.bench.confkv.small_models import random_model
 from kvgraph.dashboards.access import EDIT_HEADER, edit_token
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph_bench.confkv.small_models import random_model
 from page_app import create_app
 
 SECRET = "a secret that nobody guesses"

@@ -21,7 +21,7 @@ OWN_TIMES: Final = "KVGRAPH_BENCH_OWN_TIMES"
 _EVERY_S: Final = 1e-3  # of the process's CPU time; chosen
 _LOOP: Final = "run_busy_loop"  # what vLLM's engine core calls what it does once it is up
 _KEPT_EVERY: Final = 500  # interruptions; chosen: half a busy second
-_BENCH: Final = "kvgraph.bench."  # this, which is no part of what is measured
+_BENCH: Final = "kvgraph_bench."  # this, which is no part of what is measured
 
 
 class OwnTimes:

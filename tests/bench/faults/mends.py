@@ -201,7 +201,7 @@ def copied_tree(directory: Path) -> Path:
         raise BenchError("mends are taken out of a clone's files: run it in one")
     tree = directory / "kvgraph"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_LEFT_OUT))
-    (tree / "bench").symlink_to(tree / "tests" / "bench")
+    (directory / "kvgraph_bench").symlink_to(tree / "tests" / "bench")
     return tree
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.bench.agents.agents_arms import AgentRun
-from kvgraph.bench.agents.agents_figures import AgentsResult
-from kvgraph.bench.agents.agents_lab import BELADY, LRU, LabRun
-from kvgraph.bench.agents.agents_pass import AgentPass
-from kvgraph.bench.serving.completions import Answer
-from kvgraph.bench.serving.own_counts import OwnCounts
-from kvgraph.bench.serving.passes import PassResult
-from kvgraph.bench.serving.workload import BLOCK
+from kvgraph_bench.agents.agents_arms import AgentRun
+from kvgraph_bench.agents.agents_figures import AgentsResult
+from kvgraph_bench.agents.agents_lab import BELADY, LRU, LabRun
+from kvgraph_bench.agents.agents_pass import AgentPass
+from kvgraph_bench.serving.completions import Answer
+from kvgraph_bench.serving.own_counts import OwnCounts
+from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.workload import BLOCK
 
 
 def run(arm: str, pool: int, cached: int, host: int = 0) -> AgentRun:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from kvgraph.advisor.replay.fleet_traffic import BlockNumbers, FleetRequest, lay_over_users
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.bench.agents.agents_arms import DEFAULT, MARKED, Room
-from kvgraph.bench.recorded.agents_fleet import SESSIONS
-from kvgraph.bench.recorded.agents_requests import SHRINK, AgentRequest, build_requests
-from kvgraph.bench.recorded.agents_text import endings
 from kvgraph.hooks.requests.ends import AnswerReader, read_marks
 from kvgraph.hooks.settings import ENDS_VARIABLE
+from kvgraph_bench.agents.agents_arms import DEFAULT, MARKED, Room
+from kvgraph_bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.recorded.agents_requests import SHRINK, AgentRequest, build_requests
+from kvgraph_bench.recorded.agents_text import endings
 
 VOCABULARY = 2048
 
@@ -51,7 +51,7 @@ def test_texts_share_exactly_what_recordings_share(
 
 def test_the_sample_of_sessions_ships_with_its_source_and_licence() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    assert "sessions/*" in project["tool"]["setuptools"]["package-data"]["kvgraph.bench"]
+    assert "sessions/*" in project["tool"]["setuptools"]["package-data"]["kvgraph_bench"]
     files = list(SESSIONS.glob("*.json.gz"))
     assert len(files) >= 20
     assert sum(path.stat().st_size for path in files) <= 300_000

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.bench.closed.closed import ClosedScale
-from kvgraph.bench.closed.closed_arms import ClosedRun
-from kvgraph.bench.closed.closed_figures import ClosedResult
-from kvgraph.bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
-from kvgraph.bench.closed.closed_sidecar import HoldCounts, parse_holds
-from kvgraph.bench.closed.closed_users import scripts
-from kvgraph.bench.closed.on_paper.closed_paper import play_on_paper
-from kvgraph.bench.closed.on_paper.closed_paper_arms import PAPER_ARMS, PaperArm
-from kvgraph.bench.recorded.agents_fleet import SESSIONS
-from kvgraph.bench.serving.completions import Answer
 from kvgraph.dashboards.metrics import admission_metrics
 from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport
+from kvgraph_bench.closed.closed import ClosedScale
+from kvgraph_bench.closed.closed_arms import ClosedRun
+from kvgraph_bench.closed.closed_figures import ClosedResult
+from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
+from kvgraph_bench.closed.closed_sidecar import HoldCounts, parse_holds
+from kvgraph_bench.closed.closed_users import scripts
+from kvgraph_bench.closed.on_paper.closed_paper import play_on_paper
+from kvgraph_bench.closed.on_paper.closed_paper_arms import PAPER_ARMS, PaperArm
+from kvgraph_bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.serving.completions import Answer
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 

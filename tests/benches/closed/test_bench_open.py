@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kvgraph.bench.closed.on_paper.closed_paper_arms import (
+from kvgraph_bench.closed.on_paper.closed_paper_arms import (
     PAPER_HOLD,
     PAPER_STOCK,
     PAPER_TOLD,
     PaperArm,
 )
-from kvgraph.bench.closed.on_paper.open_paper import Sessions, play_open
-from kvgraph.bench.closed.on_paper.paper_loop import PaperLoop
-from kvgraph.bench.recorded.agents_fleet import SESSIONS, recorded_requests
-from kvgraph.bench.recorded.agents_requests import AgentRequest
-from kvgraph.bench.serving.vllm_server import HINTS
+from kvgraph_bench.closed.on_paper.open_paper import Sessions, play_open
+from kvgraph_bench.closed.on_paper.paper_loop import PaperLoop
+from kvgraph_bench.recorded.agents_fleet import SESSIONS, recorded_requests
+from kvgraph_bench.recorded.agents_requests import AgentRequest
+from kvgraph_bench.serving.vllm_server import HINTS
 
 BLOCKS = 300
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvgraph.bench.closed.closed_arms import ClosedRun
-from kvgraph.bench.closed.closed_pass import ClosedAnswer, ClosedPass
-from kvgraph.bench.demo.cliff import AGENTS, CLOCK, CliffResult
-from kvgraph.bench.figures import Figures
-from kvgraph.bench.serving.completions import Answer
+from kvgraph_bench.closed.closed_arms import ClosedRun
+from kvgraph_bench.closed.closed_pass import ClosedAnswer, ClosedPass
+from kvgraph_bench.demo.cliff import AGENTS, CLOCK, CliffResult
+from kvgraph_bench.figures import Figures
+from kvgraph_bench.serving.completions import Answer
 
 
 def run(name: str, every_s: float, ttft_s: float) -> ClosedRun:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 import zmq
-from kvgraph.bench.serving.cache_ledger import Books, Ledger, layers_of
-from kvgraph.bench.serving.workload import BLOCK
 from kvgraph.graph.types import SourceLayer
+from kvgraph_bench.serving.cache_ledger import Books, Ledger, layers_of
+from kvgraph_bench.serving.workload import BLOCK
 
 RULES = tuple(range(100, 100 + BLOCK))
 MIXED = tuple(range(200, 200 + BLOCK))

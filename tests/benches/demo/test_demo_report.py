@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from kvgraph.bench.agents.agents_pass import AgentPass
-from kvgraph.bench.closed.closed_arms import ClosedRun
-from kvgraph.bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
-from kvgraph.bench.demo.demo import HAD, ArmResult, DemoResult, run_found
-from kvgraph.bench.demo.demo_report import DemoRun, print_last_words, print_report
-from kvgraph.bench.demo.engine_cliff import EngineCliff
-from kvgraph.bench.serving.cache_ledger import Tally
-from kvgraph.bench.serving.completions import Answer
-from kvgraph.bench.serving.passes import PassResult
-from kvgraph.bench.serving.progress import DemoProgress
-from kvgraph.bench.serving.vllm_server import HINTS
 from kvgraph.graph.types import SourceLayer
+from kvgraph_bench.agents.agents_pass import AgentPass
+from kvgraph_bench.closed.closed_arms import ClosedRun
+from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
+from kvgraph_bench.demo.demo import HAD, ArmResult, DemoResult, run_found
+from kvgraph_bench.demo.demo_report import DemoRun, print_last_words, print_report
+from kvgraph_bench.demo.engine_cliff import EngineCliff
+from kvgraph_bench.serving.cache_ledger import Tally
+from kvgraph_bench.serving.completions import Answer
+from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.progress import DemoProgress
+from kvgraph_bench.serving.vllm_server import HINTS
 from rich.console import Console
 
 
@@ -115,7 +115,7 @@ def test_arms_on_paper_are_told_what_they_say_they_are(
     paper_config: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm")
-    monkeypatch.setattr("kvgraph.bench.demo.demo.base_config", lambda model: paper_config)
+    monkeypatch.setattr("kvgraph_bench.demo.demo.base_config", lambda model: paper_config)
     monkeypatch.delenv(HINTS, raising=False)
     result = run_found(tmp_path, DemoProgress(0, shown=False), requests=50)
     assert [arm.arm for arm in result.arms] == list(HAD)

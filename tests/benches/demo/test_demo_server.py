@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from kvgraph.bench.serving.vllm_server import HINTS, SWITCH, Server, ServerPlan
+from kvgraph_bench.serving.vllm_server import HINTS, SWITCH, Server, ServerPlan
 
 
 @pytest.fixture

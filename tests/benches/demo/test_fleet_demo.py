@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kvgraph.bench.fleet.fleet_demo import FleetDemo
-from kvgraph.bench.fleet.fleet_pass import FleetPass, FleetSender, Midway
-from kvgraph.bench.fleet.fleet_stage import Killed
-from kvgraph.bench.fleet.routers.rival_routers import round_robin
-from kvgraph.bench.fleet.stand_in_engine import StandInEngine
-from kvgraph.bench.recorded.agents_requests import AgentRequest
-from kvgraph.bench.serving.completions import Answer
-from kvgraph.bench.serving.passes import PassResult
+from kvgraph_bench.fleet.fleet_demo import FleetDemo
+from kvgraph_bench.fleet.fleet_pass import FleetPass, FleetSender, Midway
+from kvgraph_bench.fleet.fleet_stage import Killed
+from kvgraph_bench.fleet.routers.rival_routers import round_robin
+from kvgraph_bench.fleet.stand_in_engine import StandInEngine
+from kvgraph_bench.recorded.agents_requests import AgentRequest
+from kvgraph_bench.serving.completions import Answer
+from kvgraph_bench.serving.passes import PassResult
 
 
 def sse(tokens: int) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 
 import pytest
-from kvgraph.bench.fleet.kills import fleet_kills
-from kvgraph.bench.fleet.routers import fleet_routers
+from kvgraph_bench.fleet.kills import fleet_kills
+from kvgraph_bench.fleet.routers import fleet_routers
 
 
 @pytest.mark.parametrize("stage", [fleet_kills.STAGE, fleet_routers.STAGE])

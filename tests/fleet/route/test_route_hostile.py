@@ -14,8 +14,8 @@ from kvgraph.advisor.fleet.app import proxy_status
 from kvgraph.advisor.fleet.engines import HealthWatch
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import Listed, Upstream, engines_in
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph.graph.errors import ConfigError
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 ZIPPED = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nnone"
 COOKIE = b"HTTP/1.1 200 OK\r\nset-cookie: sid=alice; Path=/\r\ncontent-length: 2\r\n\r\nok"

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import NOBODY, PaperEngine, Shape
 from kvgraph.graph.wire.events import RequestStarted
 from kvgraph.hooks.vllm import patches
 from kvgraph.hooks.vllm.patches import FOLLOWED, WATCH, follow_connectors, observed_class
+from kvgraph_bench.paper.paper_engine import NOBODY, PaperEngine, Shape
 from paper import fail, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

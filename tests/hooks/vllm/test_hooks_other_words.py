@@ -173,7 +173,7 @@ def test_anything_is_read_without_an_exception(
 
 
 def test_an_engine_hears_it(paper_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
+    from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 
     engine, ended = PaperEngine(paper_config, Shape(), random.Random(1)), []
     observer = engine.side.observer

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Rules
 from kvgraph.graph.wire.advice import EvictionRanking
@@ -23,6 +22,7 @@ from kvgraph.hooks.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, engi
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
 from kvgraph.hooks.vllm.index import BlockIndex
+from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.meaning.families import FAMILIES, TOOLLESS, Family
-from kvgraph.bench.meaning.family_models import family_config, write_family
-from kvgraph.bench.meaning.stops import judge
 from kvgraph.hooks.requests.ends import read_marks
 from kvgraph.hooks.settings import ENDS_KEY, ENDS_VARIABLE
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_marks
 from kvgraph.hooks.vllm.patches import given_template, remember_templates
+from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family
+from kvgraph_bench.meaning.family_models import family_config, write_family
+from kvgraph_bench.meaning.stops import judge
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),

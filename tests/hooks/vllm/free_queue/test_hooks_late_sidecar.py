@@ -13,11 +13,11 @@ import pytest
 from budgets import small_or_large
 from kvgraph.advisor.config.sections import PrefetchConfig
 from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Rules
 from kvgraph.graph.wire.events import BlocksResident
 from kvgraph.hooks.keys import key_of
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 
 HEAD = 7  # protected blocks that open the prompts of one tenant
 TENANTS = 3

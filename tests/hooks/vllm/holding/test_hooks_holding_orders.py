@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
-from kvgraph.bench.paper.paper_engine import PaperEngine
 from kvgraph.graph.release_order import Held, HoldingOrder
 from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
 from kvgraph.hooks.vllm.holding.arrivals import SessionName, SessionNames
+from kvgraph_bench.paper.paper_engine import PaperEngine
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from budgets import small_or_large
-from kvgraph.bench.meaning.chat_layers import FamilyChats, judge_layers, painted
-from kvgraph.bench.meaning.families import FAMILIES, TOOLLESS, Family
-from kvgraph.bench.meaning.family_models import family_config, write_family
-from kvgraph.bench.meaning.forged_prompts import opening
-from kvgraph.bench.meaning.forgery_judge import believed
-from kvgraph.bench.meaning.made_chats import MadeChat
 from kvgraph.graph.types import SourceLayer
 from kvgraph.hooks.requests.borders import TokenPlaces, decoder, read_table
 from kvgraph.hooks.requests.messages import LayerMarker
 from kvgraph.hooks.settings import LAYERS_KEY, LAYERS_VARIABLE
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_borders
+from kvgraph_bench.meaning.chat_layers import FamilyChats, judge_layers, painted
+from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family
+from kvgraph_bench.meaning.family_models import family_config, write_family
+from kvgraph_bench.meaning.forged_prompts import opening
+from kvgraph_bench.meaning.forgery_judge import believed
+from kvgraph_bench.meaning.made_chats import MadeChat
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),
