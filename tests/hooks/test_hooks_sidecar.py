@@ -144,10 +144,10 @@ def test_whatever_a_child_prints_it_is_looked_after(
         "sys.stdout.flush()\n"
     )
     sidecar = child(odd + LIVES)
-    wait_for(lambda: lines(caplog, "listens on") == 1)
+    until(lambda: lines(caplog, "listens on") == 1)
     assert sidecar.pid is not None
     os.kill(sidecar.pid, signal.SIGKILL)
-    wait_for(lambda: lines(caplog, "listens on") == 2)
+    until(lambda: lines(caplog, "listens on") == 2)
 
 
 def test_one_that_cannot_be_started_now_is_started_later(
@@ -164,7 +164,7 @@ def test_one_that_cannot_be_started_now_is_started_later(
 
     monkeypatch.setattr("kvgraph.hooks.sidecar.subprocess.Popen", new_process)
     sidecar = child(LIVES)
-    wait_for(lambda: lines(caplog, "listens on") == 1)
+    until(lambda: lines(caplog, "listens on") == 1)
     assert not sidecar.gave_up
     assert lines(caplog, "started again after OSError: Too many open files") == 1
 

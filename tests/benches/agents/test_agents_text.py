@@ -50,7 +50,7 @@ def test_texts_share_exactly_what_recordings_share(
 
 
 def test_the_sample_of_sessions_ships_with_its_source_and_licence() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[2] / "bench" / "pyproject.toml").read_text())
     assert "sessions/*" in project["tool"]["setuptools"]["package-data"]["kvgraph_bench"]
     files = list(SESSIONS.glob("*.json.gz"))
     assert len(files) >= 20
