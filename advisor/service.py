@@ -197,7 +197,7 @@ def _http_server(board: StatusBoard, http: HttpConfig, token: str) -> HttpServer
                        "listen on the way reads the token and the answers", http.host)  # fmt: skip
     try:
         return HttpServer(
-            create_app(board, hosts, token, partial(page_router, lambda: board.page)),
+            create_app(board, hosts, token, partial(page_router, board.page)),
             http.host,
             http.port,
         )

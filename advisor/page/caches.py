@@ -9,14 +9,18 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Annotated, ClassVar, Final
 
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from ...dashboards.answer import Answer, Part
 from ...graph.wire.events import MAX_NAME
+from .page import Page, answered
 
 MOST_STEPS: Final = 4_096
 """Of a run, as told at once and as remembered; chosen: some minutes of one chat."""
 
+StepsQuery = Annotated[int, Query(ge=1, le=MOST_STEPS)]
 _Steps = Field(max_length=MOST_STEPS)
 _Tokens = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -98,6 +102,22 @@ class Caches(Answer):
     """
 
     runs: list[CacheSteps]
+
+
+def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+    """Their path; to tell of steps needs the edit token."""
+    paths = APIRouter()
+    runs = CacheRuns(lambda: page.unix.now())
+
+    @paths.get("/caches", response_model=Caches)
+    def caches(steps: StepsQuery = 600) -> Response:
+        return answered(page.recent.of(("caches", steps), lambda: runs.shown(steps)))
+
+    @paths.post("/caches", response_model=CacheNoted, dependencies=[Depends(edits)])
+    def note_steps(told: CacheSteps) -> Response:
+        return answered(runs.note(told))
+
+    return paths
 
 
 # ``CacheRuns``: the sidecar's memory of what caches that follow confidence held.

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part
-from ...dashboards.source import EngineStatus, SidecarStatus
+from ...dashboards.source import EngineStatus
 from ...graph.logs.history import History
 from ...graph.logs.requests import RequestLog
 from ...graph.ranking.formulas import LruPolicy
@@ -17,6 +19,7 @@ from ...graph.wire.events import HOLD_ENDS, AdmissionReport, Pressure
 from ..words.waits import UNTIL, admission_facts, room_sentence
 from ..words.words import beside_lru_lately, ranker
 from .attention import history_lost
+from .page import Page, answered
 
 
 class RoomView(Part):
@@ -111,6 +114,17 @@ class Engines(Answer):
     counters: dict[str, dict[str, int]]
 
 
+def router(page: Page) -> APIRouter:
+    """Its path."""
+    paths = APIRouter()
+
+    @paths.get("/engines", response_model=Engines)
+    def engines() -> Response:
+        return answered(engines_of(page))
+
+    return paths
+
+
 # Who waits until there is room for its context: now, lately and since an engine's start.
 
 _LATELY_S: Final = 600.0  # as long as the second of the first screen's windows
@@ -172,8 +186,9 @@ def _report(engine: EngineStatus) -> AdmissionReport | None:
 # Engines as the page shows them.
 
 
-def engines_view(status: SidecarStatus | None, history: History, at: float) -> Engines:
+def engines_of(page: Page) -> Engines:
     """All engines; none without a sidecar around the graph."""
+    status, history, at = page.status(), page.graph.tables.history, page.unix.now()
     if status is None:
         return Engines(at=at, version="", uptime_s=0.0, endpoint="", engines=[], counters={})
     return Engines(

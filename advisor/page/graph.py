@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from fastapi import APIRouter, Header, Path, Query
+from fastapi.responses import Response
 
-from ...dashboards.answer import Answer, Part
-from ...graph.explain import block_name
+from ...dashboards.answer import Answer, Part, parse_key
+from ...graph.explain import block_name, session_row
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.tables.blocks import Selection, known_depth
 from ...graph.tables.edges import BLOCK_TO_BLOCK, STORED
@@ -18,6 +20,12 @@ from ...graph.types import EDGE_NAMES, LAYER_NAMES, NO_ROW, EdgeType, Rows, Tier
 from ..words.times import Unix
 from .evictions import eviction_view
 from .misses import request_view
+from .page import NameQuery, Page, answered, recent
+
+MAX_NODES: Final = 200_000  # chosen: what the page promises to be usable at
+
+KeyParam = Annotated[str, Path(max_length=24)]
+NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 
 
 class Nodes(Part):
@@ -117,6 +125,47 @@ class BlockView(Answer):
     key: str
     explain: dict[str, Any]
     history: list[Moment]
+
+
+def router(page: Page) -> APIRouter:
+    """Their paths; what did not change since its ``ETag`` is not sent again."""
+    paths = APIRouter()
+
+    @paths.get("/graph", response_model=GraphView)
+    def graph(
+        limit: NodesQuery = 20_000,
+        session: NameQuery = None,
+        if_none_match: Annotated[str | None, Header(max_length=64)] = None,
+    ) -> Response:
+        tag = f'"{page.graph.changes.total}"'
+        if if_none_match == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        found = graph_of(page, limit, session)
+        answer = answered(found)
+        answer.headers["ETag"] = f'"{found.version}"'
+        return answer
+
+    @paths.get("/blocks/{key}", response_model=BlockView)
+    def block(key: KeyParam) -> Response:
+        return answered(block_of(page, parse_key(key)))
+
+    return paths
+
+
+@recent
+def graph_of(page: Page, limit: int, session: str | None = None) -> GraphView:
+    """The graph as columns; only what ``session`` holds if one is named."""
+    with page.questions.turn():
+        row = None if session is None else session_row(page.graph.tables, session, None)
+        return graph_view(page.graph, limit, row, page.unix)
+
+
+def block_of(page: Page, key: int) -> BlockView:
+    """One block, explained, with its history."""
+    with page.questions.turn():
+        explained = page.graph.explain(key, page.latest())
+        history = block_history(page.graph.tables, key, page.unix)
+    return BlockView(at=page.unix.now(), key=explained["id"], explain=explained, history=history)
 
 
 # The graph as columns: what a page needs to draw it, cheap at twenty thousand nodes.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part
 from ...graph.explain import block_name
@@ -25,6 +27,9 @@ from ..words.waits import (
     wait_sentence,
 )
 from ..words.words import Gone, miss_sentence, scored
+from .page import NameQuery, NumberQuery, Page, RecordsQuery, answered, recent
+
+ReasonQuery = Annotated[str | None, Query(pattern=f"^({'|'.join(REASON_NAMES)})$")]
 
 
 class BlockCounts(Part):
@@ -245,6 +250,29 @@ class Misses(Answer):
     loss: Loss
 
 
+def router(page: Page) -> APIRouter:
+    """Their paths."""
+    paths = APIRouter()
+
+    @paths.get("/requests", response_model=Requests)
+    def requests(
+        limit: RecordsQuery = 100,
+        before: NumberQuery = None,
+        session: NameQuery = None,
+        search: NameQuery = None,
+        reason: ReasonQuery = None,
+        order: Literal["newest", "slowest"] = "newest",
+    ) -> Response:
+        which = RequestsAsked(limit, before, session, search or "", reason, order == "slowest")
+        return answered(requests_of(page, which))
+
+    @paths.get("/misses", response_model=Misses)
+    def misses() -> Response:
+        return answered(misses_of(page))
+
+    return paths
+
+
 # What would have made a request faster, what saves most first.
 
 _LITTLE: Final = 0.01  # share of a request's time that is not worth a sentence; chosen
@@ -393,7 +421,19 @@ def _whose(log: RequestLog, number: int) -> str:
 # Requests as the page shows them, each with its first miss.
 
 
-def request_views(
+@recent
+def requests_of(page: Page, which: RequestsAsked) -> Requests:
+    """Recent requests."""
+    with page.questions.turn():
+        history, now = page.graph.tables.history, page.graph.clock()
+        found = list(_request_views(history, which, now, page.unix))
+        more = len(found) == which.limit and found[-1].id > history.requests.first
+        following = found[-1].id if more and not which.is_slowest else None
+        since = page.unix(history.requests.oldest) if history.requests.next else None
+    return Requests(at=page.unix.now(), requests=found, next=following, since=since)
+
+
+def _request_views(
     history: History, which: RequestsAsked, now: float, unix: Unix
 ) -> Iterator[RequestView]:
     """The requests that are asked for; ``now`` is by the graph's clock."""
@@ -507,31 +547,30 @@ def _score(history: History, number: int) -> str | None:
 _MOST: Final = 0.95  # share of what was lost that the stated capacity would have kept; chosen
 
 
-def misses_view(history: History, pools: int, now: float, unix: Unix) -> Misses:
-    """Totals by reason, and over the last hours.
-
-    Args:
-        pools: Blocks of all pools.
-        now: By the graph's clock.
-    """
-    starts, sums = history.reasons.series(now)
-    count = len(REASON_NAMES)
-    columns = sums.T.tolist() if len(sums) else [[] for _ in range(2 * count)]
-    totals = history.totals.tolist()
-    return Misses(
-        at=unix(now),
-        reasons=REASON_TEXTS,
-        totals={
-            name: ReasonTotal(requests=totals[at], blocks=totals[count + at])
-            for at, name in enumerate(REASON_NAMES)
-        },
-        step_s=history.reasons.step_s,
-        starts=[unix(start) for start in starts],
-        requests=dict(zip(REASON_NAMES, columns[:count], strict=True)),
-        blocks=dict(zip(REASON_NAMES, columns[count:], strict=True)),
-        **_minutes(history, starts, now),
-        loss=_loss(history, pools),
-    )
+@recent
+def misses_of(page: Page) -> Misses:
+    """Totals by reason, and over the last hours."""
+    with page.questions.turn():
+        tables, now = page.graph.tables, page.graph.clock()
+        history = tables.history
+        starts, sums = history.reasons.series(now)
+        count = len(REASON_NAMES)
+        columns = sums.T.tolist() if len(sums) else [[] for _ in range(2 * count)]
+        totals = history.totals.tolist()
+        return Misses(
+            at=page.unix(now),
+            reasons=REASON_TEXTS,
+            totals={
+                name: ReasonTotal(requests=totals[at], blocks=totals[count + at])
+                for at, name in enumerate(REASON_NAMES)
+            },
+            step_s=history.reasons.step_s,
+            starts=[page.unix(start) for start in starts],
+            requests=dict(zip(REASON_NAMES, columns[:count], strict=True)),
+            blocks=dict(zip(REASON_NAMES, columns[count:], strict=True)),
+            **_minutes(history, starts, now),
+            loss=_loss(history, sum(tables.pool_blocks.values())),
+        )
 
 
 def _minutes(history: History, starts: list[float], now: float) -> dict[str, list[int]]:

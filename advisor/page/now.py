@@ -6,16 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Notice, Part
-from ...dashboards.source import EngineStatus, SidecarStatus
+from ...dashboards.source import EngineStatus
 from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, STATE_NAMES
 from ..words.times import Unix, seconds
 from .attention import STALE_S, notices
 from .engines import RoomView, rooms
-from .shadows import MOST_STEPS
+from .page import Page, answered, recent
+from .shadows import MOST_STEPS, lru_tokens
 
 
 class TokenWindow(Part):
@@ -140,38 +143,41 @@ _NOTHING: Final = "No request was seen yet."
 _STATES: Final = (*STATE_NAMES, _NO_SESSION)
 
 
-def now_view(
-    tables: Tables,
-    status: SidecarStatus | None,
-    lru: Mapping[float, int],
-    now: float,
-    unix: Unix,
-) -> Now:
-    """All of it.
+def router(page: Page) -> APIRouter:
+    """Its path."""
+    paths = APIRouter()
 
-    Args:
-        status: The sidecar's; None where there is none around the graph.
-        lru: Prompt tokens that stock LRU would have found, by the starts of ten-second steps.
-        now: By the graph's clock.
-    """
+    @paths.get("/now", response_model=Now)
+    def now() -> Response:
+        return answered(now_of(page))
+
+    return paths
+
+
+@recent
+def now_of(page: Page) -> Now:
+    """The first screen."""
+    status, now, tables = page.status(), page.graph.clock(), page.graph.tables
     engines = status.engines if status is not None else ()
-    rate = prefill_rate(tables)
-    starts, _ = tables.history.tokens.series(now)
-    known_s = now - starts[0] if starts else 0.0
-    windows = [_window(tables.history, lru, rate, each, known_s, now) for each in WINDOWS_S]
-    return Now(
-        at=unix(now),
-        verdict=next((each.verdict for each in windows[::-1] if each.asked), _NOTHING),
-        windows=windows,
-        history=_history(tables.history, lru, now, unix),
-        prefill_tokens_per_s=rate,
-        pools=list(_pools(tables, engines)),
-        tiers=list(_tiers(engines)),
-        stale_s=STALE_S,
-        advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
-        rooms=rooms(tables.history.requests, engines, now),
-        attention=notices(tables, status, now),
-    )
+    with page.questions.turn():
+        history = tables.history
+        lru, rate = lru_tokens(page.shadows, history.asked(now), now), prefill_rate(tables)
+        starts, _ = history.tokens.series(now)
+        known_s = now - starts[0] if starts else 0.0
+        windows = [_window(history, lru, rate, each, known_s, now) for each in WINDOWS_S]
+        return Now(
+            at=page.unix(now),
+            verdict=next((each.verdict for each in windows[::-1] if each.asked), _NOTHING),
+            windows=windows,
+            history=_history(history, lru, now, page.unix),
+            prefill_tokens_per_s=rate,
+            pools=list(_pools(tables, engines)),
+            tiers=list(_tiers(engines)),
+            stale_s=STALE_S,
+            advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
+            rooms=rooms(history.requests, engines, now),
+            attention=notices(tables, status, now),
+        )
 
 
 def prefill_rate(tables: Tables) -> float | None:

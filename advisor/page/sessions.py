@@ -10,8 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part, mark_of, number_in
+from ...graph.explain import session_row
 from ...graph.logs.reasons import RULE_TEXTS
 from ...graph.logs.requests import UNHEARD
 from ...graph.stats import held_chains, shared_chains
@@ -20,6 +23,7 @@ from ...graph.types import NEVER, NO_ROW, STATE_NAMES, Tier
 from ..words.times import Unix
 from .graph import Moment
 from .misses import RequestView, session_requests
+from .page import MarkQuery, NameParam, NameQuery, Page, RecordsQuery, answered, recent
 
 
 class SessionView(Part):
@@ -118,21 +122,40 @@ class SessionTimeline(Answer):
     mark: str | None
 
 
+def router(page: Page) -> APIRouter:
+    """Their paths."""
+    paths = APIRouter()
+
+    @paths.get("/sessions", response_model=Sessions)
+    def sessions(limit: RecordsQuery = 200, search: NameQuery = None) -> Response:
+        return answered(sessions_of(page, limit, search or ""))
+
+    @paths.get("/sessions/{name:anything}", response_model=SessionTimeline)
+    def session(name: NameParam, tenant: NameQuery = None, after: MarkQuery = "") -> Response:
+        return answered(session_of(page, name, tenant, after))
+
+    return paths
+
+
 # Who is here: sessions, and what the engines hold of them.
 
 
-def sessions_view(tables: Tables, limit: int, search: str, now: float, unix: Unix) -> Sessions:
+@recent
+def sessions_of(page: Page, limit: int, search: str = "") -> Sessions:
     """Those whose name or tenant contains ``search``, the last heard of first."""
+    tables = page.graph.tables
     sessions = tables.sessions
-    newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
-    rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
-    states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES)).tolist()
-    return Sessions(
-        at=unix(now),
-        sessions=views_of(tables, rows, now),
-        known=len(sessions),
-        states=dict(zip(STATE_NAMES, states, strict=True)),
-    )
+    with page.questions.turn():
+        now = page.graph.clock()
+        newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
+        rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
+        states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES)).tolist()
+        return Sessions(
+            at=page.unix(now),
+            sessions=views_of(tables, rows, now),
+            known=len(sessions),
+            states=dict(zip(STATE_NAMES, states, strict=True)),
+        )
 
 
 def _matches(tables: Tables, row: int, search: str) -> bool:
@@ -215,14 +238,18 @@ class _Copies(NamedTuple):
     cold: npt.NDArray[np.int64]
 
 
-def timeline(
+def session_of(page: Page, name: str, tenant: str | None, after: str = "") -> SessionTimeline:
+    """One session over time; from the turn of the mark ``after`` on, if the log still has it."""
+    with page.questions.turn():
+        explained = page.graph.explain_session(name, tenant)
+        row = session_row(page.graph.tables, name, tenant)
+        return _timeline(page.graph.tables, row, explained, page.graph.clock(), page.unix, after)
+
+
+def _timeline(
     tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
 ) -> SessionTimeline:
-    """One session: its turns, what left between them, and what it missed.
-
-    Args:
-        after: Only from the turn of this mark on, if the log still has it.
-    """
+    """Its turns, what left between them, and what it missed."""
     log = tables.history.requests
     known = number_in(after, log.name)
     requests = _requests(tables, row, unix, known)

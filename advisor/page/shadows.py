@@ -1,16 +1,21 @@
-"""What shadows found, as the page shows it."""
+"""``/v1/shadows``: what other policies, sizes and weights would have found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import Response
 
+from ...dashboards.answer import Answer, Part
 from ..shadows.ceiling import Beside, Ceiling
 from ..shadows.pools import LruPool, OtherWeights, PolicyPool, for_all, in_sample
 from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
-from .what_if import Shadows, ShadowView
+from .page import NameQuery, Page, answered, chosen_engine
+from .ranking import who_ranks
 
 Sums = Mapping[str, np.ndarray]
 """Counts of each step, the oldest first, by the name of what is counted."""
@@ -28,6 +33,79 @@ _NO_BELADY: Final = (
     "not shown while it is worked out, while other weights are tried, or of too few requests"
 )
 _UNKNOWN: Final = Beside(0, 0, None)
+
+
+class ShadowView(Part):
+    """What a pool would have found under another policy or size, from the same requests.
+
+    Attributes:
+        name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
+        sentence: The same in words.
+        policy: Who ranks there.
+        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
+        tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
+            engine has.
+        blocks: Its size, of the whole pool.
+        asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
+            known, and else of all.
+        hit_rate: What they say all these requests would find; None before any. The ceiling's is
+            never below that of a pool with no more room.
+        ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
+        history: Hit rates by step, the oldest first; None where nothing was asked.
+    """
+
+    name: str
+    sentence: str
+    policy: str
+    capacity: float
+    tiers: bool
+    blocks: int
+    asked: int
+    found: int
+    hit_rate: float | None
+    ours: float | None
+    history: list[float | None]
+
+
+class Shadows(Answer):
+    """Shadows of one engine, ``ours`` first.
+
+    Attributes:
+        guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
+            without an engine.
+        sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
+        sessions: How many these were so far.
+        ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
+    """
+
+    engine: str | None
+    engines: list[str]
+    guard: str | None
+    sampled_share: float
+    sessions: int
+    ranked_every_s: float
+    step_s: float
+    starts: list[float]
+    shadows: list[ShadowView]
+
+
+def router(page: Page) -> APIRouter:
+    """Its path."""
+    paths = APIRouter()
+
+    @paths.get("/shadows", response_model=Shadows)
+    def shadows(engine: NameQuery = None) -> Response:
+        return answered(shadows_of(page, engine))
+
+    return paths
+
+
+def shadows_of(page: Page, engine: str | None) -> Shadows:
+    """What others would have found."""
+    now = page.graph.clock()
+    if engine is not None:
+        chosen_engine(page.graph.tables, engine)
+    return shadows_view(page.shadows, engine, now, page.unix, partial(who_ranks, page.graph))
 
 
 def shadows_view(

@@ -16,10 +16,11 @@ from ...graph.tables.tables import Tables
 from ..assembly import Parts
 from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
+from ..words.times import UnixTime
 from ..words.waits import fit_and_live
-from .questions import Questions
-from .routes import PageBoard
-from .what_if import ranked_by
+from .page import Page
+from .questions import Questions, RecentAnswers
+from .ranking import ranked_by
 
 # What the logs counted since the start, for metrics.
 
@@ -87,14 +88,16 @@ class StatusBoard:
         self._clock = clock
         self._started = clock()
         self._questions = Questions(parts.graph.lock, clock)
-        self.page = PageBoard(
+        self.page = Page(
             parts.graph,
             self._questions,
-            shadows=parts.shadows,
+            RecentAnswers(parts.graph.clock),
             status=self.status,
             latest=lambda: parts.planner.latest,
+            shadows=parts.shadows,
             watch=parts.watch,
             intended=lambda: parts.planner.applied(intended=True),
+            unix=UnixTime(parts.graph.clock),
         )
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
         self.http = ""

@@ -14,8 +14,6 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
 from kvgraph.advisor.page.status import log_totals
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.dashboards.server import HttpServer, TimeoutProtocol
@@ -34,6 +32,7 @@ from kvgraph.graph.wire.events import (
 )
 from page_app import create_app
 from prometheus_client.parser import text_string_to_metric_families
+from small_world import page_over
 
 BIG = (1 << 64) - 1
 TIERS = TierReport(
@@ -72,7 +71,7 @@ class Source:
         self.graph = KVCacheGraph()
         self.healthy = True
         self.shadows = ShadowRunner(self.graph, time.monotonic)
-        self.page = PageBoard(self.graph, Questions(self.graph.lock, time.monotonic))
+        self.page = page_over(self.graph)
         hello = EngineHello(names[0], names[0], 16, 100, names[0])
         applied = AdviceApplied(3, 7, 1, 0, 0, 2)
         self.graph.apply("e1", [hello, Pressure(1, 1, 1, 1, 1), applied, TIERS])

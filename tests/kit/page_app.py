@@ -13,5 +13,5 @@ from kvgraph.dashboards import app
 
 def create_app(source: Any, allowed_hosts: Collection[str], token: str) -> FastAPI:
     """What the sidecar serves, where ``source.page`` answers the page's questions."""
-    pages = partial(page_router, lambda: source.page)
+    pages = partial(page_router, getattr(source, "page", None))
     return app.create_app(source, allowed_hosts, token, pages)
