@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
+import orjson
 from fastapi import HTTPException
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 
 from ..graph.types import BlockKey
@@ -40,6 +44,21 @@ class Notice(Part):
     text: str
     engine: str | None = None
     view: str | None = None
+
+
+def as_json(content: Any, status_code: int = 200) -> Response:
+    """Structs, dataclasses and plain values as JSON; nothing is kept by a browser."""
+    body = orjson.dumps(content, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    return Response(body, status_code, headers, media_type="application/json")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
 
 
 def parse_key(text: str) -> BlockKey:

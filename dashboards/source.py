@@ -126,18 +126,3 @@ class StatusSource(Protocol):
 
     def status(self) -> SidecarStatus:
         """The state of everything, now."""
-
-    def explain_block(self, key: int) -> dict[str, Any]:
-        """Why a block ranks where it does; raises GraphError for an unknown one."""
-
-    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
-        """What a session is doing and holds; raises GraphError for an unknown one."""
-
-    def explain_memory(self, name: str) -> dict[str, Any]:
-        """What is known of a memory; raises GraphError for an unknown one."""
-
-    def waiting(self) -> dict[str, float]:
-        """Requests that engines hold until there is room, by their engines' names; seconds."""
-
-    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
-        """Node-link data around a block; raises GraphError for an unknown one."""

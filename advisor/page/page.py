@@ -12,6 +12,7 @@ import orjson
 from fastapi import Path, Query
 from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.convertors import Convertor, register_url_convertor
 
 from ...graph.errors import GraphError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ...dashboards.source import SidecarStatus
     from ...graph.kvcache_graph import KVCacheGraph
     from ...graph.tables.tables import Tables
-    from ...graph.wire.advice import EvictionRanking
+    from ...graph.wire.advice import AdmissionAdvice, EvictionRanking
     from ..config.edits import ConfigWatch
     from ..shadows.runner import ShadowRunner
     from ..words.times import UnixTime
@@ -40,6 +41,21 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+class _Anything(Convertor[str]):
+    """A path parameter of any characters: a session's name may hold slashes and line ends."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", _Anything())
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """What the views read, from any thread.
@@ -50,6 +66,7 @@ class Page:
         recent: Answers of a moment ago; see ``recent``.
         status: The sidecar's status; None without a sidecar around the graph.
         latest: Rankings by engine.
+        admissions: How much new context may start, by engine.
         shadows: What other policies would find.
         watch: The configuration in force, and its file.
         intended: Called when an intent or a signal was done, without the graph's lock.
@@ -61,6 +78,7 @@ class Page:
     recent: RecentAnswers
     status: Callable[[], SidecarStatus | None]
     latest: Callable[[], Mapping[str, EvictionRanking]]
+    admissions: Callable[[], Mapping[str, AdmissionAdvice]]
     shadows: ShadowRunner
     watch: ConfigWatch
     intended: Callable[[], None]
@@ -71,7 +89,7 @@ def recent(answer: Callable[Concatenate[Page, _P], _T]) -> Callable[Concatenate[
     """Work out an answer twice a second at most, however many ask (see ``RecentAnswers``)."""
 
     @wraps(answer)
-    def of(page: Page, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def of(page: Page, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         question = answer, args, tuple(kwargs.items())
         return page.recent.of(question, lambda: answer(page, *args, **kwargs))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from ... import __version__
 from ...dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
-from ...graph.errors import GraphError
 from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.stats import GraphStats
@@ -17,7 +15,6 @@ from ..assembly import Parts
 from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
 from ..words.times import UnixTime
-from ..words.waits import fit_and_live
 from .page import Page
 from .questions import Questions, RecentAnswers
 from .ranking import ranked_by
@@ -67,7 +64,7 @@ STALLED_AFTER_S = 5.0  # chosen
 FRESH_S = 0.25  # an older status is computed again; chosen
 
 
-class StatusBoard:
+class Status:
     """Implements ``dashboards.source.StatusSource`` over the parts of a running sidecar.
 
     Every method may be called from any thread; the graph is read under its lock.
@@ -94,6 +91,7 @@ class StatusBoard:
             RecentAnswers(parts.graph.clock),
             status=self.status,
             latest=lambda: parts.planner.latest,
+            admissions=lambda: parts.planner.admissions,
             shadows=parts.shadows,
             watch=parts.watch,
             intended=lambda: parts.planner.applied(intended=True),
@@ -153,46 +151,6 @@ class StatusBoard:
             config={"error": self._parts.watch.last_error},
             lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
         )
-
-    def explain_block(self, key: int) -> dict[str, Any]:
-        """Why a block ranks where it does; raises GraphError for an unknown one."""
-        with self._questions.turn():
-            return self._graph.explain(key, self._planner.latest)
-
-    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
-        """What a session is doing and holds; raises GraphError for an unknown one.
-
-        Of a new session nothing is known while its first request is held, but that it is.
-        """
-        with self._questions.turn():
-            held = [self._why_held(*each) for each in self._graph.held(name, tenant).items()]
-            try:
-                facts = self._graph.explain_session(name, tenant)
-            except GraphError:
-                if not held:
-                    raise
-                facts = {"session": name, "tenant": tenant, "state": "held"}
-            return {**facts, "why": held} if held else facts
-
-    def explain_memory(self, name: str) -> dict[str, Any]:
-        """What is known of a memory; raises GraphError for an unknown one."""
-        with self._questions.turn():
-            return self._graph.explain_memory(name)
-
-    def _why_held(self, engine: str, seconds: float) -> str:
-        room = self._planner.admissions.get(engine)
-        why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"
-        return f"held {seconds:.0f} s: {why}"
-
-    def waiting(self) -> dict[str, float]:
-        """Requests that engines hold until there is room, and since how many seconds."""
-        with self._questions.turn():
-            return self._graph.waiting()
-
-    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
-        """Node-link data around a block; raises GraphError for an unknown one."""
-        with self._questions.turn():
-            return self._graph.subgraph(key, hops, limit)
 
     def _hooked(self, stats: GraphStats) -> Iterable[EngineStatus]:
         return [self._engine(peer, stats) for peer in self._parts.subscriber.peers]

@@ -172,6 +172,7 @@ def page_over(graph: KVCacheGraph, *, wall: Callable[[], float] = time.time, **p
         "recent": RecentAnswers(graph.clock),
         "status": lambda: None,
         "latest": dict,
+        "admissions": dict,
         "shadows": ShadowRunner(graph, graph.clock),
         "watch": ConfigWatch(Config(), None, {}, graph.clock),
         "intended": lambda: None,

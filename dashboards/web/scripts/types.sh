@@ -6,7 +6,6 @@ schema=$(mktemp)
 trap 'rm -f "$schema"' EXIT
 "${PYTHON:-python3}" - >"$schema" <<'PYTHON'
 import json
-import kvgraph.dashboards.app  # makes known how paths are read
 from fastapi.openapi.utils import get_openapi
 from kvgraph.advisor.page.routes import page_router
 
