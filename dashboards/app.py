@@ -1,4 +1,4 @@
-"""The sidecar's HTTP surface: health, status, metrics, and why a block ranks where it does."""
+"""The sidecar's HTTP application: health, status, metrics, the page and its API."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def create_app(
     questions: APIRouter,
     pages: Pages,
 ) -> FastAPI:
-    """The application over ``source``; starts nothing.
+    """Make the application; starts nothing.
 
-    Wrong input is answered with 4xx and a ``detail``; what the graph does not know, with 404.
+    Wrong input is answered with 4xx and a ``detail``; an unknown block or session with 404.
 
     Args:
         allowed_hosts: Host names, without port, under which it may be addressed.
-        token: Opens questions of sessions and blocks; see ``page_access``.
+        token: The sidecar's secret; see ``access``.
         questions: Paths outside ``/v1`` that name sessions and blocks.
-        pages: Makes the router of ``/v1`` from two dependencies: the one refuses whoever may not
-            read names, the other whoever may not change anything.
+        pages: Makes the router of ``/v1`` from two dependencies: one refuses requests that may not
+            read names, the other requests that may not change anything.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)
@@ -124,7 +124,7 @@ def _busy(request: Request, error: Exception) -> Response:
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    """Which parameter is wrong and what is allowed, without echoing what was sent."""
+    """Say which parameter is wrong and what is allowed, without echoing what was sent."""
     assert isinstance(error, RequestValidationError)
     wrong = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
     return as_json({"detail": "; ".join(wrong)}, 422)

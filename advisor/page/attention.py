@@ -36,7 +36,7 @@ _BEYOND: Final = {
 
 
 def notices(tables: Tables, status: SidecarStatus | None, now: float) -> list[Notice]:
-    """The most serious first; nothing where all is well.
+    """What needs attention, the most serious first; empty where all is well.
 
     Args:
         now: By the graph's clock.
@@ -87,7 +87,7 @@ def _of_hashing(status: SidecarStatus) -> Iterator[Notice]:
 
 
 def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> EngineStatus | None:
-    """The engine that computed most again lately, if it is not the only one."""
+    """The engine that recomputed the most blocks lately; None where there is only one."""
     again = {
         each.id: tables.history.requests.again(each.id, now - WINDOW_S) for each in status.engines
     }
@@ -131,7 +131,7 @@ def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Itera
 
 
 def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
-    """What gives room for copies, or more of it; ``most`` is the engine that needs it most."""
+    """The setting that gives copies room, or more room."""
     tiers = [each.tiers for each in (status.engines if most is None else [most])]
     has_tiers = any(each is not None and each.warm_capacity for each in tiers)
     return "a larger AITHER_KVCACHE_WARM_GIB" if has_tiers else "AITHER_KVCACHE_WARM_GIB"
@@ -176,7 +176,7 @@ def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Not
 
 
 def history_lost(engine: EngineStatus) -> str | None:
-    """That some of what a watched engine did can not be known any more; None where it is."""
+    """A sentence for a watched engine whose history has gaps that cannot be filled; else None."""
     if engine.state not in _LOST:
         return None
     return "Watched only: some of its history is lost for good, so its counts are incomplete."

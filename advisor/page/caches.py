@@ -1,4 +1,4 @@
-"""``/v1/caches``: what caches that follow confidence hold, step by step."""
+"""``/v1/caches``: what confidence-driven caches hold, step by step."""
 
 from __future__ import annotations
 
@@ -120,16 +120,14 @@ def router(page: Page, edits: Callable[..., None]) -> APIRouter:
     return paths
 
 
-# ``CacheRuns``: the sidecar's memory of what caches that follow confidence held.
-
 MOST_RUNS: Final = 16
-"""Beyond it, who was silent for longest is forgotten; chosen: what a page can show."""
+"""More runs than this, and the one silent for longest is forgotten; chosen: what a page shows."""
 SILENT_S: Final = 5.0
-"""After which a run's name is free for another; chosen: ten times as long as between two words."""
+"""After this a run's name is free for another; chosen: ten times the pause between two reports."""
 
 
 class CacheRuns:
-    """The latest steps of the latest runs; any thread may call it.
+    """The latest steps of the latest runs; thread-safe.
 
     Args:
         wall: Unix seconds.
@@ -144,13 +142,13 @@ class CacheRuns:
         self._runs: OrderedDict[str, tuple[CacheSteps, float]] = OrderedDict()  # and when told of
 
     def shown(self, steps: int) -> Caches:
-        """The last ``steps`` of all runs; who told something last comes first."""
+        """The last ``steps`` of all runs, the latest to report first."""
         with self._lock:
             runs = [run for run, _ in reversed(self._runs.values())]
         return Caches(at=self._wall(), runs=[run.latest(steps) for run in runs])
 
     def note(self, told: CacheSteps) -> CacheNoted:
-        """Put steps behind those of the same run; what was told already does not count again."""
+        """Append steps to their run; steps reported twice count once."""
         now = self._clock()
         with self._lock:
             known, heard_at = self._runs.get(told.run, (None, 0.0))

@@ -125,9 +125,9 @@ def router(page: Page) -> APIRouter:
     return paths
 
 
-# Who waits until there is room for its context: now, lately and since an engine's start.
+# Requests held until there is room for their context: now, lately, and since the engine started.
 
-_LATELY_S: Final = 600.0  # as long as the second of the first screen's windows
+_LATELY_S: Final = 600.0  # the second window of Now
 
 
 def rooms(log: RequestLog, engines: Iterable[EngineStatus], now: float) -> list[RoomView]:
@@ -183,11 +183,8 @@ def _report(engine: EngineStatus) -> AdmissionReport | None:
     return engine.graph.admission if engine.graph is not None else None
 
 
-# Engines as the page shows them.
-
-
 def engines_of(page: Page) -> Engines:
-    """All engines; none without a sidecar around the graph."""
+    """All engines; an empty list without a sidecar."""
     status, history, at = page.status(), page.graph.tables.history, page.unix.now()
     if status is None:
         return Engines(at=at, version="", uptime_s=0.0, endpoint="", engines=[], counters={})
@@ -250,7 +247,7 @@ def _load(pressure: Pressure) -> str:
 
 
 def _guard(engine: EngineStatus) -> str:
-    """How the policy does beside LRU there; where nothing is compared, why not."""
+    """How the policy does against LRU on this engine, or why nothing is compared."""
     if engine.kind != "hook":
         return "takes no advice"
     if engine.ruling is not None:
@@ -259,7 +256,7 @@ def _guard(engine: EngineStatus) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same, as JSON holds it."""
+    """Structs and dataclasses as plain JSON values."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

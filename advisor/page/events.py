@@ -1,14 +1,13 @@
-"""``/v1/events``: news as server-sent events, each with an id to resume from.
+"""``/v1/events``: changes as server-sent events, each with an id to resume from.
 
-Every second (``BEAT_S``) in which something changed there is one event of type ``news`` whose
-data is ``News``; in others a comment, so that a dead connection is noticed. It brings those
-of the last 200 requests (``RECENT``) that began or ended since the event before; how an older
-one ends is told by ``/v1/requests`` alone. ``id`` is the newest request up to which all of
-these have ended, as far as their ends may still be heard of; a reader that reconnects with it
-in ``Last-Event-ID``, as browsers do by themselves, gets those behind it. Where more of them
-passed than are kept, ``is_gap`` says so: what is brought is all there is. The first event on
-a connection has the whole of Now's history; the others have its last steps. A reader that
-does not read is cut by the server (``dashboards.gate.timeouts``) and holds nobody up.
+Once a second (``BEAT_S``) a connection gets an event of type ``news``, whose data is ``News``, or
+a comment if nothing changed, so that a dead connection is noticed. An event carries those of the
+last 200 requests (``RECENT``) that began or ended since the previous event; only ``/v1/requests``
+says how an older one ended. Its ``id`` is the newest request up to which all have ended. A client
+that reconnects with that id in ``Last-Event-ID``, as browsers do, gets the requests after it; if
+more have passed than are kept, ``is_gap`` is true and the event carries all that are left. The
+first event of a connection has the whole history of Now, later ones its last steps. The server
+cuts a client that stops reading (``dashboards.server``); it delays nobody else.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def router(page: Page) -> APIRouter:
 
 
 class NewsStream:
-    """One look at the page's data a beat, however many follow."""
+    """Reads the page's data once a beat, however many clients follow."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -85,7 +84,7 @@ class NewsStream:
         self._looking = asyncio.Lock()
 
     async def follow(self, last_event_id: str) -> AsyncIterator[bytes]:
-        """Frames for one reader, who has seen all up to ``last_event_id``, or nothing."""
+        """Frames for one client, which has seen everything up to ``last_event_id``; "": nothing."""
         told: News | int | None = self._resumed(last_event_id)
         yield b"retry: 2000\n\n"
         while True:
@@ -100,14 +99,14 @@ class NewsStream:
             await asyncio.sleep(BEAT_S)
 
     def _resumed(self, last_event_id: str) -> int | None:
-        """The request that an id names; None without one; ``_NEVER`` for another stream's."""
+        """The request that an id names; None without an id; ``_NEVER`` for another sidecar's."""
         if not last_event_id:
             return None
         number = number_in(last_event_id, self._name)
         return _NEVER if number is None else number
 
     async def _look(self) -> News | None:
-        """The latest news, looked up anew where it is a beat old; None while too many ask."""
+        """The latest news, read again once it is a beat old; None while the graph is busy."""
         loop = asyncio.get_running_loop()
         async with self._looking:
             if loop.time() < self._fresh_until:
@@ -136,24 +135,22 @@ class NewsStream:
 
 
 def _settled(news: News) -> int | None:
-    """The last request before the first one that may still change; the newest if none may; None
-    before any."""
+    """The last request before the first that may still change; None before any request."""
     changeable = (each.id - 1 for each in news.requests if each.is_awaited)
     return next(changeable, news.newest)
 
 
 def _changeable(request: RequestView) -> tuple[str | None, str | None]:
-    """What may change of a request; not its times, which are a millisecond apart from look to
-    look."""
+    # Not its times: they differ by a millisecond from one read to the next.
     return request.finished, None if request.miss is None else request.miss.reason
 
 
 def _fresh(news: News, told: News | int | None) -> News | None:
-    """What a reader lacks; None for nothing.
+    """What a client has not seen; None if it has seen everything.
 
     Args:
-        told: The news that the reader was told last on this connection; or the request up to which
-            it knew all when it came; None: it knows nothing.
+        told: The last news sent on this connection; or, before any, the request that the client
+            resumes from; None: it has seen nothing.
     """
     requests, now = news.requests, news.now
     last = told.newest if isinstance(told, News) else told
@@ -174,11 +171,11 @@ def _fresh(news: News, told: News | int | None) -> News | None:
 
 
 def _since(history: TokenHistory, told: TokenHistory) -> TokenHistory:
-    """The steps that a reader lacks, and before them the last two that it was told: these may
-    have counted more since. All steps, where they have another length by now."""
+    """The steps that a client lacks, and the last two that it has, which may have grown since; all
+    steps if their length changed."""
     if told.step_s != history.step_s or len(told.starts) < 2:
         return history
-    # Clocks drift: the same step's start may be told a little earlier or later.
+    # Clocks drift: the same step may seem to start a little earlier or later.
     first = bisect_left(history.starts, told.starts[-2] - history.step_s / 2)
     return history.model_copy(
         update={name: column[first:] for name, column in history if isinstance(column, list)}

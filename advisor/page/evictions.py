@@ -136,8 +136,6 @@ def router(page: Page) -> APIRouter:
     return paths
 
 
-# Evictions as the page shows them, and why protected blocks were among them.
-
 _COPIES: Final = {
     Tier.NONE: "none",
     Tier.WARM: "warm",
@@ -218,7 +216,7 @@ def eviction_view(
 
 
 def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
-    """A block as engines call it, and whose it is by now."""
+    """A block's key as engines know it, and the session that owns it now."""
     salt = int(tables.salt(column))
     row = int(tables.blocks.find(as_keys([key]))[0])
     session = NO_ROW if row == NO_ROW else int(tables.blocks.session[row])
@@ -227,7 +225,7 @@ def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
 
 
 def protected_lost(log: EvictionLog) -> str | None:
-    """Why blocks of protected layers left all the same, and what to do; None where none did."""
+    """Why protected blocks were evicted, and what to do about it; None if none were."""
     kept, beyond = (
         int(log.evicted[r]) for r in (DepartureRule.PROTECTED_LAYER, DepartureRule.PROTECTED_SHARE)
     )

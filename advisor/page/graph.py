@@ -168,7 +168,7 @@ def block_of(page: Page, key: int) -> BlockView:
     return BlockView(at=page.unix.now(), key=explained["id"], explain=explained, history=history)
 
 
-# The graph as columns: what a page needs to draw it, cheap at twenty thousand nodes.
+# The graph as columns: cheap to draw at twenty thousand nodes.
 
 _LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
 
@@ -222,7 +222,7 @@ def _picked(tables: Tables, limit: int, session: int | None) -> Rows:
 
 
 def _numbered(numbers: npt.NDArray[Any]) -> tuple[list[int], npt.NDArray[Any]]:
-    """The distinct numbers but ``NO_ROW``, and each one's place among them, ``NO_ROW`` for it."""
+    """The distinct numbers without ``NO_ROW``, and the place of each number among them."""
     distinct, place = np.unique(numbers[numbers != NO_ROW], return_inverse=True)
     places = np.full(len(numbers), NO_ROW, dtype=np.int64)
     places[numbers != NO_ROW] = place
@@ -255,8 +255,7 @@ def _nodes(
 
 
 def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int], int]:
-    """The edges between these blocks, and from them to memories; which memories these are; and how
-    many edges are left out."""
+    """Edges between these blocks and to memories, the memories, and how many edges are left out."""
     blocks, most = tables.blocks, _LINKS_A_NODE * len(rows)
     parent = place[blocks.parent[rows]]
     child = np.flatnonzero(parent != NO_ROW)
@@ -288,8 +287,7 @@ def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int], i
 
 
 def _strongest(parts: list[npt.NDArray[np.float64]], room: int) -> list[npt.NDArray[np.float64]]:
-    """The heaviest edges of each of these types, so many in all: types with few keep all of
-    theirs."""
+    """The ``room`` heaviest edges, shared between the types; types with few edges keep them all."""
     kept = []
     for place, part in enumerate(sorted(parts, key=lambda part: part.shape[1])):
         share = room // (len(parts) - place)
@@ -311,11 +309,11 @@ def _engines(tables: Tables) -> list[str]:
     return names
 
 
-# One block's history: when it left, and who missed it.
+# One block's history: its evictions, and the requests that missed it.
 
 
 def block_history(tables: Tables, key: int, unix: Unix) -> list[Moment]:
-    """What the logs know of a block, the newest first.
+    """What the logs say of a block, the newest first.
 
     Args:
         key: As engines call it; of several models' blocks of this key, all.

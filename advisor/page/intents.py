@@ -1,4 +1,4 @@
-"""``POST /v1/intents``: what operators and agent frameworks want of blocks and sessions."""
+"""``POST /v1/intents``: pins, demotions and other wishes of operators and agent frameworks."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def router(page: Page, edits: Callable[..., None]) -> APIRouter:
 
 
 def replies_of(page: Page, wishes: IntentWishes) -> IntentReplies:
-    """Do what is wanted; one reply for each wish, in their order."""
+    """Carry out all wishes; one reply for each, in their order."""
     with page.questions.turn():
         page.graph.changes.all_changed()
         replies = [_reply(_done(page.graph, wish)) for wish in wishes.intents]

@@ -284,7 +284,7 @@ _ANSWER: Final = (
 
 
 def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
-    """What would have helped with its wait, its prompt and its answer.
+    """What would have shortened a request's wait, prompt and answer.
 
     Args:
         wait: What would have let it begin sooner; None where it hardly waited.
@@ -301,7 +301,7 @@ def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy
 
 
 def prompt_seconds(history: History, number: int) -> float | None:
-    """How long of a request's time its prompt took to compute; None where nobody can tell."""
+    """Seconds that a request's prompt took to compute; None where the rate is unknown."""
     record = history.requests.record(number)
     rate = history.words(history.requests.names(number).engine).prefill_tokens_per_s
     if not rate or not float(record["ran"]) >= 0:  # NaN: it runs
@@ -310,15 +310,14 @@ def prompt_seconds(history: History, number: int) -> float | None:
 
 
 def _computed(history: History, number: int) -> int:
-    """Tokens of its prompt that were computed, those of its partial block among them."""
+    """Tokens of its prompt that were computed, including its partial block."""
     record = history.requests.record(number)
     found = sum(int(record[name]) for name in ("pool", "loaded", "prefetched", "spliced"))
     return int(record["tokens"]) - found * int(record["size"])
 
 
 def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy | None:
-    """What would have let it find more, and the seconds that it could have saved at most: those of
-    what was computed again, or where nothing of it had been here, of all that was computed."""
+    """What would have let the prompt find more, and the seconds that could have saved at most."""
     record, names = history.requests.record(number), history.requests.names(number)
     reason, detail = Reason(int(record["reason"])), int(record["detail"])
     pool, was_there = history.pool_blocks(names.engine), record["ago"] < record["waited"]
@@ -337,7 +336,7 @@ def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy 
 
 
 def _worth_telling(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
-    """Without those that save next to nothing, unless there are no others."""
+    """Drop remedies that save next to nothing, unless there are no others."""
     least = _LITTLE * (all_s or 0.0)
     worth = [each for each in found if each.saves_s is None or each.saves_s > least]
     return tuple(worth or found)
@@ -345,7 +344,7 @@ def _worth_telling(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ..
 
 # What an engine computed while a request waited for its turn.
 
-_TOLD_S: Final = 0.05  # a shorter wait is nobody's question; chosen
+_TOLD_S: Final = 0.05  # a shorter wait is not worth a sentence; chosen
 
 
 class Waited(NamedTuple):
@@ -403,8 +402,8 @@ def _told(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
 
 
 def _freed_after(log: RequestLog, number: int, running: npt.NDArray[np.int64]) -> float | None:
-    """Seconds from a request's arrival until the first of those that ran then ended; None: none had
-    when it began."""
+    """Seconds from a request's arrival until the first running request ended; None: none did before
+    it began."""
     record, ran = log.record(number), log.records(running)
     ends = ran["at"] + ran["ran"]
     in_time = ends[ends <= record["at"]]  # NaN: it runs
@@ -418,7 +417,7 @@ def _whose(log: RequestLog, number: int) -> str:
     return names.session or names.request
 
 
-# Requests as the page shows them, each with its first miss.
+# Requests, each with its first miss.
 
 
 @recent
@@ -436,7 +435,6 @@ def requests_of(page: Page, which: RequestsAsked) -> Requests:
 def _request_views(
     history: History, which: RequestsAsked, now: float, unix: Unix
 ) -> Iterator[RequestView]:
-    """The requests that are asked for; ``now`` is by the graph's clock."""
     log = history.requests
     newest = log.next if which.before is None else min(which.before, log.next)
     in_order = range(newest - 1, log.first - 1, -1)
@@ -534,7 +532,7 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
 
 
 def _score(history: History, number: int) -> str | None:
-    """What the policy's score said of the missing block when it left, while that is remembered."""
+    """The missing block's score when it was evicted, in words; None once that is forgotten."""
     eviction = int(history.requests.record(number)["eviction"])
     log = history.evictions_of(history.requests.names(number).engine)
     if log is None or not log.first <= eviction < log.next:
@@ -542,7 +540,7 @@ def _score(history: History, number: int) -> str | None:
     return scored(log.terms.of(eviction))
 
 
-# Misses by reason, over time, and what a larger pool would have kept.
+# Misses by reason and over time, and what a larger pool would have kept.
 
 _MOST: Final = 0.95  # share of what was lost that the stated capacity would have kept; chosen
 
@@ -574,7 +572,7 @@ def misses_of(page: Page) -> Misses:
 
 
 def _minutes(history: History, starts: list[float], now: float) -> dict[str, list[int]]:
-    """What the same steps brought besides; nothing where none was counted."""
+    """Per-minute counts for the same steps; zeros where nothing was counted."""
     known, sums = history.minutes.series(now)
     rows = dict(zip(known, sums.tolist(), strict=True))
     none = [0] * len(MINUTE_COLUMNS)
@@ -595,7 +593,7 @@ def _loss(history: History, pools: int) -> Loss:
 
 
 def _enough(buckets: list[int], pools: int) -> int | None:
-    """Blocks of pool with which most of what was lost would have stayed."""
+    """The pool size, in blocks, that would have kept most of what was lost."""
     total, so_far = sum(buckets), 0
     for power, count in enumerate(buckets):
         so_far += count

@@ -1,4 +1,4 @@
-"""``/v1/now``: one screen that answers whether it is helping."""
+"""``/v1/now``: the first screen: does it help, what is held, and what needs attention."""
 
 from __future__ import annotations
 
@@ -134,10 +134,8 @@ class Now(Answer):
     attention: list[Notice]
 
 
-# The first screen: is it helping, what is held, and what needs attention.
-
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
-_WHOLE: Final = 0.9  # of a window: requests of less time are not called by its name; chosen
+_WHOLE: Final = 0.9  # share of a window that must be covered to name it; chosen
 _NO_SESSION: Final = "none"
 _NOTHING: Final = "No request was seen yet."
 _STATES: Final = (*STATE_NAMES, _NO_SESSION)
@@ -156,7 +154,7 @@ def router(page: Page) -> APIRouter:
 
 @recent
 def now_of(page: Page) -> Now:
-    """The first screen."""
+    """Everything on the first screen."""
     status, now, tables = page.status(), page.graph.clock(), page.graph.tables
     engines = status.engines if status is not None else ()
     with page.questions.turn():
@@ -181,7 +179,7 @@ def now_of(page: Page) -> Now:
 
 
 def prefill_rate(tables: Tables) -> float | None:
-    """Tokens per second that computing reaches, the mean of the engines that measured it."""
+    """Prefill speed in tokens per second, averaged over the engines that measured it."""
     known = [
         rate for name in tables.engines if (rate := tables.history.words(name).prefill_tokens_per_s)
     ]
@@ -233,15 +231,14 @@ def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix)
 
 
 def _stretch(window_s: float, known_s: float) -> str:
-    """A window, after "tokens": the time since the first request where that is much less."""
+    """The window in words; since the first request, if that is much shorter."""
     if window_s > WINDOWS_S[0] and 0 < known_s < _WHOLE * window_s:
         return f"since the first request, {seconds(known_s)} ago,"
     return f"of the last {_span(window_s)}"
 
 
 def _verdict(stretch: str, asked: int, cached: int, lru: int | None) -> str:
-    """One sentence about a window; ``cached`` and ``lru`` are tokens that were found, and that
-    stock LRU would have found."""
+    """One sentence about a window; ``lru`` is the tokens that stock LRU would have found."""
     said = f"{cached / asked:.0%} of the prompt tokens {stretch} were found"
     if lru is None:
         return f"{said}; no shadow of LRU is there yet to compare with."

@@ -110,14 +110,12 @@ def ranking_of(page: Page, engine: str | None, limit: int) -> RankingView:
 
 
 def _by_policy(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
-    """The rows of a ranking, and how many it has."""
     salt = view.tables.salt(view.engine)
     return view.blocks.find(ranking.order[:MOST], salt), len(ranking.order)
 
 
 def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
-    """The rows in the engine's own order, less what it keeps back all the same, and how many it
-    has."""
+    """The rows in the engine's own order without those it protects, and how many there are."""
     blocks, salt = view.blocks, view.tables.salt(view.engine)
     resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
     kept = blocks.find(ranking.protected, salt)
@@ -127,11 +125,7 @@ def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
 
 
 def _ranked(view: View, rows: Rows, terms: Terms) -> list[RankedBlock]:
-    """Those of these rows that are known, each with its place among them.
-
-    Args:
-        terms: Of those that are known.
-    """
+    """The rows that are known, each with its place; ``terms`` has a column for each of these."""
     places = np.flatnonzero(rows != NO_ROW)
     known = Selection(view.blocks, rows[places])
     each = [column.tolist() for column in terms.values()]
@@ -164,15 +158,14 @@ def _block(
 
 
 def ranked_by(graph: KVCacheGraph, engine: str) -> str:
-    """The name of the policy that ranks an engine's blocks; ``lru`` where it keeps its own
-    order."""
+    """The policy that ranks an engine's blocks; ``lru`` where the engine keeps its own order."""
     column = graph.tables.engines.get(engine, NO_ROW)
     under_lru = is_under_lru(column, graph.policy, graph.referee)
     return LruPolicy.name if under_lru else graph.policy.name
 
 
 def who_ranks(graph: KVCacheGraph, engine: str) -> str:
-    """Who ranks an engine's blocks, and what its guard knows of policy and LRU, in words."""
+    """Who ranks an engine's blocks, and how its guard sees policy against LRU, in words."""
     return _who_ranks(graph, engine, ranked_by(graph, engine) != LruPolicy.name)
 
 

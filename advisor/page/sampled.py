@@ -1,4 +1,4 @@
-"""``/v1/sampled``: where the model looks, and how sure it is, as sampled decode steps told."""
+"""``/v1/sampled``: attention and confidence, from sampled decode steps."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def router(page: Page) -> APIRouter:
 
 @recent
 def sampled_of(page: Page, limit: int, session: str | None = None) -> Sampled:
-    """Up to ``limit`` blocks and as many sessions; of one session alone, if it is named."""
+    """Up to ``limit`` blocks and as many sessions; only those of ``session`` if it is given."""
     tables = page.graph.tables
     blocks, sessions = tables.blocks, tables.sessions
     with page.questions.turn():

@@ -1,4 +1,4 @@
-"""``/v1/sessions`` and ``/v1/sessions/NAME``: who is here, and one of them over time."""
+"""``/v1/sessions`` and ``/v1/sessions/NAME``: all sessions, and one of them over time."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ def router(page: Page) -> APIRouter:
     return paths
 
 
-# Who is here: sessions, and what the engines hold of them.
+# All sessions, and what the engines hold of them.
 
 
 @recent
 def sessions_of(page: Page, limit: int, search: str = "") -> Sessions:
-    """Those whose name or tenant contains ``search``, the last heard of first."""
+    """Sessions whose name or tenant contains ``search``, the most recent first."""
     tables = page.graph.tables
     sessions = tables.sessions
     with page.questions.turn():
@@ -204,7 +204,7 @@ def views_of(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
 
 
 def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
-    """What each session's engine still has of its last request; the fields of its view."""
+    """What each session's engine still has of its last request, as fields of ``SessionView``."""
     sessions, chosen = tables.sessions, np.array(rows, dtype=np.int64)
     tips = sessions.tip[chosen]
     found = (*held_chains(tables, tips, sessions.engine[chosen]), shared_chains(tables, tips))
@@ -213,15 +213,15 @@ def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
     return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
-# One session over time: its turns, what left between them, and what it has in each tier.
+# One session over time: its turns, the evictions between them, and its blocks by tier.
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
-_BEFORE_S: Final = 1e-3  # before a turn: what it did not find had left by then
-_LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # misses of what left
+_BEFORE_S: Final = 1e-3  # before a turn: blocks that it missed had left by then
+_LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # the block had left
 
 
 class _Gone(NamedTuple):
-    """A block of the session that left, by the engine's log."""
+    """An eviction of one of the session's blocks."""
 
     at: float
     engine: str
@@ -230,8 +230,8 @@ class _Gone(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    """How many of the session's blocks had copies: from the first time until the second, and so
-    on; ``warm`` and ``cold`` have one entry more, the first: what was before."""
+    """Copies of the session's blocks after each change; the first entry of ``warm`` and ``cold`` is
+    before any change."""
 
     times: npt.NDArray[np.float64]
     warm: npt.NDArray[np.int64]
@@ -249,7 +249,6 @@ def session_of(page: Page, name: str, tenant: str | None, after: str = "") -> Se
 def _timeline(
     tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
 ) -> SessionTimeline:
-    """Its turns, what left between them, and what it missed."""
     log = tables.history.requests
     known = number_in(after, log.name)
     requests = _requests(tables, row, unix, known)
@@ -270,13 +269,13 @@ def _timeline(
 
 
 def _mark(log: str, requests: list[RequestView]) -> str | None:
-    """The mark of the last turn before the first one that may still change."""
+    # That of the last turn before the first one that may still change.
     over = list(takewhile(lambda each: not each.is_awaited, requests))
     return mark_of(log, over[-1].id) if over else None
 
 
 def _requests(tables: Tables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
-    """A session's, the oldest first: those from ``after`` on if that is one of them, else all."""
+    """A session's requests, the oldest first; from ``after`` on if that is one of them."""
     name = tables.sessions.names[row]
     tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
     found = []
@@ -312,7 +311,7 @@ def _pause(turn: RequestView, following: float | None) -> float | None:
 
 
 def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]:
-    """Evictions, from a time on, of what is the session's by now, the oldest first."""
+    """Evictions since ``begin`` of blocks that the session owns now, the oldest first."""
     blocks, found = tables.blocks, list[_Gone]()
     for engine, column in tables.engines.items():
         log = tables.history.evictions.get(column)
@@ -330,7 +329,7 @@ def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]
 
 
 def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Copies:
-    """Copies of what is the session's by now: those of now, less what changed since."""
+    """Copies of the blocks that the session owns now, counted back from the present."""
     blocks, changes = tables.blocks, tables.history.copies.changes()
     rows = blocks.find(changes["key"])
     owner = np.where(rows == NO_ROW, NO_ROW, blocks.session[rows])
@@ -346,8 +345,8 @@ def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Cop
 def _residency(
     requests: list[RequestView], gone: list[_Gone], copies: _Copies, view: SessionView, now: float
 ) -> Residency:
-    """Its blocks by tier: in the pool all of a prompt's after each turn, and fewer with each that
-    left; with copies as many as the log of copies tells. The last entry is what holds now."""
+    """Its blocks by tier over time: the pool has all of a prompt after each turn and loses each
+    eviction. The last entry is the present."""
     held_now = view.chain_pool if view.chain else view.pool
     pool = [*_in_pool(requests, gone, now), (now, held_now)]
     begin = pool[0][0]
@@ -366,7 +365,7 @@ def _residency(
 def _last_by(
     times: npt.NDArray[np.float64], known_at: npt.NDArray[np.float64], known: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The last of what was known, the oldest first, at each time; something was by the first."""
+    """The last known value at each time; there is one at the first."""
     found: npt.NDArray[np.int64] = known[np.searchsorted(known_at, times, side="right") - 1]
     return found
 
@@ -374,11 +373,8 @@ def _last_by(
 def _in_pool(
     requests: list[RequestView], gone: list[_Gone], now: float
 ) -> Iterator[tuple[float, int]]:
-    """When the number of its blocks in the pool changed, and to what.
-
-    Of evictions that the log has forgotten only the next turn knows: they count from its arrival
-    on.
-    """
+    """When the number of its blocks in the pool changed, and to what."""
+    # The next turn reveals evictions that the log has forgotten: they count from its arrival on.
     times = [each.at for each in gone]
     for place, turn in enumerate(requests, 1):
         following = requests[place] if place < len(requests) else None
@@ -395,14 +391,13 @@ def _in_pool(
 
 
 def _still_there(turn: RequestView, at_most: int) -> int:
-    """How many blocks of the turn before were still in the pool, as far as this one can tell."""
+    """How many blocks of the previous turn were still in the pool, judging by this one."""
     if turn.miss is None or turn.miss.reason not in _LEFT:
         return at_most
     return min(at_most, turn.blocks.pool + turn.blocks.prefetched)
 
 
 def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) -> list[Moment]:
-    """What happened, the newest first."""
     moments = [each for turn in requests for each in _of_turn(turn)]
     for request, turn in zip(requests, turns, strict=True):
         if turn.ended_at is not None and turn.pause_s is not None:
@@ -448,7 +443,6 @@ def _moment(turn: RequestView, what: str, sentence: str, blocks: int) -> Moment:
 
 
 def _as_expected(turn: RequestView) -> str:
-    """Whether its pause was expected, and as how long."""
     expected = turn.expected_pause_s
     return "" if expected is None else f"; {expected:.1f} s were expected"
 

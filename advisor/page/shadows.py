@@ -101,7 +101,7 @@ def router(page: Page) -> APIRouter:
 
 
 def shadows_of(page: Page, engine: str | None) -> Shadows:
-    """What others would have found."""
+    """What other pools would have found."""
     now = page.graph.clock()
     if engine is not None:
         chosen_engine(page.graph.tables, engine)
@@ -120,7 +120,7 @@ def shadows_view(
     Args:
         now: By the graph's clock.
         unix: Makes Unix seconds of it.
-        guard: Says who ranks an engine's blocks, and by how much.
+        guard: Says in words who ranks an engine's blocks.
     """
     runner.looked()
     with runner.lock:
@@ -201,11 +201,7 @@ def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowVie
 
 
 def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
-    """The share that was found in each step.
-
-    Args:
-        beside: The LRU pool by which the sample stands for all; None: ``name`` counts all.
-    """
+    """Hit rate by step; ``beside`` is the LRU pool that scales the sample up to all requests."""
     if beside is None:
         steps = zip(sums[name].tolist(), sums["asked"].tolist(), strict=True)
         return [_rounded(found / asked if asked else None) for found, asked in steps]
@@ -217,7 +213,7 @@ def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
 def _begun_later(
     view: ShadowView, since: float, starts: list[float], sentence: str, ours: float | None
 ) -> ShadowView:
-    """A shadow that has nothing to tell of the steps that began before it did."""
+    """A shadow without the steps that began before it did."""
     steps = zip(starts, view.history, strict=True)
     history = [share if start >= since else None for start, share in steps]
     return view.model_copy(update={"history": history, "sentence": sentence, "ours": ours})
@@ -250,10 +246,8 @@ def _ceiling(found: ShadowSet) -> ShadowView:
 
 
 def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
-    """What a pool twice as large found, told as what this one would find with host memory.
-
-    A block that leaves the pool and is copied is found as if it had stayed.
-    """
+    """A pool twice as large, shown as this one with host memory: a copied block is found as if it
+    had stayed."""
     name = f"{twice.policy} + host memory"
     said = f"{_ranker(pool)} in a pool as large, with host memory for as many copies"
     return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})

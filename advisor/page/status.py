@@ -1,4 +1,4 @@
-"""Gathers the sidecar's state for the HTTP surface."""
+"""The sidecar's health, status and totals, for the HTTP surface and for metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.stats import GraphStats
 from ...graph.tables.tables import Tables
-from ..assembly import Parts
+from ..assembly import Sidecar
 from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
 from ..words.times import UnixTime
@@ -19,11 +19,9 @@ from .page import Page
 from .questions import Questions, RecentAnswers
 from .ranking import ranked_by
 
-# What the logs counted since the start, for metrics.
-
 
 def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:
-    """Sums that were kept anyway; the graph is not looked at."""
+    """What the logs counted since the start; does not read the graph."""
     history, totals = tables.history, tables.history.totals.tolist()
     count = len(REASON_NAMES)
     return LogTotals(
@@ -61,23 +59,22 @@ def _shadows(runner: ShadowRunner) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 STALLED_AFTER_S = 5.0  # chosen
-FRESH_S = 0.25  # an older status is computed again; chosen
+FRESH_S = 0.25  # an older status is worked out again; chosen
 
 
 class Status:
-    """Implements ``dashboards.source.StatusSource`` over the parts of a running sidecar.
-
-    Every method may be called from any thread; the graph is read under its lock.
+    """Implements ``dashboards.source.StatusSource`` for a running sidecar; thread-safe.
 
     Args:
-        max_stale_s: A ranking older than this is a fault.
+        max_stale_s: Age in seconds from which a ranking is a fault.
         clock: Monotonic seconds.
 
     Attributes:
+        page: What the page's views read.
         http: The HTTP surface's URL, once it is known.
     """
 
-    def __init__(self, parts: Parts, max_stale_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, parts: Sidecar, max_stale_s: float, clock: Callable[[], float]) -> None:
         self._parts = parts
         self._graph = parts.graph
         self._planner = parts.planner
@@ -101,7 +98,7 @@ class Status:
         self.http = ""
 
     def is_healthy(self) -> bool:
-        """Whether the loop has turned lately, and no engine's advice is stale."""
+        """Whether the loop turns and no engine's advice is stale."""
         now = self._clock()
         fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
         return fresh and now - self._parts.intake.last_turn < STALLED_AFTER_S

@@ -169,7 +169,6 @@ _SHARES: Final = (
 
 
 def _said(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
-    """These numbers of a configuration; a share that nobody said is none."""
     found = {name: getattr(score, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -206,12 +205,12 @@ def weights_of(page: Page, written: Config | None = None) -> Weights:
     )
 
 
-# What a change of weights would do, and would have done, before it is made.
+# What a change of weights would do.
 
-FIRST: Final = 1_000  # blocks of each list that are compared, at most; chosen
-_PART: Final = 8  # of a large pool, one in so many blocks are compared: who goes next; chosen
-_LEAST: Final = 10  # blocks that are compared in any case; chosen
-_MOVERS: Final = 50  # that are told
+FIRST: Final = 1_000  # blocks of each list to compare, at most; chosen
+_PART: Final = 8  # a large pool's next eighth is compared; chosen
+_LEAST: Final = 10  # blocks to compare in any case; chosen
+_MOVERS: Final = 50  # blocks to name
 
 
 def _nothing(engine: str) -> tuple[list[Walked], int]:
@@ -226,16 +225,15 @@ def weight_effect(
     remembered: Callable[[str], tuple[list[Walked], int]] = _nothing,
     policy: Policy | None = None,
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
-    """The live policy's order now, and with other weights and rules, or another policy's; nothing
-    is changed.
+    """Compare the live ranking with that of other weights, rules or another policy.
 
     Args:
-        remembered: Gives an engine's last requests, and the pool to play them in.
-        policy: Another one, with other weights; None: the live one.
+        remembered: Gives an engine's last requests, and the size of the pool to replay them in.
+        policy: Another policy; None: the live one with other weights.
 
     Returns:
-        The effect on the ranking; and what works out the effect on the remembered requests, which
-        takes longer and needs no lock.
+        The effect on the ranking; and a function that works out the effect on the remembered
+        requests, which takes longer and needs no lock.
     """
     now, name = graph.clock(), chosen_engine(graph.tables, engine)
     if name is None:
@@ -253,7 +251,6 @@ def weight_effect(
 
 
 def _played(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | None:
-    """The remembered requests under both scores."""
     if not play.requests:
         return None
     now, then = play.found(before), play.found(after)
@@ -293,7 +290,7 @@ def _first(view: View, weights: OtherWeights) -> list[int]:
 
 
 def _movers(graph: KVCacheGraph, old: list[int], new: list[int]) -> list[Mover]:
-    """The blocks that move furthest; who is in one list alone moves from or to its end."""
+    """The blocks that move furthest; one that is in only one list moves from or to its end."""
     was, becomes = ({row: place for place, row in enumerate(rows)} for rows in (old, new))
     end = max(len(old), len(new))
     moved = {row: abs(was.get(row, end) - becomes.get(row, end)) for row in {*old, *new}}
@@ -352,7 +349,7 @@ def effect_of(page: Page, change: WeightChange, engine: str | None) -> WeightEff
 
 
 def _try(page: Page, change: WeightChange) -> None:
-    """Let a shadow have a change from now on; nothing else changes."""
+    """Run a shadow with the change from now on; the live ranking stays."""
     score, other = _tried(page, change)
     weights = other_weights(page.graph, score, other)
     said = change_in_words(_by_section(change))
@@ -361,7 +358,7 @@ def _try(page: Page, change: WeightChange) -> None:
 
 
 def _tried(page: Page, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
-    """What a change would make of [score]; and the policy that it names, if it is another."""
+    """[score] after a change, and the policy that it names if that is another one."""
     score = page.watch.editor.tried(_by_section(change)).score
     if change.policy in (None, page.graph.policy.name):
         return score, None
@@ -369,7 +366,7 @@ def _tried(page: Page, change: WeightChange) -> tuple[ScoreConfig, Policy | None
 
 
 def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:
-    """A change as the file's sections have it; ConfigError where [score] names no number."""
+    """A change by sections of the file; ConfigError for what is no number of [score]."""
     for name in _NO_NUMBERS & change.score.keys():
         raise ConfigError(f"score.{name} is no number: name it beside score")
     score: dict[str, Any] = dict(change.score)
