@@ -237,10 +237,10 @@ def _summary(engine: EngineStatus) -> str:
         f"{engine.ranking_age_s:.1f} s old."
     )
     pressure = engine.graph.pressure if engine.graph is not None else None
-    return said if pressure is None else f"{said} {_load(pressure)}"
+    return said if pressure is None else f"{said} {_requests_sentence(pressure)}"
 
 
-def _load(pressure: Pressure) -> str:
+def _requests_sentence(pressure: Pressure) -> str:
     running, waiting = pressure.running, pressure.waiting
     run = "1 request runs" if running == 1 else f"{running:,} requests run"
     return f"{run}, {waiting:,} {'waits' if waiting == 1 else 'wait'}."

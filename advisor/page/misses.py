@@ -275,7 +275,7 @@ def router(page: Page) -> APIRouter:
 
 # What would have made a request faster, what saves most first.
 
-_LITTLE: Final = 0.01  # share of a request's time that is not worth a sentence; chosen
+_LEAST_SHARE: Final = 0.01  # share of a request's time that is not worth a sentence; chosen
 _MOSTLY: Final = 0.5  # of a request's time: who spent so much on its answer is told; chosen
 _ANSWER: Final = (
     "A shorter answer, or fewer requests beside it: most of its time went to its answer, and no "
@@ -293,11 +293,11 @@ def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy
     ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
     all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None
     found = [(wait.saves_s or 0.0, wait)] if wait is not None else []
-    if (prompt := _of_prompt(history, number, prompt_s)) is not None:
+    if (prompt := _prompt_remedy(history, number, prompt_s)) is not None:
         found.append((prompt.saves_s or 0.0, prompt))
     if all_s is not None and prompt_s is not None and (rest := ran - prompt_s) > _MOSTLY * all_s:
         found.append((rest, Remedy(of="answer", saves_s=None, text=_ANSWER)))
-    return _worth_telling([each for _, each in sorted(found, key=lambda f: -f[0])], all_s)
+    return _worthwhile([each for _, each in sorted(found, key=lambda f: -f[0])], all_s)
 
 
 def prompt_seconds(history: History, number: int) -> float | None:
@@ -306,17 +306,17 @@ def prompt_seconds(history: History, number: int) -> float | None:
     rate = history.words(history.requests.names(number).engine).prefill_tokens_per_s
     if not rate or not float(record["ran"]) >= 0:  # NaN: it runs
         return None
-    return min(float(record["ran"]), _computed(history, number) / rate)
+    return min(float(record["ran"]), _computed_tokens(history, number) / rate)
 
 
-def _computed(history: History, number: int) -> int:
+def _computed_tokens(history: History, number: int) -> int:
     """Tokens of its prompt that were computed, including its partial block."""
     record = history.requests.record(number)
     found = sum(int(record[name]) for name in ("pool", "loaded", "prefetched", "spliced"))
     return int(record["tokens"]) - found * int(record["size"])
 
 
-def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy | None:
+def _prompt_remedy(history: History, number: int, prompt_s: float | None) -> Remedy | None:
     """What would have let the prompt find more, and the seconds that could have saved at most."""
     record, names = history.requests.record(number), history.requests.names(number)
     reason, detail = Reason(int(record["reason"])), int(record["detail"])
@@ -329,22 +329,22 @@ def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy 
     if text is None:
         return None
     saves_s = prompt_s if could_find_more(reason, detail) else 0.0
-    computed = _computed(history, number)
+    computed = _computed_tokens(history, number)
     if saves_s and record["again"] and computed:
         saves_s *= min(1.0, int(record["again"]) * int(record["size"]) / computed)
     return Remedy(of="prompt", saves_s=saves_s, text=text)
 
 
-def _worth_telling(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
+def _worthwhile(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
     """Drop remedies that save next to nothing, unless there are no others."""
-    least = _LITTLE * (all_s or 0.0)
+    least = _LEAST_SHARE * (all_s or 0.0)
     worth = [each for each in found if each.saves_s is None or each.saves_s > least]
     return tuple(worth or found)
 
 
 # What an engine computed while a request waited for its turn.
 
-_TOLD_S: Final = 0.05  # a shorter wait is not worth a sentence; chosen
+_LEAST_WAIT_S: Final = 0.05  # a shorter wait is not worth a sentence; chosen
 
 
 class Waited(NamedTuple):
@@ -358,7 +358,7 @@ def wait_of(history: History, number: int) -> Waited | None:
     """Why a request waited; None where it hardly did."""
     log = history.requests
     waited = float(log.record(number)["waited"])
-    if waited < _TOLD_S:
+    if waited < _LEAST_WAIT_S:
         return None
     hold, begun, running = log.hold(number), log.ahead(number), log.under_way(number)
     ahead = begun if len(begun) else running[-1:]
@@ -374,7 +374,7 @@ def wait_of(history: History, number: int) -> Waited | None:
         queued_s=waited if hold is None else max(0.0, waited - hold.seconds),
         running=len(running),
         freed_s=_freed_after(log, number, running),
-        runner=_whose(log, int(running[-1])) if len(running) else None,
+        runner=_owner_of(log, int(running[-1])) if len(running) else None,
         prompts=len(begun),
         tokens=tokens,
         again=int((records["again"] * size).sum()),
@@ -382,14 +382,14 @@ def wait_of(history: History, number: int) -> Waited | None:
         pool=history.pool_blocks(engine),
         copies=history.words(engine).copy_room,
         rate=history.words(engine).prefill_tokens_per_s,
-        who=None if largest is None else _whose(log, largest),
+        who=None if largest is None else _owner_of(log, largest),
         most=0 if most is None else int(computed[most]),
     )
     text, saves_s = wait_remedy(work, hold)
-    return Waited(_told(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
+    return Waited(_wait_view(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
 
 
-def _told(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
+def _wait_view(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
     return Wait(
         prompts=work.prompts,
         tokens=work.tokens,
@@ -412,7 +412,7 @@ def _freed_after(log: RequestLog, number: int, running: npt.NDArray[np.int64]) -
     return max(0.0, float(in_time.min() - record["at"]) + float(record["waited"]))
 
 
-def _whose(log: RequestLog, number: int) -> str:
+def _owner_of(log: RequestLog, number: int) -> str:
     names = log.names(number)
     return names.session or names.request
 
@@ -497,14 +497,14 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         is_awaited=history.requests.is_awaited(number),
         ended_at=None if ran is None else unix(float(record["at"]) + ran),
         answer_tokens=None if ran is None else int(record["answer"]),
-        expected_pause_s=_known(float(record["pause"])),
+        expected_pause_s=_or_none(float(record["pause"])),
         prompt_s=prompt_seconds(history, number),
         miss=_miss(history, number, unix),
         remedies=remedies(history, number, None if waited is None else waited.remedy),
     )
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
@@ -512,7 +512,7 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
     record, names = history.requests.record(number), history.requests.names(number)
     reason, index = Reason(int(record["reason"])), int(record["index"])
     detail, eviction = int(record["detail"]), int(record["eviction"])
-    left = Gone(_known(float(record["ago"])), float(record["waited"]), _score(history, number))
+    left = Gone(_or_none(float(record["ago"])), float(record["waited"]), _score(history, number))
     session, tenant, engine = names.other
     group = history.group(names.engine, detail) if reason is Reason.OTHER_GROUP else None
     place, same = (index, int(record["asked"])), int(record["same"])
@@ -583,7 +583,7 @@ def _minutes(history: History, starts: list[float], now: float) -> dict[str, lis
 
 def _loss(history: History, pools: int) -> Loss:
     multi, cross = history.lost.tolist()
-    capacities = [_enough(buckets, pools) for buckets in history.beyond.tolist()]
+    capacities = [_capacity(buckets, pools) for buckets in history.beyond.tolist()]
     return Loss(
         multi_turn=multi,
         cross_session=cross,
@@ -592,7 +592,7 @@ def _loss(history: History, pools: int) -> Loss:
     )
 
 
-def _enough(buckets: list[int], pools: int) -> int | None:
+def _capacity(buckets: list[int], pools: int) -> int | None:
     """The pool size, in blocks, that would have kept most of what was lost."""
     total, so_far = sum(buckets), 0
     for power, count in enumerate(buckets):

@@ -79,7 +79,7 @@ class Sampled(Answer):
     edges: dict[str, int]
 
 
-_MADE: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
+_SAMPLED_EDGES: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
 
 
 def router(page: Page) -> APIRouter:
@@ -112,10 +112,10 @@ def sampled_of(page: Page, limit: int, session: str | None = None) -> Sampled:
         return Sampled(
             at=page.unix(page.graph.clock()),
             layers=_layers(tables, looked_at),
-            blocks=[_block(tables, row) for row in _most(tables, looked_at, limit)],
+            blocks=[_block(tables, row) for row in _most_attended(tables, looked_at, limit)],
             sessions=[_session(tables, row) for row in least_sure[:limit].tolist()],
             confidence=round(float(confidence[asked].mean()), 4) if len(asked) else None,
-            edges={kind.name.lower(): int(counts[kind]) for kind in _MADE},
+            edges={kind.name.lower(): int(counts[kind]) for kind in _SAMPLED_EDGES},
         )
 
 
@@ -131,7 +131,7 @@ def _layers(tables: Tables, rows: Rows) -> list[LayerLooks]:
     ]
 
 
-def _most(tables: Tables, rows: Rows, limit: int) -> list[int]:
+def _most_attended(tables: Tables, rows: Rows, limit: int) -> list[int]:
     found: list[int] = rows[np.argsort(-tables.blocks.attention[rows], kind="stable")].tolist()
     return found[:limit]
 

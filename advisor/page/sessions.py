@@ -220,7 +220,7 @@ _BEFORE_S: Final = 1e-3  # before a turn: blocks that it missed had left by then
 _LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # the block had left
 
 
-class _Gone(NamedTuple):
+class _Eviction(NamedTuple):
     """An eviction of one of the session's blocks."""
 
     at: float
@@ -254,7 +254,7 @@ def _timeline(
     requests = _requests(tables, row, unix, known)
     is_part = known is not None and bool(requests) and requests[0].id == known
     begin = requests[0].at if is_part else -inf
-    gone = _gone(tables, row, begin, unix)
+    gone = _own_evictions(tables, row, begin, unix)
     view, turns = views_of(tables, [row], now)[0], _turns(requests)
     return SessionTimeline(
         at=unix(now),
@@ -310,9 +310,9 @@ def _pause(turn: RequestView, following: float | None) -> float | None:
     return max(0.0, round(following - turn.ended_at, 3))
 
 
-def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]:
+def _own_evictions(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Eviction]:
     """Evictions since ``begin`` of blocks that the session owns now, the oldest first."""
-    blocks, found = tables.blocks, list[_Gone]()
+    blocks, found = tables.blocks, list[_Eviction]()
     for engine, column in tables.engines.items():
         log = tables.history.evictions.get(column)
         if log is None:
@@ -324,7 +324,7 @@ def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]
         )
         left = numbers[mine]
         for number, rule in zip(left.tolist(), log.rules(left).tolist(), strict=True):
-            found.append(_Gone(unix(log.at(number)), engine, number, rule))
+            found.append(_Eviction(unix(log.at(number)), engine, number, rule))
     return sorted(found)
 
 
@@ -343,7 +343,11 @@ def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Cop
 
 
 def _residency(
-    requests: list[RequestView], gone: list[_Gone], copies: _Copies, view: SessionView, now: float
+    requests: list[RequestView],
+    gone: list[_Eviction],
+    copies: _Copies,
+    view: SessionView,
+    now: float,
 ) -> Residency:
     """Its blocks by tier over time: the pool has all of a prompt after each turn and loses each
     eviction. The last entry is the present."""
@@ -371,7 +375,7 @@ def _last_by(
 
 
 def _in_pool(
-    requests: list[RequestView], gone: list[_Gone], now: float
+    requests: list[RequestView], gone: list[_Eviction], now: float
 ) -> Iterator[tuple[float, int]]:
     """When the number of its blocks in the pool changed, and to what."""
     # The next turn reveals evictions that the log has forgotten: they count from its arrival on.
@@ -385,20 +389,20 @@ def _in_pool(
         for at, left in groupby(here, key=lambda g: g.at):
             pool = max(0, pool - len(list(left)))
             yield at, pool
-        found = pool if following is None else _still_there(following, pool)
+        found = pool if following is None else _still_in_pool(following, pool)
         if following is not None and found < pool:
             yield max(turn.at, min(following.arrived, end - _BEFORE_S)), found
 
 
-def _still_there(turn: RequestView, at_most: int) -> int:
+def _still_in_pool(turn: RequestView, at_most: int) -> int:
     """How many blocks of the previous turn were still in the pool, judging by this one."""
     if turn.miss is None or turn.miss.reason not in _LEFT:
         return at_most
     return min(at_most, turn.blocks.pool + turn.blocks.prefetched)
 
 
-def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) -> list[Moment]:
-    moments = [each for turn in requests for each in _of_turn(turn)]
+def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Eviction]) -> list[Moment]:
+    moments = [each for turn in requests for each in _turn_moments(turn)]
     for request, turn in zip(requests, turns, strict=True):
         if turn.ended_at is not None and turn.pause_s is not None:
             moments.append(_pause_moment(request, turn.ended_at, turn.pause_s))
@@ -418,7 +422,7 @@ def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) 
     return sorted(moments, key=lambda moment: -moment.at)
 
 
-def _of_turn(turn: RequestView) -> list[Moment]:
+def _turn_moments(turn: RequestView) -> list[Moment]:
     found = turn.blocks.asked - turn.blocks.computed
     said = f"{turn.prompt_tokens:,} tokens: {found} of {turn.blocks.asked} blocks were found."
     moments = [_moment(turn, "turn", said, turn.blocks.asked)]

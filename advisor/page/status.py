@@ -130,18 +130,18 @@ class Status:
             if known is None:
                 raise
             return known[1]
-        status = self._of(stats)
+        status = self._current(stats)
         self._status = (at, status)
         return status
 
-    def _of(self, stats: GraphStats) -> SidecarStatus:
+    def _current(self, stats: GraphStats) -> SidecarStatus:
         return SidecarStatus(
             version=__version__,
             pid=os.getpid(),
             uptime_s=round(self._clock() - self._started, 3),
             endpoint=self._parts.front.endpoint,
             http=self.http,
-            engines=(*self._hooked(stats), *self._observed(stats)),
+            engines=(*self._hooked_engines(stats), *self._watched_engines(stats)),
             graph=stats,
             counters=self._counters(stats),
             snapshot=self._parts.snapshots.status(),
@@ -149,7 +149,7 @@ class Status:
             lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
         )
 
-    def _hooked(self, stats: GraphStats) -> Iterable[EngineStatus]:
+    def _hooked_engines(self, stats: GraphStats) -> Iterable[EngineStatus]:
         return [self._engine(peer, stats) for peer in self._parts.subscriber.peers]
 
     def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
@@ -176,7 +176,7 @@ class Status:
             hashing=peer.hashing.told,
         )
 
-    def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:
+    def _watched_engines(self, stats: GraphStats) -> Iterable[EngineStatus]:
         now = self._clock()
         for source in self._parts.sources:
             seen = source.last_seen

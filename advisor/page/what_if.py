@@ -140,7 +140,7 @@ def router(page: Page, edits: Callable[..., None]) -> APIRouter:
 
     @paths.post("/weights/trial", response_model=Shadows, dependencies=[Depends(edits)])
     def try_weights(change: WeightChange) -> Response:
-        _try(page, change)
+        _try_in_shadow(page, change)
         return answered(shadows_of(page, None))
 
     @paths.delete("/weights/trial", response_model=Shadows, dependencies=[Depends(edits)])
@@ -168,7 +168,7 @@ _SHARES: Final = (
 )  # fmt: skip
 
 
-def _said(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
+def _numbers_of(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
     found = {name: getattr(score, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -191,10 +191,10 @@ def weights_of(page: Page, written: Config | None = None) -> Weights:
         heeds=heeded(policy.name),
         policies=list(POLICIES),
         guard=config.policy.guard,
-        score=_said(score, numbers),
+        score=_numbers_of(score, numbers),
         edge_types=score.edge_types.model_dump(),
         protected_layers=sorted(score.protected_layers),
-        defaults=_said(default, numbers),
+        defaults=_numbers_of(default, numbers),
         edge_type_defaults=default.edge_types.model_dump(),
         meanings=weight_meanings(),
         layers=list(LAYER_NAMES),
@@ -242,25 +242,25 @@ def weight_effect(
     column = graph.tables.engines[name]
     view, play = View(graph.tables, graph.rules, column, now), WindowPlay(*remembered(name))
     before, after = OtherWeights.in_force(graph), other_weights(graph, score, policy)
-    old, scored = _first(view, before), play.scores(view, before)
-    new, otherwise = _first(view, after), play.scores(view, after)
+    old, scored = _next_to_go(view, before), play.scores(view, before)
+    new, otherwise = _next_to_go(view, after), play.scores(view, after)
     entering = len(set(new) - set(old))
     said = _sentence(len(old), entering, after.policy, policy is not None)
     effect = _effect(name, said, len(old), entering, _movers(graph, old, new), unix(now))
-    return effect, lambda: _played(play, scored, otherwise)
+    return effect, lambda: _window_effect(play, scored, otherwise)
 
 
-def _played(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | None:
+def _window_effect(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | None:
     if not play.requests:
         return None
     now, then = play.found(before), play.found(after)
     return WindowEffect(
-        sentence=_told(play, now, then),
+        sentence=_window_sentence(play, now, then),
         requests=play.requests, asked=play.asked, found_now=now, found_then=then,
     )  # fmt: skip
 
 
-def _told(play: WindowPlay, now: int, then: int) -> str:
+def _window_sentence(play: WindowPlay, now: int, then: int) -> str:
     head = (
         f"The last {play.requests:,} requests, played again from an empty pool with the scores of "
         "now (so compare these shares with each other only), would find "
@@ -282,7 +282,7 @@ def other_weights(
     return OtherWeights(policy or graph.policy, score.weights(), rules)
 
 
-def _first(view: View, weights: OtherWeights) -> list[int]:
+def _next_to_go(view: View, weights: OtherWeights) -> list[int]:
     rows, scores = weights.resident_scores(view)
     first = min(FIRST, max(_LEAST, len(rows) // _PART))
     found: list[int] = rows[np.argsort(-scores, kind="stable")[:first]].tolist()
@@ -340,7 +340,7 @@ logger = logging.getLogger(__name__)
 
 def effect_of(page: Page, change: WeightChange, engine: str | None) -> WeightEffect:
     """What a change would do; raises ConfigError for one that is not allowed."""
-    score, other = _tried(page, change)
+    score, other = _score_after(page, change)
     with page.questions.turn():
         effect, played = weight_effect(
             page.graph, score, engine, page.unix, page.shadows.remembered, other
@@ -348,16 +348,16 @@ def effect_of(page: Page, change: WeightChange, engine: str | None) -> WeightEff
     return effect.model_copy(update={"window": played()})
 
 
-def _try(page: Page, change: WeightChange) -> None:
+def _try_in_shadow(page: Page, change: WeightChange) -> None:
     """Run a shadow with the change from now on; the live ranking stays."""
-    score, other = _tried(page, change)
+    score, other = _score_after(page, change)
     weights = other_weights(page.graph, score, other)
     said = change_in_words(_by_section(change))
     page.shadows.weigh_otherwise(replace(weights, said=f"the weights that are tried: {said}"))
     logger.info("tried over the page, in a shadow: %s", said)
 
 
-def _tried(page: Page, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
+def _score_after(page: Page, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
     """[score] after a change, and the policy that it names if that is another one."""
     score = page.watch.editor.tried(_by_section(change)).score
     if change.policy in (None, page.graph.policy.name):
