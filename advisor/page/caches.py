@@ -105,7 +105,7 @@ class Caches(Answer):
 
 
 def router(page: Page, edits: Callable[..., None]) -> APIRouter:
-    """Their path; to tell of steps needs the edit token."""
+    """The view's routes; the one that adds steps needs the edit token."""
     paths = APIRouter()
     runs = CacheRuns(lambda: page.unix.now())
 

@@ -115,7 +115,7 @@ class Engines(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Its path."""
+    """The view's route."""
     paths = APIRouter()
 
     @paths.get("/engines", response_model=Engines)

@@ -59,7 +59,7 @@ class News(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Its path."""
+    """The view's route."""
     paths = APIRouter()
     news = NewsStream(page)
 

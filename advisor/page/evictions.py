@@ -121,7 +121,7 @@ class Evictions(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Its path."""
+    """The view's route."""
     paths = APIRouter()
 
     @paths.get("/evictions", response_model=Evictions)

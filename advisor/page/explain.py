@@ -21,7 +21,7 @@ NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 
 
 def router(page: Page) -> APIRouter:
-    """Their paths, outside ``/v1``; an unknown block, session or memory raises GraphError."""
+    """Routes outside ``/v1``; an unknown block, session or memory raises GraphError."""
     paths = APIRouter()
 
     @paths.get("/blocks/{key}/explain")

@@ -128,7 +128,7 @@ class BlockView(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Their paths; what did not change since its ``ETag`` is not sent again."""
+    """The view's routes; an unchanged graph is answered with 304."""
     paths = APIRouter()
 
     @paths.get("/graph", response_model=GraphView)

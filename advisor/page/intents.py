@@ -123,7 +123,7 @@ class IntentReplies(_Closed):
 
 
 def router(page: Page, edits: Callable[..., None]) -> APIRouter:
-    """Its path, which needs the edit token."""
+    """The view's route, which needs the edit token."""
     paths = APIRouter()
 
     @paths.post("/intents", response_model=IntentReplies, dependencies=[Depends(edits)])

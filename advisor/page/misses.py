@@ -251,7 +251,7 @@ class Misses(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Their paths."""
+    """The view's routes."""
     paths = APIRouter()
 
     @paths.get("/requests", response_model=Requests)

@@ -142,7 +142,7 @@ _STATES: Final = (*STATE_NAMES, _NO_SESSION)
 
 
 def router(page: Page) -> APIRouter:
-    """Its path."""
+    """The view's route."""
     paths = APIRouter()
 
     @paths.get("/now", response_model=Now)

@@ -65,7 +65,7 @@ class RankingView(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Its path."""
+    """The view's route."""
     paths = APIRouter()
 
     @paths.get("/ranking", response_model=RankingView)

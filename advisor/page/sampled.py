@@ -83,7 +83,7 @@ _SAMPLED_EDGES: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that co
 
 
 def router(page: Page) -> APIRouter:
-    """Its path."""
+    """The view's route."""
     paths = APIRouter()
 
     @paths.get("/sampled", response_model=Sampled)

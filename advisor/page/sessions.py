@@ -123,7 +123,7 @@ class SessionTimeline(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Their paths."""
+    """The view's routes."""
     paths = APIRouter()
 
     @paths.get("/sessions", response_model=Sessions)

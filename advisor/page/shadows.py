@@ -90,7 +90,7 @@ class Shadows(Answer):
 
 
 def router(page: Page) -> APIRouter:
-    """Its path."""
+    """The view's route."""
     paths = APIRouter()
 
     @paths.get("/shadows", response_model=Shadows)

@@ -127,7 +127,7 @@ class WeightEffect(Answer):
 
 
 def router(page: Page, edits: Callable[..., None]) -> APIRouter:
-    """Their paths; all but a look and a preview need the edit token."""
+    """The view's routes; those that change or try something need the edit token."""
     paths = APIRouter()
 
     @paths.get("/weights", response_model=Weights)

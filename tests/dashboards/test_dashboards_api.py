@@ -78,6 +78,16 @@ def test_each_path_needs_the_token(path: str) -> None:
     assert SECRET not in answer.text
 
 
+def test_each_path_that_changes_something_needs_the_edit_token(client: TestClient) -> None:
+    paths = client.get("/v1/openapi.json").json()["paths"]
+    changes = [(way, path) for path, ways in paths.items() for way in ways if way != "get"]
+    changes.remove(("post", "/v1/weights/preview"))
+    assert len(changes) >= 6
+    for way, path in changes:
+        answer = client.request(way, path, json={})
+        assert (answer.status_code, "edit token" in answer.text) == (403, True), path
+
+
 def test_the_schema_names_every_path() -> None:
     schema = visitor().get("/v1/openapi.json").json()
     assert {f"/v1/{path}" for path in PATHS} < set(schema["paths"])
