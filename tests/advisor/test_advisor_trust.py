@@ -245,7 +245,6 @@ WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("dat
 FOR_PEOPLE = {
     "cache_watch.py",
     "conf_cache.py",
-    "page_board.py",
     "running.py",
     "span_feed.py",
     "unix_time.py",

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import ScoreConfig
-from kvgraph.advisor.page.shadows import lru_tokens, shadows_view
-from kvgraph.advisor.page.what_if import ShadowView, weight_effect
+from kvgraph.advisor.page.shadows import ShadowView, lru_tokens, shadows_view
+from kvgraph.advisor.page.what_if import weight_effect
 from kvgraph.advisor.policies.evidence import Trust
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
