@@ -10,7 +10,6 @@ from ...dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStat
 from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History, LoggedTables
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.stats import GraphStats
-from ...graph.tables.tables import Tables
 from ..assembly import Sidecar
 from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
@@ -20,7 +19,7 @@ from .questions import Questions, RecentAnswers
 from .ranking import ranked_by
 
 
-def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:
+def log_totals(tables: LoggedTables, shadows: ShadowRunner) -> LogTotals:
     """What the logs counted since the start; does not read the graph."""
     history, totals = tables.history, tables.history.totals.tolist()
     count = len(REASON_NAMES)

@@ -32,7 +32,7 @@ from ..vllm.installed import (
     live_misfits,
     live_unknown_places,
 )
-from ..vllm.patches import PATCHES
+from ..vllm.patching import PATCHES
 from ..vllm.plugin import rival_plugins
 from ..vllm.relied_on import RELIED_ON, SET, Part
 from .environment import (

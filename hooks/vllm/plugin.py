@@ -29,15 +29,14 @@ from ..settings import (
 from ..threads import log_where_vllm_logs
 from .installed import READ, WHAT_FITS, is_known, live_unknown_places
 from .patches import (
-    after,
     follow_connectors,
     follow_schedulers,
     given_template,
-    is_patched,
     own_transfer_config,
     remember_templates,
     spare_aggregation,
 )
+from .patching import after, is_patched
 from .sampled.attach import follow_runners
 from .shapes import reason_for_no_tiers, reason_to_decline
 

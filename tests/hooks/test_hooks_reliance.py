@@ -14,7 +14,8 @@ import vllm_sources
 from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.vllm import installed, plugin, shapes
 from kvgraph.hooks.vllm.installed import live_misfits, live_shape
-from kvgraph.hooks.vllm.patches import after, bind_scheduler, patch
+from kvgraph.hooks.vllm.patches import bind_scheduler
+from kvgraph.hooks.vllm.patching import after, patch
 from kvgraph.hooks.vllm.relied_on import RELIED_ON, VALUE, Need, Part, Use, misfit, misfits
 from kvgraph.hooks.vllm.tiers.idle import follow_loops
 

@@ -29,7 +29,7 @@ from ...requests.messages import (
 )
 from ...settings import engine_settings
 from ...threads import Once
-from ..patches import Method, patch
+from ..patching import Method, patch
 
 if TYPE_CHECKING:
     from vllm.renderers import BaseRenderer, ChatParams

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from ...settings import engine_settings
-from ..patches import after
+from ..patching import after
 from ..shapes import is_full_attention, reason_for_no_samples
 
 if TYPE_CHECKING:

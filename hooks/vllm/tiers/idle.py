@@ -12,7 +12,7 @@ import numpy as np
 from ....graph.types import Keys
 from ...tiers.ledger import TierLedger
 from ..installed import live_misfits
-from ..patches import Method, patch
+from ..patching import Method, patch
 from ..relied_on import Part
 
 if TYPE_CHECKING:
