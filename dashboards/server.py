@@ -18,26 +18,25 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# Deadlines for HTTP connections: silent clients and slow readers are cut off, not waited for.
+# Deadlines for HTTP connections: silent clients and slow readers are cut off.
 
 DEADLINE_S: Final = 8.0
-"""For a whole request to arrive, and for its answer to be read: chosen, far above any need."""
+"""For a whole request to arrive, and for its answer to be read; chosen, far above any need."""
 
 _ORPHAN_MS: Final = int(2e3 * DEADLINE_S)
-"""After so long, the kernel drops what it holds for a client of a connection that we have closed.
-"""
+"""After this time the kernel drops data of a closed connection that its client does not take."""
 
 MAX_CONNECTIONS: Final = 256
 MAX_OF_A_CLIENT: Final = 64
-"""Of one remote address. On loopback all clients share one, and what is bounded is the silence."""
+"""Per remote address. On loopback all clients share one address, so only silence is bounded."""
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 
 
 class TimeoutProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, with deadlines: it has none for a request that does not arrive.
+    """uvicorn's HTTP/1.1 protocol with deadlines; its own waits for ever for a request to arrive.
 
-    If there are too many connections, the one that has been silent longest is cut.
+    With too many connections, the one silent for longest is cut.
     """
 
     deadline_s: float = DEADLINE_S
@@ -48,7 +47,7 @@ class TimeoutProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, if there is room or a silent one to cut."""
+        """Accept the connection, cutting a silent one if there are too many."""
         super().connection_made(transport)
         self._since = self.loop.time()
         connection = transport.get_extra_info("socket")
@@ -64,26 +63,25 @@ class TimeoutProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Note that an answer was written: from here on the client must read it, or ask again."""
+        """Start the deadline for the client to read the answer or ask again."""
         self._since = self.loop.time()
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that asks nothing more, unless its answer is not read: the kernel
-        would hold the answer, and the client not notice. Such a one is cut at its deadline."""
+        """Close an idle connection, but not while its answer is unread: the kernel would keep the
+        answer and the client not notice. Such a connection is cut at its deadline."""
         if not self._unread:
             super().timeout_keep_alive_handler()
 
     @property
     def _is_computing(self) -> bool:
-        """Whether the connection waits for our answer, rather than we for the client."""
+        """Whether the client waits for our answer, not we for the client."""
         asked = self.cycle is not None and not self.cycle.response_complete
         return asked and not self.cycle.more_body and not self._unread
 
     @property
     def _unread(self) -> int:
-        """Bytes of answers that have not reached the client's machine, in the kernel too: its
-        buffer takes in megabytes."""
+        """Bytes of answers that have not reached the client, including megabytes in the kernel."""
         return self.transport.get_write_buffer_size() + held_by_kernel(
             self.transport.get_extra_info("socket")
         )
@@ -101,7 +99,6 @@ class TimeoutProtocol(H11Protocol):
         self._watch()
 
     def _cut(self) -> None:
-        """End the connection, and release what the kernel holds for it."""
         self.connections.discard(self)  # the loop calls connection_lost later only
         reset(self.transport)
 
@@ -119,7 +116,7 @@ class TimeoutProtocol(H11Protocol):
 
 
 def reset(transport: asyncio.BaseTransport) -> None:
-    """End a connection, and release what the kernel holds for its peer."""
+    """End a connection and drop what the kernel buffers for its peer."""
     connection = transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -128,14 +125,14 @@ def reset(transport: asyncio.BaseTransport) -> None:
 
 
 def held_by_kernel(connection: socket.socket | None) -> int:
-    """Bytes that were written to a connection and are not acknowledged by its peer."""
+    """Bytes written to a connection that its peer has not acknowledged."""
     if connection is None or connection.fileno() < 0:
         return 0
     return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
 
 class HttpServer:
-    """Listens at once, serves after ``start``; see ``timeouts`` for its deadlines.
+    """Listens at once, serves after ``start``; see ``TimeoutProtocol`` for its deadlines.
 
     Args:
         port: 0 picks a free one; see ``url``.
@@ -184,7 +181,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is being answered (a second at most) and stop listening."""
+        """Finish open answers, for a second at most, and stop listening."""
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -192,7 +189,7 @@ class HttpServer:
 
 
 class _QuietServer(uvicorn.Server):
-    """Sleeps until it is stopped; uvicorn's own loop looks ten times per second."""
+    """Sleeps until it is stopped; uvicorn's own loop wakes ten times per second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -200,7 +197,7 @@ class _QuietServer(uvicorn.Server):
         self._ended = asyncio.Event()
 
     def stop(self) -> None:
-        """End ``main_loop``; may come from any thread, and before it began."""
+        """End ``main_loop``, from any thread, even before it began."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
@@ -212,24 +209,23 @@ class _QuietServer(uvicorn.Server):
             await self._ended.wait()
 
 
-# Refuses bodies that are longer than any question: they are read before a token is looked at.
+# Refuses bodies longer than any question: they are read before a token is checked.
 
 MOST_BODY_BYTES: Final = 2 << 20
-"""Of a request's body; chosen: the longest question (256 wishes whose names are all escaped) has
-1.2 MB."""
+"""Largest body; chosen: the longest valid one (256 wishes, all names escaped) has 1.2 MB."""
 _REFUSED: Final = f"the body is too long; allowed: {MOST_BODY_BYTES} bytes"
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
-_WITHOUT_BODY: Final = frozenset({"GET", "HEAD"})  # nobody reads theirs, if they have one
+_WITHOUT_BODY: Final = frozenset({"GET", "HEAD"})  # their bodies are not read
 
 
 class BodyLimit:
-    """ASGI middleware: answers 413 to a longer body, by its announced length or as it comes."""
+    """ASGI middleware: answers 413 to a longer body, by its announced length or as it arrives."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is short enough."""
+        """Pass on requests with a short enough body."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         lengths = [int(value) for key, value in scope["headers"] if key == b"content-length"]
@@ -249,7 +245,7 @@ class _Counted:
         self._bytes = 0
 
     async def __call__(self) -> Any:
-        """The next message; raises what is answered by 413."""
+        """The next message; raises HTTPException 413 beyond the limit."""
         message = await self._receive()
         self._bytes += len(message.get("body", b""))
         if self._bytes > MOST_BODY_BYTES:
@@ -257,20 +253,20 @@ class _Counted:
         return message
 
 
-# Refuses requests that a foreign web page made a browser send here (DNS rebinding).
+# Refuses requests that a foreign web page made a browser send (DNS rebinding).
 
-_MOST_NAMED: Final = 64  # refused names that the log is told of; chosen
-_LONGEST_NAME: Final = 80  # characters of one there; chosen
+_MOST_NAMED: Final = 64  # refused names to log; chosen
+_LONGEST_NAME: Final = 80  # characters of a name in the log; chosen
 
 _log = logging.getLogger(__name__)
 
 
 class TrustedHosts:
-    """ASGI middleware: answers only requests whose Host, and Origin if there is one, is among
-    ``hosts``. The log names each other one once.
+    """ASGI middleware: answers only requests whose Host, and Origin if any, is among ``hosts``;
+    logs each other name once.
 
     Args:
-        option: By which an operator allows one more.
+        option: The setting that allows another host, for the log.
     """
 
     def __init__(
@@ -299,7 +295,7 @@ class TrustedHosts:
         return await self._app(scope, receive, send)
 
     def _name(self, header: str, refused: str) -> None:
-        """Tell the log what is refused; anybody may send anything."""
+        """Log a refused name, bounded in number and length."""
         said = f"{header} {refused[:_LONGEST_NAME]!r}"
         if said not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(said)

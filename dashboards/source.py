@@ -1,4 +1,4 @@
-"""The contract that the sidecar implements for the HTTP surface."""
+"""What the sidecar reports to the HTTP surface: its status, its engines, and totals of its logs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..graph.wire.events import TierReport
 
 
 class BusyError(KvGraphError):
-    """The graph cannot be asked just now.
+    """The graph is too busy to answer.
 
     Args:
-        why: What keeps it.
-        again_in_s: When the same question may be asked again, whole seconds from now.
+        why: The reason, in words.
+        again_in_s: Whole seconds after which to ask again.
     """
 
     def __init__(self, why: str, again_in_s: int) -> None:
@@ -34,15 +34,15 @@ class EngineStatus:
         id: Stable for the life of the engine process.
         kind: ``hook`` (takes advice) or ``kv_events`` (watched only).
         state: ``synced``; ``resyncing``, ``waiting``, ``replaying``: advice is withheld for now;
-            ``partial``, ``degraded``: some of its history was lost and could not be had again.
-        ranking_age_s: Seconds since the ranking that it was sent last was true; None: none yet.
-        tiers: What its colder tiers hold and did; None without any.
-        ruling: How the guard found policy and LRU to do there; None where it watches nothing.
-        room: How much new context may start there; None: nothing was said yet.
+            ``partial``, ``degraded``: some of its history is lost for good.
+        ranking_age_s: Age of the last ranking sent to it; None before any.
+        tiers: State and counters of its colder tiers; None without any.
+        ruling: The guard's comparison of policy and LRU; None where it compares nothing.
+        room: How much new context may start there; None before any advice.
         ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
-        hashing: By what it tells blocks apart, in words; empty where it does not say.
-        left_out: KV events of a watched engine that could not be read, and do not count.
-        last_left_out: Why the last of them did not.
+        hashing: How it hashes blocks, in words; empty if unknown.
+        left_out: KV events of a watched engine that could not be read and do not count.
+        last_left_out: Why the last of these could not be read.
     """
 
     id: str
@@ -73,11 +73,11 @@ class LogTotals:
     """What the logs counted since the start, for metrics.
 
     Attributes:
-        tokens: Of prompts, by where they came from: pool, loaded, prefetched, computed.
-        reasons: Requests, and blocks that they computed, by why they found no more.
-        lost: Blocks computed again, by whose they were: own turns or shared prefixes.
-        rules: Evictions, and how many of them were regretted, by engine and rule.
-        shadows: Blocks asked for, and found, by engine and shadow; ``ours`` is the live pool.
+        tokens: Prompt tokens by source: pool, loaded, prefetched, computed.
+        reasons: Requests and the blocks that they computed, by reason of their miss.
+        lost: Recomputed blocks, by whether they were of own turns or shared prefixes.
+        rules: Evictions and regretted evictions, by engine and rule.
+        shadows: Blocks asked for and found, by engine and shadow; ``ours`` is the live pool.
         log_bytes: Memory of the logs.
     """
 
@@ -93,9 +93,8 @@ class LogTotals:
 class SidecarStatus:
     """Everything about a sidecar at one moment, for people and for metrics.
 
-    ``counters`` is counted since the start: group → what → how often. The names are the sidecar's
-    own words, never input. ``lost`` has seconds since the last engines went that did not come back,
-    by name.
+    ``counters``, group → what → count, start with the sidecar; their names are the sidecar's own,
+    never input. ``lost`` is seconds since the last engines left for good, by name.
     """
 
     version: str
@@ -112,32 +111,16 @@ class SidecarStatus:
 
 
 class StatusSource(Protocol):
-    """Answers the HTTP surface's questions, from any thread; raises BusyError while it
-    cannot."""
+    """How the sidecar is; thread-safe. Raises BusyError while the graph is busy."""
 
     def is_healthy(self) -> bool:
-        """Whether the sidecar's own loop turns and its rankings are fresh."""
+        """Whether the loop turns and all rankings are fresh."""
 
     def not_ready(self) -> str | None:
-        """Why engines get no advice yet, in words; None where all that are linked get theirs."""
+        """Why engines get no advice yet, in words; None once all linked engines do."""
 
     def totals(self) -> LogTotals:
-        """What the logs counted; costs little."""
+        """What the logs counted; cheap."""
 
     def status(self) -> SidecarStatus:
         """The state of everything, now."""
-
-    def explain_block(self, key: int) -> dict[str, Any]:
-        """Why a block ranks where it does; raises GraphError for an unknown one."""
-
-    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
-        """What a session is doing and holds; raises GraphError for an unknown one."""
-
-    def explain_memory(self, name: str) -> dict[str, Any]:
-        """What is known of a memory; raises GraphError for an unknown one."""
-
-    def waiting(self) -> dict[str, float]:
-        """Requests that engines hold until there is room, by their engines' names; seconds."""
-
-    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
-        """Node-link data around a block; raises GraphError for an unknown one."""

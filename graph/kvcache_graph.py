@@ -16,13 +16,14 @@ from . import explain as views
 from .explain import row_of
 from .ingest.ingest import Ingest
 from .intents import IntentBook
+from .logs.history import LoggedTables
 from .ranking.copies import prefetch_candidates, without_copy
 from .ranking.formulas import ClassicPolicy
 from .ranking.order import Order, rank_by_ruler
 from .ranking.policy import Policy, Referee, Rules, Ruling, ScoreProfile, View
 from .stats import GraphStats, graph_stats
 from .tables.integrity import check_integrity
-from .tables.tables import GraphLimits, Tables
+from .tables.tables import GraphLimits
 from .types import NO_ROW, BlockKey, Keys, as_keys
 from .wire.advice import EvictionRanking
 from .wire.events import (
@@ -114,7 +115,7 @@ class KVCacheGraph:
         self.rules = rules or profile or Rules()
         self.referee, self.models = referee, models or {}
         self.lock, self.changes, self.clock = threading.RLock(), ChangeCounts(), clock
-        self.tables = Tables(limits or GraphLimits())
+        self.tables = LoggedTables(limits or GraphLimits())
         self.tables.protected_share = self.rules.protected_share
         self._ingest = Ingest(self.tables)
         self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
@@ -264,7 +265,7 @@ class KVCacheGraph:
         """What ``adopt`` needs besides the tables; empty if no block has an embedding."""
         return self._ingest.semantic.vectors()
 
-    def adopt(self, tables: Tables, embeddings: dict[str, npt.NDArray[Any]]) -> None:
+    def adopt(self, tables: LoggedTables, embeddings: dict[str, npt.NDArray[Any]]) -> None:
         """Take over restored tables, and embeddings, in place of the present, empty ones."""
         ingest = Ingest(tables)
         ingest.semantic.load_vectors(embeddings)

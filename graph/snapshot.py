@@ -24,12 +24,12 @@ import numpy.typing as npt
 
 from .errors import SnapshotError
 from .kvcache_graph import KVCacheGraph
+from .logs.history import LoggedTables
 from .tables.blocks import BlockTable
 from .tables.columns import Interner
 from .tables.edges import EdgeStore
 from .tables.integrity import check_integrity
 from .tables.sessions import SessionTable
-from .tables.tables import Tables
 
 _MAGIC: Final = b"KVGSNAP\x0c"
 _DIGEST_BYTES: Final = 32
@@ -76,7 +76,7 @@ def load(graph: KVCacheGraph, path: Path) -> None:
             is unchanged.
     """
     assert len(graph.tables.blocks) == 0, "a snapshot is loaded into an empty graph"
-    tables = Tables(graph.tables.limits)
+    tables = LoggedTables(graph.tables.limits)
     try:
         arrays = _verified(_read(path), path)
         _fill(tables, arrays, graph.clock())
@@ -91,7 +91,7 @@ def load(graph: KVCacheGraph, path: Path) -> None:
         raise SnapshotError(f"snapshot {path} is damaged ({why}); it was not loaded") from error
 
 
-def columns_of(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
+def columns_of(tables: LoggedTables, now: float) -> dict[str, npt.NDArray[Any]]:
     """Every column that a snapshot keeps, and all names, by section; times are relative to
     ``now``."""
     names = {name: getattr(tables, name).names for name in _INTERNERS}
@@ -121,7 +121,7 @@ def _read(path: Path) -> bytes:
         raise SnapshotError(f"cannot read snapshot {path}: {error.strerror or error}") from error
 
 
-def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> None:
+def _fill(tables: LoggedTables, arrays: dict[str, npt.NDArray[Any]], now: float) -> None:
     names = msgspec.json.decode(arrays["names"].tobytes(), type=_Names)
     tables.blocks.load_columns(_shifted(_section(arrays, "blocks"), BlockTable.times(), now))
     tables.blocks.tiers[:] = 0

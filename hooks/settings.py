@@ -1,100 +1,67 @@
-"""The names and variables by which an engine is configured."""
+"""``EngineSettings``: what the environment asks of an engine.
+
+vLLM imports this module whether or not we are switched on; so it imports nothing of ours, and of
+others' only pydantic, which vLLM has loaded already (pydantic-settings, which it has not, takes
+0.2 s).
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from ..graph.errors import ConfigError
-
-# Environment variables whose values have a form, read with errors that name what is allowed.
-
-_GIB: Final = 1 << 30
-_MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
-
-
-def read_gib(environment: Mapping[str, str], name: str) -> int:
-    """Return a variable's GiB in bytes; 0 where it is not set.
-
-    Raises:
-        ConfigError: It is no number, or too large.
-    """
-    text = environment.get(name, "").strip()
-    try:
-        value = float(text) if text else 0.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= _MOST_GIB:  # which no NaN is
-        raise ConfigError(f"{name}={text!r}; allowed: GiB from 0 to {_MOST_GIB}")
-    return int(value * _GIB)
-
-
-def read_choice(environment: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    """Return a variable's value in lower case; the first of ``allowed`` where it is not set.
-
-    Raises:
-        ConfigError: It is none of ``allowed``.
-    """
-    value = environment.get(name, "").strip().lower() or allowed[0]
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
-    return value
-
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 logger = logging.getLogger(__name__)
 
-SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
-SIDECAR_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR"
-CHILD_VARIABLE: Final = "AITHER_KVCACHE_CHILD"  # which engine's child the sidecar is, if any's
+PREFIX: Final = "AITHER_KVCACHE_"
+SWITCH_VARIABLE: Final = PREFIX + "GRAPH"
+SIDECAR_VARIABLE: Final = PREFIX + "SIDECAR"
+CHILD_VARIABLE: Final = PREFIX + "CHILD"
+ENDS_VARIABLE: Final = PREFIX + "ENDS"
+LAYERS_VARIABLE: Final = PREFIX + "LAYERS"
+SECTIONS_VARIABLE: Final = PREFIX + "SECTIONS"
+HINTS_VARIABLE: Final = PREFIX + "HINTS"
+ADMISSION_VARIABLE: Final = PREFIX + "ADMISSION"
+HOLD_MAX_VARIABLE: Final = PREFIX + "HOLD_MAX_S"
+REFUSE_AFTER_VARIABLE: Final = PREFIX + "REFUSE_AFTER_S"
+PROTECT_STALE_VARIABLE: Final = PREFIX + "PROTECT_STALE_S"
+SAMPLING_VARIABLE: Final = PREFIX + "SAMPLING"
+RECALL_VARIABLE: Final = PREFIX + "RECALL"
+RECALL_SHARED_VARIABLE: Final = PREFIX + "RECALL_SHARED"
+WARM_VARIABLE: Final = PREFIX + "WARM_GIB"
+COLD_VARIABLE: Final = PREFIX + "COLD_GIB"
+DIRECTORY_VARIABLE: Final = PREFIX + "COLD_DIR"
+PREFETCH_VARIABLE: Final = PREFIX + "PREFETCH"
+SPILL_VARIABLE: Final = PREFIX + "SPILL"
+STORE_VARIABLE: Final = PREFIX + "STORE"
+STORE_GIB_VARIABLE: Final = PREFIX + "STORE_GIB"
+STORE_OPEN_VARIABLE: Final = PREFIX + "STORE_OPEN"
+
 ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
 TIERS_KEY: Final = "kvgraph_tiers"
 ENDS_KEY: Final = "kvgraph_ends"
-ENDS_VARIABLE: Final = "AITHER_KVCACHE_ENDS"
-"""Says by which marks answers end, as JSON, or 0: nobody reads why they end. Where it is not set,
-the marks are learned from the chat template."""
 LAYERS_KEY: Final = "kvgraph_layers"
-LAYERS_VARIABLE: Final = "AITHER_KVCACHE_LAYERS"
-"""0: nobody reads prompts' layers, and hints about messages are not understood. Our own processes
-hand the borders of messages over in it, beside a connector of the user's."""
-SECTIONS_VARIABLE: Final = "AITHER_KVCACHE_SECTIONS"
-"""Which lines begin sections of a system text, and their layers, as a JSON object."""
 CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
 PLUGIN_GROUP: Final = "vllm.general_plugins"
-PROTECT_STALE_VARIABLE: Final = "AITHER_KVCACHE_PROTECT_STALE_S"
+
+FILE_PREFIX: Final = "kvgraph-"  # of a disk tier's files
+DISK_SUFFIX: Final = ".tier"
+MOONCAKE: Final = "mooncake://"
+
+ON: Final = ("1", "true", "on", "yes")
+OFF: Final = ("0", "false", "off", "no")
 PROTECT_STALE_S: Final = 60.0
 """Chosen: longer than a sidecar takes to be started again with its snapshot, and so short that a
 dead one does not shape the queue for long."""
-LONGEST_PROTECT_STALE_S: Final = 3600.0  # chosen
-ADMISSION_VARIABLE: Final = "AITHER_KVCACHE_ADMISSION"
-ADMISSION_BY_DEFAULT: Final = True
-"""Whether new sessions may be held where the variable is not set. Either way, nobody is held but
-while the sidecar measures that the engine computes again what sessions that go on held a moment
-ago, and while prompts queue (``graph.waiting.saturation``)."""
-HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
-LONGEST_HOLD_S: Final = 3600.0  # chosen
-REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
-REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
-SAMPLING_VARIABLE: Final = "AITHER_KVCACHE_SAMPLING"
 SAMPLING_SHARE: Final = 0.002
-"""Where the variable is 1, some decode steps show how sure the model is and where it looks. They
-are given this share of the worker's CPU time (on a GPU, of the time of its decode steps), or the
-share that the variable says. Off where it is not set. Chosen: with all else that is on, it stays
-within half a percent of a step."""
-RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
-RECALL_ALWAYS_VARIABLE: Final = "AITHER_KVCACHE_RECALL_ALWAYS"
-"""Text that asks for it comes back also where computing it is quicker: to try recall on a small
-model. Off where it is not set."""
-RECALL_SHARED_VARIABLE: Final = "AITHER_KVCACHE_RECALL_SHARED"
-"""Requests that name no tenant and have no cache salt find each other's text. Off where it is not
-set: what comes back was computed behind what its own prompt held, and answers depend on that."""
-ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
-OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
+"""Chosen: with all else that is on, sampled decode steps stay within half a percent of a step."""
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 RUST_FRONTEND_VARIABLE: Final = "VLLM_USE_RUST_FRONTEND"  # vLLM's own
 WITHOUT_API: Final = (
@@ -103,10 +70,216 @@ WITHOUT_API: Final = (
     "too long is refused; all that the engine does itself goes on, other hints count"
 )
 
+_GIB: Final = 1 << 30
+_MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
+_LONGEST_S: Final = 3600  # chosen
+_SWITCHES: Final = frozenset(
+    {"graph", "admission", "layers", "sampling", "recall_always", "recall_shared"}
+)
+"""Where a value that is not allowed counts as 1: whoever sets a switch does not want it off."""
+
+
+def _share(text: str) -> str | float:
+    return SAMPLING_SHARE if text.lower() in ON else 0.0 if text.lower() in OFF else text
+
+
+_Switch = Annotated[bool, Field(description="1 or 0")]
+_Seconds = Annotated[
+    float,
+    Field(ge=0, le=_LONGEST_S, allow_inf_nan=False, description=f"seconds from 0 to {_LONGEST_S}"),
+]
+_Gib = Annotated[
+    float,
+    Field(ge=0, le=_MOST_GIB, allow_inf_nan=False, description=f"GiB from 0 to {_MOST_GIB}"),
+]
+_Digit = Annotated[Literal["0", "1"], Field(description="0, 1")]
+_Lower = BeforeValidator(str.lower)
+
+
+class EngineSettings(BaseModel):
+    """The settings of an engine: field ``hold_max_s`` is variable ``AITHER_KVCACHE_HOLD_MAX_S``.
+
+    A value that is not allowed leaves the field at its default, or a switch at 1, and its complaint
+    to whoever uses the field: some refuse a part of their work, others warn and go on. A field's
+    description is what is allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    graph: _Switch = False
+    sidecar: str = ""
+    child: str = ""  # which engine's child the sidecar is, if any's
+    hints: str = Field(
+        "session",
+        pattern="^((?i:all|session|off)$|secret:)",
+        description="all, session, off, or secret:FILE",
+    )
+    # JSON: the marks by which answers end; 0: nobody reads why. Else the chat template shows them.
+    ends: str = ""
+    # 0: nobody reads prompts' layers, and hints about messages are not understood. Our own
+    # processes hand the borders of messages over in it, beside a connector of the user's.
+    layers: str = Field("1", pattern=f"^((?i:{'|'.join(ON + OFF)})$|\\{{)", description="1 or 0")
+    sections: str = ""  # a JSON object: lines that begin sections of a system text, their layers
+    # Nobody is held but while the sidecar measures that the engine computes again what sessions
+    # that go on held a moment ago, and while prompts queue (``graph.waiting.saturation``).
+    admission: _Switch = True
+    hold_max_s: _Seconds = 300.0  # ``graph.messages.advice.HOLD_MAX_S``
+    refuse_after_s: _Seconds = 60.0  # chosen
+    protect_stale_s: _Seconds = PROTECT_STALE_S
+    # The share of a worker's CPU time (on a GPU, of the time of its decode steps) that steps take
+    # which show how sure the model is and where it looks.
+    sampling: Annotated[
+        float,
+        BeforeValidator(_share),
+        Field(ge=0, lt=1, description="1, 0, or a share between"),
+    ] = 0.0
+    # Unset, a slip of the pen included: nobody's answers become approximate who did not ask.
+    recall: bool | None = Field(
+        None, description="1 (all requests), 0 (none), or unset (those that ask)"
+    )
+    recall_always: _Switch = False  # also where computing is quicker: to try it on a small model
+    # Requests without tenant and salt find each other's text. Off: what comes back was computed
+    # behind what its own prompt held, and answers depend on that.
+    recall_shared: _Switch = False
+    warm_gib: _Gib = 0.0
+    cold_gib: _Gib = 0.0
+    cold_dir: str = ""
+    prefetch: Annotated[Literal["1", "0", "queued"], _Lower] = Field(
+        "1", description="1, 0, queued"
+    )
+    spill: Annotated[Literal["worth", "all"], _Lower] = Field("worth", description="worth, all")
+    store: str = ""  # a directory that engines share, or mooncake://HOST:PORT, a Mooncake master
+    store_gib: _Gib = 0.0
+    store_at: Annotated[Literal["turn", "eviction"], _Lower] = Field(
+        "turn", description="turn, eviction"
+    )
+    store_salted: _Digit = "0"
+    # The operator knows that Mooncake's clients listen on all interfaces, without a password.
+    store_open: _Digit = "0"
+
+    _wrong: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> EngineSettings:
+        """Return the settings that an environment asks for; the same object for the same ones."""
+        texts = ((name, environment.get(PREFIX + name.upper(), "")) for name in cls.model_fields)
+        return _settings(tuple((name, text.strip()) for name, text in texts if text.strip()))
+
+    def complaint(self, *names: str) -> str:
+        """What is wrong with these variables: the first one's name, value and what is allowed; else
+        empty."""
+        return next((self._wrong[name] for name in names if name in self._wrong), "")
+
+    def require(self, *names: str) -> None:
+        """Check these variables.
+
+        Raises:
+            ConfigError: One has a value that is not allowed.
+        """
+        if complaint := self.complaint(*names):
+            raise _config_error(complaint)
+
+    @property
+    def reads_ends(self) -> bool:
+        """Whether the engine may read why answers end off their last tokens."""
+        return self.ends.lower() not in OFF
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether prompts' parts are told apart by the borders of their messages."""
+        return self.layers.lower() not in OFF
+
+    def tiers(self) -> TierSettings | None:
+        """Return the tiers that are asked for; None: none.
+
+        Raises:
+            ConfigError: A variable's value is not allowed, or one needs another.
+        """
+        self.require("warm_gib", "cold_gib")
+        store = self.shared_store()
+        if store is not None and not self.warm_gib:
+            raise _config_error(
+                f"{STORE_VARIABLE} needs {WARM_VARIABLE}: blocks reach it by memory"
+            )
+        if self.cold_gib and not self.warm_gib:
+            needs = f"{COLD_VARIABLE} needs {WARM_VARIABLE}"
+            raise _config_error(f"{needs}: blocks reach the disk by memory")
+        if bool(self.cold_gib) != bool(self.cold_dir):
+            both = f"{COLD_VARIABLE} and {DIRECTORY_VARIABLE}"
+            raise _config_error(f"{both} go together; one is missing")
+        if not self.warm_gib:
+            return None
+        self.require("prefetch", "spill")
+        return TierSettings(
+            int(self.warm_gib * _GIB),
+            int(self.cold_gib * _GIB),
+            Path(self.cold_dir) if self.cold_dir else None,
+            self.prefetch != "0",
+            self.prefetch == "queued",
+            self.spill == "all",
+            store=store,
+        )
+
+    def shared_store(self) -> StoreSettings | None:
+        """Return the shared store that is asked for; None: none.
+
+        Raises:
+            ConfigError: As above.
+        """
+        self.require("store_gib", "store_at", "store_salted", "store_open")
+        if not self.store:
+            return None
+        if not self.store_gib:
+            needs = f"{STORE_VARIABLE} needs {STORE_GIB_VARIABLE}"
+            raise _config_error(f"{needs}: how much it may hold")
+        size, salted = int(self.store_gib * _GIB), self.store_salted == "1"
+        store = StoreSettings(self.store, size, self.store_at == "turn", salted)
+        if store.is_mooncake and self.store_open == "0":
+            raise _config_error(
+                f"{STORE_VARIABLE}={self.store!r}: Mooncake's clients listen on all interfaces, "
+                "without a password; if only engines can reach them, "
+                f"{STORE_OPEN_VARIABLE}=1 allows it"
+            )
+        if not store.is_mooncake and not Path(self.store).is_absolute():
+            allowed = f"an absolute path, or {MOONCAKE}HOST:PORT"
+            raise _config_error(f"{STORE_VARIABLE}={self.store!r}; allowed: {allowed}")
+        return store
+
+
+@functools.lru_cache(maxsize=16)
+def _settings(texts: tuple[tuple[str, str], ...]) -> EngineSettings:
+    stated: dict[str, Any] = dict(texts)
+    try:
+        return EngineSettings(**stated)
+    except ValidationError as error:
+        wrong = {str(each["loc"][0]): "" for each in error.errors()}
+    for name in wrong:
+        text, allowed = stated.pop(name), EngineSettings.model_fields[name].description
+        taken = ""
+        if name in _SWITCHES:
+            stated[name], taken = "1", " counts as 1"
+        wrong[name] = f"{PREFIX}{name.upper()}={text[:80]!r}{taken}; allowed: {allowed}"
+    settings = EngineSettings(**stated)
+    settings._wrong.update(wrong)
+    return settings
+
+
+def engine_settings(*used: str) -> EngineSettings:
+    """Return the settings of this process.
+
+    Args:
+        used: The fields that are about to be used; what is not allowed there leaves a warning.
+    """
+    settings = EngineSettings.read(os.environ)
+    for complaint in filter(None, map(settings.complaint, used)):
+        taken = "" if "counts as" in complaint else "; its default is taken"
+        logger.warning("kvgraph: %s%s", complaint, taken)
+    return settings
+
 
 def switched_on() -> bool:
-    """Whether the environment asks for us: set, and not to 0, false, off or no."""
-    return _is_on(SWITCH_VARIABLE)
+    """Whether the environment asks for us."""
+    return bool(os.environ.get(SWITCH_VARIABLE)) and engine_settings().graph
 
 
 def has_python_api() -> bool:
@@ -114,137 +287,15 @@ def has_python_api() -> bool:
     return os.environ.get(RUST_FRONTEND_VARIABLE, "").strip().lower() in ("", *OFF)
 
 
-def admission_switched_on() -> bool:
-    """Whether new sessions may be held while there is no room for them."""
-    return _is_on(ADMISSION_VARIABLE, ADMISSION_BY_DEFAULT)
-
-
-def recalls_always() -> bool:
-    """Whether text comes back also where computing it is quicker."""
-    return _is_on(RECALL_ALWAYS_VARIABLE)
-
-
-def recall_is_shared() -> bool:
-    """Whether all who name no tenant and have no salt may see one another."""
-    return _is_on(RECALL_SHARED_VARIABLE)
-
-
-def reads_ends() -> bool:
-    """Whether the engine may read why answers end off their last tokens."""
-    return os.environ.get(ENDS_VARIABLE, "").strip().lower() not in OFF
-
-
-def reads_layers() -> bool:
-    """Whether prompts' parts are told apart by the borders of their messages."""
-    return os.environ.get(LAYERS_VARIABLE, "").strip().lower() not in OFF
-
-
-def sampling_share() -> float:
-    """The share of a worker's time that sampled decode steps may take; 0: none is sampled.
-
-    A value that is not allowed leaves a warning, and the default is taken.
-    """
-    try:
-        return read_sampling_share()
-    except ValueError as error:
-        logger.warning("kvgraph: %s; %s is taken", error, SAMPLING_SHARE)
-        return SAMPLING_SHARE
-
-
-def protect_stale_s() -> float:
-    """How long protection outlives the last message of a sidecar, in seconds.
-
-    A value that is not allowed leaves a warning, and the default is taken.
-    """
-    return _seconds(PROTECT_STALE_VARIABLE, PROTECT_STALE_S, LONGEST_PROTECT_STALE_S)
-
-
-def hold_max_s(default: float) -> float:
-    """How long a request is held at most, in seconds; a value that is not allowed as above."""
-    return _seconds(HOLD_MAX_VARIABLE, default, LONGEST_HOLD_S)
-
-
-def refuse_after_s() -> float:
-    """After how many seconds a held request is refused, where that is asked for; as above."""
-    return _seconds(REFUSE_AFTER_VARIABLE, REFUSE_AFTER_S, LONGEST_HOLD_S)
-
-
-def read_seconds(variable: str, longest: float) -> float | None:
-    """A variable's value in seconds; None where it is not set.
-
-    Raises:
-        ConfigError: It is not a number from 0 to ``longest``.
-    """
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if 0 <= seconds <= longest:
-        return seconds
+def _config_error(text: str) -> ValueError:
     from ..graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
 
-    raise ConfigError(f"{variable}={text!r} is not allowed: seconds from 0 to {longest:.0f}")
-
-
-def read_sampling_share() -> float:
-    """As ``sampling_share``.
-
-    Raises:
-        ConfigError: The variable is neither a switch nor a share.
-    """
-    if not _is_on(SAMPLING_VARIABLE):
-        return 0.0
-    text = os.environ[SAMPLING_VARIABLE].strip().lower()
-    if text in ON:
-        return SAMPLING_SHARE
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if 0 < share < 1:
-        return share
-    from ..graph.errors import ConfigError  # as above
-
-    raise ConfigError(f"{SAMPLING_VARIABLE}={text!r} is not allowed: 1, 0, or a share between")
-
-
-def _is_on(variable: str, unset: bool = False) -> bool:
-    value = os.environ.get(variable, "").strip().lower()
-    return value not in OFF if value else unset
-
-
-def _seconds(variable: str, default: float, longest: float) -> float:
-    try:
-        seconds = read_seconds(variable, longest)
-    except ValueError as error:
-        logger.warning("kvgraph: %s; %d is taken", error, default)
-        return default
-    return default if seconds is None else seconds
-
-
-# What an environment asks of the shared store.
-
-STORE_VARIABLE: Final = "AITHER_KVCACHE_STORE"
-"""A directory that engines share, or ``mooncake://HOST:PORT``, a Mooncake master."""
-STORE_GIB_VARIABLE: Final = "AITHER_KVCACHE_STORE_GIB"
-STORE_AT_VARIABLE: Final = "AITHER_KVCACHE_STORE_AT"
-STORE_SALTED_VARIABLE: Final = "AITHER_KVCACHE_STORE_SALTED"
-STORE_OPEN_VARIABLE: Final = "AITHER_KVCACHE_STORE_OPEN"
-"""1: the operator knows that Mooncake's clients listen on all interfaces, without a password."""
-
-MOONCAKE: Final = "mooncake://"
-
-TURN, EVICTION = "turn", "eviction"
-_WHEN: Final = (TURN, EVICTION)
-_SWITCH: Final = ("0", "1")
+    return ConfigError(text)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """One store, and what may go there.
+    """One shared store, and what may go there.
 
     Attributes:
         place: A directory's path, or ``mooncake://HOST:PORT``.
@@ -263,47 +314,6 @@ class StoreSettings:
     def is_mooncake(self) -> bool:
         """Whether it is Mooncake's."""
         return self.place.startswith(MOONCAKE)
-
-
-def read_store_settings(environment: Mapping[str, str]) -> StoreSettings | None:
-    """Read what an environment asks for; None if it asks for no store.
-
-    Raises:
-        ConfigError: A variable's value is not allowed; the message names both.
-    """
-    place = environment.get(STORE_VARIABLE, "").strip()
-    capacity = read_gib(environment, STORE_GIB_VARIABLE)
-    when = read_choice(environment, STORE_AT_VARIABLE, _WHEN)
-    salted = read_choice(environment, STORE_SALTED_VARIABLE, _SWITCH) == "1"
-    is_open = read_choice(environment, STORE_OPEN_VARIABLE, _SWITCH) == "1"
-    if not place:
-        return None
-    if not capacity:
-        raise ConfigError(f"{STORE_VARIABLE} needs {STORE_GIB_VARIABLE}: how much it may hold")
-    settings = StoreSettings(place, capacity, when == TURN, salted)
-    if settings.is_mooncake and not is_open:
-        raise ConfigError(
-            f"{STORE_VARIABLE}={place!r}: Mooncake's clients listen on all interfaces, without a "
-            f"password; if only engines can reach them, {STORE_OPEN_VARIABLE}=1 allows it"
-        )
-    if not settings.is_mooncake and not Path(place).is_absolute():
-        allowed = f"an absolute path, or {MOONCAKE}HOST:PORT"
-        raise ConfigError(f"{STORE_VARIABLE}={place!r}; allowed: {allowed}")
-    return settings
-
-
-# How much memory and disk an engine may use for blocks that left its pool.
-
-WARM_VARIABLE: Final = "AITHER_KVCACHE_WARM_GIB"
-COLD_VARIABLE: Final = "AITHER_KVCACHE_COLD_GIB"
-DIRECTORY_VARIABLE: Final = "AITHER_KVCACHE_COLD_DIR"
-PREFETCH_VARIABLE: Final = "AITHER_KVCACHE_PREFETCH"
-SPILL_VARIABLE: Final = "AITHER_KVCACHE_SPILL"
-FILE_PREFIX: Final = "kvgraph-"  # of a disk tier's files
-DISK_SUFFIX: Final = ".tier"
-
-_SPILL: Final = ("worth", "all")
-_PREFETCH: Final = ("1", "0", "queued")
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,33 +359,3 @@ class TierSettings:
             "store": StoreSettings(**store) if store else None,
         }
         return cls(**{**plain, **made})
-
-
-def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
-    """Read the settings that an environment asks for; None if it asks for no tiers.
-
-    Raises:
-        ConfigError: A variable's value is not allowed; the message names both.
-    """
-    warm = read_gib(environment, WARM_VARIABLE)
-    cold = read_gib(environment, COLD_VARIABLE)
-    directory = environment.get(DIRECTORY_VARIABLE, "").strip()
-    store = read_store_settings(environment)
-    if store is not None and not warm:
-        raise ConfigError(f"{STORE_VARIABLE} needs {WARM_VARIABLE}: blocks reach it by memory")
-    if cold and not warm:
-        raise ConfigError(f"{COLD_VARIABLE} needs {WARM_VARIABLE}: blocks reach the disk by memory")
-    if bool(cold) != bool(directory):
-        raise ConfigError(f"{COLD_VARIABLE} and {DIRECTORY_VARIABLE} go together; one is missing")
-    if not warm:
-        return None
-    prefetch = read_choice(environment, PREFETCH_VARIABLE, _PREFETCH)
-    return TierSettings(
-        warm,
-        cold,
-        Path(directory) if directory else None,
-        prefetch != "0",
-        prefetch == "queued",
-        read_choice(environment, SPILL_VARIABLE, _SPILL) == "all",
-        store=store,
-    )

@@ -165,14 +165,19 @@ class SidecarChild:
         self._sockets.close()
 
     def _supervise(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._starts.append(self._clock())
+        while not self._stopping.is_set():
+            self._starts.append(self._clock())
+            try:
                 self._run_once()
-                self._stopping.wait(self._pause_s())
-        except Exception as error:
-            self.gave_up = True
-            logger.warning("kvgraph: the sidecar could not be started: %s", error)
+            except (FileNotFoundError, PermissionError) as error:  # nor could it be later
+                self.gave_up = True
+                logger.warning("kvgraph: the sidecar could not be started: %s", error)
+                return
+            except Exception as error:  # no descriptor or memory was left, perhaps
+                logger.warning("kvgraph: the sidecar is started again after %s", _why(error))
+                if self._process is not None:
+                    _end(self._process, 2.0)
+            self._stopping.wait(self._pause_s())
 
     def _run_once(self) -> None:
         # A session of its own: Ctrl-C is for the engine, which ends the child when it is done.
@@ -180,7 +185,8 @@ class SidecarChild:
             list(self._command(self.endpoint)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             start_new_session=True,
         )
         with contextlib.suppress(OSError):  # it may be gone already
@@ -229,9 +235,13 @@ class SidecarChild:
 def _ready_line(line: str) -> dict[str, object] | None:
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) and content.get("ready") else None
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or 'while it ran'}"
 
 
 def _end(process: subprocess.Popen[str], timeout_s: float) -> None:

@@ -53,6 +53,8 @@ def shown(run: Callable[[], None]) -> Callable[[], None]:
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 
 
+# Not a ThreadPoolExecutor: the interpreter joins its threads when it exits, and one that hangs in a
+# system call to a dead disk would keep the engine from ending.
 class TaskThread:
     """Runs tasks one after the other.
 

@@ -28,15 +28,29 @@ from kvgraph.graph.wire.events import AnyEvent
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["page_browser", "page_sidecar"]
 
+NEEDS = {"new_engine": "engine", "chromium": "browser"}
+"""Markers of what a fixture needs: no test that asks for it can lack one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(NEEDS[fixture])
+
 
 @pytest.fixture(autouse=True, scope="session")
-def _only_our_vllm_plugin() -> Iterator[None]:
+def _only_what_tests_start() -> Iterator[None]:
     """The peer that benches compare with is a vLLM plugin too, and answers to the same switch.
 
     Engines believe what tests say of their requests, and a policy ranks from the start, unless a
-    test is about that.
+    test is about that. Sidecars of another worker, or of whoever runs the tests, are not found.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        # Short: paths of ipc sockets have 107 bytes.
+        tempfile.TemporaryDirectory(prefix="kvg-", ignore_cleanup_errors=True) as runtime,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
         patch.setenv("VLLM_PLUGINS", "kvgraph")
         patch.setenv("AITHER_KVCACHE_HINTS", "all")
         patch.setenv("KVGRAPH_POLICY__GUARD", "false")
@@ -209,7 +223,7 @@ def vllm_loaded() -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with its tokenizer, written once a session."""
-    from kvgraph.bench.serving.model import TINY, ensure_model
+    from kvgraph_bench.serving.model import TINY, ensure_model
 
     return ensure_model(TINY, tmp_path_factory.mktemp("model") / "tiny")
 
@@ -217,7 +231,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def paper_config(vllm_loaded: None, tiny_model: Path) -> Any:
     """vLLM's configuration for engines on paper."""
-    from kvgraph.bench.paper.paper_engine import base_config
+    from kvgraph_bench.paper.paper_engine import base_config
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -227,7 +241,7 @@ def paper_config(vllm_loaded: None, tiny_model: Path) -> Any:
 @pytest.fixture
 def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
     """Makes a ``PaperEngine`` of a shape; what it started is ended after the test."""
-    from kvgraph.bench.paper.paper_engine import PaperEngine
+    from kvgraph_bench.paper.paper_engine import PaperEngine
 
     with contextlib.ExitStack() as stack:
 
@@ -244,9 +258,9 @@ def recalls(
     paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits."""
-    from kvgraph.bench.recall.approximate import recalling
-    from kvgraph.bench.recall.calibrated import keep_calibration
     from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+    from kvgraph_bench.recall.approximate import recalling
+    from kvgraph_bench.recall.calibrated import keep_calibration
 
     def new(shape: Any, limits: Any) -> Any:
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))

@@ -1,4 +1,4 @@
-"""ARCHITECTURE speaks of this tree: what it names is there, and its words are the code's words."""
+"""ARCHITECTURE and the explanations speak of this tree: what they name is there."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+EXPLANATIONS = sorted((ROOT / "docs" / "explanations").glob("*.md"))
 FOLDERS = ("graph", "kernels", "dashboards", "advisor", "hooks", "tests", "examples")
-# Words of the glossary that people say and no name in the code is made of.
-SPOKEN = {"on paper", "the bound"}
 FOREIGN = {"WAITING_FOR_REMOTE_KVS", "None"}  # in backticks, and vLLM's or Python's
 
 
@@ -70,19 +71,22 @@ def test_each_word_of_the_glossary_is_a_word_of_the_code() -> None:
         word
         for words, _ in rows()
         for word in words
-        if word not in SPOKEN and not {stem(part) for part in word.lower().split()} <= spoken
+        if not {stem(part) for part in word.lower().split()} <= spoken
     ]
     assert missing == []
 
 
-def test_the_glossary_is_short_and_says_each_word_once() -> None:
+def test_the_glossary_says_each_word_once() -> None:
     words = [word for each, _ in rows() for word in each]
-    assert len(words) == len(set(words))
-    assert 25 <= len(rows()) <= 60
+    assert len(words) == len(set(words)) > 0
 
 
-def test_every_file_that_is_named_is_there() -> None:
-    named = set(re.findall(r"`([\w/{},]+\.(?:py|cu|cuh|hpp|npz|toml|c))`", TEXT))
+@pytest.mark.parametrize(
+    "page", [ROOT / "ARCHITECTURE.md", *EXPLANATIONS], ids=lambda page: page.name
+)
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"`([\w/{},]+\.(?:py|cu|cuh|hpp|npz|toml|ts|tsx))`", text))
     files = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.*") if ".venv" not in path.parts}
     wanted = {each for name in named for each in unfolded(name)}
     missing = {
@@ -91,7 +95,7 @@ def test_every_file_that_is_named_is_there() -> None:
         if not any(file == name or file.endswith(f"/{name}") for file in files)
     }
     assert missing == set()
-    folders = set(re.findall(r"`((?:graph|kernels|dashboards|advisor|hooks|tests)/[\w/]*)`", TEXT))
+    folders = set(re.findall(r"`((?:graph|kernels|dashboards|advisor|hooks|tests)/[\w/]*)`", text))
     assert {each for each in folders if not (ROOT / each).is_dir()} == set()
 
 
@@ -107,9 +111,7 @@ def unfolded(name: str) -> list[str]:
 def test_every_symbol_that_is_named_is_there() -> None:
     named = re.findall(r"`((?:[A-Z]\w*|_[a-zA-Z]\w*)(?:\.\w+)*)`", TEXT)
     ours = {symbol for symbol in named if not re.match(r"AITHER_|.*\.md$", symbol)} - FOREIGN
-    assert len(ours) > 50
     assert {symbol for symbol in ours if not set(symbol.split(".")) <= names()} == set()
     members = {symbol for symbol in ours if symbol.split(".")[0] in classes() and "." in symbol}
-    assert len(members) > 5
     strange = {each for each in members if each.split(".")[1] not in classes()[each.split(".")[0]]}
     assert strange == set()

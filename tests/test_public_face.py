@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import kvgraph
 import pytest
@@ -18,7 +20,7 @@ PUBLIC = {
     "ObserveConfig", "Policy", "RequestFinished", "RequestStarted", "Rules", "ScoreProfile",
     "Segment",
     "Selection",
-    "SessionSignal", "SourceLayer", "Tables", "Tier", "Trace", "View", "Weights",
+    "SessionSignal", "SourceLayer", "Tier", "Trace", "View", "Weights",
     "hints", "hit_rate", "load_trace",
 }  # fmt: skip
 
@@ -26,11 +28,29 @@ PUBLIC = {
 def test_the_public_names_are_these() -> None:
     assert set(kvgraph.__all__) == PUBLIC
     assert set(dir(kvgraph)) >= PUBLIC
+    assert {getattr(kvgraph, name).__name__ for name in PUBLIC} == PUBLIC
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_a_public_name_is_what_it_is_called(name: str) -> None:
-    assert getattr(kvgraph, name).__name__ == name
+def test_type_checkers_are_told_the_same_names_from_the_same_modules() -> None:
+    tree = ast.parse(Path(kvgraph.__file__).read_text())
+    told = {
+        alias.asname: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+    assert told == kvgraph._ROOM_OF  # what `__getattr__` goes by
+
+
+def test_what_needs_an_extra_says_which() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\nfrom kvgraph import ConfKVSettings, ConfKVCache"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert "kvgraph.ConfKVCache: " in done.stderr
+    assert "pip install 'kvgraph[transformers]'" in done.stderr
 
 
 def test_what_is_not_public_is_refused_by_name() -> None:

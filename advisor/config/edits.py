@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import stat
 import tempfile
 import threading
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
+
+import tomlkit
+from tomlkit.items import InlineTable
 
 from ...graph.errors import ConfigError
 from ...graph.types import LAYER_NAMES
@@ -36,79 +38,23 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     comments between the items of an array go with the array.
 
     Raises:
-        tomllib.TOMLDecodeError: The text is not TOML.
+        ValueError: The text is not TOML.
+        TypeError: The section's name is a value's.
     """
-    ending = "\r\n" if "\r\n" in text else "\n"
-    if text and not text.endswith("\n"):
-        text += ending
-    found = list(_statements(text))
-    first, end = _span(found, section)
-    if first is None:
-        found += [ending] if found else []
-        found.append(f"[{section}]{ending}")
-        first = end = len(found)
+    windows = text.count("\r\n") == text.count("\n") > 0
+    document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
+    table: Any = document
+    for name in section.split("."):
+        if name not in table:
+            if table is document and text:
+                table.add(tomlkit.nl())
+            inline = isinstance(table, InlineTable)
+            table[name] = tomlkit.inline_table() if inline else tomlkit.table()
+        table = table[name]
     for key, value in values.items():
-        at = next((n for n in range(first, end) if _sets(found[n], key)), None)
-        if at is None:
-            found.insert(end, f"{key} = {_toml(value)}{ending}")
-            end += 1
-        else:
-            found[at] = f"{_indent(found[at])}{key} = {_toml(value)}{_tail(found[at])}"
-    return "".join(found)
-
-
-def _statements(text: str) -> Iterator[str]:
-    """The lines of a text, each with its end; those that one value spans are one."""
-    tomllib.loads(text)
-    begun = ""
-    # Not splitlines: it also breaks at characters that TOML allows inside a comment.
-    for line in re.findall(r"[^\n]*\n", text):
-        begun += line
-        if _is_whole(begun):
-            yield begun
-            begun = ""
-
-
-def _is_whole(statement: str) -> bool:
-    try:
-        tomllib.loads(statement)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
-
-
-def _span(found: list[str], section: str) -> tuple[int | None, int]:
-    """The statements of a section, behind its header, without empty ones at its end."""
-    header = re.compile(rf"\s*\[\s*{re.escape(section)}\s*\]\s*(#.*)?$")
-    at = next((n for n, statement in enumerate(found) if header.match(statement)), None)
-    if at is None:
-        return None, len(found)
-    later = range(at + 1, len(found))
-    end = next((n for n in later if found[n].lstrip().startswith("[")), len(found))
-    while end > at + 1 and not found[end - 1].strip():
-        end -= 1
-    return at + 1, end
-
-
-def _sets(statement: str, key: str) -> bool:
-    return key in tomllib.loads(statement)
-
-
-def _indent(statement: str) -> str:
-    return statement[: len(statement) - len(statement.lstrip())]
-
-
-def _tail(statement: str) -> str:
-    """What stands behind the value: blanks, a comment, the line's end."""
-    ends = [at for at, sign in enumerate(statement) if sign == "#"]
-    end = next((at for at in ends if _is_whole(statement[:at])), len(statement))
-    return statement[len(statement[:end].rstrip()) :]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return f'"{value}"' if isinstance(value, str) else repr(float(value))
+        table[key] = value if isinstance(value, list | str) else float(value)
+    edited = tomlkit.dumps(document)
+    return edited.replace("\n", "\r\n") if windows else edited
 
 
 # Reads a person's file as it is, and writes it whole or not at all.
@@ -261,12 +207,12 @@ class WeightEditor:
         if (error := _toml_error(text)) is not None:
             raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}")
         for section, values in change.items():
-            edited = with_values(edited, section, values)
-            if _toml_error(edited) is not None:
+            try:
+                edited = with_values(edited, section, values)
+            except (TypeError, ValueError):
                 raise ConfigError(
-                    f"{path} sets [{section}] in a form that the page cannot change (an inline "
-                    f"table, dotted or quoted names); write it as a table under [{section}]"
-                )
+                    f"{path}: {section} is no table; write it as [{section}]"
+                ) from None
         return path, text, edited
 
     def _file(self) -> Path:

@@ -118,12 +118,17 @@ class SidecarConfig(Section):
         keys: Folder of CURVE keys (`kvgraph keys`): a tcp endpoint asks engines for theirs, and may
             be beyond loopback.
         endpoint: Where engines connect; empty picks a socket in the runtime directory.
+        interval_s: Seconds between rankings; one is made sooner where an engine forgets fast.
         max_stale_s: With a ranking older than this, ``/healthz`` reports a stall; engines ignore it
             anyway.
         engine_timeout_s: An engine that is silent for so many seconds is forgotten.
+        max_ranked: The most blocks in one ranking.
         token: Opens a tcp endpoint, and HTTP answers about sessions and blocks. None makes a new
             one, and leaves it in the runtime note, where this user's engines and commands find it.
         snapshot_path: Where the graph is kept across restarts; None keeps nothing.
+        snapshot_interval_s: Seconds between snapshots.
+        observe: Engines without our hook, watched through their own KV events: a table each, with
+            the keys of ``kvgraph.ObserveConfig``.
     """
 
     keys: KeyFolder | None = None
@@ -145,7 +150,14 @@ class SidecarConfig(Section):
 
 
 class HttpConfig(Section):
-    """The HTTP surface. It listens beyond loopback only with ``allow_remote``."""
+    """The HTTP surface. It listens beyond loopback only with ``allow_remote``.
+
+    Attributes:
+        host: The address that it listens on.
+        port: Its port; 0 takes a free one.
+        allowed_hosts: Further host names under which it may be asked.
+        allow_remote: Whether ``host`` may be beyond loopback. Answers travel in clear.
+    """
 
     host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -154,7 +166,16 @@ class HttpConfig(Section):
 
 
 class EdgeTypesConfig(Section):
-    """The weight of an edge of each type."""
+    """The weight of an edge of each type.
+
+    Attributes:
+        prefix_share: Between blocks that several requests walked one after the other.
+        co_attend: Between blocks that the model looks at together, where it is sampled.
+        semantic: Between blocks whose keys point the same way, where the model is sampled.
+        temporal: From a block to the next one of its prompt.
+        spill_link: From a block to its copies in colder tiers.
+        memory_ref: From a block to the item of an external store that it holds.
+    """
 
     prefix_share: EdgeWeight = _PROFILE.edge_types[EdgeType.PREFIX_SHARE]
     co_attend: EdgeWeight = _PROFILE.edge_types[EdgeType.CO_ATTEND]
@@ -165,7 +186,18 @@ class EdgeTypesConfig(Section):
 
 
 class ScoreConfig(Section):
-    """The weights of a score's terms, and the rules (see ``graph.ranking.profile``)."""
+    """The weights of a score's terms, and the rules (see ``graph.ranking.profile``).
+
+    A higher score goes first. ``degree``, ``edge_weight``, ``importance`` and ``confidence`` count
+    in the default policy, too, within its bounds; the other weights are the classic formula's.
+
+    Attributes:
+        age: Weight of each second since the last use.
+        degree: Weight of each edge, times the weight of its type.
+        edge_weight: Weight of the sum of its edges' own weights, times that of their type.
+        importance: Weight of a block's importance, in [0, 1].
+        hit_count: Weight of the number of times that a block was found.
+    """
 
     age: Weight = _PROFILE.age
     degree: Weight = _PROFILE.degree
@@ -236,6 +268,7 @@ class PrefetchConfig(Section):
     """What engines with tiers shall bring back before any request asks.
 
     Attributes:
+        enabled: Whether anything is brought back ahead of requests.
         max_blocks: The most blocks per order.
         horizon_s: Blocks of a session that is expected back within these seconds are brought back
             now, and kept while other copies can make room.

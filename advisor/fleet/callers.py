@@ -6,19 +6,17 @@ import hashlib
 import re
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from enum import IntEnum
 from itertools import count
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import orjson
+from cachetools import FIFOCache
 
 from .prompts import LastPrompts, Prompt, PromptReader
 
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 Headers = list[tuple[bytes, bytes]]
 
 MOST_BODY: Final = 64 << 20
@@ -226,8 +224,10 @@ class Callers:
         self._inferred = count(1)
         self._names = f"route-{secrets.token_hex(4)}"  # those of another start are not these
         self._lock = threading.Lock()
-        self._chats: OrderedDict[str, set[bytes]] = OrderedDict()  # beginnings, by a cache key
-        self._responses: OrderedDict[tuple[bytes, str], str] = OrderedDict()  # whose they are
+        self._chats: FIFOCache[str, set[bytes]] = FIFOCache(
+            _MOST_KEPT
+        )  # beginnings, by a cache key
+        self._responses: FIFOCache[tuple[bytes, str], str] = FIFOCache(_MOST_KEPT)  # whose they are
 
     def sent(self, turn: Turn) -> None:
         """Note that a turn's prompt is its session's last one."""
@@ -241,7 +241,7 @@ class Callers:
         """
         if found := _RESPONSE.search(first, 0, _LONGEST_HEAD):
             with self._lock:
-                _keep(self._responses, (turn.prompt.scope, found[1].decode()), turn.session)
+                self._responses[turn.prompt.scope, found[1].decode()] = turn.session
 
     def read(self, method: str, path: str, headers: Headers, body: bytes) -> Asked:
         """What a request asks for.
@@ -314,15 +314,8 @@ class Callers:
             begun = self._chats.get(session, set())
             if len(begun) <= _MOST_CHATS:
                 begun.add(prompt.said[0].digest)
-            _keep(self._chats, session, begun)
+            self._chats[session] = begun
             return len(begun) > _MOST_CHATS
-
-
-def _keep(kept: OrderedDict[Key, Value], key: Key, value: Value) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > _MOST_KEPT:
-        kept.popitem(last=False)
 
 
 def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:

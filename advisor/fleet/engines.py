@@ -372,8 +372,8 @@ class EngineRoster:
 
     async def start(self) -> None:
         """Look at all engines once, and then for ever; the first one's models count."""
-        await self._health.look(self.upstreams[0])
-        await asyncio.gather(*(self._health.look(each) for each in self.upstreams[1:]))
+        await self._look(self.upstreams[0])
+        await asyncio.gather(*(self._look(each) for each in self.upstreams[1:]))
         self._started = True
         self._watch_listed()
 
@@ -393,13 +393,16 @@ class EngineRoster:
     async def _watch(self, upstream: Upstream) -> None:
         """Look at an engine for as long as it counts."""
         while self._counts(upstream):
-            try:
-                await self._health.look(upstream)
-            except Exception:  # ours: the engine stays as it is, and is looked at again
-                _log.exception("kvgraph cannot tell how engine %s is", upstream.url)
+            await self._look(upstream)
             await asyncio.sleep(INTERVAL_S)
         self._board.up[upstream.number] = False
         del self._watched[upstream.number]
+
+    async def _look(self, upstream: Upstream) -> None:
+        try:
+            await self._health.look(upstream)
+        except Exception:  # ours: the engine stays as it is, and is looked at again
+            _log.exception("kvgraph cannot tell how engine %s is", upstream.url)
 
     def _counts(self, upstream: Upstream) -> bool:
         return upstream.number in self._listed or upstream.asked + upstream.running > 0

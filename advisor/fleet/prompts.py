@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import orjson
+from cachetools import FIFOCache
 
 from .pools import MOST_LINKS_HELD, Link
 
@@ -420,7 +421,7 @@ class LastPrompts:
         self._lock = threading.Lock()
         self._sessions: OrderedDict[End, str] = OrderedDict()  # of prompts without messages
         self._ends: dict[bytes, OrderedDict[End, None]] = {}  # by what they are behind
-        self._chats: OrderedDict[bytes, str] = OrderedDict()  # by all that was said
+        self._chats: FIFOCache[bytes, str] = FIFOCache(most)  # by all that was said
         self._owners: dict[bytes, _Owner] = {}  # by what was said
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._by_word: dict[tuple[bytes, int], OrderedDict[str, None]] = {}
@@ -446,9 +447,6 @@ class LastPrompts:
                 self._note_end(prompt.end, session)
             elif prompt.said:
                 self._chats[prompt.said[-1].chain] = session
-                self._chats.move_to_end(prompt.said[-1].chain)
-                if len(self._chats) > self._most:
-                    self._chats.popitem(last=False)
             if prompt.said:
                 self._note_said(prompt, session)
 

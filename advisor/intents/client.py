@@ -138,7 +138,7 @@ def hints(
     secret: str | None = None,
     warming: bool | None = None,
 ) -> dict[str, Any]:
-    """The fields that a request's body needs beside its own; see ``Use it`` in the README.
+    """The fields that a request's body needs beside its own; see docs/hints.md.
 
     Raises:
         ValueError: A field is unknown, or its value is not what the docs allow: says which, and

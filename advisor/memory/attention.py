@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from cachetools import FIFOCache
 
 from ...graph.wire.events import MAX_NAME
 from ..tools.remote import BusySidecarError, RemoteError, UnknownError, ask
@@ -99,8 +100,8 @@ class EmbeddedSimilarity:
         self._client = httpx.AsyncClient(
             base_url=url, timeout=_TIMEOUT_S, trust_env=False, headers=headers
         )
-        self._model, self._most = model, most
-        self._vectors: OrderedDict[bytes, _Vector] = OrderedDict()  # by the digests of blocks
+        self._model = model
+        self._vectors: FIFOCache[bytes, _Vector] = FIFOCache(most)  # by the digests of blocks
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
         if not blocks:
@@ -113,11 +114,7 @@ class EmbeddedSimilarity:
         if {vector.shape for vector in found.values()} != {asked.shape}:
             self._vectors.clear()  # they are another model's
             raise httpx.DecodingError("vectors of several lengths")
-        for key, vector in found.items():
-            self._vectors[key] = vector
-            self._vectors.move_to_end(key)
-        while len(self._vectors) > self._most:
-            self._vectors.popitem(last=False)
+        self._vectors.update(found)
         return np.clip([float(found[key] @ asked) for key in keys], 0.0, 1.0)
 
     async def close(self) -> None:

@@ -172,7 +172,9 @@ class CompletionReader:
         self._rest = bytearray()
         self._size = 0
         self._message: dict[str, Any] = {}
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._parts: dict[str, list[str]] = {}  # of a text; joined once: each join copies it
+        self._calls: list[dict[str, Any]] = []  # of an answer that came as a whole
+        self._begun: dict[int, dict[str, Any]] = {}  # of a stream: parts likewise
         self._ended = self._is_odd = False
         self.prompt_tokens = 0
 
@@ -194,11 +196,13 @@ class CompletionReader:
             return None
         if not self.streams:
             self._whole(_object(bytes(self._rest)))
-        if not self._ended or self._is_odd or not (self._message or self._calls):
+        texts = {field: "".join(parts) for field, parts in self._parts.items()}
+        calls = self._calls or [_call_of(begun) for _, begun in sorted(self._begun.items())]
+        if not self._ended or self._is_odd or not (texts or self._message or calls):
             return None
-        said = {"role": "assistant", "content": "", **self._message}
-        if self._calls:
-            said["tool_calls"] = [call for _, call in sorted(self._calls.items())]
+        said: dict[str, Any] = {"role": "assistant", "content": "", **self._message, **texts}
+        if calls:
+            said["tool_calls"] = calls
         try:
             orjson.dumps({"messages": [said]})
         except orjson.JSONEncodeError:  # it is nested deeper than JSON is written here
@@ -220,22 +224,21 @@ class CompletionReader:
             return
         for field in _TEXTS:
             if isinstance(text := delta.get(field), str):
-                self._message[field] = self._message.get(field, "") + text
+                self._parts.setdefault(field, []).append(text)
         for part in self._listed(delta.get("tool_calls")):
             self._call(part)
 
     def _call(self, part: dict[str, Any]) -> None:
         number = part.get("index")
-        number = number if isinstance(number, int) else len(self._calls)
-        empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        call = self._calls.setdefault(number, empty)
+        number = number if isinstance(number, int) else len(self._begun)
+        call = self._begun.setdefault(number, {"id": "", "name": [], "arguments": []})
         call["id"] = part.get("id") or call["id"]
         function = part.get("function")
         said = function if isinstance(function, dict) else {}
         for field in ("name", "arguments"):
             text = said.get(field) or ""
             if isinstance(text, str):
-                call["function"][field] += text
+                call[field].append(text)
             else:
                 self._is_odd = True
 
@@ -245,7 +248,7 @@ class CompletionReader:
             said = choice.get("message")
             said = said if isinstance(said, dict) else {}
             self._message = {field: said[field] for field in _TEXTS if said.get(field)}
-            self._calls = dict(enumerate(self._listed(said.get("tool_calls"))))
+            self._calls = self._listed(said.get("tool_calls"))
             self._ended = True
 
     def _listed(self, calls: object) -> list[dict[str, Any]]:
@@ -260,6 +263,11 @@ class CompletionReader:
         counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         if isinstance(counted, int) and 0 <= counted < MOST_TOKENS:
             self.prompt_tokens = counted
+
+
+def _call_of(begun: dict[str, Any]) -> dict[str, Any]:
+    function = {field: "".join(begun[field]) for field in ("name", "arguments")}
+    return {"id": begun["id"], "type": "function", "function": function}
 
 
 def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:

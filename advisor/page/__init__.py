@@ -1,1 +1,1 @@
-"""Answers the page's questions: ``dashboards.api.page_source.PageSource`` over a live sidecar."""
+"""The page's views, each a file with its models, function and router; ``routes`` lists them."""

@@ -7,9 +7,8 @@ from typing import Final
 
 from ...dashboards.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
-from ...graph.logs.history import WINDOW_S
+from ...graph.logs.history import WINDOW_S, LoggedTables
 from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS
-from ...graph.tables.tables import Tables
 from ...graph.wire.events import REMEDY, BlockHashing, disagreements
 from ..sockets.kv_order import SourceState
 from ..words.times import seconds
@@ -17,17 +16,17 @@ from ..words.words import beside_lru_lately
 from .evictions import protected_lost
 
 STALE_S: Final = 2.0  # an engine ignores advice that is older
-_WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
-_ENOUGH: Final = 256  # blocks from which a share means something; chosen
-_THRASHING: Final = 0.5  # of blocks that left: so many wanted again are too many; chosen
+_WASTED_SHARE: Final = 0.5  # of prefetched blocks unused, above which to warn; chosen
+_LEAST_BLOCKS: Final = 256  # blocks below which a share means nothing; chosen
+_WANTED_SHARE: Final = 0.5  # of evicted blocks wanted again, from which to warn; chosen
 _MINUTE_S: Final = 60.0
-_LONG_S: Final = 1.0  # a wait that people feel; chosen
-_MANY: Final = 0.1  # of the requests: at least so many must wait, to call it a queue; chosen
-_LEAST: Final = 3  # requests: at least so many must wait, to call it a queue; chosen
-_ENOUGH_REQUESTS: Final = 50  # requests from which it means something that none found any; chosen
-_NOTHING: Final = 0.01  # of the blocks: so few found are as good as none; chosen
-_REPEATED: Final = 0.5  # of the requests: so many begin like another, to expect hits; chosen
-_LOST: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
+_FELT_S: Final = 1.0  # a wait that people feel; chosen
+_QUEUED_SHARE: Final = 0.1  # of requests that must have waited, to call it a queue; chosen
+_LEAST_QUEUED: Final = 3  # requests that must have waited, to call it a queue; chosen
+_LEAST_REQUESTS: Final = 50  # requests below which finding nothing means nothing; chosen
+_NO_HITS_SHARE: Final = 0.01  # of blocks found, up to which it counts as nothing; chosen
+_REPEATED_SHARE: Final = 0.5  # of requests that repeat a prompt, to expect hits; chosen
+_INCOMPLETE: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
 _ORDER: Final = ("serious", "warning", "info")
 _BEYOND: Final = {
     "tenant": "a tenant's share of the pool (score.tenant_share)",
@@ -35,20 +34,20 @@ _BEYOND: Final = {
 }
 
 
-def notices(tables: Tables, status: SidecarStatus | None, now: float) -> list[Notice]:
-    """The most serious first; nothing where all is well.
+def notices(tables: LoggedTables, status: SidecarStatus | None, now: float) -> list[Notice]:
+    """What needs attention, the most serious first; empty where all is well.
 
     Args:
         now: By the graph's clock.
     """
-    found = list(_all(tables, status, now))
+    found = list(_found(tables, status, now))
     return sorted(found, key=lambda notice: _ORDER.index(notice.level))
 
 
-def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[Notice]:
+def _found(tables: LoggedTables, status: SidecarStatus | None, now: float) -> Iterator[Notice]:
     if status is None:
         return
-    yield from _of_the_lost(status)
+    yield from _lost_engines(status)
     if not status.engines and not status.lost:
         yield Notice(
             level="info",
@@ -64,13 +63,13 @@ def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[N
         )
     if error := status.snapshot.get("error"):
         yield Notice(level="warning", text=f"The snapshot is not written: {error}")
-    yield from _of_hashing(status)
-    yield from _of_loss(tables, status, now)
+    yield from _unlike_hashes(status)
+    yield from _thrashing(tables, status, now)
     for engine in status.engines:
-        yield from _of_engine(tables, engine, now)
+        yield from _engine_notices(tables, engine, now)
 
 
-def _of_the_lost(status: SidecarStatus) -> Iterator[Notice]:
+def _lost_engines(status: SidecarStatus) -> Iterator[Notice]:
     for name, ago_s in status.lost.items():
         if ago_s <= WINDOW_S:
             yield Notice(
@@ -80,14 +79,16 @@ def _of_the_lost(status: SidecarStatus) -> Iterator[Notice]:
             )
 
 
-def _of_hashing(status: SidecarStatus) -> Iterator[Notice]:
+def _unlike_hashes(status: SidecarStatus) -> Iterator[Notice]:
     told = (BlockHashing(each.name, each.model, each.hashing) for each in status.engines)
     for said in disagreements(told):
         yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
 
 
-def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> EngineStatus | None:
-    """The engine that computed most again lately, if it is not the only one."""
+def _recomputes_most(
+    tables: LoggedTables, status: SidecarStatus, now: float
+) -> EngineStatus | None:
+    """The engine that recomputed the most blocks lately; None where there is only one."""
     again = {
         each.id: tables.history.requests.again(each.id, now - WINDOW_S) for each in status.engines
     }
@@ -95,11 +96,11 @@ def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> E
     return most if most is not None and len(again) > 1 and again[most.id] else None
 
 
-def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Notice]:
+def _thrashing(tables: LoggedTables, status: SidecarStatus, now: float) -> Iterator[Notice]:
     sums = tables.history.minutes.last(WINDOW_S, now)
     evicted, wanted = sums["evicted"], sums["wanted"]
-    if evicted >= _ENOUGH and wanted >= _THRASHING * evicted:
-        most = _computes_most_again(tables, status, now)
+    if evicted >= _LEAST_BLOCKS and wanted >= _WANTED_SHARE * evicted:
+        most = _recomputes_most(tables, status, now)
         yield Notice(
             level="warning",
             text=f"Of {evicted:,} blocks that left in the last ten minutes, {wanted / evicted:.0%} "
@@ -112,11 +113,11 @@ def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Noti
         )
 
 
-def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+def _no_hits(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     told = tables.history.requests.repeats(engine.id, now - WINDOW_S)
-    if told.reason is None or told.requests < _ENOUGH_REQUESTS:
+    if told.reason is None or told.requests < _LEAST_REQUESTS:
         return
-    if told.found > _NOTHING * told.asked or told.repeated < _REPEATED * told.requests:
+    if told.found > _NO_HITS_SHARE * told.asked or told.repeated < _REPEATED_SHARE * told.requests:
         return
     why, share = REASON_TEXTS[REASON_NAMES[told.reason]], told.found / told.asked
     yield _notice(
@@ -131,13 +132,13 @@ def _of_nothing_found(tables: Tables, engine: EngineStatus, now: float) -> Itera
 
 
 def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
-    """What gives room for copies, or more of it; ``most`` is the engine that needs it most."""
+    """The setting that gives copies room, or more room."""
     tiers = [each.tiers for each in (status.engines if most is None else [most])]
     has_tiers = any(each is not None and each.warm_capacity for each in tiers)
     return "a larger AITHER_KVCACHE_WARM_GIB" if has_tiers else "AITHER_KVCACHE_WARM_GIB"
 
 
-def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+def _engine_notices(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     if engine.kind == "hook" and (engine.ranking_age_s or 0.0) > STALE_S:
         yield _notice(
             "serious", engine,
@@ -163,10 +164,10 @@ def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Not
             f"{applied.dropped:,} of its events never arrived, since its start; each gap cost a "
             "resync. The sidecar was away or too slow.",
         )  # fmt: skip
-    yield from _of_nothing_found(tables, engine, now)
-    yield from _of_queue(tables, engine, now)
-    yield from _of_protection(tables, engine)
-    yield from _of_prefetch(engine)
+    yield from _no_hits(tables, engine, now)
+    yield from _queue(tables, engine, now)
+    yield from _protection(tables, engine)
+    yield from _wasted_prefetch(engine)
     if engine.ruling is not None and not engine.ruling.policy_rules and engine.ruling.changes:
         yield _notice(
             "info", engine,
@@ -176,27 +177,27 @@ def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Not
 
 
 def history_lost(engine: EngineStatus) -> str | None:
-    """That some of what a watched engine did can not be known any more; None where it is."""
-    if engine.state not in _LOST:
+    """A sentence for a watched engine whose history has gaps that cannot be filled; else None."""
+    if engine.state not in _INCOMPLETE:
         return None
     return "Watched only: some of its history is lost for good, so its counts are incomplete."
 
 
-def _of_queue(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+def _queue(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     waits = tables.history.requests.queued(engine.id, now - _MINUTE_S)
-    slow = waits[waits > _LONG_S]
-    if len(slow) < max(_LEAST, _MANY * len(waits)):
+    slow = waits[waits > _FELT_S]
+    if len(slow) < max(_LEAST_QUEUED, _QUEUED_SHARE * len(waits)):
         return
     yield _notice(
         "warning", engine,
         f"{len(slow):,} of the {len(waits):,} requests that began in the last minute had waited "
-        f"in its queue for longer than {_LONG_S:.0f} s, the longest {seconds(float(slow.max()))}. "
+        f"in its queue for longer than {_FELT_S:.0f} s, the longest {seconds(float(slow.max()))}. "
         "Misses, the slowest first, says what each waited for and what would have helped.",
         "misses",
     )  # fmt: skip
 
 
-def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
+def _protection(tables: LoggedTables, engine: EngineStatus) -> Iterator[Notice]:
     limited, said = {}, ""
     if engine.graph is not None:
         limited, said = engine.graph.limited, engine.graph.protection
@@ -214,12 +215,12 @@ def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
         yield _notice("warning", engine, lost, "evictions")
 
 
-def _of_prefetch(engine: EngineStatus) -> Iterator[Notice]:
+def _wasted_prefetch(engine: EngineStatus) -> Iterator[Notice]:
     tiers = engine.tiers
     if tiers is None:
         return
     known = tiers.prefetch_useful + tiers.prefetch_wasted
-    if known >= _ENOUGH and tiers.prefetch_wasted > _WASTE * known:
+    if known >= _LEAST_BLOCKS and tiers.prefetch_wasted > _WASTED_SHARE * known:
         yield _notice(
             "warning", engine,
             f"{tiers.prefetch_wasted / known:.0%} of what was prefetched was evicted unused. Do "

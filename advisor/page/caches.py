@@ -1,4 +1,4 @@
-"""``/v1/caches``: what caches that follow confidence hold, step by step."""
+"""``/v1/caches``: what confidence-driven caches hold, step by step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Annotated, ClassVar, Final
 
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from ...dashboards.answer import Answer, Part
 from ...graph.wire.events import MAX_NAME
+from .page import Page, answered
 
 MOST_STEPS: Final = 4_096
 """Of a run, as told at once and as remembered; chosen: some minutes of one chat."""
 
+StepsQuery = Annotated[int, Query(ge=1, le=MOST_STEPS)]
 _Steps = Field(max_length=MOST_STEPS)
 _Tokens = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -100,16 +104,30 @@ class Caches(Answer):
     runs: list[CacheSteps]
 
 
-# ``CacheRuns``: the sidecar's memory of what caches that follow confidence held.
+def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+    """The view's routes; the one that adds steps needs the edit token."""
+    paths = APIRouter()
+    runs = CacheRuns(lambda: page.unix.now())
+
+    @paths.get("/caches", response_model=Caches)
+    def caches(steps: StepsQuery = 600) -> Response:
+        return answered(page.recent.of(("caches", steps), lambda: runs.shown(steps)))
+
+    @paths.post("/caches", response_model=CacheNoted, dependencies=[Depends(edits)])
+    def note_steps(told: CacheSteps) -> Response:
+        return answered(runs.note(told))
+
+    return paths
+
 
 MOST_RUNS: Final = 16
-"""Beyond it, who was silent for longest is forgotten; chosen: what a page can show."""
+"""More runs than this, and the one silent for longest is forgotten; chosen: what a page shows."""
 SILENT_S: Final = 5.0
-"""After which a run's name is free for another; chosen: ten times as long as between two words."""
+"""After this a run's name is free for another; chosen: ten times the pause between two reports."""
 
 
 class CacheRuns:
-    """The latest steps of the latest runs; any thread may call it.
+    """The latest steps of the latest runs; thread-safe.
 
     Args:
         wall: Unix seconds.
@@ -124,13 +142,13 @@ class CacheRuns:
         self._runs: OrderedDict[str, tuple[CacheSteps, float]] = OrderedDict()  # and when told of
 
     def shown(self, steps: int) -> Caches:
-        """The last ``steps`` of all runs; who told something last comes first."""
+        """The last ``steps`` of all runs, the latest to report first."""
         with self._lock:
             runs = [run for run, _ in reversed(self._runs.values())]
         return Caches(at=self._wall(), runs=[run.latest(steps) for run in runs])
 
     def note(self, told: CacheSteps) -> CacheNoted:
-        """Put steps behind those of the same run; what was told already does not count again."""
+        """Append steps to their run; steps reported twice count once."""
         now = self._clock()
         with self._lock:
             known, heard_at = self._runs.get(told.run, (None, 0.0))

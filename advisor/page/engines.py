@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part
-from ...dashboards.source import EngineStatus, SidecarStatus
+from ...dashboards.source import EngineStatus
 from ...graph.logs.history import History
 from ...graph.logs.requests import RequestLog
 from ...graph.ranking.formulas import LruPolicy
@@ -17,6 +19,7 @@ from ...graph.wire.events import HOLD_ENDS, AdmissionReport, Pressure
 from ..words.waits import UNTIL, admission_facts, room_sentence
 from ..words.words import beside_lru_lately, ranker
 from .attention import history_lost
+from .page import Page, answered
 
 
 class RoomView(Part):
@@ -111,9 +114,20 @@ class Engines(Answer):
     counters: dict[str, dict[str, int]]
 
 
-# Who waits until there is room for its context: now, lately and since an engine's start.
+def router(page: Page) -> APIRouter:
+    """The view's route."""
+    paths = APIRouter()
 
-_LATELY_S: Final = 600.0  # as long as the second of the first screen's windows
+    @paths.get("/engines", response_model=Engines)
+    def engines() -> Response:
+        return answered(engines_of(page))
+
+    return paths
+
+
+# Requests held until there is room for their context: now, lately, and since the engine started.
+
+_LATELY_S: Final = 600.0  # the second window of Now
 
 
 def rooms(log: RequestLog, engines: Iterable[EngineStatus], now: float) -> list[RoomView]:
@@ -169,11 +183,9 @@ def _report(engine: EngineStatus) -> AdmissionReport | None:
     return engine.graph.admission if engine.graph is not None else None
 
 
-# Engines as the page shows them.
-
-
-def engines_view(status: SidecarStatus | None, history: History, at: float) -> Engines:
-    """All engines; none without a sidecar around the graph."""
+def engines_of(page: Page) -> Engines:
+    """All engines; an empty list without a sidecar."""
+    status, history, at = page.status(), page.graph.tables.history, page.unix.now()
     if status is None:
         return Engines(at=at, version="", uptime_s=0.0, endpoint="", engines=[], counters={})
     return Engines(
@@ -225,17 +237,17 @@ def _summary(engine: EngineStatus) -> str:
         f"{engine.ranking_age_s:.1f} s old."
     )
     pressure = engine.graph.pressure if engine.graph is not None else None
-    return said if pressure is None else f"{said} {_load(pressure)}"
+    return said if pressure is None else f"{said} {_requests_sentence(pressure)}"
 
 
-def _load(pressure: Pressure) -> str:
+def _requests_sentence(pressure: Pressure) -> str:
     running, waiting = pressure.running, pressure.waiting
     run = "1 request runs" if running == 1 else f"{running:,} requests run"
     return f"{run}, {waiting:,} {'waits' if waiting == 1 else 'wait'}."
 
 
 def _guard(engine: EngineStatus) -> str:
-    """How the policy does beside LRU there; where nothing is compared, why not."""
+    """How the policy does against LRU on this engine, or why nothing is compared."""
     if engine.kind != "hook":
         return "takes no advice"
     if engine.ruling is not None:
@@ -244,7 +256,7 @@ def _guard(engine: EngineStatus) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same, as JSON holds it."""
+    """Structs and dataclasses as plain JSON values."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

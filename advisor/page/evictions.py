@@ -1,20 +1,31 @@
-"""``/v1/evictions`` and ``/v1/ranking``: who left, by which rule, and who is next."""
+"""``/v1/evictions``: which blocks left a pool, and by which rule."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from fastapi import APIRouter
+from fastapi.responses import Response
+
 from ...dashboards.answer import Answer, Part, mark_of, number_in
-from ...graph.errors import GraphError
 from ...graph.explain import block_name
 from ...graph.logs.evictions import LIMIT, UNPLACED, EvictionLog
-from ...graph.logs.history import WINDOW_S
+from ...graph.logs.history import WINDOW_S, LoggedTables
 from ...graph.logs.reasons import RULE_NAMES, DepartureRule
 from ...graph.logs.requests import seconds_of
-from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, Tier, as_keys
 from ..words.times import Unix
 from ..words.words import eviction_sentence, meanings, scored
+from .page import (
+    MarkQuery,
+    NameQuery,
+    NumberQuery,
+    Page,
+    RecordsQuery,
+    answered,
+    chosen_engine,
+    recent,
+)
 
 
 class EvictionView(Part):
@@ -108,46 +119,21 @@ class Evictions(Answer):
     protected_lost: str | None
 
 
-class RankedBlock(Part):
-    """One block of the ranking; ``terms`` are in the order of the answer's ``terms``."""
+def router(page: Page) -> APIRouter:
+    """The view's route."""
+    paths = APIRouter()
 
-    place: int
-    key: str
-    layer: str
-    session: str | None
-    tenant: str | None
-    identity: str | None
-    score: float
-    terms: list[float]
-    standing: list[str]
+    @paths.get("/evictions", response_model=Evictions)
+    def evictions(
+        engine: NameQuery = None,
+        limit: RecordsQuery = 100,
+        before: NumberQuery = None,
+        after: MarkQuery = "",
+    ) -> Response:
+        return answered(evictions_of(page, EvictionsAsked(limit, engine, before, after)))
 
+    return paths
 
-class RankingView(Answer):
-    """The ranking that an engine has now, the next to go first.
-
-    Attributes:
-        ranked_by: The policy's name, or ``lru``: then ``order`` is what the engine does by itself.
-        sentence: Who ranks and why, in words.
-        terms: The names of the terms that make a score.
-        meanings: What these terms mean, and the rules that bind some of these blocks, in words.
-        ranked: How many blocks the whole order has.
-        protected: How many are to go only when nothing else is left.
-    """
-
-    engine: str | None
-    engines: list[str]
-    ranked_by: str
-    sentence: str
-    epoch: int | None
-    age_s: float | None
-    terms: list[str]
-    meanings: dict[str, str]
-    order: list[RankedBlock]
-    ranked: int
-    protected: int
-
-
-# Evictions as the page shows them, and why protected blocks were among them.
 
 _COPIES: Final = {
     Tier.NONE: "none",
@@ -158,40 +144,45 @@ _COPIES: Final = {
 _STATES: Final = (*STATE_NAMES, "none")
 
 
-def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix) -> Evictions:
+@recent
+def evictions_of(page: Page, which: EvictionsAsked) -> Evictions:
     """Recent evictions of one engine, the newest first."""
-    history, name, since = tables.history, chosen_engine(tables, which.engine), None
-    log = history.evictions.get(tables.engines[name]) if name is not None else None
-    views: list[EvictionView] = []
-    if log is not None and name is not None:
-        newest = log.next if which.before is None else min(which.before, log.next)
-        numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
-        since = number_in(which.after, log.name, log.next)
-        views = [
-            eviction_view(tables, name, log, number, unix)
-            for number in numbers
-            if since is None or number > since or log.record(number)["wanted"]
-        ]
-    rules = {} if log is None else log.by_rule()
-    more = bool(views) and log is not None and views[-1].id > log.first
-    return Evictions(
-        at=unix(now),
-        engine=name,
-        engines=list(tables.engines),
-        window_s=WINDOW_S,
-        evictions=views,
-        next=views[-1].id if more and since is None else None,
-        since=since,
-        mark=None if log is None or not log.next else mark_of(log.name, log.next - 1),
-        rules={rule: RuleTotal(evicted=gone, wanted=back) for rule, (gone, back) in rules.items()},
-        kept=LIMIT,
-        meanings=meanings({name for view in views for name in view.terms or ()}),
-        protected_lost=None if log is None else protected_lost(log),
-    )
+    tables = page.graph.tables
+    with page.questions.turn():
+        history, name, since = tables.history, chosen_engine(tables, which.engine), None
+        log = history.evictions.get(tables.engines[name]) if name is not None else None
+        views: list[EvictionView] = []
+        if log is not None and name is not None:
+            newest = log.next if which.before is None else min(which.before, log.next)
+            numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
+            since = number_in(which.after, log.name, log.next)
+            views = [
+                eviction_view(tables, name, log, number, page.unix)
+                for number in numbers
+                if since is None or number > since or log.record(number)["wanted"]
+            ]
+        rules = {} if log is None else log.by_rule()
+        more = bool(views) and log is not None and views[-1].id > log.first
+        return Evictions(
+            at=page.unix(page.graph.clock()),
+            engine=name,
+            engines=list(tables.engines),
+            window_s=WINDOW_S,
+            evictions=views,
+            next=views[-1].id if more and since is None else None,
+            since=since,
+            mark=None if log is None or not log.next else mark_of(log.name, log.next - 1),
+            rules={
+                rule: RuleTotal(evicted=gone, wanted=back) for rule, (gone, back) in rules.items()
+            },
+            kept=LIMIT,
+            meanings=meanings({name for view in views for name in view.terms or ()}),
+            protected_lost=None if log is None else protected_lost(log),
+        )
 
 
 def eviction_view(
-    tables: Tables, engine: str, log: EvictionLog, number: int, unix: Unix
+    tables: LoggedTables, engine: str, log: EvictionLog, number: int, unix: Unix
 ) -> EvictionView:
     """One block that left."""
     record, left, packed = log.record(number), log.at(number), log.eviction(number)
@@ -223,17 +214,8 @@ def eviction_view(
     )
 
 
-def chosen_engine(tables: Tables, engine: str | None) -> str | None:
-    """The engine that is asked about: the first where none is named; None where there is none."""
-    if engine is None:
-        return next(iter(tables.engines), None)
-    if engine not in tables.engines:
-        raise GraphError("no engine of that id is connected")
-    return engine
-
-
-def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
-    """A block as engines call it, and whose it is by now."""
+def _named(tables: LoggedTables, column: int, key: int) -> tuple[str, str | None]:
+    """A block's key as engines know it, and the session that owns it now."""
     salt = int(tables.salt(column))
     row = int(tables.blocks.find(as_keys([key]))[0])
     session = NO_ROW if row == NO_ROW else int(tables.blocks.session[row])
@@ -242,7 +224,7 @@ def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
 
 
 def protected_lost(log: EvictionLog) -> str | None:
-    """Why blocks of protected layers left all the same, and what to do; None where none did."""
+    """Why protected blocks were evicted, and what to do about it; None if none were."""
     kept, beyond = (
         int(log.evicted[r]) for r in (DepartureRule.PROTECTED_LAYER, DepartureRule.PROTECTED_SHARE)
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from fastapi import APIRouter, Header, Path, Query
+from fastapi.responses import Response
 
-from ...dashboards.answer import Answer, Part
-from ...graph.explain import block_name
+from ...dashboards.answer import Answer, Part, parse_key
+from ...graph.explain import block_name, session_row
 from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.logs.history import LoggedTables
 from ...graph.tables.blocks import Selection, known_depth
 from ...graph.tables.edges import BLOCK_TO_BLOCK, STORED
 from ...graph.tables.tables import Tables
@@ -18,6 +21,12 @@ from ...graph.types import EDGE_NAMES, LAYER_NAMES, NO_ROW, EdgeType, Rows, Tier
 from ..words.times import Unix
 from .evictions import eviction_view
 from .misses import request_view
+from .page import NameQuery, Page, answered, recent
+
+MAX_NODES: Final = 200_000  # chosen: what the page promises to be usable at
+
+KeyParam = Annotated[str, Path(max_length=24)]
+NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 
 
 class Nodes(Part):
@@ -119,7 +128,48 @@ class BlockView(Answer):
     history: list[Moment]
 
 
-# The graph as columns: what a page needs to draw it, cheap at twenty thousand nodes.
+def router(page: Page) -> APIRouter:
+    """The view's routes; an unchanged graph is answered with 304."""
+    paths = APIRouter()
+
+    @paths.get("/graph", response_model=GraphView)
+    def graph(
+        limit: NodesQuery = 20_000,
+        session: NameQuery = None,
+        if_none_match: Annotated[str | None, Header(max_length=64)] = None,
+    ) -> Response:
+        tag = f'"{page.graph.changes.total}"'
+        if if_none_match == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        found = graph_of(page, limit, session)
+        answer = answered(found)
+        answer.headers["ETag"] = f'"{found.version}"'
+        return answer
+
+    @paths.get("/blocks/{key}", response_model=BlockView)
+    def block(key: KeyParam) -> Response:
+        return answered(block_of(page, parse_key(key)))
+
+    return paths
+
+
+@recent
+def graph_of(page: Page, limit: int, session: str | None = None) -> GraphView:
+    """The graph as columns; only what ``session`` holds if one is named."""
+    with page.questions.turn():
+        row = None if session is None else session_row(page.graph.tables, session, None)
+        return graph_view(page.graph, limit, row, page.unix)
+
+
+def block_of(page: Page, key: int) -> BlockView:
+    """One block, explained, with its history."""
+    with page.questions.turn():
+        explained = page.graph.explain(key, page.latest())
+        history = block_history(page.graph.tables, key, page.unix)
+    return BlockView(at=page.unix.now(), key=explained["id"], explain=explained, history=history)
+
+
+# The graph as columns: cheap to draw at twenty thousand nodes.
 
 _LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
 
@@ -173,7 +223,7 @@ def _picked(tables: Tables, limit: int, session: int | None) -> Rows:
 
 
 def _numbered(numbers: npt.NDArray[Any]) -> tuple[list[int], npt.NDArray[Any]]:
-    """The distinct numbers but ``NO_ROW``, and each one's place among them, ``NO_ROW`` for it."""
+    """The distinct numbers without ``NO_ROW``, and the place of each number among them."""
     distinct, place = np.unique(numbers[numbers != NO_ROW], return_inverse=True)
     places = np.full(len(numbers), NO_ROW, dtype=np.int64)
     places[numbers != NO_ROW] = place
@@ -206,8 +256,7 @@ def _nodes(
 
 
 def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int], int]:
-    """The edges between these blocks, and from them to memories; which memories these are; and how
-    many edges are left out."""
+    """Edges between these blocks and to memories, the memories, and how many edges are left out."""
     blocks, most = tables.blocks, _LINKS_A_NODE * len(rows)
     parent = place[blocks.parent[rows]]
     child = np.flatnonzero(parent != NO_ROW)
@@ -239,8 +288,7 @@ def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int], i
 
 
 def _strongest(parts: list[npt.NDArray[np.float64]], room: int) -> list[npt.NDArray[np.float64]]:
-    """The heaviest edges of each of these types, so many in all: types with few keep all of
-    theirs."""
+    """The ``room`` heaviest edges, shared between the types; types with few edges keep them all."""
     kept = []
     for place, part in enumerate(sorted(parts, key=lambda part: part.shape[1])):
         share = room // (len(parts) - place)
@@ -262,11 +310,11 @@ def _engines(tables: Tables) -> list[str]:
     return names
 
 
-# One block's history: when it left, and who missed it.
+# One block's history: its evictions, and the requests that missed it.
 
 
-def block_history(tables: Tables, key: int, unix: Unix) -> list[Moment]:
-    """What the logs know of a block, the newest first.
+def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
+    """What the logs say of a block, the newest first.
 
     Args:
         key: As engines call it; of several models' blocks of this key, all.
@@ -275,7 +323,7 @@ def block_history(tables: Tables, key: int, unix: Unix) -> list[Moment]:
     return sorted(moments, key=lambda moment: -moment.at)
 
 
-def _evictions(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+def _evictions(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     found = []
     for engine, column in tables.engines.items():
         log = tables.history.evictions.get(column)
@@ -294,7 +342,7 @@ def _evictions(tables: Tables, key: int, unix: Unix) -> list[Moment]:
     return found
 
 
-def _misses(tables: Tables, key: int, unix: Unix) -> list[Moment]:
+def _misses(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     history = tables.history
     found = []
     for number in history.requests.missing(key):

@@ -1,14 +1,18 @@
-"""``POST /v1/intents``: what operators and agent frameworks want of blocks and sessions."""
+"""``POST /v1/intents``: pins, demotions and other wishes of operators and agent frameworks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from ...graph.intents import Intent, IntentAnswer, IntentKind, Target, Verdict
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.wire.events import SessionSignal
+from .page import Page, answered
 
 MOST_WISHES: Final = 256  # in one question; chosen
 _KEY: Final = r"^(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})$"
@@ -118,13 +122,25 @@ class IntentReplies(_Closed):
     answers: list[IntentReply]
 
 
-# Does what ``POST /v1/intents`` asks for, and answers.
+def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+    """The view's route, which needs the edit token."""
+    paths = APIRouter()
+
+    @paths.post("/intents", response_model=IntentReplies, dependencies=[Depends(edits)])
+    def intend(wishes: IntentWishes) -> Response:
+        return answered(replies_of(page, wishes))
+
+    return paths
 
 
-def intent_replies(graph: KVCacheGraph, wishes: IntentWishes) -> list[IntentReply]:
-    """One reply for each wish, in their order; the caller holds the graph's lock."""
-    graph.changes.all_changed()
-    return [_reply(_done(graph, wish)) for wish in wishes.intents]
+def replies_of(page: Page, wishes: IntentWishes) -> IntentReplies:
+    """Carry out all wishes; one reply for each, in their order."""
+    with page.questions.turn():
+        page.graph.changes.all_changed()
+        replies = [_reply(_done(page.graph, wish)) for wish in wishes.intents]
+    if any(each.answer not in (Verdict.REJECTED, Verdict.MISSING) for each in replies):
+        page.intended()
+    return IntentReplies(at=page.unix.now(), answers=replies)
 
 
 def _done(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part
 from ...graph.explain import block_name
@@ -25,6 +27,9 @@ from ..words.waits import (
     wait_sentence,
 )
 from ..words.words import Gone, miss_sentence, scored
+from .page import NameQuery, NumberQuery, Page, RecordsQuery, answered, recent
+
+ReasonQuery = Annotated[str | None, Query(pattern=f"^({'|'.join(REASON_NAMES)})$")]
 
 
 class BlockCounts(Part):
@@ -245,9 +250,32 @@ class Misses(Answer):
     loss: Loss
 
 
+def router(page: Page) -> APIRouter:
+    """The view's routes."""
+    paths = APIRouter()
+
+    @paths.get("/requests", response_model=Requests)
+    def requests(
+        limit: RecordsQuery = 100,
+        before: NumberQuery = None,
+        session: NameQuery = None,
+        search: NameQuery = None,
+        reason: ReasonQuery = None,
+        order: Literal["newest", "slowest"] = "newest",
+    ) -> Response:
+        which = RequestsAsked(limit, before, session, search or "", reason, order == "slowest")
+        return answered(requests_of(page, which))
+
+    @paths.get("/misses", response_model=Misses)
+    def misses() -> Response:
+        return answered(misses_of(page))
+
+    return paths
+
+
 # What would have made a request faster, what saves most first.
 
-_LITTLE: Final = 0.01  # share of a request's time that is not worth a sentence; chosen
+_LEAST_SHARE: Final = 0.01  # share of a request's time that is not worth a sentence; chosen
 _MOSTLY: Final = 0.5  # of a request's time: who spent so much on its answer is told; chosen
 _ANSWER: Final = (
     "A shorter answer, or fewer requests beside it: most of its time went to its answer, and no "
@@ -256,7 +284,7 @@ _ANSWER: Final = (
 
 
 def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
-    """What would have helped with its wait, its prompt and its answer.
+    """What would have shortened a request's wait, prompt and answer.
 
     Args:
         wait: What would have let it begin sooner; None where it hardly waited.
@@ -265,32 +293,31 @@ def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy
     ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
     all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None
     found = [(wait.saves_s or 0.0, wait)] if wait is not None else []
-    if (prompt := _of_prompt(history, number, prompt_s)) is not None:
+    if (prompt := _prompt_remedy(history, number, prompt_s)) is not None:
         found.append((prompt.saves_s or 0.0, prompt))
     if all_s is not None and prompt_s is not None and (rest := ran - prompt_s) > _MOSTLY * all_s:
         found.append((rest, Remedy(of="answer", saves_s=None, text=_ANSWER)))
-    return _worth_telling([each for _, each in sorted(found, key=lambda f: -f[0])], all_s)
+    return _worthwhile([each for _, each in sorted(found, key=lambda f: -f[0])], all_s)
 
 
 def prompt_seconds(history: History, number: int) -> float | None:
-    """How long of a request's time its prompt took to compute; None where nobody can tell."""
+    """Seconds that a request's prompt took to compute; None where the rate is unknown."""
     record = history.requests.record(number)
     rate = history.words(history.requests.names(number).engine).prefill_tokens_per_s
     if not rate or not float(record["ran"]) >= 0:  # NaN: it runs
         return None
-    return min(float(record["ran"]), _computed(history, number) / rate)
+    return min(float(record["ran"]), _computed_tokens(history, number) / rate)
 
 
-def _computed(history: History, number: int) -> int:
-    """Tokens of its prompt that were computed, those of its partial block among them."""
+def _computed_tokens(history: History, number: int) -> int:
+    """Tokens of its prompt that were computed, including its partial block."""
     record = history.requests.record(number)
     found = sum(int(record[name]) for name in ("pool", "loaded", "prefetched", "spliced"))
     return int(record["tokens"]) - found * int(record["size"])
 
 
-def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy | None:
-    """What would have let it find more, and the seconds that it could have saved at most: those of
-    what was computed again, or where nothing of it had been here, of all that was computed."""
+def _prompt_remedy(history: History, number: int, prompt_s: float | None) -> Remedy | None:
+    """What would have let the prompt find more, and the seconds that could have saved at most."""
     record, names = history.requests.record(number), history.requests.names(number)
     reason, detail = Reason(int(record["reason"])), int(record["detail"])
     pool, was_there = history.pool_blocks(names.engine), record["ago"] < record["waited"]
@@ -302,22 +329,22 @@ def _of_prompt(history: History, number: int, prompt_s: float | None) -> Remedy 
     if text is None:
         return None
     saves_s = prompt_s if could_find_more(reason, detail) else 0.0
-    computed = _computed(history, number)
+    computed = _computed_tokens(history, number)
     if saves_s and record["again"] and computed:
         saves_s *= min(1.0, int(record["again"]) * int(record["size"]) / computed)
     return Remedy(of="prompt", saves_s=saves_s, text=text)
 
 
-def _worth_telling(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
-    """Without those that save next to nothing, unless there are no others."""
-    least = _LITTLE * (all_s or 0.0)
+def _worthwhile(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
+    """Drop remedies that save next to nothing, unless there are no others."""
+    least = _LEAST_SHARE * (all_s or 0.0)
     worth = [each for each in found if each.saves_s is None or each.saves_s > least]
     return tuple(worth or found)
 
 
 # What an engine computed while a request waited for its turn.
 
-_TOLD_S: Final = 0.05  # a shorter wait is nobody's question; chosen
+_LEAST_WAIT_S: Final = 0.05  # a shorter wait is not worth a sentence; chosen
 
 
 class Waited(NamedTuple):
@@ -331,7 +358,7 @@ def wait_of(history: History, number: int) -> Waited | None:
     """Why a request waited; None where it hardly did."""
     log = history.requests
     waited = float(log.record(number)["waited"])
-    if waited < _TOLD_S:
+    if waited < _LEAST_WAIT_S:
         return None
     hold, begun, running = log.hold(number), log.ahead(number), log.under_way(number)
     ahead = begun if len(begun) else running[-1:]
@@ -347,7 +374,7 @@ def wait_of(history: History, number: int) -> Waited | None:
         queued_s=waited if hold is None else max(0.0, waited - hold.seconds),
         running=len(running),
         freed_s=_freed_after(log, number, running),
-        runner=_whose(log, int(running[-1])) if len(running) else None,
+        runner=_owner_of(log, int(running[-1])) if len(running) else None,
         prompts=len(begun),
         tokens=tokens,
         again=int((records["again"] * size).sum()),
@@ -355,14 +382,14 @@ def wait_of(history: History, number: int) -> Waited | None:
         pool=history.pool_blocks(engine),
         copies=history.words(engine).copy_room,
         rate=history.words(engine).prefill_tokens_per_s,
-        who=None if largest is None else _whose(log, largest),
+        who=None if largest is None else _owner_of(log, largest),
         most=0 if most is None else int(computed[most]),
     )
     text, saves_s = wait_remedy(work, hold)
-    return Waited(_told(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
+    return Waited(_wait_view(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
 
 
-def _told(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
+def _wait_view(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
     return Wait(
         prompts=work.prompts,
         tokens=work.tokens,
@@ -375,8 +402,8 @@ def _told(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
 
 
 def _freed_after(log: RequestLog, number: int, running: npt.NDArray[np.int64]) -> float | None:
-    """Seconds from a request's arrival until the first of those that ran then ended; None: none had
-    when it began."""
+    """Seconds from a request's arrival until the first running request ended; None: none did before
+    it began."""
     record, ran = log.record(number), log.records(running)
     ends = ran["at"] + ran["ran"]
     in_time = ends[ends <= record["at"]]  # NaN: it runs
@@ -385,18 +412,29 @@ def _freed_after(log: RequestLog, number: int, running: npt.NDArray[np.int64]) -
     return max(0.0, float(in_time.min() - record["at"]) + float(record["waited"]))
 
 
-def _whose(log: RequestLog, number: int) -> str:
+def _owner_of(log: RequestLog, number: int) -> str:
     names = log.names(number)
     return names.session or names.request
 
 
-# Requests as the page shows them, each with its first miss.
+# Requests, each with its first miss.
 
 
-def request_views(
+@recent
+def requests_of(page: Page, which: RequestsAsked) -> Requests:
+    """Recent requests."""
+    with page.questions.turn():
+        history, now = page.graph.tables.history, page.graph.clock()
+        found = list(_request_views(history, which, now, page.unix))
+        more = len(found) == which.limit and found[-1].id > history.requests.first
+        following = found[-1].id if more and not which.is_slowest else None
+        since = page.unix(history.requests.oldest) if history.requests.next else None
+    return Requests(at=page.unix.now(), requests=found, next=following, since=since)
+
+
+def _request_views(
     history: History, which: RequestsAsked, now: float, unix: Unix
 ) -> Iterator[RequestView]:
-    """The requests that are asked for; ``now`` is by the graph's clock."""
     log = history.requests
     newest = log.next if which.before is None else min(which.before, log.next)
     in_order = range(newest - 1, log.first - 1, -1)
@@ -459,14 +497,14 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         is_awaited=history.requests.is_awaited(number),
         ended_at=None if ran is None else unix(float(record["at"]) + ran),
         answer_tokens=None if ran is None else int(record["answer"]),
-        expected_pause_s=_known(float(record["pause"])),
+        expected_pause_s=_or_none(float(record["pause"])),
         prompt_s=prompt_seconds(history, number),
         miss=_miss(history, number, unix),
         remedies=remedies(history, number, None if waited is None else waited.remedy),
     )
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
@@ -474,7 +512,7 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
     record, names = history.requests.record(number), history.requests.names(number)
     reason, index = Reason(int(record["reason"])), int(record["index"])
     detail, eviction = int(record["detail"]), int(record["eviction"])
-    left = Gone(_known(float(record["ago"])), float(record["waited"]), _score(history, number))
+    left = Gone(_or_none(float(record["ago"])), float(record["waited"]), _score(history, number))
     session, tenant, engine = names.other
     group = history.group(names.engine, detail) if reason is Reason.OTHER_GROUP else None
     place, same = (index, int(record["asked"])), int(record["same"])
@@ -494,7 +532,7 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
 
 
 def _score(history: History, number: int) -> str | None:
-    """What the policy's score said of the missing block when it left, while that is remembered."""
+    """The missing block's score when it was evicted, in words; None once that is forgotten."""
     eviction = int(history.requests.record(number)["eviction"])
     log = history.evictions_of(history.requests.names(number).engine)
     if log is None or not log.first <= eviction < log.next:
@@ -502,40 +540,39 @@ def _score(history: History, number: int) -> str | None:
     return scored(log.terms.of(eviction))
 
 
-# Misses by reason, over time, and what a larger pool would have kept.
+# Misses by reason and over time, and what a larger pool would have kept.
 
 _MOST: Final = 0.95  # share of what was lost that the stated capacity would have kept; chosen
 
 
-def misses_view(history: History, pools: int, now: float, unix: Unix) -> Misses:
-    """Totals by reason, and over the last hours.
-
-    Args:
-        pools: Blocks of all pools.
-        now: By the graph's clock.
-    """
-    starts, sums = history.reasons.series(now)
-    count = len(REASON_NAMES)
-    columns = sums.T.tolist() if len(sums) else [[] for _ in range(2 * count)]
-    totals = history.totals.tolist()
-    return Misses(
-        at=unix(now),
-        reasons=REASON_TEXTS,
-        totals={
-            name: ReasonTotal(requests=totals[at], blocks=totals[count + at])
-            for at, name in enumerate(REASON_NAMES)
-        },
-        step_s=history.reasons.step_s,
-        starts=[unix(start) for start in starts],
-        requests=dict(zip(REASON_NAMES, columns[:count], strict=True)),
-        blocks=dict(zip(REASON_NAMES, columns[count:], strict=True)),
-        **_minutes(history, starts, now),
-        loss=_loss(history, pools),
-    )
+@recent
+def misses_of(page: Page) -> Misses:
+    """Totals by reason, and over the last hours."""
+    with page.questions.turn():
+        tables, now = page.graph.tables, page.graph.clock()
+        history = tables.history
+        starts, sums = history.reasons.series(now)
+        count = len(REASON_NAMES)
+        columns = sums.T.tolist() if len(sums) else [[] for _ in range(2 * count)]
+        totals = history.totals.tolist()
+        return Misses(
+            at=page.unix(now),
+            reasons=REASON_TEXTS,
+            totals={
+                name: ReasonTotal(requests=totals[at], blocks=totals[count + at])
+                for at, name in enumerate(REASON_NAMES)
+            },
+            step_s=history.reasons.step_s,
+            starts=[page.unix(start) for start in starts],
+            requests=dict(zip(REASON_NAMES, columns[:count], strict=True)),
+            blocks=dict(zip(REASON_NAMES, columns[count:], strict=True)),
+            **_minutes(history, starts, now),
+            loss=_loss(history, sum(tables.pool_blocks.values())),
+        )
 
 
 def _minutes(history: History, starts: list[float], now: float) -> dict[str, list[int]]:
-    """What the same steps brought besides; nothing where none was counted."""
+    """Per-minute counts for the same steps; zeros where nothing was counted."""
     known, sums = history.minutes.series(now)
     rows = dict(zip(known, sums.tolist(), strict=True))
     none = [0] * len(MINUTE_COLUMNS)
@@ -546,7 +583,7 @@ def _minutes(history: History, starts: list[float], now: float) -> dict[str, lis
 
 def _loss(history: History, pools: int) -> Loss:
     multi, cross = history.lost.tolist()
-    capacities = [_enough(buckets, pools) for buckets in history.beyond.tolist()]
+    capacities = [_capacity(buckets, pools) for buckets in history.beyond.tolist()]
     return Loss(
         multi_turn=multi,
         cross_session=cross,
@@ -555,8 +592,8 @@ def _loss(history: History, pools: int) -> Loss:
     )
 
 
-def _enough(buckets: list[int], pools: int) -> int | None:
-    """Blocks of pool with which most of what was lost would have stayed."""
+def _capacity(buckets: list[int], pools: int) -> int | None:
+    """The pool size, in blocks, that would have kept most of what was lost."""
     total, so_far = sum(buckets), 0
     for power, count in enumerate(buckets):
         so_far += count

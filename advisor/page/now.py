@@ -1,4 +1,4 @@
-"""``/v1/now``: one screen that answers whether it is helping."""
+"""``/v1/now``: the first screen: does it help, what is held, and what needs attention."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Notice, Part
-from ...dashboards.source import EngineStatus, SidecarStatus
-from ...graph.logs.history import History
-from ...graph.tables.tables import Tables
+from ...dashboards.source import EngineStatus
+from ...graph.logs.history import History, LoggedTables
 from ...graph.types import LAYER_NAMES, STATE_NAMES
 from ..words.times import Unix, seconds
 from .attention import STALE_S, notices
 from .engines import RoomView, rooms
-from .shadows import MOST_STEPS
+from .page import Page, answered, recent
+from .shadows import MOST_STEPS, lru_tokens
 
 
 class TokenWindow(Part):
@@ -131,51 +133,52 @@ class Now(Answer):
     attention: list[Notice]
 
 
-# The first screen: is it helping, what is held, and what needs attention.
-
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
-_WHOLE: Final = 0.9  # of a window: requests of less time are not called by its name; chosen
+_WHOLE: Final = 0.9  # share of a window that must be covered to name it; chosen
 _NO_SESSION: Final = "none"
 _NOTHING: Final = "No request was seen yet."
 _STATES: Final = (*STATE_NAMES, _NO_SESSION)
 
 
-def now_view(
-    tables: Tables,
-    status: SidecarStatus | None,
-    lru: Mapping[float, int],
-    now: float,
-    unix: Unix,
-) -> Now:
-    """All of it.
+def router(page: Page) -> APIRouter:
+    """The view's route."""
+    paths = APIRouter()
 
-    Args:
-        status: The sidecar's; None where there is none around the graph.
-        lru: Prompt tokens that stock LRU would have found, by the starts of ten-second steps.
-        now: By the graph's clock.
-    """
+    @paths.get("/now", response_model=Now)
+    def now() -> Response:
+        return answered(now_of(page))
+
+    return paths
+
+
+@recent
+def now_of(page: Page) -> Now:
+    """Everything on the first screen."""
+    status, now, tables = page.status(), page.graph.clock(), page.graph.tables
     engines = status.engines if status is not None else ()
-    rate = prefill_rate(tables)
-    starts, _ = tables.history.tokens.series(now)
-    known_s = now - starts[0] if starts else 0.0
-    windows = [_window(tables.history, lru, rate, each, known_s, now) for each in WINDOWS_S]
-    return Now(
-        at=unix(now),
-        verdict=next((each.verdict for each in windows[::-1] if each.asked), _NOTHING),
-        windows=windows,
-        history=_history(tables.history, lru, now, unix),
-        prefill_tokens_per_s=rate,
-        pools=list(_pools(tables, engines)),
-        tiers=list(_tiers(engines)),
-        stale_s=STALE_S,
-        advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
-        rooms=rooms(tables.history.requests, engines, now),
-        attention=notices(tables, status, now),
-    )
+    with page.questions.turn():
+        history = tables.history
+        lru, rate = lru_tokens(page.shadows, history.asked(now), now), prefill_rate(tables)
+        starts, _ = history.tokens.series(now)
+        known_s = now - starts[0] if starts else 0.0
+        windows = [_window(history, lru, rate, each, known_s, now) for each in WINDOWS_S]
+        return Now(
+            at=page.unix(now),
+            verdict=next((each.verdict for each in windows[::-1] if each.asked), _NOTHING),
+            windows=windows,
+            history=_history(history, lru, now, page.unix),
+            prefill_tokens_per_s=rate,
+            pools=list(_pools(tables, engines)),
+            tiers=list(_tiers(engines)),
+            stale_s=STALE_S,
+            advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
+            rooms=rooms(history.requests, engines, now),
+            attention=notices(tables, status, now),
+        )
 
 
-def prefill_rate(tables: Tables) -> float | None:
-    """Tokens per second that computing reaches, the mean of the engines that measured it."""
+def prefill_rate(tables: LoggedTables) -> float | None:
+    """Prefill speed in tokens per second, averaged over the engines that measured it."""
     known = [
         rate for name in tables.engines if (rate := tables.history.words(name).prefill_tokens_per_s)
     ]
@@ -227,15 +230,14 @@ def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix)
 
 
 def _stretch(window_s: float, known_s: float) -> str:
-    """A window, after "tokens": the time since the first request where that is much less."""
+    """The window in words; since the first request, if that is much shorter."""
     if window_s > WINDOWS_S[0] and 0 < known_s < _WHOLE * window_s:
         return f"since the first request, {seconds(known_s)} ago,"
     return f"of the last {_span(window_s)}"
 
 
 def _verdict(stretch: str, asked: int, cached: int, lru: int | None) -> str:
-    """One sentence about a window; ``cached`` and ``lru`` are tokens that were found, and that
-    stock LRU would have found."""
+    """One sentence about a window; ``lru`` is the tokens that stock LRU would have found."""
     said = f"{cached / asked:.0%} of the prompt tokens {stretch} were found"
     if lru is None:
         return f"{said}; no shadow of LRU is there yet to compare with."
@@ -252,7 +254,7 @@ def _span(window_s: float) -> str:
     return {60: "minute", 3600: "hour"}.get(int(window_s), f"{window_s / 60:.0f} min")
 
 
-def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
+def _pools(tables: LoggedTables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
     blocks, sessions = tables.blocks, tables.sessions
     names = {engine.id: engine.name for engine in engines}
     known = {each.id: each.graph for each in engines if each.graph is not None}

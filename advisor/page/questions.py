@@ -1,4 +1,4 @@
-"""Answers people's questions about the graph without holding up the sidecar's own work."""
+"""Lets people ask about the graph without delaying the sidecar's own work."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 from ...dashboards.source import BusyError
 
-WAITING: Final = 4  # questions that may wait; further ones are refused at once; chosen
+WAITING: Final = 4  # questions that may wait; more are refused at once; chosen
 PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
-REST: Final = 3.0  # after a question the graph rests for so many times its work; chosen
+REST: Final = 3.0  # rest after a question, as a multiple of the time it took; chosen
 
-FRESH_S: Final = 0.5  # an answer that is older is worked out anew; chosen
-STALE_S: Final = 2.0  # and one that is older than this is given to nobody; chosen
+FRESH_S: Final = 0.5  # an older answer is worked out again; chosen
+STALE_S: Final = 2.0  # an older answer is never given; chosen
 _KEPT: Final = 64  # answers
 _MANY_ASK: Final = "many questions are being asked"
-_SOON_S: Final = 1  # when they may have been answered
+_SOON_S: Final = 1
 _T = TypeVar("_T")
 
 
 class Questions:
     """Allows one question about the graph at a time, and leaves time between two of them.
 
-    The graph's lock is not fair: threads that ask without a pause would keep it among themselves,
-    while batches wait to be applied and rankings grow old.
+    The graph's lock is not fair: threads that ask without a pause would keep it to themselves while
+    batches wait to be applied and rankings grow old.
 
     Args:
         lock: The graph's lock.
         clock: Monotonic seconds.
         sleep: Waits for so many seconds.
-        worked: Seconds that the calling thread computed: who asks alone is not refused because the
-            machine was busy with something else.
+        worked: CPU seconds of the calling thread, so that a busy machine does not count as a slow
+            question.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Questions:
         """Hold the graph's lock for one question.
 
         Raises:
-            BusyError: Too many others ask, or the last question took long; says when to try again.
+            BusyError: Too many others ask, or the last question was slow; says when to try again.
         """
         if not self._room.acquire(blocking=False):
             self._refuse(_MANY_ASK)
@@ -78,7 +78,7 @@ class Questions:
             self._room.release()
 
     def _wait(self) -> None:
-        """Wait for our turn, and until the graph was left alone for long enough."""
+        """Wait for our turn, and until the graph has rested."""
         deadline = self._clock() + PATIENCE_S
         if not self._turn.acquire(timeout=PATIENCE_S):
             self._refuse(_MANY_ASK)
@@ -95,10 +95,10 @@ class Questions:
 
 
 class RecentAnswers:
-    """Answers by question, each for ``FRESH_S``; from any thread.
+    """Keeps answers by question, each for ``FRESH_S``; thread-safe.
 
-    While one thread works out an answer anew, and where nobody can just now, others get the one
-    before, for ``STALE_S`` at most.
+    While one thread works out a new answer, or the graph is busy, others get the previous one, up
+    to ``STALE_S`` old.
 
     Args:
         clock: Monotonic seconds.
@@ -110,10 +110,10 @@ class RecentAnswers:
         self._asked: set[Hashable] = set()
 
     def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
-        """The answer of a moment ago, or else a new one.
+        """A recent answer, or else a new one.
 
         Raises:
-            BusyError: Nobody can ask just now, and there is no answer that is young enough.
+            BusyError: The graph is busy, and there is no answer that is recent enough.
         """
         age, kept = self._kept(question)
         if age < FRESH_S or (age < STALE_S and question in self._asked):
@@ -129,7 +129,7 @@ class RecentAnswers:
             self._asked.discard(question)
 
     def _kept(self, question: Hashable) -> tuple[float, Any]:
-        """How old the last answer is, and what it said; infinitely old if there is none."""
+        """The last answer and its age in seconds; infinite if there is none."""
         known = self._answers.get(question)
         return (math.inf, None) if known is None else (self._clock() - known[0], known[1])
 

@@ -1,16 +1,18 @@
-"""``/v1/sampled``: where the model looks, and how sure it is, as sampled decode steps told."""
+"""``/v1/sampled``: attention and confidence, from sampled decode steps."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part
-from ...graph.explain import block_name
+from ...graph.explain import block_name, session_row
 from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows, Tier
-from ..words.times import Unix
+from .page import NameQuery, Page, RecordsQuery, answered, recent
 
 
 class LayerLooks(Part):
@@ -77,33 +79,44 @@ class Sampled(Answer):
     edges: dict[str, int]
 
 
-# What sampled decode steps told of blocks and sessions, as the page shows it.
-
-_MADE: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
+_SAMPLED_EDGES: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
 
 
-def sampled_view(
-    tables: Tables, limit: int, now: float, unix: Unix, session: int | None = None
-) -> Sampled:
-    """Up to ``limit`` blocks and as many sessions; of the row ``session`` alone, if it is given."""
+def router(page: Page) -> APIRouter:
+    """The view's route."""
+    paths = APIRouter()
+
+    @paths.get("/sampled", response_model=Sampled)
+    def sampled(limit: RecordsQuery = 50, session: NameQuery = None) -> Response:
+        return answered(sampled_of(page, limit, session))
+
+    return paths
+
+
+@recent
+def sampled_of(page: Page, limit: int, session: str | None = None) -> Sampled:
+    """Up to ``limit`` blocks and as many sessions; only those of ``session`` if it is given."""
+    tables = page.graph.tables
     blocks, sessions = tables.blocks, tables.sessions
-    live = blocks.live_rows()
-    looked_at = live[blocks.attention[live] > 0]
-    confidence = sessions.confidence[: sessions.size]
-    asked = np.flatnonzero(confidence >= 0)
-    if session is not None:
-        looked_at = looked_at[blocks.session[looked_at] == session]
-        asked = asked[asked == session]
-    counts = tables.all_edges.counts()
-    least_sure = asked[np.argsort(confidence[asked], kind="stable")]
-    return Sampled(
-        at=unix(now),
-        layers=_layers(tables, looked_at),
-        blocks=[_block(tables, row) for row in _most(tables, looked_at, limit)],
-        sessions=[_session(tables, row) for row in least_sure[:limit].tolist()],
-        confidence=round(float(confidence[asked].mean()), 4) if len(asked) else None,
-        edges={kind.name.lower(): int(counts[kind]) for kind in _MADE},
-    )
+    with page.questions.turn():
+        row = None if session is None else session_row(tables, session, None)
+        live = blocks.live_rows()
+        looked_at = live[blocks.attention[live] > 0]
+        confidence = sessions.confidence[: sessions.size]
+        asked = np.flatnonzero(confidence >= 0)
+        if row is not None:
+            looked_at = looked_at[blocks.session[looked_at] == row]
+            asked = asked[asked == row]
+        counts = tables.all_edges.counts()
+        least_sure = asked[np.argsort(confidence[asked], kind="stable")]
+        return Sampled(
+            at=page.unix(page.graph.clock()),
+            layers=_layers(tables, looked_at),
+            blocks=[_block(tables, row) for row in _most_attended(tables, looked_at, limit)],
+            sessions=[_session(tables, row) for row in least_sure[:limit].tolist()],
+            confidence=round(float(confidence[asked].mean()), 4) if len(asked) else None,
+            edges={kind.name.lower(): int(counts[kind]) for kind in _SAMPLED_EDGES},
+        )
 
 
 def _layers(tables: Tables, rows: Rows) -> list[LayerLooks]:
@@ -118,7 +131,7 @@ def _layers(tables: Tables, rows: Rows) -> list[LayerLooks]:
     ]
 
 
-def _most(tables: Tables, rows: Rows, limit: int) -> list[int]:
+def _most_attended(tables: Tables, rows: Rows, limit: int) -> list[int]:
     found: list[int] = rows[np.argsort(-tables.blocks.attention[rows], kind="stable")].tolist()
     return found[:limit]
 

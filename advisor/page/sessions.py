@@ -1,4 +1,4 @@
-"""``/v1/sessions`` and ``/v1/sessions/NAME``: who is here, and one of them over time."""
+"""``/v1/sessions`` and ``/v1/sessions/NAME``: all sessions, and one of them over time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from fastapi import APIRouter
+from fastapi.responses import Response
 
 from ...dashboards.answer import Answer, Part, mark_of, number_in
+from ...graph.explain import session_row
+from ...graph.logs.history import LoggedTables
 from ...graph.logs.reasons import RULE_TEXTS
 from ...graph.logs.requests import UNHEARD
 from ...graph.stats import held_chains, shared_chains
-from ...graph.tables.tables import Tables
 from ...graph.types import NEVER, NO_ROW, STATE_NAMES, Tier
 from ..words.times import Unix
 from .graph import Moment
 from .misses import RequestView, session_requests
+from .page import MarkQuery, NameParam, NameQuery, Page, RecordsQuery, answered, recent
 
 
 class SessionView(Part):
@@ -118,29 +122,48 @@ class SessionTimeline(Answer):
     mark: str | None
 
 
-# Who is here: sessions, and what the engines hold of them.
+def router(page: Page) -> APIRouter:
+    """The view's routes."""
+    paths = APIRouter()
+
+    @paths.get("/sessions", response_model=Sessions)
+    def sessions(limit: RecordsQuery = 200, search: NameQuery = None) -> Response:
+        return answered(sessions_of(page, limit, search or ""))
+
+    @paths.get("/sessions/{name:anything}", response_model=SessionTimeline)
+    def session(name: NameParam, tenant: NameQuery = None, after: MarkQuery = "") -> Response:
+        return answered(session_of(page, name, tenant, after))
+
+    return paths
 
 
-def sessions_view(tables: Tables, limit: int, search: str, now: float, unix: Unix) -> Sessions:
-    """Those whose name or tenant contains ``search``, the last heard of first."""
+# All sessions, and what the engines hold of them.
+
+
+@recent
+def sessions_of(page: Page, limit: int, search: str = "") -> Sessions:
+    """Sessions whose name or tenant contains ``search``, the most recent first."""
+    tables = page.graph.tables
     sessions = tables.sessions
-    newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
-    rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
-    states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES)).tolist()
-    return Sessions(
-        at=unix(now),
-        sessions=views_of(tables, rows, now),
-        known=len(sessions),
-        states=dict(zip(STATE_NAMES, states, strict=True)),
-    )
+    with page.questions.turn():
+        now = page.graph.clock()
+        newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
+        rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
+        states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES)).tolist()
+        return Sessions(
+            at=page.unix(now),
+            sessions=views_of(tables, rows, now),
+            known=len(sessions),
+            states=dict(zip(STATE_NAMES, states, strict=True)),
+        )
 
 
-def _matches(tables: Tables, row: int, search: str) -> bool:
+def _matches(tables: LoggedTables, row: int, search: str) -> bool:
     tenant = tables.tenants.name(int(tables.sessions.tenant[row])) or ""
     return search.lower() in f"{tables.sessions.names[row]}\n{tenant}".lower()
 
 
-def views_of(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
+def views_of(tables: LoggedTables, rows: list[int], now: float) -> list[SessionView]:
     """The sessions of some rows, in their order."""
     sessions, blocks = tables.sessions, tables.blocks
     returns = sessions.return_probability()
@@ -180,8 +203,8 @@ def views_of(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
     return found
 
 
-def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
-    """What each session's engine still has of its last request; the fields of its view."""
+def _chains(tables: LoggedTables, rows: list[int]) -> list[dict[str, int]]:
+    """What each session's engine still has of its last request, as fields of ``SessionView``."""
     sessions, chosen = tables.sessions, np.array(rows, dtype=np.int64)
     tips = sessions.tip[chosen]
     found = (*held_chains(tables, tips, sessions.engine[chosen]), shared_chains(tables, tips))
@@ -190,15 +213,15 @@ def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
     return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
-# One session over time: its turns, what left between them, and what it has in each tier.
+# One session over time: its turns, the evictions between them, and its blocks by tier.
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
-_BEFORE_S: Final = 1e-3  # before a turn: what it did not find had left by then
-_LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # misses of what left
+_BEFORE_S: Final = 1e-3  # before a turn: blocks that it missed had left by then
+_LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # the block had left
 
 
-class _Gone(NamedTuple):
-    """A block of the session that left, by the engine's log."""
+class _Eviction(NamedTuple):
+    """An eviction of one of the session's blocks."""
 
     at: float
     engine: str
@@ -207,28 +230,31 @@ class _Gone(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    """How many of the session's blocks had copies: from the first time until the second, and so
-    on; ``warm`` and ``cold`` have one entry more, the first: what was before."""
+    """Copies of the session's blocks after each change; the first entry of ``warm`` and ``cold`` is
+    before any change."""
 
     times: npt.NDArray[np.float64]
     warm: npt.NDArray[np.int64]
     cold: npt.NDArray[np.int64]
 
 
-def timeline(
-    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
-) -> SessionTimeline:
-    """One session: its turns, what left between them, and what it missed.
+def session_of(page: Page, name: str, tenant: str | None, after: str = "") -> SessionTimeline:
+    """One session over time; from the turn of the mark ``after`` on, if the log still has it."""
+    with page.questions.turn():
+        explained = page.graph.explain_session(name, tenant)
+        row = session_row(page.graph.tables, name, tenant)
+        return _timeline(page.graph.tables, row, explained, page.graph.clock(), page.unix, after)
 
-    Args:
-        after: Only from the turn of this mark on, if the log still has it.
-    """
+
+def _timeline(
+    tables: LoggedTables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
+) -> SessionTimeline:
     log = tables.history.requests
     known = number_in(after, log.name)
     requests = _requests(tables, row, unix, known)
     is_part = known is not None and bool(requests) and requests[0].id == known
     begin = requests[0].at if is_part else -inf
-    gone = _gone(tables, row, begin, unix)
+    gone = _own_evictions(tables, row, begin, unix)
     view, turns = views_of(tables, [row], now)[0], _turns(requests)
     return SessionTimeline(
         at=unix(now),
@@ -243,13 +269,13 @@ def timeline(
 
 
 def _mark(log: str, requests: list[RequestView]) -> str | None:
-    """The mark of the last turn before the first one that may still change."""
+    # That of the last turn before the first one that may still change.
     over = list(takewhile(lambda each: not each.is_awaited, requests))
     return mark_of(log, over[-1].id) if over else None
 
 
-def _requests(tables: Tables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
-    """A session's, the oldest first: those from ``after`` on if that is one of them, else all."""
+def _requests(tables: LoggedTables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
+    """A session's requests, the oldest first; from ``after`` on if that is one of them."""
     name = tables.sessions.names[row]
     tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
     found = []
@@ -284,9 +310,9 @@ def _pause(turn: RequestView, following: float | None) -> float | None:
     return max(0.0, round(following - turn.ended_at, 3))
 
 
-def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]:
-    """Evictions, from a time on, of what is the session's by now, the oldest first."""
-    blocks, found = tables.blocks, list[_Gone]()
+def _own_evictions(tables: LoggedTables, session: int, begin: float, unix: Unix) -> list[_Eviction]:
+    """Evictions since ``begin`` of blocks that the session owns now, the oldest first."""
+    blocks, found = tables.blocks, list[_Eviction]()
     for engine, column in tables.engines.items():
         log = tables.history.evictions.get(column)
         if log is None:
@@ -298,12 +324,12 @@ def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]
         )
         left = numbers[mine]
         for number, rule in zip(left.tolist(), log.rules(left).tolist(), strict=True):
-            found.append(_Gone(unix(log.at(number)), engine, number, rule))
+            found.append(_Eviction(unix(log.at(number)), engine, number, rule))
     return sorted(found)
 
 
-def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Copies:
-    """Copies of what is the session's by now: those of now, less what changed since."""
+def _copies(tables: LoggedTables, session: int, view: SessionView, unix: Unix) -> _Copies:
+    """Copies of the blocks that the session owns now, counted back from the present."""
     blocks, changes = tables.blocks, tables.history.copies.changes()
     rows = blocks.find(changes["key"])
     owner = np.where(rows == NO_ROW, NO_ROW, blocks.session[rows])
@@ -317,10 +343,14 @@ def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Cop
 
 
 def _residency(
-    requests: list[RequestView], gone: list[_Gone], copies: _Copies, view: SessionView, now: float
+    requests: list[RequestView],
+    gone: list[_Eviction],
+    copies: _Copies,
+    view: SessionView,
+    now: float,
 ) -> Residency:
-    """Its blocks by tier: in the pool all of a prompt's after each turn, and fewer with each that
-    left; with copies as many as the log of copies tells. The last entry is what holds now."""
+    """Its blocks by tier over time: the pool has all of a prompt after each turn and loses each
+    eviction. The last entry is the present."""
     held_now = view.chain_pool if view.chain else view.pool
     pool = [*_in_pool(requests, gone, now), (now, held_now)]
     begin = pool[0][0]
@@ -339,19 +369,16 @@ def _residency(
 def _last_by(
     times: npt.NDArray[np.float64], known_at: npt.NDArray[np.float64], known: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The last of what was known, the oldest first, at each time; something was by the first."""
+    """The last known value at each time; there is one at the first."""
     found: npt.NDArray[np.int64] = known[np.searchsorted(known_at, times, side="right") - 1]
     return found
 
 
 def _in_pool(
-    requests: list[RequestView], gone: list[_Gone], now: float
+    requests: list[RequestView], gone: list[_Eviction], now: float
 ) -> Iterator[tuple[float, int]]:
-    """When the number of its blocks in the pool changed, and to what.
-
-    Of evictions that the log has forgotten only the next turn knows: they count from its arrival
-    on.
-    """
+    """When the number of its blocks in the pool changed, and to what."""
+    # The next turn reveals evictions that the log has forgotten: they count from its arrival on.
     times = [each.at for each in gone]
     for place, turn in enumerate(requests, 1):
         following = requests[place] if place < len(requests) else None
@@ -362,21 +389,20 @@ def _in_pool(
         for at, left in groupby(here, key=lambda g: g.at):
             pool = max(0, pool - len(list(left)))
             yield at, pool
-        found = pool if following is None else _still_there(following, pool)
+        found = pool if following is None else _still_in_pool(following, pool)
         if following is not None and found < pool:
             yield max(turn.at, min(following.arrived, end - _BEFORE_S)), found
 
 
-def _still_there(turn: RequestView, at_most: int) -> int:
-    """How many blocks of the turn before were still in the pool, as far as this one can tell."""
+def _still_in_pool(turn: RequestView, at_most: int) -> int:
+    """How many blocks of the previous turn were still in the pool, judging by this one."""
     if turn.miss is None or turn.miss.reason not in _LEFT:
         return at_most
     return min(at_most, turn.blocks.pool + turn.blocks.prefetched)
 
 
-def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) -> list[Moment]:
-    """What happened, the newest first."""
-    moments = [each for turn in requests for each in _of_turn(turn)]
+def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Eviction]) -> list[Moment]:
+    moments = [each for turn in requests for each in _turn_moments(turn)]
     for request, turn in zip(requests, turns, strict=True):
         if turn.ended_at is not None and turn.pause_s is not None:
             moments.append(_pause_moment(request, turn.ended_at, turn.pause_s))
@@ -396,7 +422,7 @@ def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) 
     return sorted(moments, key=lambda moment: -moment.at)
 
 
-def _of_turn(turn: RequestView) -> list[Moment]:
+def _turn_moments(turn: RequestView) -> list[Moment]:
     found = turn.blocks.asked - turn.blocks.computed
     said = f"{turn.prompt_tokens:,} tokens: {found} of {turn.blocks.asked} blocks were found."
     moments = [_moment(turn, "turn", said, turn.blocks.asked)]
@@ -421,7 +447,6 @@ def _moment(turn: RequestView, what: str, sentence: str, blocks: int) -> Moment:
 
 
 def _as_expected(turn: RequestView) -> str:
-    """Whether its pause was expected, and as how long."""
     expected = turn.expected_pause_s
     return "" if expected is None else f"; {expected:.1f} s were expected"
 

@@ -1,16 +1,21 @@
-"""What shadows found, as the page shows it."""
+"""``/v1/shadows``: what other policies, sizes and weights would have found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import Response
 
+from ...dashboards.answer import Answer, Part
 from ..shadows.ceiling import Beside, Ceiling
 from ..shadows.pools import LruPool, OtherWeights, PolicyPool, for_all, in_sample
 from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
-from .what_if import Shadows, ShadowView
+from .page import NameQuery, Page, answered, chosen_engine
+from .ranking import who_ranks
 
 Sums = Mapping[str, np.ndarray]
 """Counts of each step, the oldest first, by the name of what is counted."""
@@ -30,6 +35,79 @@ _NO_BELADY: Final = (
 _UNKNOWN: Final = Beside(0, 0, None)
 
 
+class ShadowView(Part):
+    """What a pool would have found under another policy or size, from the same requests.
+
+    Attributes:
+        name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
+        sentence: The same in words.
+        policy: Who ranks there.
+        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
+        tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
+            engine has.
+        blocks: Its size, of the whole pool.
+        asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
+            known, and else of all.
+        hit_rate: What they say all these requests would find; None before any. The ceiling's is
+            never below that of a pool with no more room.
+        ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
+        history: Hit rates by step, the oldest first; None where nothing was asked.
+    """
+
+    name: str
+    sentence: str
+    policy: str
+    capacity: float
+    tiers: bool
+    blocks: int
+    asked: int
+    found: int
+    hit_rate: float | None
+    ours: float | None
+    history: list[float | None]
+
+
+class Shadows(Answer):
+    """Shadows of one engine, ``ours`` first.
+
+    Attributes:
+        guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
+            without an engine.
+        sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
+        sessions: How many these were so far.
+        ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
+    """
+
+    engine: str | None
+    engines: list[str]
+    guard: str | None
+    sampled_share: float
+    sessions: int
+    ranked_every_s: float
+    step_s: float
+    starts: list[float]
+    shadows: list[ShadowView]
+
+
+def router(page: Page) -> APIRouter:
+    """The view's route."""
+    paths = APIRouter()
+
+    @paths.get("/shadows", response_model=Shadows)
+    def shadows(engine: NameQuery = None) -> Response:
+        return answered(shadows_of(page, engine))
+
+    return paths
+
+
+def shadows_of(page: Page, engine: str | None) -> Shadows:
+    """What other pools would have found."""
+    now = page.graph.clock()
+    if engine is not None:
+        chosen_engine(page.graph.tables, engine)
+    return shadows_view(page.shadows, engine, now, page.unix, partial(who_ranks, page.graph))
+
+
 def shadows_view(
     runner: ShadowRunner,
     engine: str | None,
@@ -42,7 +120,7 @@ def shadows_view(
     Args:
         now: By the graph's clock.
         unix: Makes Unix seconds of it.
-        guard: Says who ranks an engine's blocks, and by how much.
+        guard: Says in words who ranks an engine's blocks.
     """
     runner.looked()
     with runner.lock:
@@ -123,11 +201,7 @@ def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowVie
 
 
 def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
-    """The share that was found in each step.
-
-    Args:
-        beside: The LRU pool by which the sample stands for all; None: ``name`` counts all.
-    """
+    """Hit rate by step; ``beside`` is the LRU pool that scales the sample up to all requests."""
     if beside is None:
         steps = zip(sums[name].tolist(), sums["asked"].tolist(), strict=True)
         return [_rounded(found / asked if asked else None) for found, asked in steps]
@@ -139,7 +213,7 @@ def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
 def _begun_later(
     view: ShadowView, since: float, starts: list[float], sentence: str, ours: float | None
 ) -> ShadowView:
-    """A shadow that has nothing to tell of the steps that began before it did."""
+    """A shadow without the steps that began before it did."""
     steps = zip(starts, view.history, strict=True)
     history = [share if start >= since else None for start, share in steps]
     return view.model_copy(update={"history": history, "sentence": sentence, "ours": ours})
@@ -172,22 +246,20 @@ def _ceiling(found: ShadowSet) -> ShadowView:
 
 
 def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
-    """What a pool twice as large found, told as what this one would find with host memory.
-
-    A block that leaves the pool and is copied is found as if it had stayed.
-    """
+    """A pool twice as large, shown as this one with host memory: a copied block is found as if it
+    had stayed."""
     name = f"{twice.policy} + host memory"
     said = f"{_ranker(pool)} in a pool as large, with host memory for as many copies"
     return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
 
 
-def _who(policy: str) -> str:
+def _named_order(policy: str) -> str:
     return "stock vLLM's order" if policy == "lru" else f"the policy {policy}"
 
 
 def _ranker(pool: LruPool | PolicyPool) -> str:
     is_guarded = isinstance(pool, PolicyPool) and pool.pool.is_guarded
-    return _who(pool.policy_name) + (", guarded as ours is," if is_guarded else "")
+    return _named_order(pool.policy_name) + (", guarded as ours is," if is_guarded else "")
 
 
 def _sentence(pool: LruPool | PolicyPool) -> str:

@@ -1,31 +1,26 @@
-"""Gathers the sidecar's state for the HTTP surface."""
+"""The sidecar's health, status and totals, for the HTTP surface and for metrics."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from ... import __version__
 from ...dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
-from ...graph.errors import GraphError
-from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
+from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History, LoggedTables
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.stats import GraphStats
-from ...graph.tables.tables import Tables
-from ..assembly import Parts
+from ..assembly import Sidecar
 from ..shadows.runner import ShadowRunner
 from ..sockets.subscriber import Peer
-from ..words.waits import fit_and_live
-from .questions import Questions
-from .routes import PageBoard
-from .what_if import ranked_by
-
-# What the logs counted since the start, for metrics.
+from ..words.times import UnixTime
+from .page import Page
+from .questions import Questions, RecentAnswers
+from .ranking import ranked_by
 
 
-def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:
-    """Sums that were kept anyway; the graph is not looked at."""
+def log_totals(tables: LoggedTables, shadows: ShadowRunner) -> LogTotals:
+    """What the logs counted since the start; does not read the graph."""
     history, totals = tables.history, tables.history.totals.tolist()
     count = len(REASON_NAMES)
     return LogTotals(
@@ -44,7 +39,7 @@ def _tokens(history: History) -> dict[str, int]:
     return {**found, "computed": given["asked"] - sum(found.values())}
 
 
-def _rules(tables: Tables) -> dict[tuple[str, str], tuple[int, int]]:
+def _rules(tables: LoggedTables) -> dict[tuple[str, str], tuple[int, int]]:
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for engine, column in list(tables.engines.items()):
         log = tables.history.evictions.get(column)
@@ -63,23 +58,22 @@ def _shadows(runner: ShadowRunner) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 STALLED_AFTER_S = 5.0  # chosen
-FRESH_S = 0.25  # an older status is computed again; chosen
+FRESH_S = 0.25  # an older status is worked out again; chosen
 
 
-class StatusBoard:
-    """Implements ``dashboards.source.StatusSource`` over the parts of a running sidecar.
-
-    Every method may be called from any thread; the graph is read under its lock.
+class Status:
+    """Implements ``dashboards.source.StatusSource`` for a running sidecar; thread-safe.
 
     Args:
-        max_stale_s: A ranking older than this is a fault.
+        max_stale_s: Age in seconds from which a ranking is a fault.
         clock: Monotonic seconds.
 
     Attributes:
+        page: What the page's views read.
         http: The HTTP surface's URL, once it is known.
     """
 
-    def __init__(self, parts: Parts, max_stale_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, parts: Sidecar, max_stale_s: float, clock: Callable[[], float]) -> None:
         self._parts = parts
         self._graph = parts.graph
         self._planner = parts.planner
@@ -87,20 +81,23 @@ class StatusBoard:
         self._clock = clock
         self._started = clock()
         self._questions = Questions(parts.graph.lock, clock)
-        self.page = PageBoard(
+        self.page = Page(
             parts.graph,
             self._questions,
-            shadows=parts.shadows,
+            RecentAnswers(parts.graph.clock),
             status=self.status,
             latest=lambda: parts.planner.latest,
+            admissions=lambda: parts.planner.admissions,
+            shadows=parts.shadows,
             watch=parts.watch,
             intended=lambda: parts.planner.applied(intended=True),
+            unix=UnixTime(parts.graph.clock),
         )
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
         self.http = ""
 
     def is_healthy(self) -> bool:
-        """Whether the loop has turned lately, and no engine's advice is stale."""
+        """Whether the loop turns and no engine's advice is stale."""
         now = self._clock()
         fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
         return fresh and now - self._parts.intake.last_turn < STALLED_AFTER_S
@@ -132,18 +129,18 @@ class StatusBoard:
             if known is None:
                 raise
             return known[1]
-        status = self._of(stats)
+        status = self._current(stats)
         self._status = (at, status)
         return status
 
-    def _of(self, stats: GraphStats) -> SidecarStatus:
+    def _current(self, stats: GraphStats) -> SidecarStatus:
         return SidecarStatus(
             version=__version__,
             pid=os.getpid(),
             uptime_s=round(self._clock() - self._started, 3),
             endpoint=self._parts.front.endpoint,
             http=self.http,
-            engines=(*self._hooked(stats), *self._observed(stats)),
+            engines=(*self._hooked_engines(stats), *self._watched_engines(stats)),
             graph=stats,
             counters=self._counters(stats),
             snapshot=self._parts.snapshots.status(),
@@ -151,47 +148,7 @@ class StatusBoard:
             lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
         )
 
-    def explain_block(self, key: int) -> dict[str, Any]:
-        """Why a block ranks where it does; raises GraphError for an unknown one."""
-        with self._questions.turn():
-            return self._graph.explain(key, self._planner.latest)
-
-    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
-        """What a session is doing and holds; raises GraphError for an unknown one.
-
-        Of a new session nothing is known while its first request is held, but that it is.
-        """
-        with self._questions.turn():
-            held = [self._why_held(*each) for each in self._graph.held(name, tenant).items()]
-            try:
-                facts = self._graph.explain_session(name, tenant)
-            except GraphError:
-                if not held:
-                    raise
-                facts = {"session": name, "tenant": tenant, "state": "held"}
-            return {**facts, "why": held} if held else facts
-
-    def explain_memory(self, name: str) -> dict[str, Any]:
-        """What is known of a memory; raises GraphError for an unknown one."""
-        with self._questions.turn():
-            return self._graph.explain_memory(name)
-
-    def _why_held(self, engine: str, seconds: float) -> str:
-        room = self._planner.admissions.get(engine)
-        why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"
-        return f"held {seconds:.0f} s: {why}"
-
-    def waiting(self) -> dict[str, float]:
-        """Requests that engines hold until there is room, and since how many seconds."""
-        with self._questions.turn():
-            return self._graph.waiting()
-
-    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
-        """Node-link data around a block; raises GraphError for an unknown one."""
-        with self._questions.turn():
-            return self._graph.subgraph(key, hops, limit)
-
-    def _hooked(self, stats: GraphStats) -> Iterable[EngineStatus]:
+    def _hooked_engines(self, stats: GraphStats) -> Iterable[EngineStatus]:
         return [self._engine(peer, stats) for peer in self._parts.subscriber.peers]
 
     def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
@@ -218,7 +175,7 @@ class StatusBoard:
             hashing=peer.hashing.told,
         )
 
-    def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:
+    def _watched_engines(self, stats: GraphStats) -> Iterable[EngineStatus]:
         now = self._clock()
         for source in self._parts.sources:
             seen = source.last_seen

@@ -1,92 +1,34 @@
-"""``/v1/shadows`` and ``/v1/weights``: what else could rank, and what it would find."""
+"""``/v1/weights``: what decides the ranking, and what a change of it would do."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Annotated, Any, Final
 
 import numpy as np
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
 from pydantic import Field
 
 from ...dashboards.answer import Answer, Part
 from ...graph.errors import ConfigError
 from ...graph.explain import block_name
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.order import is_under_lru
-from ...graph.ranking.policy import Policy, Scores, Terms, View, Weighted, terms_of
+from ...graph.ranking.policy import Policy, Scores, View, Weighted
 from ...graph.ranking.policy import Weights as ScoreWeights
-from ...graph.ranking.rules import beyond_share, standings
-from ...graph.tables.blocks import Selection
-from ...graph.types import LAYER_NAMES, NO_ROW, Rows
-from ...graph.wire.advice import EvictionRanking
+from ...graph.types import LAYER_NAMES, NO_ROW
 from ..config.config import Config
-from ..config.edits import NO_FILE, ConfigWatch, change_in_words
+from ..config.edits import NO_FILE, change_in_words
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES, new_policy
 from ..shadows.ceiling import Walked, WindowPlay
 from ..shadows.pools import OtherWeights
-from ..shadows.runner import ShadowRunner
-from ..words.times import Unix, UnixTime
-from ..words.words import BEYOND_SHARE, beside_lru_lately, heeded, meanings, weight_meanings
-from .evictions import RankedBlock, RankingView, chosen_engine
-from .questions import Questions
-
-
-class ShadowView(Part):
-    """What a pool would have found under another policy or size, from the same requests.
-
-    Attributes:
-        name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
-        sentence: The same in words.
-        policy: Who ranks there.
-        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
-        tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
-            engine has.
-        blocks: Its size, of the whole pool.
-        asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
-            known, and else of all.
-        hit_rate: What they say all these requests would find; None before any. The ceiling's is
-            never below that of a pool with no more room.
-        ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
-        history: Hit rates by step, the oldest first; None where nothing was asked.
-    """
-
-    name: str
-    sentence: str
-    policy: str
-    capacity: float
-    tiers: bool
-    blocks: int
-    asked: int
-    found: int
-    hit_rate: float | None
-    ours: float | None
-    history: list[float | None]
-
-
-class Shadows(Answer):
-    """Shadows of one engine, ``ours`` first.
-
-    Attributes:
-        guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
-            without an engine.
-        sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
-        sessions: How many these were so far.
-        ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
-    """
-
-    engine: str | None
-    engines: list[str]
-    guard: str | None
-    sampled_share: float
-    sessions: int
-    ranked_every_s: float
-    step_s: float
-    starts: list[float]
-    shadows: list[ShadowView]
+from ..words.times import Unix
+from ..words.words import heeded, weight_meanings
+from .page import NameQuery, Page, answered, chosen_engine
+from .shadows import Shadows, shadows_of
 
 
 class Weights(Answer):
@@ -184,178 +126,75 @@ class WeightEffect(Answer):
     window: WindowEffect | None
 
 
-# Who goes next, with every term; and the weights that decide it.
+def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+    """The view's routes; those that change or try something need the edit token."""
+    paths = APIRouter()
 
-_PROTECTED: Final = "protected_layer"
+    @paths.get("/weights", response_model=Weights)
+    def weights() -> Response:
+        return answered(weights_of(page))
+
+    @paths.post("/weights/preview", response_model=WeightEffect)
+    def preview(change: WeightChange, engine: NameQuery = None) -> Response:
+        return answered(effect_of(page, change, engine))
+
+    @paths.post("/weights/trial", response_model=Shadows, dependencies=[Depends(edits)])
+    def try_weights(change: WeightChange) -> Response:
+        _try_in_shadow(page, change)
+        return answered(shadows_of(page, None))
+
+    @paths.delete("/weights/trial", response_model=Shadows, dependencies=[Depends(edits)])
+    def end_trial() -> Response:
+        page.shadows.weigh_alike()
+        return answered(shadows_of(page, None))
+
+    @paths.put("/weights", response_model=Weights, dependencies=[Depends(edits)])
+    def change_weights(change: WeightChange) -> Response:
+        # The file is watched: weights take effect within a second, a policy at the next start.
+        written = page.watch.editor.apply(_by_section(change), "edit")
+        return answered(weights_of(page, written))
+
+    @paths.post("/weights/undo", response_model=Weights, dependencies=[Depends(edits)])
+    def undo_weights() -> Response:
+        return answered(weights_of(page, page.watch.editor.undo("edit")))
+
+    return paths
+
+
+# What decides the ranking, as configured.
+
 _SHARES: Final = (
     "protected_share", "protected_price_points", "tenant_share", "inferred_share", "reserved",
 )  # fmt: skip
-MOST: Final = 200  # blocks per answer; chosen
 
 
-def ranking_view(
-    graph: KVCacheGraph,
-    latest: Mapping[str, EvictionRanking],
-    engine: str | None,
-    limit: int,
-    unix: Unix,
-) -> RankingView:
-    """The ranking that an engine has now, the next to go first."""
-    tables, now = graph.tables, graph.clock()
-    name = chosen_engine(tables, engine)
-    ranking = latest.get(name) if name is not None else None
-    if name is None or ranking is None:
-        return _empty(graph, name, unix(now))
-    view = View(tables, graph.rules, tables.engines[name], now)
-    by_policy = bool(len(ranking.order))
-    policy: Policy = graph.policy if by_policy else LruPolicy()
-    rows, ranked = _by_policy(view, ranking) if by_policy else _longest_unused(view, ranking)
-    rows = rows[: min(limit, MOST)]
-    known = rows[rows != NO_ROW]
-    terms = terms_of(policy, view, Selection(view.blocks, known)) if len(known) else {}
-    order = _ranked(view, rows, terms)
-    rules = dict.fromkeys(name for each in order for name in each.standing)
-    return RankingView(
-        at=unix(now),
-        engine=name,
-        engines=list(tables.engines),
-        ranked_by=policy.name,
-        sentence=_who_ranks(graph, name, by_policy),
-        epoch=ranking.epoch,
-        age_s=round(now - ranking.ts, 3),
-        terms=list(terms),
-        meanings=meanings([*terms, *rules]),
-        order=order,
-        ranked=ranked,
-        protected=len(ranking.protected),
-    )
-
-
-def _by_policy(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
-    """The rows of a ranking, and how many it has."""
-    salt = view.tables.salt(view.engine)
-    return view.blocks.find(ranking.order[:MOST], salt), len(ranking.order)
-
-
-def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
-    """The rows in the engine's own order, less what it keeps back all the same, and how many it
-    has."""
-    blocks, salt = view.blocks, view.tables.salt(view.engine)
-    resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
-    kept = blocks.find(ranking.protected, salt)
-    free = Selection(blocks, np.setdiff1d(resident, kept))
-    oldest_first = np.argsort(-LruPolicy().scores(view, free), kind="stable")
-    return free.rows[oldest_first[:MOST]], len(free)
-
-
-def _ranked(view: View, rows: Rows, terms: Terms) -> list[RankedBlock]:
-    """Those of these rows that are known, each with its place among them.
-
-    Args:
-        terms: Of those that are known.
-    """
-    places = np.flatnonzero(rows != NO_ROW)
-    known = Selection(view.blocks, rows[places])
-    each = [column.tolist() for column in terms.values()]
-    parts = list(zip(*each, strict=True)) or [()] * len(known)
-    beyond = set(beyond_share(view).tolist())
-    rules = [
-        [BEYOND_SHARE if name == _PROTECTED and row in beyond else name for name in each]
-        for row, each in zip(known.rows.tolist(), standings(view, known), strict=True)
-    ]
-    found = zip(places.tolist(), known.rows.tolist(), parts, rules, strict=True)
-    return [_block(view, *block) for block in found]
-
-
-def _block(
-    view: View, place: int, row: int, parts: tuple[float, ...], rules: list[str]
-) -> RankedBlock:
-    tables, blocks = view.tables, view.blocks
-    session, identity = int(blocks.session[row]), int(blocks.identity[row])
-    return RankedBlock(
-        place=place,
-        key=block_name(int(blocks.wire_keys(row))),
-        layer=LAYER_NAMES[blocks.layer[row]],
-        session=None if session == NO_ROW else tables.sessions.names[session],
-        tenant=tables.tenants.name(int(blocks.tenant[row])),
-        identity=tables.segment_names.name(identity),
-        score=round(sum(parts), 3),
-        terms=[round(value, 3) for value in parts],
-        standing=rules,
-    )
-
-
-def ranked_by(graph: KVCacheGraph, engine: str) -> str:
-    """The name of the policy that ranks an engine's blocks; ``lru`` where it keeps its own
-    order."""
-    column = graph.tables.engines.get(engine, NO_ROW)
-    under_lru = is_under_lru(column, graph.policy, graph.referee)
-    return LruPolicy.name if under_lru else graph.policy.name
-
-
-def who_ranks(graph: KVCacheGraph, engine: str) -> str:
-    """Who ranks an engine's blocks, and what its guard knows of policy and LRU, in words."""
-    return _who_ranks(graph, engine, ranked_by(graph, engine) != LruPolicy.name)
-
-
-def _who_ranks(graph: KVCacheGraph, engine: str, by_policy: bool) -> str:
-    ruling = graph.ruling(engine)
-    if by_policy:
-        ahead = "" if ruling is None else f"; it is {beside_lru_lately(ruling.ahead)}"
-        return f"The policy {graph.policy.name} ranks{ahead}."
-    if ruling is None or ruling.policy_rules:
-        return "The engine evicts the longest unused block first."
-    return (
-        f"LRU ranks: the policy {graph.policy.name} has not shown yet that it finds more; it is "
-        f"{beside_lru_lately(ruling.ahead)}. What is protected goes last all the same."
-    )
-
-
-def _empty(graph: KVCacheGraph, engine: str | None, at: float) -> RankingView:
-    return RankingView(
-        at=at,
-        engine=engine,
-        engines=list(graph.tables.engines),
-        ranked_by="lru",
-        sentence="Nothing was ranked yet: engines evict the longest unused block first.",
-        epoch=None,
-        age_s=None,
-        terms=[],
-        meanings={},
-        order=[],
-        ranked=0,
-        protected=0,
-    )
-
-
-def _said(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
-    """These numbers of a configuration; a share that nobody said is none."""
+def _numbers_of(score: ScoreConfig, names: Iterable[str]) -> dict[str, float]:
     found = {name: getattr(score, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def weights_view(watch: ConfigWatch, written: Config | None, policy: Policy, at: float) -> Weights:
+def weights_of(page: Page, written: Config | None = None) -> Weights:
     """What decides the ranking, as configured.
 
     Args:
         written: What the file was just made to say; None: what it said when it was last read.
-        policy: The one that ranks.
     """
+    watch, policy = page.watch, page.graph.policy
     config, default = written or watch.config, ScoreConfig()
     score = config.score
     numbers = [each.name for each in fields(ScoreWeights)]
     numbers += ["session_memory_s", *_SHARES]
     return Weights(
-        at=at,
+        at=page.unix.now(),
         policy=policy.name,
         next_policy=config.policy.name,
         heeds=heeded(policy.name),
         policies=list(POLICIES),
         guard=config.policy.guard,
-        score=_said(score, numbers),
+        score=_numbers_of(score, numbers),
         edge_types=score.edge_types.model_dump(),
         protected_layers=sorted(score.protected_layers),
-        defaults=_said(default, numbers),
+        defaults=_numbers_of(default, numbers),
         edge_type_defaults=default.edge_types.model_dump(),
         meanings=weight_meanings(),
         layers=list(LAYER_NAMES),
@@ -366,12 +205,12 @@ def weights_view(watch: ConfigWatch, written: Config | None, policy: Policy, at:
     )
 
 
-# What a change of weights would do, and would have done, before it is made.
+# What a change of weights would do.
 
-FIRST: Final = 1_000  # blocks of each list that are compared, at most; chosen
-_PART: Final = 8  # of a large pool, one in so many blocks are compared: who goes next; chosen
-_LEAST: Final = 10  # blocks that are compared in any case; chosen
-_MOVERS: Final = 50  # that are told
+FIRST: Final = 1_000  # blocks of each list to compare, at most; chosen
+_PART: Final = 8  # a large pool's next eighth is compared; chosen
+_LEAST: Final = 10  # blocks to compare in any case; chosen
+_MOVERS: Final = 50  # blocks to name
 
 
 def _nothing(engine: str) -> tuple[list[Walked], int]:
@@ -386,16 +225,15 @@ def weight_effect(
     remembered: Callable[[str], tuple[list[Walked], int]] = _nothing,
     policy: Policy | None = None,
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
-    """The live policy's order now, and with other weights and rules, or another policy's; nothing
-    is changed.
+    """Compare the live ranking with that of other weights, rules or another policy.
 
     Args:
-        remembered: Gives an engine's last requests, and the pool to play them in.
-        policy: Another one, with other weights; None: the live one.
+        remembered: Gives an engine's last requests, and the size of the pool to replay them in.
+        policy: Another policy; None: the live one with other weights.
 
     Returns:
-        The effect on the ranking; and what works out the effect on the remembered requests, which
-        takes longer and needs no lock.
+        The effect on the ranking; and a function that works out the effect on the remembered
+        requests, which takes longer and needs no lock.
     """
     now, name = graph.clock(), chosen_engine(graph.tables, engine)
     if name is None:
@@ -404,26 +242,25 @@ def weight_effect(
     column = graph.tables.engines[name]
     view, play = View(graph.tables, graph.rules, column, now), WindowPlay(*remembered(name))
     before, after = OtherWeights.in_force(graph), other_weights(graph, score, policy)
-    old, scored = _first(view, before), play.scores(view, before)
-    new, otherwise = _first(view, after), play.scores(view, after)
+    old, scored = _next_to_go(view, before), play.scores(view, before)
+    new, otherwise = _next_to_go(view, after), play.scores(view, after)
     entering = len(set(new) - set(old))
     said = _sentence(len(old), entering, after.policy, policy is not None)
     effect = _effect(name, said, len(old), entering, _movers(graph, old, new), unix(now))
-    return effect, lambda: _played(play, scored, otherwise)
+    return effect, lambda: _window_effect(play, scored, otherwise)
 
 
-def _played(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | None:
-    """The remembered requests under both scores."""
+def _window_effect(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | None:
     if not play.requests:
         return None
     now, then = play.found(before), play.found(after)
     return WindowEffect(
-        sentence=_told(play, now, then),
+        sentence=_window_sentence(play, now, then),
         requests=play.requests, asked=play.asked, found_now=now, found_then=then,
     )  # fmt: skip
 
 
-def _told(play: WindowPlay, now: int, then: int) -> str:
+def _window_sentence(play: WindowPlay, now: int, then: int) -> str:
     head = (
         f"The last {play.requests:,} requests, played again from an empty pool with the scores of "
         "now (so compare these shares with each other only), would find "
@@ -445,7 +282,7 @@ def other_weights(
     return OtherWeights(policy or graph.policy, score.weights(), rules)
 
 
-def _first(view: View, weights: OtherWeights) -> list[int]:
+def _next_to_go(view: View, weights: OtherWeights) -> list[int]:
     rows, scores = weights.resident_scores(view)
     first = min(FIRST, max(_LEAST, len(rows) // _PART))
     found: list[int] = rows[np.argsort(-scores, kind="stable")[:first]].tolist()
@@ -453,7 +290,7 @@ def _first(view: View, weights: OtherWeights) -> list[int]:
 
 
 def _movers(graph: KVCacheGraph, old: list[int], new: list[int]) -> list[Mover]:
-    """The blocks that move furthest; who is in one list alone moves from or to its end."""
+    """The blocks that move furthest; one that is in only one list moves from or to its end."""
     was, becomes = ({row: place for place, row in enumerate(rows)} for rows in (old, new))
     end = max(len(old), len(new))
     moved = {row: abs(was.get(row, end) - becomes.get(row, end)) for row in {*old, *new}}
@@ -494,82 +331,42 @@ def _effect(
     )  # fmt: skip
 
 
-# ``WeightDesk``: weights shown, tried, changed and taken back.
+# Weights tried, and changed.
 
 _NO_NUMBERS: Final = {"edge_types", "protected_layers"}  # of [score]
 
 logger = logging.getLogger(__name__)
 
 
-class WeightDesk:
-    """What the page does with weights.
+def effect_of(page: Page, change: WeightChange, engine: str | None) -> WeightEffect:
+    """What a change would do; raises ConfigError for one that is not allowed."""
+    score, other = _score_after(page, change)
+    with page.questions.turn():
+        effect, played = weight_effect(
+            page.graph, score, engine, page.unix, page.shadows.remembered, other
+        )
+    return effect.model_copy(update={"window": played()})
 
-    Args:
-        graph: Read under its lock, one question at a time.
-        questions: Gives each question its turn.
-        shadows: Get what is tried.
-        watch: The configuration in force, and its file.
-        unix: Turns times of the graph's clock into Unix seconds.
-    """
 
-    def __init__(
-        self,
-        graph: KVCacheGraph,
-        questions: Questions,
-        shadows: ShadowRunner,
-        watch: ConfigWatch,
-        unix: UnixTime,
-    ) -> None:
-        self._graph = graph
-        self._questions = questions
-        self._shadows = shadows
-        self._watch = watch
-        self._unix = unix
+def _try_in_shadow(page: Page, change: WeightChange) -> None:
+    """Run a shadow with the change from now on; the live ranking stays."""
+    score, other = _score_after(page, change)
+    weights = other_weights(page.graph, score, other)
+    said = change_in_words(_by_section(change))
+    page.shadows.weigh_otherwise(replace(weights, said=f"the weights that are tried: {said}"))
+    logger.info("tried over the page, in a shadow: %s", said)
 
-    def weights(self, written: Config | None = None) -> Weights:
-        """What decides the ranking; ``written`` is what the file was just made to say."""
-        return weights_view(self._watch, written, self._graph.policy, self._unix.now())
 
-    def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
-        """What a change would do."""
-        score, other = self._tried(change)
-        with self._questions.turn():
-            effect, played = weight_effect(
-                self._graph, score, engine, self._unix, self._shadows.remembered, other
-            )
-        return effect.model_copy(update={"window": played()})
-
-    def try_weights(self, change: WeightChange) -> None:
-        """Let a shadow have a change from now on; nothing else changes."""
-        score, other = self._tried(change)
-        weights = other_weights(self._graph, score, other)
-        said = change_in_words(_by_section(change))
-        self._shadows.weigh_otherwise(replace(weights, said=f"the weights that are tried: {said}"))
-        logger.info("tried over the page, in a shadow: %s", said)
-
-    def end_trial(self) -> None:
-        """Follow no other weights any more."""
-        self._shadows.weigh_alike()
-
-    def _tried(self, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
-        """What a change would make of [score]; and the policy that it names, if it is another."""
-        score = self._watch.editor.tried(_by_section(change)).score
-        if change.policy in (None, self._graph.policy.name):
-            return score, None
-        return score, new_policy(change.policy, score.weights())
-
-    def change_weights(self, change: WeightChange) -> Weights:
-        """Write a change to the configuration file, from which it takes effect within a second,
-        a policy at the next start."""
-        return self.weights(self._watch.editor.apply(_by_section(change), "edit"))
-
-    def undo_weights(self) -> Weights:
-        """Take the last change back."""
-        return self.weights(self._watch.editor.undo("edit"))
+def _score_after(page: Page, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
+    """[score] after a change, and the policy that it names if that is another one."""
+    score = page.watch.editor.tried(_by_section(change)).score
+    if change.policy in (None, page.graph.policy.name):
+        return score, None
+    return score, new_policy(change.policy, score.weights())
 
 
 def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:
-    """A change as the file's sections have it; ConfigError where [score] names no number."""
+    """A change by sections of the file; ConfigError for what is no number of [score]."""
     for name in _NO_NUMBERS & change.score.keys():
         raise ConfigError(f"score.{name} is no number: name it beside score")
     score: dict[str, Any] = dict(change.score)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
 import zmq
+from cachetools import FIFOCache
 
 from ...graph.errors import VersionError, WireError
 from ...graph.types import MAX_ENGINES
@@ -144,7 +145,7 @@ class Strangers:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answered: OrderedDict[bytes, float] = OrderedDict()
+        self._answered: FIFOCache[bytes, float] = FIFOCache(_STRANGERS)
 
     def __len__(self) -> int:
         return len(self._answered)
@@ -155,9 +156,6 @@ class Strangers:
         if now - self._answered.get(identity, float("-inf")) < RESYNC_EVERY_S:
             return False
         self._answered[identity] = now
-        self._answered.move_to_end(identity)
-        if len(self._answered) > _STRANGERS:
-            self._answered.popitem(last=False)
         return True
 
     def forget(self, identity: bytes) -> None:

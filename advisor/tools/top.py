@@ -1,18 +1,13 @@
-"""``Keyboard``: keys as they are pressed, where there is a terminal to press them at."""
+"""``kvgraph top``: draws what a ``Watcher`` sees until Ctrl-C."""
 
 from __future__ import annotations
 
 import json
-import os
-import select
-import sys
-import termios
 import threading
 import time
-import tty
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -25,43 +20,6 @@ from ..words.times import seconds, time_of_day
 from ..words.words import ranker
 from .remote import RemoteError, ask, sidecar_urls
 from .terminal import FirstThatFits, facts_table, plain
-
-HUNG_UP: Final = "\x04"
-"""Stands for a terminal that is gone, as Ctrl-D does for its end."""
-
-
-class Keyboard:
-    """Reads single keys from the standard input, unechoed; without a terminal there are none.
-
-    The terminal is as it was before when the ``with`` block is left.
-    """
-
-    def __init__(self) -> None:
-        self._number = sys.stdin.fileno() if sys.stdin.isatty() else None
-        self._before: list[Any] = []
-
-    def __enter__(self) -> Self:
-        if self._number is not None:
-            self._before = termios.tcgetattr(self._number)
-            tty.setcbreak(self._number)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._number is not None:
-            termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
-
-    def pressed(self, within_s: float) -> str:
-        """The key that is pressed within so many seconds; empty if none is."""
-        if self._number is None:
-            time.sleep(within_s)
-            return ""
-        if not select.select([self._number], [], [], within_s)[0]:
-            return ""
-        try:
-            return os.read(self._number, 1).decode("latin-1") or HUNG_UP
-        except OSError:
-            return HUNG_UP
-
 
 # ``Watcher``: asks the running sidecars again and again, on a thread of its own.
 
@@ -301,10 +259,7 @@ def _misses(misses: Mapping[str, Any]) -> RenderableType:
     return facts_table("\nwhy requests found no more", rows) if rows else Text("")
 
 
-# ``kvgraph top``: draws what a ``Watcher`` sees until a key ends it.
-
-_KEY_WITHIN_S: Final = 0.1  # a pause in which a key is felt as prompt; chosen
-_QUITS: Final = ("q", "Q", "\x1b", HUNG_UP)
+_LOOK_EVERY_S: Final = 0.1  # whether there is something new to draw; chosen
 
 
 def top(
@@ -317,7 +272,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,
 ) -> None:
-    """Show live whether kvgraph helps; `q` ends it. In a pipe, one look is printed."""
+    """Show live whether kvgraph helps; Ctrl-C ends it. In a pipe, one look is printed."""
     watcher, console = Watcher(url, interval), Console()
     watcher.first_look()
     if as_json:
@@ -333,16 +288,14 @@ def _follow(watcher: Watcher, console: Console) -> None:
     """Draw each look in the place of the one before."""
     watcher.start()
     drawn = 0, console.size
+    screen = Live(top_screen(watcher.latest), console=console, screen=True, auto_refresh=False)
     try:
-        with (
-            Keyboard() as keyboard,
-            Live(top_screen(watcher.latest), console=console, screen=True, auto_refresh=False)
-            as live,
-        ):  # fmt: skip
-            while keyboard.pressed(_KEY_WITHIN_S) not in _QUITS:
+        with screen:
+            while True:
                 if drawn != (watcher.looks, console.size):
                     drawn = watcher.looks, console.size
-                    live.update(top_screen(watcher.latest), refresh=True)
+                    screen.update(top_screen(watcher.latest), refresh=True)
+                time.sleep(_LOOK_EVERY_S)
     except KeyboardInterrupt:
         pass
     finally:

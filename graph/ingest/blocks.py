@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..logs.history import LoggedTables
 from ..ranking.copies import worth_spilling
 from ..tables.blocks import as_slice
 from ..tables.columns import distinct
-from ..tables.tables import Tables
 from ..types import IS_PROTECTED, LAYER_NAMES, NO_ROW, Keys, Rows, Tier, as_keys
 from ..wire.events import (
     BlocksLoaded,
@@ -35,7 +35,7 @@ from .slices import SLICE_KEYS
 class CopyRecorder:
     """Applies what engines report of their copies: as tier bits, from which SPILL_LINKs follow."""
 
-    def __init__(self, tables: Tables, counters: Counter[str]) -> None:
+    def __init__(self, tables: LoggedTables, counters: Counter[str]) -> None:
         self._tables = tables
         self._counters = counters
 
@@ -150,7 +150,11 @@ class ChurnRecorder:
     """Applies what engines store and lose: rows, links, residency."""
 
     def __init__(
-        self, tables: Tables, chains: ChainLinker, copies: CopyRecorder, counters: Counter[str]
+        self,
+        tables: LoggedTables,
+        chains: ChainLinker,
+        copies: CopyRecorder,
+        counters: Counter[str],
     ) -> None:
         self._tables = tables
         self._chains = chains

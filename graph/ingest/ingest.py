@@ -12,7 +12,7 @@ from typing import Final, cast
 import numpy as np
 
 from ..logs.evictions import Way
-from ..tables.tables import Tables
+from ..logs.history import LoggedTables
 from ..types import NO_ROW, Tier, as_keys
 from ..wire.events import (
     AdmissionReport,
@@ -50,7 +50,7 @@ _OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 class Ingest:
     """Applies events; the one writer of the tables."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: LoggedTables) -> None:
         self._tables = tables
         self.counters: Counter[str] = Counter()
         self._chains = ChainLinker(tables, self.counters)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..logs.history import LoggedTables
 from ..logs.requests import Hold
 from ..ranking.copies import COPIES
 from ..tables.blocks import Mask
 from ..tables.hash_index import KnownChains
 from ..tables.sessions import SessionTable
-from ..tables.tables import Tables
 from ..tables.walks import Walk
 from ..types import NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
 from ..wire.events import (
@@ -139,7 +139,7 @@ class TurnRecorder:
     """Applies request starts, request ends and session signals."""
 
     def __init__(
-        self, tables: Tables, chains: ChainLinker, held: HeldBook, counters: Counter[str]
+        self, tables: LoggedTables, chains: ChainLinker, held: HeldBook, counters: Counter[str]
     ) -> None:
         self._tables = tables
         self._held = held

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..types import NO_ROW, BlockFlag, Keys, Rows
+from ..tables.tables import Tables
+from ..types import NO_ROW, BlockFlag, Keys, Rows, as_keys
 from .departures import Departures
 from .evictions import EvictionLog, Way
-from .misses import OpenCase, OpenCases, by_content, missed, named
-from .reasons import REASON_NAMES
+from .misses import OpenCase, OpenCases, apart, missed, named
+from .reasons import REASON_NAMES, Reason
 from .requests import Hold, Miss, PromptBlocks, RequestLog, RequestNames, Running, RunningRequests
 
 if TYPE_CHECKING:
-    from ..tables.tables import Tables
     from ..wire.events import RequestFinished, RequestStarted
 
 # ``Heard``: a request's walk as shadows see it, and the queue of those that they did not see
@@ -291,7 +292,7 @@ class History(Departures):
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
         self._heard: HeardQueue | None = None  # nobody listens
-        self.open_cases = OpenCases(tables, self._closed)
+        self.open_cases = OpenCases(tables, self.evictions, self._closed)
         self.requests = RequestLog()
         self.contents = ContentIndex()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
@@ -368,8 +369,10 @@ class History(Departures):
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
-        miss = missed(self._tables, log, engine, event, session, rows, found + loaded, now)
-        miss = by_content(self._tables, engine, event, rows, miss)
+        miss = missed(
+            self._tables, self.evictions, engine, event, session, rows, found + loaded, now
+        )
+        miss = self._by_content(engine, event, rows, miss)
         miss = miss.keeping_all(short)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
@@ -461,6 +464,17 @@ class History(Departures):
             self.reasons.add_to(place, count, now)
             self.totals[place] += count
 
+    def _by_content(self, engine: int, event: RequestStarted, rows: Rows, miss: Miss) -> Miss:
+        """The same miss, or why it is the salt's doing; notes what the request says, if told."""
+        if not event.contents or len(event.contents) != 8 * len(rows):
+            return miss
+        told = as_keys(event.contents) ^ self._tables.salt(engine)
+        if miss.reason in (Reason.NEVER_SEEN, Reason.DIVERGED):
+            key = self.contents.elsewhere(told[miss.index], event.salt)
+            miss = miss if key is None else apart(self._tables, miss, key)
+        self.contents.add(told, self._tables.blocks.keys[rows], event.salt)
+        return miss
+
     def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
         name = self._tables.name_of(engine) or "?"
         return RequestNames(event.request_id, name, *named(self._tables, session))
@@ -484,3 +498,17 @@ class NoHistory(History):
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """Take no note."""
+
+
+# ``LoggedTables``: the graph's tables beside the history that ingest keeps of them.
+
+
+@dataclass(slots=True)
+class LoggedTables(Tables):
+    """The tables, and what became of requests and evictions; the tables know nothing of it."""
+
+    history: History = field(init=False)
+
+    def __post_init__(self) -> None:
+        Tables.__post_init__(self)  # with slots, ``super()`` names a class that is no base
+        self.history = History(self) if self.limits.logs else NoHistory(self)

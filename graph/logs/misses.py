@@ -5,12 +5,12 @@ has it by the books; a request that is computing it; the shared store that has i
 left this pool (by an eviction, whose copy may be lost since; by a reset; unknown); the shared store
 that lost it; another engine that has it; and for a block that no request asked for before, where
 the prompt differs from a known one. Where callers use salts, such a block may be known under
-another one (``by_content``).
+another one (``apart``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -31,8 +31,8 @@ _HOT: Final = int(Tier.HOT)
 
 
 def missed(
-    tables: Tables, log: EvictionLog, engine: int, event: RequestStarted, session: int, rows: Rows,
-    index: int, now: float,
+    tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, event: RequestStarted,
+    session: int, rows: Rows, index: int, now: float,
 ) -> Miss:  # fmt: skip
     """Why a request's block ``index`` was not found, if it could be; as ``judge``."""
     is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
@@ -43,23 +43,24 @@ def missed(
     if event.lacking is not None:  # the engine saw the block as it looked
         key = int(tables.blocks.wire_keys(rows[index]))
         return Miss(index, key, Reason.OTHER_GROUP, event.lacking)
-    miss = judge(tables, log, engine, session, rows, index, now)
+    miss = judge(tables, evictions, engine, session, rows, index, now)
     parts = miss.reason is Reason.DIVERGED and event.same_tokens < event.block_size
     return replace(miss, same=event.same_tokens) if parts and event.same_tokens else miss
 
 
 def judge(
-    tables: Tables, log: EvictionLog, engine: int, session: int, rows: Rows, index: int, now: float
-) -> Miss:
+    tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, session: int, rows: Rows,
+    index: int, now: float,
+) -> Miss:  # fmt: skip
     """Why block ``index`` of a chain was not found.
 
     Args:
-        log: The engine's evictions.
+        evictions: By residency column; the engine's among them.
         session: Row of the request's session, as it was before the request.
         rows: int32, the whole prompt's; ``index`` is one of them.
         now: When the request was scheduled: rows of this very moment are new.
     """
-    blocks, row = tables.blocks, int(rows[index])
+    blocks, row, log = tables.blocks, int(rows[index]), evictions[engine]
     key = int(blocks.wire_keys(row))
     held, mark = int(blocks.tiers[engine, row]) & HELD, int(log.marks[row])
     if held & _COPIES:
@@ -80,7 +81,7 @@ def judge(
         return Miss(index, key, Reason.COPY_LOST, lost, engine=elsewhere)
     if elsewhere is not None:
         return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
-    if _was_elsewhere(tables, engine, row):
+    if _was_elsewhere(evictions, engine, row):
         return Miss(index, key, Reason.OTHER_ENGINE, Detail.ELSEWHERE)
     if _was_known(tables, row, now):
         return Miss(index, key, Reason.UNKNOWN, Detail.UNCOMPUTED)
@@ -107,12 +108,11 @@ def _was_known(tables: Tables, row: int, now: float) -> bool:
     return bool(blocks.created[row] < now or blocks.walkers[row] > 1)
 
 
-def _was_elsewhere(tables: Tables, engine: int, row: int) -> bool:
+def _was_elsewhere(evictions: Mapping[int, EvictionLog], engine: int, row: int) -> bool:
     """Whether a block left another engine's pool."""
-    logs = tables.history.evictions.items()
     return any(
         column != engine and row < len(log.marks) and int(log.marks[row]) & Way.MASK
-        for column, log in logs
+        for column, log in evictions.items()
     )
 
 
@@ -183,23 +183,7 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
     return int(theirs[np.argmax(blocks.last_attended[others])])
 
 
-def by_content(tables: Tables, engine: int, event: RequestStarted, rows: Rows, miss: Miss) -> Miss:
-    """The same miss, or why it is the salt's doing; notes what the request says, where it is told.
-
-    Args:
-        rows: int32, the whole prompt's.
-    """
-    if not event.contents or len(event.contents) != 8 * len(rows):
-        return miss
-    told, index = as_keys(event.contents) ^ tables.salt(engine), tables.history.contents
-    if miss.reason in (Reason.NEVER_SEEN, Reason.DIVERGED):
-        key = index.elsewhere(told[miss.index], event.salt)
-        miss = miss if key is None else _apart(tables, miss, key)
-    index.add(told, tables.blocks.keys[rows], event.salt)
-    return miss
-
-
-def _apart(tables: Tables, miss: Miss, key: int) -> Miss:
+def apart(tables: Tables, miss: Miss, key: int) -> Miss:
     """A miss of what another salt's block says as well: ``key`` is the graph's, of that block."""
     row = int(tables.blocks.find(as_keys([key]))[0])
     if row == NO_ROW:
@@ -254,11 +238,17 @@ class OpenCases:
     was told before: a request after blocks were stored, or a message that tells of requests alone.
 
     Args:
+        evictions: By residency column.
         closed: Is told each case that is closed, by its request's id, with the miss that stays.
     """
 
-    def __init__(self, tables: Tables, closed: Callable[[int, OpenCase], None]) -> None:
-        self._tables, self._closed = tables, closed
+    def __init__(
+        self,
+        tables: Tables,
+        evictions: Mapping[int, EvictionLog],
+        closed: Callable[[int, OpenCase], None],
+    ) -> None:
+        self._tables, self._evictions, self._closed = tables, evictions, closed
         self._open: dict[int, dict[int, OpenCase]] = {}
         self._carried: dict[int, set[int]] = {}  # from one message to the next
 
@@ -283,7 +273,7 @@ class OpenCases:
         self, number: int, engine: int, miss: Miss, row: int, computed: int, short: int, now: float
     ) -> None:
         """Add a request whose miss is open."""
-        key, log = int(self._tables.blocks.keys[row]), self._tables.history.evictions.get(engine)
+        key, log = int(self._tables.blocks.keys[row]), self._evictions.get(engine)
         case = OpenCase(row, key, miss, computed, short, now, 0 if log is None else log.next)
         self._open.setdefault(engine, {})[number] = case
 
@@ -315,7 +305,7 @@ class OpenCases:
             self._carried[engine] = set(left)
 
     def _judged(self, engine: int, case: OpenCase, now: float) -> OpenCase:
-        log = self._tables.history.evictions.get(engine)
+        log = self._evictions.get(engine)
         is_late = now - case.at > _LATEST_S
         if log is None or is_late or int(self._tables.blocks.keys[case.row]) != case.key:
             return case
@@ -324,6 +314,6 @@ class OpenCases:
             return case
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
-        miss = judge(self._tables, log, engine, NO_ROW, rows, index, now)
+        miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, now)
         left = miss.left if isnan(miss.left) else case.at  # in its step, heard of later
         return case._replace(miss=replace(miss, left=left).keeping_all(case.short))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import GraphError
-from ..logs.history import History, NoHistory
 from ..types import MAX_ENGINES, NO_ROW
 from .blocks import BlockTable, salt_of
 from .columns import Interner, TenantNames
@@ -43,7 +42,7 @@ class GraphLimits:
         co_attend_half_life_s: After which an untouched CO_ATTEND weight has halved.
         semantic_threshold: Cosine above which two blocks get a SEMANTIC edge.
         semantic_neighbors: Neighbours looked up for each embedded block.
-        logs: Whether ``Tables.history`` keeps anything.
+        logs: Whether ``LoggedTables.history`` keeps anything.
     """
 
     max_ghosts: int = 65_536
@@ -84,7 +83,6 @@ class Tables:
     protected_share: float | None = None  # of every pool; None: see ``budgets``
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
-    history: History = field(init=False)
 
     def __post_init__(self) -> None:
         self.blocks = BlockTable()
@@ -96,7 +94,6 @@ class Tables:
         self.segment_names = Interner(self.limits.max_names)
         self.tenants = TenantNames(self.limits.max_names)
         self.memories = Interner(self.limits.max_names)
-        self.history = History(self) if self.limits.logs else NoHistory(self)
 
     def salt(self, engine: int) -> np.uint64:
         """What the model of a residency column adds to the keys of its blocks."""

@@ -22,7 +22,7 @@ from ...graph.wire import frames as wire
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ...graph.wire.events import REMEDY, BlockHashing, Pressure, disagreements
 from ..access import Access, answer_of
-from ..settings import PLUGIN_GROUP, SIDECAR_VARIABLE, WARM_VARIABLE, sampling_share
+from ..settings import PLUGIN_GROUP, SIDECAR_VARIABLE, WARM_VARIABLE, engine_settings
 from ..sidecar import SocketDirectory
 from ..vllm.installed import (
     TESTED,
@@ -32,6 +32,7 @@ from ..vllm.installed import (
     live_misfits,
     live_unknown_places,
 )
+from ..vllm.patching import PATCHES
 from ..vllm.plugin import rival_plugins
 from ..vllm.relied_on import RELIED_ON, SET, Part
 from .environment import (
@@ -102,7 +103,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Check vLLM, the hooks, the switch and the sockets; exit 1 if anything is wrong."""
-    checks = list(run_checks(endpoint or os.environ.get(SIDECAR_VARIABLE)))
+    checks = list(run_checks(endpoint or engine_settings().sidecar or None))
     if engine is not None:
         checks.append(_check("engine", lambda: check_engine(engine)))
     failed = any(check.ok is False for check in checks)
@@ -121,6 +122,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     if installed.ok:
         yield _check("vllm serve", check_start)
         yield _check("hooks", check_hooks)
+        yield _check("patches", check_patches)
         yield _check("conditions", check_conditions)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
@@ -184,6 +186,11 @@ def check_hooks() -> Check:
     return Check("hooks", True, f"all {len(RELIED_ON)} names that we rely on fit")
 
 
+def check_patches() -> Check:
+    """Which methods of vLLM's classes are replaced in an engine that is switched on."""
+    return Check("patches", True, f"switched on, we follow {', '.join(PATCHES)}")
+
+
 def check_conditions() -> Check:
     """Does vLLM ask for what we set where nobody looked."""
     if places := live_unknown_places():
@@ -212,7 +219,7 @@ def check_engine(arguments: str) -> Check:
         return Check("engine", False, detail, "try them with `vllm serve`")
     if reason := reason_to_decline(config):
         return Check("engine", False, f"runs without us: {reason}", "see docs/engines.md")
-    unseen = reason_for_no_samples(config) if sampling_share() else None
+    unseen = reason_for_no_samples(config) if engine_settings().sampling else None
     sampled = f"; no sampling: {unseen}" if unseen else ""
     if reason := reason_for_no_tiers(config):
         return Check("engine", True, f"advised; no tiers: {reason}{sampled}")

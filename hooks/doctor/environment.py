@@ -13,18 +13,16 @@ from ...kernels.tensors import KernelError, StorageError
 from ..recall.gate import calibration_file, kept_calibrations
 from ..requests.borders import read_table
 from ..requests.ends import read_marks
-from ..requests.hints import HINTS_VARIABLE, HintPolicy, HintTrust, exposed_secret, read_hint_policy
+from ..requests.hints import HintPolicy, HintTrust, exposed_secret, read_hint_policy
 from ..settings import (
     ADMISSION_VARIABLE,
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
     DISK_SUFFIX,
     ENDS_VARIABLE,
+    HINTS_VARIABLE,
     HOLD_MAX_VARIABLE,
     LAYERS_VARIABLE,
-    LONGEST_HOLD_S,
-    LONGEST_PROTECT_STALE_S,
-    OFF,
     ON,
     PROTECT_STALE_VARIABLE,
     RECALL_SHARED_VARIABLE,
@@ -39,21 +37,14 @@ from ..settings import (
     WITHOUT_API,
     StoreSettings,
     TierSettings,
-    admission_switched_on,
+    engine_settings,
     has_python_api,
-    read_sampling_share,
-    read_seconds,
-    read_settings,
-    read_store_settings,
-    reads_ends,
-    reads_layers,
-    recall_is_shared,
-    switched_on,
 )
 from ..store.stores import open_store
 from ..tiers.host import share_of
 
 CORRECT: Final = "correct the variable, or unset it"
+_DEFAULT: Final = "its default would be taken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +68,40 @@ class Check:
 
 def check_switch() -> Check:
     """Is the feature switched on in this environment."""
-    if switched_on():
+    settings = engine_settings()
+    if complaint := settings.complaint("graph"):
+        return Check("switch", False, complaint, CORRECT)
+    if settings.graph:
         return Check("switch", True, f"{SWITCH_VARIABLE} is set")
     return Check("switch", None, f"off; engines start stock until {SWITCH_VARIABLE}=1 is set")
 
 
 def check_hints() -> Check:
     """Whose word counts, and is the secret one."""
+    settings = engine_settings()
     try:
-        policy = read_hint_policy(os.environ)
+        policy = read_hint_policy(settings)
     except ConfigError as error:
         detail = f"{error}; an engine that is started so believes nobody"
         return Check("hints", False, detail, CORRECT)
-    if exposed := exposed_secret(os.environ):
+    if exposed := exposed_secret(settings):
         return Check("hints", True, exposed.problem, exposed.remedy)
     return Check("hints", True, f"{HINTS_VARIABLE} is {policy.name}")
 
 
 def check_layers() -> Check:
     """Are the parts of prompts told apart, and do hints about messages count."""
-    value = os.environ.get(LAYERS_VARIABLE, "").strip()
-    if value and value.lower() not in (*ON, *OFF) and not value.startswith("{"):
-        detail = f"{LAYERS_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
-        return Check("layers", False, detail, CORRECT)
-    if not reads_layers():
+    settings = engine_settings()
+    if complaint := settings.complaint("layers"):
+        return Check("layers", False, complaint, CORRECT)
+    if not settings.reads_layers:
         return Check(
             "layers", None, f"off by {LAYERS_VARIABLE}: parts of prompts are not told apart"
         )
     try:
-        if value.startswith("{"):
-            read_table(value)
-        policy = read_hint_policy(os.environ)
+        if settings.layers.startswith("{"):
+            read_table(settings.layers)
+        policy = read_hint_policy(settings)
     except ConfigError:
         policy = HintPolicy(HintTrust.OFF)
     except ValueError as error:
@@ -130,13 +124,13 @@ def check_frontend() -> Check:
 
 def check_ends() -> Check:
     """Is it read why answers end, and by which marks."""
-    value = os.environ.get(ENDS_VARIABLE, "").strip()
-    if not reads_ends():
+    settings = engine_settings()
+    if not settings.reads_ends:
         return Check("ends", None, f"off by {ENDS_VARIABLE}: nobody reads why answers end")
-    if value.lower() in ("", *ON):
+    if settings.ends.lower() in ("", *ON):
         return Check("ends", True, "why answers end is read, by the marks of the chat template")
     try:
-        read_marks(value)
+        read_marks(settings.ends)
     except ValueError as error:
         return Check("ends", False, f"{ENDS_VARIABLE} is not understood: {error}", CORRECT)
     return Check("ends", True, f"why answers end is read, by the marks in {ENDS_VARIABLE}")
@@ -144,50 +138,43 @@ def check_ends() -> Check:
 
 def check_admission() -> Check:
     """May new sessions be held, and for how long."""
-    value = os.environ.get(ADMISSION_VARIABLE, "").strip()
-    if value and value.lower() not in (*ON, *OFF):
-        detail = f"{ADMISSION_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
-        return Check("admission", False, detail, CORRECT)
-    try:
-        longest = read_seconds(HOLD_MAX_VARIABLE, LONGEST_HOLD_S)
-        refused_after = read_seconds(REFUSE_AFTER_VARIABLE, LONGEST_HOLD_S)
-    except ConfigError as error:
-        return Check("admission", False, f"{error}; its default would be taken", CORRECT)
-    if admission_switched_on():
+    settings = engine_settings()
+    if complaint := settings.complaint("admission"):
+        return Check("admission", False, complaint, CORRECT)
+    if complaint := settings.complaint("hold_max_s", "refuse_after_s"):
+        return Check("admission", False, f"{complaint}; {_DEFAULT}", CORRECT)
+    if settings.admission:
         return Check("admission", True, "on: in overload, new sessions wait for room")
-    off = "off: no request is ever held"
-    if longest is not None or refused_after is not None:
-        name = HOLD_MAX_VARIABLE if longest is not None else REFUSE_AFTER_VARIABLE
+    off, stated = "off: no request is ever held", settings.model_fields_set
+    if stated & {"hold_max_s", "refuse_after_s"}:
+        name = HOLD_MAX_VARIABLE if "hold_max_s" in stated else REFUSE_AFTER_VARIABLE
         return Check("admission", True, f"{off}, though {name} is set", f"{ADMISSION_VARIABLE}=1")
     return Check("admission", None, f"{off}; {ADMISSION_VARIABLE}=1 holds new sessions in overload")
 
 
 def check_protection() -> Check:
     """How long does protection outlive a sidecar."""
-    try:
-        seconds = read_seconds(PROTECT_STALE_VARIABLE, LONGEST_PROTECT_STALE_S)
-    except ConfigError as error:
-        return Check("protection", False, f"{error}; its default would be taken", CORRECT)
-    kept = "its default" if seconds is None else f"{seconds:g} s"
-    return Check("protection", True, f"{PROTECT_STALE_VARIABLE} is {kept}")
+    settings = engine_settings()
+    if complaint := settings.complaint("protect_stale_s"):
+        return Check("protection", False, f"{complaint}; {_DEFAULT}", CORRECT)
+    return Check("protection", True, f"{PROTECT_STALE_VARIABLE} is {settings.protect_stale_s:g} s")
 
 
 def check_sampling() -> Check:
     """Are decode steps sampled, and what may that take."""
-    try:
-        share = read_sampling_share()
-    except ConfigError as error:
-        return Check("sampling", False, f"{error}; its default would be taken", CORRECT)
-    if not share:
+    settings = engine_settings()
+    if complaint := settings.complaint("sampling"):
+        return Check("sampling", False, complaint, CORRECT)
+    if not settings.sampling:
         return Check("sampling", None, f"off; {SAMPLING_VARIABLE}=1 samples decode steps")
-    detail = f"may take {share:.1%} of a worker's CPU time, on a GPU of its decode steps' time"
-    return Check("sampling", True, detail)
+    share = f"{settings.sampling:.1%} of a worker's CPU time"
+    return Check("sampling", True, f"may take {share}, on a GPU of its decode steps' time")
 
 
 def check_tiers() -> Check:
     """Can blocks that leave the engine's pool be kept, as the environment asks."""
     try:
-        tiers = read_settings(os.environ)
+        tiers = engine_settings().tiers()
     except ConfigError as error:
         return Check("tiers", False, str(error), CORRECT)
     if tiers is None:
@@ -200,7 +187,7 @@ def check_tiers() -> Check:
 def check_store() -> Check:
     """Can the shared store be used that the environment asks for."""
     try:
-        store = read_store_settings(os.environ)
+        store = engine_settings().shared_store()
     except ConfigError as error:
         return Check("shared store", False, str(error), CORRECT)
     if store is None:
@@ -265,14 +252,14 @@ _NAMED: Final = 4  # models; chosen
 
 def check_recall() -> Check:
     """Whose text may come back at another position, and which models are calibrated."""
-    value = _said()
-    if value and value not in (*ON, *OFF):
-        detail = f"{RECALL_VARIABLE}={value!r} is taken as unset; allowed: 1, 0, or unset"
-        return Check("recall", False, detail, CORRECT)
-    if value in OFF:
+    settings = engine_settings()
+    if complaint := settings.complaint("recall", "recall_shared", "recall_always"):
+        return Check("recall", False, complaint, CORRECT)
+    value = settings.recall
+    if value is False:
         return Check("recall", None, f"off by {RECALL_VARIABLE}")
     whose = "for every request" if value else "for requests that ask"
-    if recall_is_shared():
+    if settings.recall_shared:
         whose += f", all of one domain but for salts and tenants ({RECALL_SHARED_VARIABLE})"
     passed, told = _models()
     if not _has_tiers():
@@ -287,16 +274,12 @@ def recall_of(config: Any) -> str:
     """Whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
     from ..vllm.recall.support import calibration_for
 
-    if _said() in OFF:
+    if engine_settings().recall is False:
         return ""
     try:
         return f"; recall: {calibration_for(config).reason}"
     except (ConfigError, KernelError) as error:
         return f"; no recall: {error}"
-
-
-def _said() -> str:
-    return os.environ.get(RECALL_VARIABLE, "").strip().lower()
 
 
 def _models() -> tuple[int, str]:
@@ -317,6 +300,6 @@ def _list(names: list[str]) -> str:
 
 def _has_tiers() -> bool:
     try:
-        return read_settings(os.environ) is not None
+        return engine_settings().tiers() is not None
     except ConfigError:
         return False

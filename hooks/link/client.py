@@ -108,17 +108,21 @@ class Standing:
 
     Args:
         endpoint: The sidecar's endpoint, for the log.
-        options: After how long a sidecar counts as absent or silent, or may be asked again.
+        absent_s: After so many seconds without a connection, a sidecar counts as absent.
+        silent_s: … and after so many without a message as silent.
+        refused_s: A sidecar that refused this engine is asked again after so many.
         clock: Monotonic seconds.
 
     Attributes:
         linked: Whether a sidecar answers.
     """
 
-    def __init__(self, endpoint: str, options: ClientOptions, clock: Clock) -> None:
+    def __init__(
+        self, endpoint: str, absent_s: float, silent_s: float, refused_s: float, clock: Clock
+    ) -> None:
         self.linked = False
         self._endpoint = endpoint
-        self._options = options
+        self._absent_s, self._silent_s, self._refused_s = absent_s, silent_s, refused_s
         self._clock = clock
         self._once = Once(logger)
         self._refused_until = float("-inf")
@@ -130,7 +134,7 @@ class Standing:
 
     def is_absent(self, now: float) -> bool:
         """Whether no sidecar has taken messages for so long that none is expected."""
-        return now - self._last_reachable >= self._options.absent_s
+        return now - self._last_reachable >= self._absent_s
 
     def heard(self) -> None:
         """Note that the sidecar sent a message."""
@@ -142,7 +146,7 @@ class Standing:
 
     def refused(self, reason: str) -> None:
         """Note that the sidecar refuses this engine: pause before asking again."""
-        self._refused_until = self._last_advice = self._clock() + self._options.refused_s
+        self._refused_until = self._last_advice = self._clock() + self._refused_s
         self.linked = False
         self._once.warn("refused", _REFUSED, self._endpoint, reason)
 
@@ -152,7 +156,7 @@ class Standing:
 
     def warn_if_silent(self, now: float) -> None:
         """Log once if no message came for long."""
-        if now - self._last_advice > self._options.silent_s:
+        if now - self._last_advice > self._silent_s:
             self.linked = False
             self._once.warn("absent", _ABSENT, self._endpoint)
 
@@ -252,7 +256,8 @@ class AdvisorClient(Mailbox):
         self._thread: threading.Thread | None = None
         self._listed = False
         self._once = Once(logger)
-        self.standing = Standing(endpoint, self.options, clock)
+        waits = self.options.absent_s, self.options.silent_s, self.options.refused_s
+        self.standing = Standing(endpoint, *waits, clock)
         self._link = Link(endpoint, self.identity, self.options.send_hwm)
         self._last_greeting = self._last_heartbeat = float("-inf")
 

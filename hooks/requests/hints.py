@@ -9,6 +9,8 @@
 Every key is optional; ranges are in prompt tokens; the signals describe the session after this
 request has finished. Malformed, unknown and forbidden fields (``HintPolicy``; ``"secret"`` may
 allow them) are left out, with one warning for each field name: a request never fails for them.
+
+``other_words`` translates the hints of orchestrators and agent schedulers.
 """
 
 from __future__ import annotations
@@ -18,16 +20,128 @@ import hmac
 import logging
 import shlex
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
 from ...graph.errors import ConfigError
-from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
+from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority, SourceLayer
 from ...graph.wire.events import MAX_NAME, Segment
+from ...graph.wire.frames import BAD_PAYLOAD
+from ..settings import HINTS_VARIABLE, EngineSettings
 from ..threads import Once
+
+# Forms of others. vLLM's envelope of KV hints (``Request.kv_hints``; Dynamo puts it into
+# ``kv_transfer_params["kv_hint"]``): ``kv.retain`` is importance and a lease, ``kv.evict`` of a
+# request's own blocks ends its session; ``kv.fetch`` and what names blocks alone is for connectors.
+# llm-d's router: ``retention_directives`` among the extra arguments, as ``kv.retain`` has them.
+# Continuum: ``job_id``, ``is_last_step`` and ``this_func_call`` among the extra arguments.
+_ENVELOPES: Final = ("kv_hint", "kv_hints")
+_DIRECTIVES: Final = "retention_directives"
+_VERSIONS: Final = ("0", "1")  # major ones whose payloads are known
+_MOST_ACTIONS: Final = 64  # of one envelope; chosen
+_MOST_DIRECTIVES: Final = 1024  # of one request; chosen, as many as segments
+_LONGEST: Final = 1 << 20  # characters of directives in a string; chosen
+_LAYER: Final = SourceLayer.CONTEXT.name.lower()  # they name none
+_TO_THE_END: Final = (1 << 31) - 1
+_FULL: Final = 100  # of a priority
+_LEASED_FROM: Final = 50  # a lower priority says "rather not", for however long
+_YES: Final = (True, 1, "1", "true", "True")
+_NO: Final = (False, 0, "0", "false", "False")
+
+
+def other_words(request: Any) -> dict[str, Any]:
+    """Translate hints in other programs' forms into ours, as ``TagReader`` reads them.
+
+    Values stay as they came: ``TagReader`` checks them like a caller's own.
+    """
+    sampling = getattr(request, "sampling_params", None)
+    extra = getattr(sampling, "extra_args", None) or {}
+    params = request.kv_transfer_params
+    envelopes = [getattr(request, "kv_hints", None)]
+    if isinstance(params, Mapping):
+        envelopes += [params.get(name) for name in _ENVELOPES]
+    if not extra and not any(envelopes):
+        return {}
+    said = _of_continuum(extra)
+    segments = list(_of_directives(extra.get(_DIRECTIVES)))
+    for kind, payload in _actions(envelopes):
+        if kind == "kv.retain":
+            segments += _of_retain(payload)
+        elif kind == "kv.evict" and payload.get("include_current_request") is True:
+            said["session_ended"] = True
+    if segments:
+        said["segments"] = segments[:_MOST_DIRECTIVES]
+    return said
+
+
+def _actions(envelopes: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The kind and payload of each action of a known version."""
+    for envelope in envelopes:
+        actions = _of(envelope, "actions")
+        for action in actions[:_MOST_ACTIONS] if isinstance(actions, list) else ():
+            kind, payload = _of(action, "action_type"), _of(action, "payload")
+            version = _of(action, "action_version")
+            known = isinstance(version, str) and version.partition(".")[0] in _VERSIONS
+            if known and isinstance(kind, str) and isinstance(payload, Mapping):
+                yield kind, payload
+
+
+def _of(value: Any, name: str) -> Any:
+    """A field of vLLM's own type, or of the object that it is in JSON."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _of_retain(payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from _of_directives(payload.get("directives"))
+    if payload.get("include_current_request") is True:
+        # Beside hashes of blocks; what its priorities are relative to, nobody says.
+        yield _segment(0, None, None, payload.get("ttl_seconds"))
+
+
+def _of_directives(said: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(said, str) and len(said) <= _LONGEST:
+        try:
+            said = msgspec.json.decode(said)
+        except BAD_PAYLOAD:
+            return
+    for each in said[:_MOST_DIRECTIVES] if isinstance(said, list) else ():
+        if isinstance(each, Mapping) and each.get("covers_output") is not True:
+            priority = each.get("priority")
+            yield _segment(each.get("start", 0), each.get("end"), priority, each.get("duration"))
+
+
+def _segment(start: Any, end: Any, priority: Any, seconds: Any) -> dict[str, Any]:
+    said = {"layer": _LAYER, "start": start, "end": _TO_THE_END if end is None else end}
+    known = isinstance(priority, int | float) and 0 <= priority <= _FULL
+    if priority is not None:
+        said["importance"] = priority / _FULL if known and priority is not True else priority
+    if seconds is not None and (priority is None or (known and priority >= _LEASED_FROM)):
+        said["pinned"] = seconds
+    return said
+
+
+def _of_continuum(extra: Mapping[str, Any]) -> dict[str, Any]:
+    job = extra.get("job_id")
+    if not isinstance(job, str) or not job:
+        return {}
+    said: dict[str, Any] = {"session": job}
+    last, tool = extra.get("is_last_step"), extra.get("this_func_call")
+    if _is_one_of(last, _YES):
+        said["session_ended"] = True
+    elif isinstance(tool, str) and tool and (last is None or _is_one_of(last, _NO)):
+        said |= {"waiting_for_tool": True, "tool": tool}
+    return said
+
+
+def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
+    return isinstance(value, bool | int | str) and value in values
+
 
 # Each of these functions reads one field's value. Its ValueError or TypeError continues a sentence
 # that begins with the field's name.
@@ -95,8 +209,6 @@ def layer_of(value: object) -> int:
 
 logger = logging.getLogger(__name__)
 
-HINTS_VARIABLE: Final = "AITHER_KVCACHE_HINTS"
-ALLOWED: Final = "all, session, off, or secret:FILE"
 _SECRET: Final = "secret:"
 _SHORTEST_SECRET: Final = 16  # characters; chosen: too long to guess
 
@@ -141,32 +253,29 @@ class HintPolicy:
 NOBODY: Final = HintPolicy(HintTrust.OFF)
 
 
-def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
-    """Return the policy that an environment configures.
+def read_hint_policy(settings: EngineSettings) -> HintPolicy:
+    """Return the policy that the settings configure.
 
     Raises:
-        ConfigError: The variable's value is not allowed, or its file cannot be read.
+        ConfigError: The setting's value is not allowed, or its file cannot be read.
     """
-    value = _value(environment)
-    if value.startswith(_SECRET):
-        return HintPolicy(HintTrust.OFF, _secret_in(Path(value.removeprefix(_SECRET))))
-    try:
-        return HintPolicy(HintTrust(value.lower()))
-    except ValueError:
-        raise ConfigError(f"{HINTS_VARIABLE}={value!r}; allowed: {ALLOWED}") from None
+    settings.require("hints")
+    if settings.hints.startswith(_SECRET):
+        return HintPolicy(HintTrust.OFF, _secret_in(Path(settings.hints.removeprefix(_SECRET))))
+    return HintPolicy(HintTrust(settings.hints.lower()))
 
 
-def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
+def hint_policy(settings: EngineSettings) -> HintPolicy:
     """Return the configured policy; a mistake leaves a warning, and then no hint counts.
 
     A secret that every user of the machine can read also leaves a warning, but is used.
     """
     try:
-        policy = read_hint_policy(environment)
+        policy = read_hint_policy(settings)
     except ConfigError as error:
         logger.warning("kvgraph: hints are ignored: %s", error)
         return NOBODY
-    if exposed := exposed_secret(environment):
+    if exposed := exposed_secret(settings):
         logger.warning("kvgraph: %s; %s", *exposed)
     return policy
 
@@ -183,10 +292,10 @@ class ExposedSecret(NamedTuple):
     remedy: str
 
 
-def exposed_secret(environment: Mapping[str, str]) -> ExposedSecret | None:
+def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
     """Return what is wrong with the mode of the secret's file; None if nothing is, or there is
     none."""
-    value = _value(environment)
+    value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:
         mode = stat.S_IMODE(path.stat().st_mode) if value.startswith(_SECRET) else 0
@@ -215,10 +324,6 @@ def tenant_of_salt(salt: str | None) -> str | None:
     return f"salt-{digest.hexdigest()}"
 
 
-def _value(environment: Mapping[str, str]) -> str:
-    return environment.get(HINTS_VARIABLE, "").strip() or HintTrust.SESSION.value
-
-
 def _secret_in(path: Path) -> str:
     try:
         secret = path.read_text("utf-8").strip()
@@ -231,6 +336,18 @@ def _secret_in(path: Path) -> str:
         )
     return secret
 
+
+# What a caller says of a request in ``kv_transfer_params["kvgraph"]``.
+#
+# {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9, "name":
+# "policy.md", "memory_id": "m-17", "pinned": 60}], "tenant": "acme", "session": "chat-7",
+# "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash", "session_ended": false,
+# "recall": true, "share": true, "warming": false}
+#
+# Every key is optional; ranges are prompt tokens; the signals describe the session once this
+# request has finished. What is malformed, unknown or not allowed (``hint_policy.py``;
+# ``"secret"`` may allow it) is left out, with one warning for each field name: a request never
+# fails for it.
 
 KEY: Final = "kvgraph"
 SHARE: Final = "share"
@@ -254,6 +371,7 @@ class Meaning:
 
 
 NO_MEANING: Final = Meaning()
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _SEGMENT_KEYS: Final = frozenset(
     {"layer", "start", "end", "importance", "name", "memory_id", "pinned"}
 )
@@ -282,6 +400,7 @@ class TagReader:
         prompt_tokens: int,
         session_id: str | None = None,
         salt: str | None = None,
+        others: Mapping[str, Any] = NOTHING,
     ) -> Meaning:
         """Return the hints of a request's ``kv_transfer_params`` that count.
 
@@ -289,10 +408,11 @@ class TagReader:
             prompt_tokens: Length of the prompt; ranges are clipped to it.
             session_id: vLLM's own session id; it overrides the hinted one.
             salt: The cache salt; it identifies the tenant unless a trusted hint does.
+            others: Hints from ``other_words``; the tag's own override them.
         """
-        if not params and not session_id and not salt:
+        if not params and not session_id and not salt and not others:
             return NO_MEANING  # nothing is said
-        tag = self._tag(params)
+        tag = {**others, **self._tag(params)}
         tag.pop(SHARE, None)  # may_be_shared() reads it, whoever is trusted
         is_operators = self._policy.is_operators(tag.pop("secret", None))
         authority = Authority.OPERATOR if is_operators else Authority.CALLER

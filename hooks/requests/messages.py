@@ -15,11 +15,13 @@ import json
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, Final, NamedTuple
+
+from cachetools import LRUCache
 
 from ...graph.types import LAYER_BY_NAME, SourceLayer
 from ...graph.wire.events import MAX_NAME
@@ -238,7 +240,7 @@ class LayerMarker:
         names = {self._decode([token]): token for token in sorted(self._reader.first_tokens)}
         known = sorted(filter(None, names), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, known)) or r"(?!)")
-        self._systems: OrderedDict[bytes, _Place] = OrderedDict()
+        self._systems: LRUCache[bytes, _Place] = LRUCache(_REMEMBERED)
 
     def runs(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any = None
@@ -340,9 +342,6 @@ class LayerMarker:
                 return 0, 0
             start, end = places.of(at), places.of(at + len(content) - 1) + 1
             known = self._systems[key] = _Place(start, end, _digest(tokens[start:end]))
-            if len(self._systems) > _REMEMBERED:
-                self._systems.popitem(last=False)
-        self._systems.move_to_end(key)
         return known.start, known.end
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
 import numpy as np
+from cachetools import LRUCache
 
 from ...graph.types import SourceLayer
 from .borders import BorderTable, Decode, Run, TokenPlaces
@@ -30,7 +30,7 @@ class SectionSplitter:
         lines = "|".join(re.escape(line) for line in sorted(self._layers, key=len, reverse=True))
         self._pattern = re.compile(rf"^[ \t]*({lines})", re.MULTILINE) if lines else None
         self._decode = decode
-        self._known: OrderedDict[bytes, Sections] = OrderedDict()
+        self._known: LRUCache[bytes, Sections] = LRUCache(_REMEMBERED)
 
     def split(self, tokens: Sequence[int], runs: Sequence[Run]) -> list[Run]:
         """Return ``runs``, with those of system texts split at their sections."""
@@ -53,9 +53,6 @@ class SectionSplitter:
         key = hashlib.blake2b(np.asarray(tokens, dtype=np.int64).tobytes()).digest()
         if key not in self._known:
             self._known[key] = self._read(tokens)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
         return self._known[key]
 
     def _read(self, tokens: Sequence[int]) -> Sections:

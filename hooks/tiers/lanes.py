@@ -4,12 +4,12 @@ so that a slow one delays nothing else."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -217,15 +217,14 @@ class RecordLane:
 
     def _work(self, job: Job, operation: Outcome, rest: Rest) -> None:
         """Run on the lane's thread; a job that was given up meanwhile is not begun."""
-        began = time.perf_counter()
+        began, outcome = time.perf_counter(), Future[Set[int]]()
         try:
-            failed = operation() if self._watch.waits_for(job) else all_of(job)
-            outcome = functools.partial(_return, failed)
+            outcome.set_result(operation() if self._watch.waits_for(job) else all_of(job))
         except Exception as error:
-            outcome = functools.partial(_raise, error)
+            outcome.set_exception(error)
         self._memory.put(lambda: self._back(job, outcome, rest, began))
 
-    def _back(self, job: Job, outcome: Outcome, rest: Rest, began: float) -> None:
+    def _back(self, job: Job, outcome: Future[Set[int]], rest: Rest, began: float) -> None:
         """Continue on the memory's thread."""
         self._watch.moved()
         self.copies.difference_update(job.copies)
@@ -234,7 +233,7 @@ class RecordLane:
         if self._watch.claim(job):
             seconds = time.perf_counter() - began
             try:
-                rest(outcome(), seconds)
+                rest(outcome.result(), seconds)
             except Exception as error:
                 self._refuse(job, seconds, error)
         self._release(sorted(late))
@@ -268,14 +267,6 @@ class RecordLane:
 def all_of(job: Job) -> frozenset[int]:
     """Every position that an answer to a job can name."""
     return frozenset(range(positions(job)))
-
-
-def _return(failed: Set[int]) -> Set[int]:
-    return failed
-
-
-def _raise(error: Exception) -> Set[int]:
-    raise error
 
 
 def _record_key(block_hash: bytes) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
@@ -22,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ..link.client import AdvisorClient, ClientOptions
-from ..settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY, TierSettings, protect_stale_s
+from ..settings import ENDPOINT_KEY, TIERS_KEY, TierSettings, engine_settings
 from ..threads import log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
 from .sampled.measuring import split_samples
@@ -167,16 +166,16 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         """Start observing ``gpu_block_pool``."""
         if self.role is not KVConnectorRole.SCHEDULER or not gpu_block_pool.enable_caching:
             return
-        endpoint = self._kv_transfer_config.get_from_extra_config(
-            ENDPOINT_KEY, os.environ.get(SIDECAR_VARIABLE)
-        )
+        settings = engine_settings("protect_stale_s")
+        extra = self._kv_transfer_config.get_from_extra_config
+        endpoint = extra(ENDPOINT_KEY, settings.sidecar)
         if not endpoint:
             return
         log_where_vllm_logs()  # the engine core is a process of its own
         if reason := reason_to_leave_alone(self._kv_cache_config):
             logger.warning("kvgraph: not attached: %s", reason)
             return
-        options = ClientOptions(protect_stale_s=protect_stale_s())
+        options = ClientOptions(protect_stale_s=settings.protect_stale_s)
         side = self.attach(
             gpu_block_pool, Surroundings(lambda end: AdvisorClient(endpoint, end, options))
         )

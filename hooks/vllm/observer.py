@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
@@ -21,7 +20,8 @@ from ...graph.wire.events import (
 )
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
 from ..link.late import LateHashes, LatePrompt, RecentPrompts
-from ..requests.hints import Meaning, TagReader, hint_policy
+from ..requests.hints import Meaning, TagReader, hint_policy, other_words
+from ..settings import engine_settings
 from .groups import ObservedGroup
 from .index import BlockIndex
 from .meters import PromptDemand
@@ -272,7 +272,7 @@ class EngineObserver:
         self._emit, self._stated, self._adapted = emit, stated, adapted
         self._ended, self._began, self._contents, self._lacking = ended, began, contents, lacking
         self._clock, self._recent = clock, RecentPrompts(group.block_size)
-        self._tags = TagReader(hint_policy(os.environ))
+        self._tags = TagReader(hint_policy(engine_settings()))
         self._waiting: dict[str, tuple[int, int | None]] = {}  # by request id: the last lookup's
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
         self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
@@ -378,6 +378,7 @@ class EngineObserver:
             request.num_prompt_tokens,
             request.session_id,
             request.cache_salt,
+            other_words(request),
         )
 
     def _give_back(self, request: Request, block_ids: Sequence[int]) -> Sequence[bytes]:

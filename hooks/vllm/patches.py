@@ -1,11 +1,10 @@
-"""Lets workers answer as in stock vLLM where we move nothing."""
+"""What is patched in vLLM at its start; the parts that patch later do so beside their own code."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,11 +15,11 @@ from ..settings import (
     ENDPOINT_KEY,
     ENDS_KEY,
     LAYERS_KEY,
-    SIDECAR_VARIABLE,
     TIERS_KEY,
-    admission_switched_on,
+    engine_settings,
 )
 from .installed import live_misfits
+from .patching import Method, after, patch
 from .relied_on import Part
 from .shapes import reason_to_decline
 
@@ -32,7 +31,9 @@ if TYPE_CHECKING:
     from ..settings import TierSettings
     from .connector import KvGraphConnector
 
-_MARK: Final = "_kvgraph_wrapped"
+logger = logging.getLogger(__name__)
+
+# Lets workers answer as in stock vLLM where we move nothing.
 
 
 def spare_aggregation() -> None:
@@ -43,19 +44,16 @@ def spare_aggregation() -> None:
     """
     from vllm.v1.executor.abstract import Executor
 
-    original = Executor.init_kv_output_aggregator
-    if hasattr(original, _MARK):
-        return
+    def spared(original: Method) -> Method:
+        def init_kv_output_aggregator(self: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+            # Ray's executor asks for the aggregator wherever there is a transfer configuration.
+            if moves_nothing(connector) and not getattr(self, "has_connector", False):
+                return None
+            return original(self, connector, *args, **kwargs)
 
-    @functools.wraps(original)
-    def init_kv_output_aggregator(self: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
-        # Ray's executor asks for the aggregator wherever there is a transfer configuration.
-        if moves_nothing(connector) and not getattr(self, "has_connector", False):
-            return None
-        return original(self, connector, *args, **kwargs)
+        return init_kv_output_aggregator
 
-    setattr(init_kv_output_aggregator, _MARK, True)
-    Executor.init_kv_output_aggregator = init_kv_output_aggregator
+    patch(Executor, "init_kv_output_aggregator", spared)
 
 
 def moves_nothing(connector: Any) -> bool:
@@ -110,8 +108,6 @@ def own_transfer_config(
 # instance alone gets a class of its own, whose methods call the user's first, with whatever
 # they were given, and then let ours look.
 
-logger = logging.getLogger(__name__)
-
 # What the scheduler tells a connector and ours wants to know as well.
 FOLLOWED: Final = (
     "bind_kv_cache_manager", "on_new_request", "get_num_new_matched_tokens",
@@ -125,24 +121,11 @@ def follow_connectors() -> None:
     """Observe every connector that vLLM's factory makes for a scheduler from now on."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    original = KVConnectorFactory.create_connector
-    if hasattr(original, _MARK):
-        return
+    def look(connector: Any, *_: Any, **__: Any) -> None:
+        observe(connector)
 
-    @functools.wraps(original)
-    def create_connector(*args: Any, **kwargs: Any) -> Any:
-        connector = original(*args, **kwargs)
-        try:
-            observe(connector)
-        except Exception as error:
-            logger.warning(
-                "kvgraph: %s is not observed (%s: %s); it runs as in stock vLLM",
-                type(connector).__name__, type(error).__name__, error,
-            )  # fmt: skip
-        return connector
-
-    setattr(create_connector, _MARK, True)
-    KVConnectorFactory.create_connector = staticmethod(create_connector)
+    lost = "the user's connector runs as in stock vLLM, and is not observed"
+    after(KVConnectorFactory, "create_connector", look, lost)
 
 
 def observe(connector: KVConnectorBase_V1) -> None:
@@ -151,7 +134,7 @@ def observe(connector: KVConnectorBase_V1) -> None:
 
     from .connector import KvGraphConnector
 
-    endpoint = os.environ.get(SIDECAR_VARIABLE)
+    endpoint = engine_settings().sidecar
     ours = isinstance(connector, KvGraphConnector)
     if ours or connector.role is not KVConnectorRole.SCHEDULER or not endpoint:
         return
@@ -196,28 +179,15 @@ def _tell(watch: KvGraphConnector, name: str, args: tuple[Any, ...], kwargs: Any
 
 def follow_schedulers() -> None:
     """Have every scheduler that is made from now on hold new sessions, where that is asked for."""
-    if not admission_switched_on():
+    if not engine_settings("admission").admission:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    original = Scheduler.__init__
-    if hasattr(original, _MARK):
-        return
+    def bind(_: None, scheduler: Scheduler, *args: Any, **kwargs: Any) -> None:
+        bind_scheduler(scheduler)
 
-    @functools.wraps(original)
-    def init(self: Scheduler, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        try:
-            bind_scheduler(self)
-        except Exception as error:
-            logger.warning(
-                "kvgraph: no admission in this engine, new sessions are never held (%s: %s)",
-                type(error).__name__,
-                error,
-            )
-
-    setattr(init, _MARK, True)
-    Scheduler.__init__ = init
+    lost = "no admission in this engine, new sessions are never held"
+    after(Scheduler, "__init__", bind, lost)
 
 
 def bind_scheduler(scheduler: Scheduler) -> None:
@@ -251,18 +221,10 @@ def remember_templates() -> None:
     """From now on, note the chat template beside the arguments of each engine that has one."""
     from vllm.engine.arg_utils import EngineArgs
 
-    if hasattr(EngineArgs.from_cli_args, _MARK):
-        return
-    original = EngineArgs.__dict__["from_cli_args"].__func__
-
-    @functools.wraps(original)
-    def from_cli_args(cls: type, args: Any) -> Any:
-        engine_args = original(cls, args)
+    def remember(engine_args: Any, _: type, args: Any) -> None:
         setattr(engine_args, _GIVEN, getattr(args, "chat_template", None))
-        return engine_args
 
-    setattr(from_cli_args, _MARK, True)
-    EngineArgs.from_cli_args = classmethod(from_cli_args)
+    after(EngineArgs, "from_cli_args", remember, "the server's chat template is not known")
 
 
 def given_template(engine_args: object) -> str | None:

@@ -7,13 +7,12 @@ one warning and a stock engine.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import logging
 import multiprocessing
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..settings import (
     CHILD_VARIABLE,
@@ -23,8 +22,8 @@ from ..settings import (
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
     WITHOUT_API,
+    engine_settings,
     has_python_api,
-    reads_layers,
     switched_on,
 )
 from ..threads import log_where_vllm_logs
@@ -37,6 +36,7 @@ from .patches import (
     remember_templates,
     spare_aggregation,
 )
+from .patching import after, is_patched
 from .sampled.attach import follow_runners
 from .shapes import reason_for_no_tiers, reason_to_decline
 
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from ..settings import TierSettings
 
 logger = logging.getLogger(__name__)
-
-_MARK: Final = "_kvgraph_wrapped"
 
 
 def register() -> None:
@@ -61,36 +59,32 @@ def register() -> None:
         try:
             install()
         except Exception as error:
-            _warn("could not be installed", error)
+            logger.warning(
+                "kvgraph: could not be installed (%s: %s); the engine runs as stock vLLM",
+                type(error).__name__, error,
+            )  # fmt: skip
             return
 
 
 def _wrap_engine_config() -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    original = EngineArgs.create_engine_config
-    if hasattr(original, _MARK):
+    if is_patched(EngineArgs, "create_engine_config"):
         return
     _check_version()
     _check_rivals()
     _check_frontend()
 
-    @functools.wraps(original)
-    def create_engine_config(*args: Any, **kwargs: Any) -> VllmConfig:
-        config = original(*args, **kwargs)
-        try:
-            log_where_vllm_logs()  # only now has vLLM set up its own
-            attach(config, given_template(args[0]) if args else None)
-        except Exception as error:
-            _warn("could not be attached to this engine", error)
-        return config
+    def attached(config: VllmConfig, engine_args: Any, *args: Any, **kwargs: Any) -> None:
+        log_where_vllm_logs()  # only now has vLLM set up its own
+        attach(config, given_template(engine_args))
 
-    setattr(create_engine_config, _MARK, True)
-    EngineArgs.create_engine_config = create_engine_config
+    lost = "could not be attached to this engine, which runs as stock vLLM"
+    after(EngineArgs, "create_engine_config", attached, lost)
 
 
 def _mark_chats() -> None:
-    if not reads_layers():
+    if not engine_settings().reads_layers:
         return
     from .api.chats import mark_chats  # not above: switched off, nothing of ours is loaded
 
@@ -132,10 +126,9 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
 def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
     """The tiers that the environment asks for, where this engine can have them."""
     from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
-    from ..settings import read_settings
 
     try:
-        tiers = read_settings(os.environ)
+        tiers = engine_settings().tiers()
     except ConfigError as error:
         logger.warning("kvgraph: no tiers: %s", error)
         return None
@@ -155,7 +148,7 @@ def local_workers(config: VllmConfig) -> int:
 
 def sidecar_endpoint() -> str:
     """The running sidecar's endpoint, or that of the child started now."""
-    endpoint = os.environ.get(SIDECAR_VARIABLE)
+    endpoint = engine_settings().sidecar
     if endpoint and not _is_a_strangers_child(endpoint):
         return _checked(endpoint)
     from ..sidecar import start_child
@@ -172,7 +165,7 @@ def _is_a_strangers_child(endpoint: str) -> bool:
     Whatever that program starts inherits its environment. An engine's own processes are made by
     ``multiprocessing``; any other program has to outlive the one that it was started by.
     """
-    owner, _, child = os.environ.get(CHILD_VARIABLE, "").partition(" ")
+    owner, _, child = engine_settings().child.partition(" ")
     inherited = multiprocessing.parent_process() is not None
     return child == endpoint and owner != str(os.getpid()) and not inherited
 
@@ -248,9 +241,3 @@ def rival_plugins() -> list[str]:
         if plugin.value.startswith("aither_kvcache.")
         and (allowed is None or plugin.name in allowed.split(","))
     ]
-
-
-def _warn(what: str, error: Exception) -> None:
-    logger.warning(
-        "kvgraph: %s (%s: %s); the engine runs as stock vLLM", what, type(error).__name__, error
-    )

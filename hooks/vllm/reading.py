@@ -23,7 +23,7 @@ from ..requests.borders import (
 )
 from ..requests.ends import AnswerReader, EndMarks, Tokens, configured_marks
 from ..requests.sections import SectionSplitter
-from ..settings import reads_ends, reads_layers
+from ..settings import engine_settings
 from ..threads import warn_read_no_more
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def engine_ends(config: VllmConfig) -> Ended:
     """What to emit at a request's end: with why its answer ended, where that can be read."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    marks = configured_marks(extra, os.environ) if reads_ends() else None
+    marks = configured_marks(extra, os.environ) if engine_settings().reads_ends else None
     if marks is None or not marks.are_of(str(config.model_config.model)):
         return _as_told
     return AnswerEnds(lambda: reader_of(marks, config)).of
@@ -197,7 +197,7 @@ def engine_layers(config: VllmConfig) -> Started:
     """What to emit at a request's start: with its layers, where its borders are known."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    table = configured_table(extra, os.environ) if reads_layers() else None
+    table = configured_table(extra, os.environ) if engine_settings().reads_layers else None
     if table is None or not table.are_of(str(config.model_config.model)):
         return _start_as_told
     return PromptLayers(table, lambda: _decoder(config)).of

@@ -6,19 +6,19 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import vllm
 
 from ...graph.admission import HoldingBounds
-from ...graph.wire.advice import HOLD_MAX_S, EvictionRanking
+from ...graph.wire.advice import EvictionRanking
 from ...graph.wire.events import MAX_GROUPS, MAX_NAME, AnyEvent, EngineHello
 from ..link.client import AdvisorClient, EngineEnd
 from ..link.late import SaltedContents
 from ..link.mailbox import Clock
-from ..settings import CONNECTOR, TierSettings, hold_max_s, protect_stale_s
+from ..settings import CONNECTOR, TierSettings, engine_settings
 from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
 from .free_queue.arranger import FreeQueueArranger
@@ -50,6 +50,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_EXTRA: Final = "kv_connector_extra_config"
+_FETCHERS: Final = (
+    "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector",
+    "MoRIIOConnector",
+)  # fmt: skip
+"""Connectors that read ``do_remote_prefill``. Of others, an engine that only consumes does."""
 Told = dict[str, Any] | None  # to the caller of a request that ended: its ``kv_transfer_params``
 
 
@@ -96,7 +102,11 @@ class SchedulerSide:
         self.group = group = observed_group(kv_cache, pool)
         self.index = BlockIndex(pool, clock, group.scale == 1, hears_only=not group.skips)
         self.arranger = arranger = FreeQueueArranger(
-            pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
+            pool,
+            self.index,
+            most_blocks_per_step(config, group),
+            engine_settings().protect_stale_s,
+            clock,
         )
         self.client = surroundings.connect(self)
         self.client.finds, self._emit = self.index.holders, self.client.outbox.emit
@@ -139,7 +149,7 @@ class SchedulerSide:
         )  # fmt: skip
         queue = HoldingQueue(scheduler, holds, gone)
         pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size or 1
-        bounds = HoldingBounds(pool, hold_max_s(HOLD_MAX_S), step)
+        bounds = HoldingBounds(pool, engine_settings("hold_max_s").hold_max_s, step)
         queue.queued, queue.unqueued = self.bridge.request_queued, self.bridge.request_unqueued
         advice, clock = self.client.admission, self._clock
         self.holding = Holding(queue, sessions, advice, self._emit, bounds, clock)
@@ -276,7 +286,22 @@ class SchedulerSide:
 def _fetches_prompts(scheduler: Scheduler) -> bool:
     """Whether a connector of the user's brings what other engines computed."""
     config = getattr(scheduler.connector, "_kv_transfer_config", None)
-    return config is not None and config.kv_connector != CONNECTOR and config.is_kv_consumer
+    if config is None:
+        return False
+    return _fetches(config.kv_connector, config.kv_role, config.kv_connector_extra_config)
+
+
+def _fetches(name: object, role: object, extra: object) -> bool:
+    if name == "MultiConnector" and isinstance(extra, Mapping):
+        parts = extra.get("connectors")
+        return any(
+            _fetches(each.get("kv_connector"), each.get("kv_role"), each.get(_EXTRA))
+            for each in (parts if isinstance(parts, list) else ())
+            if isinstance(each, Mapping)
+        )
+    # Connectors of caches say kv_both as well, and fetch nothing that a request names.
+    roles = ("kv_consumer", "kv_both") if name in _FETCHERS else ("kv_consumer",)
+    return name != CONNECTOR and role in roles
 
 
 def _model_name(config: VllmConfig) -> str:

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from hall import held_of
 from kvgraph.advisor.cli import build_app
-from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
-from kvgraph.bench.sidecars.sidecar_process import SidecarProcess
 from kvgraph.hooks.settings import SIDECAR_VARIABLE
 from kvgraph.hooks.vllm.api.refusal import ask_sidecar
 from kvgraph.hooks.vllm.patches import bind_scheduler
+from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
+from kvgraph_bench.sidecars.sidecar_process import SidecarProcess
 from paper import text
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.usefixtures("vllm_loaded")
+# Live clocks decide here who waits.
+pytestmark = [pytest.mark.usefixtures("vllm_loaded"), pytest.mark.timing]
 
 POOL = 65
 LARGE = 14  # blocks of a session's context: four of them fit

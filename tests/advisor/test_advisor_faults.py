@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,15 @@ import pytest
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.sockets.subscriber import engine_id
-from kvgraph.bench.sidecars.sidecar_process import SidecarProcess
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.events import Segment
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
+from kvgraph_bench.sidecars.sidecar_process import SidecarProcess
+from waiting import until
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class InProcess:
@@ -190,6 +184,7 @@ def test_an_engine_that_is_gone_does_not_cost_the_other_its_advice(
         assert set(ranking.order.tolist()) <= other.cached
 
 
+@pytest.mark.timing
 def test_a_killed_sidecar_is_back_in_step_after_each_restart(socket_directory: Path) -> None:
     sidecar = SidecarProcess(socket_directory, sidecar__interval_s=0.05)
     took, started = list[float](), 0.0

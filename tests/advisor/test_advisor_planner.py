@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hand_clock import Clock
 from kvgraph.advisor.config.sections import PrefetchConfig
-from kvgraph.advisor.page.intents import IntentWish, IntentWishes
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.page.intents import IntentWish, IntentWishes, replies_of
 from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy
@@ -35,21 +34,14 @@ from kvgraph.graph.wire.events import (
     TierReport,
 )
 from msgspec.structs import replace
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
+from small_world import page_over
 
 
 class Planned:
     """A graph of two engines, and the advisor over it."""
 
     def __init__(self, max_ranked: int = 100, interval_s: float = 0.01, clock: Any = None) -> None:
-        self.clock = clock or Clock()
+        self.clock = clock or Clock(50.0)
         self.ranked = threading.Event()
         self.graph = KVCacheGraph(clock=self.clock)
         self.engines = ["a", "b"]
@@ -325,14 +317,11 @@ def test_what_somebody_says_is_urgent_is_ordered_at_once(wish: dict[str, Any]) -
     planned.tick()
     assert not planned.planner.orders.latest["a"].keys.tolist()
     planned.planner.start()
-    questions = Questions(planned.graph.lock, time.monotonic)
-    page = PageBoard(
-        planned.graph, questions, intended=lambda: planned.planner.applied(intended=True)
-    )
+    page = page_over(planned.graph, intended=lambda: planned.planner.applied(intended=True))
     try:
-        page.intend(IntentWishes(intents=[IntentWish(kind="pin", session="nobody")]))
+        replies_of(page, IntentWishes(intents=[IntentWish(kind="pin", session="nobody")]))
         assert not planned.ranked.wait(0.2), "nothing was done: the next round can wait"
-        page.intend(IntentWishes(intents=[IntentWish.model_validate(wish)]))
+        replies_of(page, IntentWishes(intents=[IntentWish.model_validate(wish)]))
         assert planned.ranked.wait(30.0)
         assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
     finally:

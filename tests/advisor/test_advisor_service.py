@@ -443,7 +443,7 @@ def test_health_tells_when_advice_grows_stale(
     monkeypatch.setattr(running.service.graph, "rank", _fail)
     engine.send(BlocksStored(packed([2]), 1, 16))
     deadline = time.monotonic() + 20
-    while running.service.board.is_healthy():
+    while running.service.status.is_healthy():
         assert time.monotonic() < deadline
         engine.send(PRESSURE)
         time.sleep(0.05)

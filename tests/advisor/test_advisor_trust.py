@@ -7,11 +7,10 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import zmq
 from kvgraph.advisor.process.snapshots import SnapshotKeeper
@@ -33,12 +32,10 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
+from waiting import until
+from wire_keys import pack
 
 ROOT = Path(__file__).parents[2]
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def batches(seed: int, count: int) -> Iterator[list[AnyEvent]]:
@@ -231,13 +228,6 @@ def test_a_refused_snapshot_is_set_aside_and_a_failed_one_is_tried_again(
     assert caplog.text.count("serving from memory") == 1
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
 def test_a_snapshot_that_cannot_be_read_starts_an_empty_graph(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -255,7 +245,6 @@ WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("dat
 FOR_PEOPLE = {
     "cache_watch.py",
     "conf_cache.py",
-    "page_board.py",
     "running.py",
     "span_feed.py",
     "unix_time.py",

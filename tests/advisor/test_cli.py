@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import kvgraph
 from kvgraph.advisor import cli
 from kvgraph.advisor.tools.terminal import plain
 
@@ -30,9 +31,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def run(environment: dict[str, str]) -> Run:
     def begin(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments), env=environment, capture_output=True, text=True, timeout=60
-        )
+        return kvgraph(*arguments, environment=environment)
 
     return begin
 
@@ -267,19 +266,50 @@ def broken(name: str) -> EntryPoint:
     return EntryPoint(name, "kvgraph.nowhere_to_be_found:app", cli.COMMAND_GROUP)
 
 
-def test_a_command_without_its_extra_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("bench", "`pip install -e tests/bench`"),
+        ("calibrate", "pip install 'kvgraph[vllm]'"),
+        ("other", "pip install 'kvgraph'"),
+    ],
+)
+def test_a_command_that_lacks_something_says_how_to_install_it(
+    command: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: [broken("bench"), broken("other")]
-    )
+    here = [broken(each) for each in {command, "bench", "demo", "selftest"}]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: here)
     with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "graph", "--json"])
+        cli.main([command, "graph", "--json"])
     assert caught.value.code == 1
-    assert "pip install 'kvgraph[bench]'" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    assert "bench" in capsys.readouterr().out
+    assert command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["bench", "demo", "selftest"])
+def test_commands_of_a_clone_say_where_they_are(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command])
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert f"`kvgraph {command}` is not installed" in said
+    assert "`pip install -e tests/bench`" in said
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert command in capsys.readouterr().out.split("Not installed: ")[1]
+
+
+def test_help_lists_every_command_under_what_people_do() -> None:
+    app = cli.build_app(None)
+    listed = [*app.registered_commands, *app.registered_groups]
+    panels = [each.rich_help_panel for each in listed if isinstance(each.rich_help_panel, str)]
+    assert len(panels) == len(listed) > 20
+    assert len(set(panels)) == 5
 
 
 def test_commands_that_are_not_asked_for_are_not_imported() -> None:
@@ -287,7 +317,7 @@ def test_commands_that_are_not_asked_for_are_not_imported() -> None:
         "import sys, contextlib\n"
         "from kvgraph.advisor.cli import main\n"
         "with contextlib.suppress(SystemExit): main(['--version'])\n"
-        "names = ('torch', 'vllm', 'fastapi', 'kvgraph.hooks', 'kvgraph.bench')\n"
+        "names = ('torch', 'vllm', 'fastapi', 'kvgraph.hooks', 'kvgraph_bench')\n"
         "assert not [n for n in names if n in sys.modules]\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)

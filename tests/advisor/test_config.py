@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hand_clock import Clock
 from kvgraph.advisor.config.config import Config, load
 from kvgraph.advisor.config.edits import ConfigWatch
 from kvgraph.graph.errors import ConfigError
@@ -150,17 +151,9 @@ def test_configuration_is_frozen() -> None:
         load().score.age = 1.0  # type: ignore[misc]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def watching(file: Path, text: str, **overrides: Any) -> tuple[ConfigWatch, Clock, Config]:
     file.write_text(text)
-    clock, config = Clock(), load(file, overrides)
+    clock, config = Clock(0.0), load(file, overrides)
     return ConfigWatch(config, file, overrides, clock), clock, config
 
 

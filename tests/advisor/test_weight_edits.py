@@ -12,13 +12,11 @@ from fastapi.testclient import TestClient
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.config.edits import ConfigWatch
 from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
-from kvgraph.advisor.page.what_if import WeightChange
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.dashboards.access import edit_token, page_token
 from kvgraph.graph.errors import ConfigError
 from page_app import create_app
-from small_world import World
+from small_world import World, page_over
 
 SECRET = "a secret that nobody guesses"
 FILE = """# ours
@@ -43,7 +41,9 @@ class Source:
         self.watch = ConfigWatch(load(path, {}), path, {}, lambda: self.now)
         questions = Questions(self.world.graph.lock, lambda: 0.0)
         self.shadows = ShadowRunner(self.world.graph, lambda: self.now)
-        self.page = PageBoard(self.world.graph, questions, shadows=self.shadows, watch=self.watch)
+        self.page = page_over(
+            self.world.graph, questions=questions, shadows=self.shadows, watch=self.watch
+        )
 
 
 @pytest.fixture
@@ -262,13 +262,20 @@ def edited(path: Path, text: str, change: dict[str, object]) -> str:
 
 
 @pytest.mark.parametrize("text", ["score.age = 1.0\n", "score = {}\n", '["score"]\n'])
-def test_a_form_that_cannot_be_changed_is_not_called_broken(
-    source: Source, path: Path, text: str
-) -> None:
+def test_any_form_of_a_section_can_be_changed(source: Source, path: Path, text: str) -> None:
+    path.write_text(text)
+    change = {"score": {"age": 0.5}, "edge_types": {"semantic": 2.0}}
+    assert client(source).put("/v1/weights", json=change).status_code == 200
+    found = load(path, {}).score
+    assert (found.age, found.edge_types.semantic) == (0.5, 2.0)
+    assert path.read_text().startswith(text[:7])
+
+
+@pytest.mark.parametrize("text", ["score = 1\n", "[[score]]\n"])
+def test_what_is_no_section_is_not_written(source: Source, path: Path, text: str) -> None:
     path.write_text(text)
     answer = client(source).put("/v1/weights", json={"score": {"age": 0.5}})
     assert answer.status_code == 409
-    assert "write it as a table under [score]" in answer.json()["detail"]
     assert path.read_text() == text
 
 
@@ -344,8 +351,8 @@ def test_an_array_of_many_lines_is_replaced_whole(path: Path) -> None:
     ("line", "expected"),
     [
         ("age = 0.5  # tuned # twice", "age = 2.0  # tuned # twice"),
-        ("  age=0.5", "  age = 2.0"),
-        ('"age" = 0.5', "age = 2.0"),
+        ("  age=0.5", "  age=2.0"),
+        ('"age" = 0.5', '"age" = 2.0'),
         ("# a\u2028b\nage = 0.5", "# a\u2028b\nage = 2.0"),
     ],
 )
@@ -375,11 +382,11 @@ def test_a_file_that_cannot_be_read_is_refused(
 
 @pytest.mark.parametrize("name", ["protected_layers", "edge_types"])
 def test_what_is_no_number_of_the_score_is_refused(source: Source, path: Path, name: str) -> None:
-    change = WeightChange(score={name: 1.0})
-    page = source.page
-    for do in (page.try_weights, page.change_weights, lambda change: page.preview(change, None)):
-        with pytest.raises(ConfigError, match="name it beside score"):
-            do(change)
+    page, change = client(source), {"score": {name: 1.0}}
+    for ask, address in ((page.post, "/trial"), (page.put, ""), (page.post, "/preview")):
+        answer = ask(f"/v1/weights{address}", json=change)
+        assert answer.status_code == 409
+        assert "name it beside score" in answer.json()["detail"]
     assert path.read_text() == FILE
 
 

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
+from kvgraph.graph.types import Keys, as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.hooks.keys import pack_hashes, unpack
+from kvgraph.hooks.link.client import AdvisorClient, EngineEnd
+from kvgraph.hooks.link.mailbox import HeldRanking
+from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
+from kvgraph.hooks.vllm.index import BlockIndex
 
-from ..graph.types import Keys, as_keys
-from ..graph.wire.advice import EvictionRanking
-from ..hooks.keys import pack_hashes, unpack
-from ..hooks.link.client import AdvisorClient, EngineEnd
-from ..hooks.link.mailbox import HeldRanking
-from ..hooks.vllm.free_queue.arranger import FreeQueueArranger
-from ..hooks.vllm.index import BlockIndex
 from .figures import Figures
 from .paper.quiet import only_errors
 
@@ -228,7 +228,7 @@ def cached_pool(
 
 def surroundings(clock: Callable[[], float] = time.monotonic, **more: Any) -> Any:
     """A scheduler side's without a sidecar: the client's thread is not started."""
-    from ..hooks.vllm.scheduler import Surroundings
+    from kvgraph.hooks.vllm.scheduler import Surroundings
 
     return Surroundings(
         lambda end: AdvisorClient("ipc:///nowhere", end, clock=clock), clock, **more
@@ -252,11 +252,10 @@ def connected(
         requests: That run, at most.
         spill_all: Whether every block that goes is worth a copy.
     """
+    from kvgraph.hooks.tiers.jobs import TierAnswer, WorkerStart
+    from kvgraph.hooks.vllm.connector import KvGraphConnector
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
-    from ..hooks.tiers.jobs import TierAnswer, WorkerStart
-    from ..hooks.vllm.connector import KvGraphConnector
 
     group, extra = _layers(tiers_of, spill_all)
     transfer = KVTransferConfig(
@@ -279,9 +278,8 @@ def connected(
 def _layers(tiers_of: int | None, spill_all: bool) -> tuple[Any, dict[str, Any]]:
     """A group of layers, and what the connector is told of tiers."""
     import torch
+    from kvgraph.hooks.settings import TIERS_KEY, TierSettings
     from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    from ..hooks.settings import TIERS_KEY, TierSettings
 
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
@@ -300,8 +298,8 @@ def tiered_connector(pool: Any) -> Any:
 
 def answer(connector: Any, metadata: Any) -> None:
     """What a worker says to a step's orders, if there are any: all done."""
-    from ..hooks.tiers.jobs import JobDone, TierAnswer
-    from ..hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
+    from kvgraph.hooks.tiers.jobs import JobDone, TierAnswer
+    from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
     if isinstance(metadata, TierMetadata):
         done = tuple(JobDone(job.id, frozenset(), 0.001, 1) for job in metadata.work.jobs)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from kvgraph.advisor.replay.arms import BY_DEFAULT, Settings, arm_names, graph_policies
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.tables import hit_table
+from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 
-from ..advisor.replay.arms import BY_DEFAULT, Settings, arm_names, graph_policies
-from ..advisor.replay.fast import lru_hits
-from ..advisor.replay.reader import load_trace
-from ..advisor.replay.tables import hit_table
-from ..advisor.replay.trace import Trace
 from .errors import BenchError
 from .figures import Figures
 from .graph.graph import timed

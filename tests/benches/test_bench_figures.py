@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from kvgraph.bench.cli import app
-from kvgraph.bench.engine.engine import Part, run
-from kvgraph.bench.figures import Figure, Figures
-from kvgraph.bench.machine import keep_raw
-from rich.console import Console
+from kvgraph_bench.cli import app
+from kvgraph_bench.figures import Figure
+from kvgraph_bench.machine import keep_raw
 from typer.testing import CliRunner
 
 
@@ -39,18 +36,6 @@ def test_a_value_beyond_its_bound_is_a_miss(value: float, target: str, missed: b
     assert Figure.of(value, "ms", target).is_missed is missed
 
 
-def test_a_miss_is_told_and_targets_are_kept() -> None:
-    figures = Figures("hotpath")
-    figures.add("step_us_500", 231.3, "us", "≤ 200")
-    figures.add("step_us_32", 47.0, "us")
-    written = io.StringIO()
-    figures.print(console=Console(file=written, width=100))
-    assert "≤ 200: missed" in written.getvalue()
-    kept = figures.as_dict()["figures"]
-    assert kept["step_us_500"]["target"] == "≤ 200"
-    assert "target" not in kept["step_us_32"]
-
-
 @pytest.mark.parametrize("bench", ["engine", "policies", "fleet"])
 def test_a_raw_file_that_cannot_be_written_is_refused_at_once(bench: str, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "raw.json"):
@@ -68,12 +53,8 @@ def test_what_was_measured_outlives_a_raw_file_that_went_away(
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_bench_interrupted_before_its_first_measurement_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kvgraph.bench.engine.engine.sidecar_cpu_percent", interrupted)
-    assert run(part=Part.SIDECAR).figures["complete"].value is False
-    assert "nothing was measured yet" in capsys.readouterr().err
+def test_a_figure_is_the_median_with_its_spread() -> None:
+    figure = Figure.of([3.0, 1.0, 2.0], "ms")
+    assert (figure.value, figure.spread, figure.n) == (2.0, (1.0, 3.0), 3)
+    wide = Figure.of([float(i) for i in range(101)], "ms")
+    assert wide.spread == (10.0, 90.0)

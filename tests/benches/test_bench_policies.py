@@ -7,20 +7,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from kvgraph.advisor.replay.closed_arms import ClosedRow
-from kvgraph.advisor.replay.fleet_traffic import Signals
 from kvgraph.advisor.replay.recordings import Session, read_sessions
-from kvgraph.advisor.replay.trace import Trace
-from kvgraph.bench.errors import BenchError
-from kvgraph.bench.policies import policies
-from kvgraph.bench.policies.policies_cells import NONSENSE_ARM, Cell, Rates, hit_rate, play
-from kvgraph.bench.policies.policies_course import Course
-from kvgraph.bench.policies.policies_fleets import FAST, faster, fleet, halves
-from kvgraph.bench.policies.policies_journal import Journal, fingerprint
-from kvgraph.bench.policies.policies_loop import ADMITTED, PLAIN_TIER, TIERED, LoopScale, cliff
-from kvgraph.bench.policies.policies_nonsense import NONSENSE
+from kvgraph_bench.errors import BenchError
+from kvgraph_bench.policies import policies
+from kvgraph_bench.policies.policies_cells import NONSENSE_ARM
+from kvgraph_bench.policies.policies_course import Course
+from kvgraph_bench.policies.policies_journal import Journal
+from kvgraph_bench.policies.policies_loop import ADMITTED, PLAIN_TIER, TIERED, LoopScale
+from kvgraph_bench.policies.policies_nonsense import NONSENSE
 from rich.console import Console
 
 LOOP = LoopScale({20: (1, 2)}, {20: (1, 3)}, 0.2, 0.1)
@@ -45,11 +40,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sessions(recorded: Path) -> list[Session]:
     return read_sessions(recorded)
-
-
-@pytest.fixture(scope="module")
-def small(sessions: list[Session]) -> Trace:
-    return fleet("small", sessions, 4, 0.6, Signals.ALL)
 
 
 def mooncake(path: Path) -> Path:
@@ -100,28 +90,9 @@ def test_every_figure_is_measured_and_every_rate_saved(
     }  # fmt: skip
 
 
-def test_a_cliff_is_where_an_arm_first_computes_too_much() -> None:
-    shares = {10: 0.1, 12: 0.2, 14: 0.6, 16: 0.2}
-    rows = [
-        ClosedRow("lru", 5, n, 1, 1, share, 0, 0, 0, 0, 0, 0, 0, 0) for n, share in shares.items()
-    ]
-    assert cliff(rows, "lru", 5) == 12
-    assert cliff(rows[2:], "lru", 5) == 14, "the first rung, where none stands"
-
-
-def test_capacities_where_lru_finds_next_to_nothing_are_left_out(small: Trace) -> None:
-    assert policies.standing_among(small, [5, 60]) == [60]
-    assert policies.standing_among(small, [5, 60], always=(5,)) == [5, 60]
-
-
 def test_missing_sessions_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="--sessions"):
         policies.run(False, tmp_path / "nowhere")
-
-
-def test_a_missing_trace_is_one_sentence(recorded: Path, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="--mooncake"):
-        policies.run(False, recorded, tmp_path / "nowhere", quick=True)
 
 
 def one_cell(shared: list[int], cell: tuple[str, int]) -> float:
@@ -151,79 +122,3 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     again.play("another", one_cell, played, cells[:1])
     course(path).play("kind", one_cell, played, cells[:1])
     assert len(played) == 6, "without --resume everything is played"
-
-
-def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    course(path)
-    with pytest.raises(BenchError, match="--resume"):
-        course(path, of="that", resume=True)
-    path.write_text("no journal\n")
-    with pytest.raises(BenchError, match="no journal"):
-        course(path, resume=True)
-    with pytest.raises(BenchError, match="cannot be written"):
-        course(tmp_path)
-
-
-def test_a_journal_is_of_its_traffic(small: Trace) -> None:
-    own = fingerprint({"t": small})
-    assert own == fingerprint({"t": small})
-    assert own != fingerprint({"t": small.unnamed()})
-    assert own != fingerprint({"t": faster(small, FAST)})
-    assert own != fingerprint({"t": small}, "another scale")
-
-
-def test_each_result_and_the_time_that_is_left_are_said(tmp_path: Path) -> None:
-    said = StringIO()
-    course(tmp_path / "j", to=said).play("kind", one_cell, [], [("a", 2), ("b", 4)])
-    first, second = said.getvalue().splitlines()
-    assert "50%" in first
-    assert "left" in first
-    assert first.endswith("done: a 2: 0.2500")
-    assert "100%" in second
-
-
-def test_halves_share_no_session(sessions: list[Session]) -> None:
-    one, other = ({session.name for session in half} for half in halves(sessions))
-    assert not one & other
-    assert len(one | other) == len(sessions)
-    assert halves(sessions) == halves(sessions[::-1])
-
-
-def test_a_faster_fleet_is_the_same_fleet(small: Trace) -> None:
-    fast = faster(small, FAST)
-    assert fast.at[-1] * FAST == pytest.approx(small.at[-1])
-    assert small.said is not None
-    assert fast.said is not None
-    assert np.nanmax(fast.said.expected_return_s) * FAST == pytest.approx(
-        np.nanmax(small.said.expected_return_s)
-    )
-    lru = [hit_rate({"t": trace}, Cell("t", "lru", 60)) for trace in (small, fast)]
-    assert lru[0] == lru[1]
-
-
-def test_gaps_and_points() -> None:
-    rates = Rates({
-        Cell("t", arm, capacity): rate
-        for capacity, row in {10: (0.2, 0.3, 0.6), 20: (0.5, 0.45, 0.7)}.items()
-        for arm, rate in zip(("lru", "default", "belady"), row, strict=True)
-    })  # fmt: skip
-    assert rates.points(Cell("t", "default", 20)) == pytest.approx(-5.0)
-    assert rates.gap("t", "default", [10]) == pytest.approx(0.25)
-    assert rates.gap("t", "default", [10, 20]) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_is_played_to_the_end(small: Trace, name: str) -> None:
-    cell = Cell("small", NONSENSE_ARM + name, 60)
-    rate = hit_rate({"small": small}, cell)
-    assert 0.0 <= rate <= 1.0
-    assert rate == hit_rate({"small": small}, cell), "the same numbers every time"
-
-
-def test_each_cell_is_played_once_beside_its_bounds(small: Trace, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", "this", resume=False)
-    cells = [Cell("small", "classic", 60)] * 2
-    rates = play({"small": small}, cells, Course(journal, 1, Console(quiet=True)))
-    assert {cell.arm for cell in rates.rates} == {"classic", "lru", "belady"}
-    assert len(journal) == 3

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvgraph.bench.graph.graphs import ENGINE, build_graph
-from kvgraph.bench.graph.locks import add_sessions
-from kvgraph.bench.graph.steady import Traffic
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph_bench.graph.graphs import ENGINE, build_graph
+from kvgraph_bench.graph.locks import add_sessions
+from kvgraph_bench.graph.steady import Traffic
 
 
 def test_under_pressure_whatever_is_stored_evicts_as_much() -> None:

@@ -9,30 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.bench.kernels import kernels_timer, kernels_workbench
-from kvgraph.bench.kernels.kernels_matrix import (
-    DELTA,
-    LLAMA,
-    PAGE_BYTES,
-    SHAPES,
-    Cell,
-    cells,
-    places,
-    predicted_seconds,
-    slots_of,
-)
-from kvgraph.bench.kernels.kernels_peers import (
+from kvgraph.kernels import ops
+from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
+from kvgraph_bench.kernels.kernels_matrix import DELTA, SHAPES, Cell, places
+from kvgraph_bench.kernels.kernels_peers import (
     BatchedCopy,
     CopyThenRotate,
     IndexCopy,
     ThreePasses,
     VllmSwap,
-    vllm_swap,
 )
-from kvgraph.bench.kernels.kernels_prefill import PrefillStack, StackShape
-from kvgraph.bench.kernels.kernels_summary import summary
-from kvgraph.kernels import ops
-from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
+from kvgraph_bench.kernels.kernels_summary import summary
 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.name))
 
@@ -49,41 +36,6 @@ def swap(sources: Any, targets: Any, sizes: Any, is_src_access_order_any: bool) 
     """``swap_blocks_batch`` of vLLM's operations, on the host."""
     for source, target, size in zip(sources.tolist(), targets.tolist(), sizes, strict=True):
         ctypes.memmove(target, source, int(size))
-
-
-def test_the_matrix_is_whole_and_its_pages_have_their_size() -> None:
-    made = list(cells())
-    assert len(set(made)) == len(made)
-    described = [cell.describe() for cell in made]
-    for name, values in {
-        "shape": {"llama-8b", "qwen2.5-7b", "mla"}, "dtype": {"bf16", "int8"},
-        "aligned": {True, False}, "pages": {16, 64, 256, 1024, 8192},
-    }.items():  # fmt: skip
-        assert {row[name] for row in described} == values
-    for cell, row in zip(made, described, strict=True):
-        assert 0.85 < row["page_bytes"] / cell.page < 1.15
-        assert row["bytes"] == row["pages"] * cell.record().block_bytes
-    assert {cell.page for cell in made} == set(PAGE_BYTES)
-    whole = Cell(LLAMA, 2 << 20, 64, int8=False, aligned=True)
-    assert whole.geometry() == (32, 8, 16)
-    assert whole.wire_bytes == 64 << 20 << 1
-    int8 = Cell(LLAMA, 2 << 20, 64, int8=True, aligned=True)
-    assert int8.wire_bytes / whole.wire_bytes == pytest.approx(264 / 512)
-
-
-@by_shape
-def test_unaligned_tokens_land_between_blocks_and_none_is_lost(shape: Any) -> None:
-    for aligned in (True, False):
-        cell = Cell(shape, 32 << 10, 16, int8=False, aligned=aligned)
-        tokens, at = cell.geometry()[2], places(cell)
-        assert at.new.max() < cell.cache(cell.pages + 1).slots
-        assert len(at.old.unique()) == len(at.new.unique()) == cell.pages * tokens
-        whole = torch.equal(at.new, slots_of(at.blocks, tokens))
-        assert whole == aligned
-
-
-def test_the_prediction_is_bytes_over_bandwidth_and_a_launch() -> None:
-    assert predicted_seconds(50_000_000, 50e9, 4e-6) == pytest.approx(1.004e-3)
 
 
 @by_shape
@@ -121,60 +73,6 @@ def test_every_peer_leaves_the_same_bytes(shape: Any) -> None:
     ))  # fmt: skip
 
 
-def test_a_small_container_on_a_large_machine_is_not_filled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is page-locked counts at once: the kernel would end the bench."""
-    monkeypatch.setattr(kernels_workbench, "available_bytes", lambda: 3 << 30)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
-    assert kernels_workbench.affordable(torch.device("cuda", 0)) == 3 << 29
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 10 << 30))
-    assert kernels_workbench.affordable(torch.device("cuda", 0)) == 1 << 30
-
-
-def test_a_rival_gathers_once_copies_once_and_scatters_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A page at a time it would be a rival of straw."""
-    cell = Cell(LLAMA, 32 << 10, 16, int8=False, aligned=True)
-    at, source, target = places(cell), new_memory(cell.record()), new_memory(cell.cache(17))
-    rival = IndexCopy(source, at.records, target, at.blocks)
-    counted: list[str] = []
-
-    class Counting(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            counted.append(func.__name__)
-            return func(*args, **(kwargs or {}))
-
-    with Counting():
-        rival()
-    assert counted == ["index_select", "copy_", "index_copy_"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there it may be")
-def test_a_gather_on_the_host_is_part_of_a_rivals_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device must not spin meanwhile: what was gathered by then would have cost nothing."""
-    queued: list[float | None] = []
-
-    def once(action: Any, queueing: float | None = None) -> tuple[float, float]:
-        queued.append(queueing)
-        return 1.0, 1.0
-
-    monkeypatch.setattr(kernels_timer, "once", once)
-    monkeypatch.setattr(kernels_timer, "cost_of", lambda action: (1.0, 0.001))
-    cell = Cell(LLAMA, 32 << 10, 16, int8=False, aligned=True)
-    at, source, target = places(cell), new_memory(cell.record()), new_memory(cell.cache(17))
-    rival = IndexCopy(source, at.records, target, at.blocks)
-    kernels_timer.time_in_turns({"ours": lambda: None, "index_copy": rival}, (1, 1))
-    assert queued == [0.001, None]
-
-
-def test_without_a_vllm_for_gpus_its_swap_is_no_rival(vllm_loaded: None) -> None:
-    assert vllm_swap(2 << 20) is None
-
-
 def test_vllms_own_choice_of_a_swap_still_has_its_name(vllm_loaded: None) -> None:
     """So that a vLLM that renames it does not leave the bench without this rival."""
     from types import SimpleNamespace
@@ -183,22 +81,6 @@ def test_vllms_own_choice_of_a_swap_still_has_its_name(vllm_loaded: None) -> Non
 
     chosen = _select_swap_blocks_fn([[SimpleNamespace(page_size_bytes=2 << 20)]], gpu_to_cpu=False)
     assert chosen.__name__ == "swap_blocks_batch"
-
-
-def test_the_prefill_stack_is_causal_and_depends_on_position() -> None:
-    torch.manual_seed(1)
-    stack = PrefillStack(StackShape(2, 64, 4, 2, 96), 9, "cpu")
-    states = torch.randn(9, 64, dtype=torch.bfloat16)
-    out = stack(states)
-    assert out.shape == states.shape
-    assert bool(out.isfinite().all())
-    changed = states.clone()
-    changed[-1] += 1
-    assert torch.equal(stack(changed)[:-1], out[:-1])
-    assert not torch.equal(stack(changed)[-1], out[-1])
-    swapped = states.clone()
-    swapped[[0, 1]] = swapped[[1, 0]]
-    assert not torch.equal(stack(swapped)[-1], out[-1])
 
 
 def row(dtype: str, size: int, aligned: bool = True, **gb_per_s: float) -> dict[str, Any]:
@@ -249,7 +131,7 @@ def test_the_gpu_bench_needs_torch_numpy_and_cuda_core_alone() -> None:
         "             'networkx.algorithms', 'pydantic_settings', 'fastapi', 'uvicorn',\n"
         "             'orjson', 'prometheus_client', 'matplotlib', 'httpx', 'tokenizers'):\n"
         "    sys.modules[name] = None\n"
-        "from kvgraph.bench.kernels import kernels_gpu\n"
+        "from kvgraph_bench.kernels import kernels_gpu\n"
         "kernels_gpu.main()\n"
     )
     done = subprocess.run(

@@ -37,15 +37,7 @@ def make_bench(directory: Path, failing: list[str]) -> tuple[subprocess.Complete
     return done, log.read_text()
 
 
-def test_all_benches_run(tmp_path: Path) -> None:
-    done, log = make_bench(tmp_path, [])
-    assert done.returncode == 0, done.stderr
-    ran = [line.split() for line in log.splitlines() if line.startswith("bench")]
-    profile = ["bench", "engine", "--part", "profile", "--json"]
-    assert ran == [*(["bench", name, "--json"] for name in BENCHES), profile]
-
-
-@pytest.mark.parametrize("failing", [["graph"], ["hotpath"], ["policies"], ["graph", "demo"]])
+@pytest.mark.parametrize("failing", [["hotpath"], ["graph", "demo"]])
 def test_a_bench_that_fails_is_named_and_the_others_run(tmp_path: Path, failing: list[str]) -> None:
     done, log = make_bench(tmp_path, failing)
     assert done.returncode != 0

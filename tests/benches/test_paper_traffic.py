@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper import paper_traffic
-from kvgraph.bench.paper.paper_model import WrongReadError
-from kvgraph.bench.paper.paper_traffic import episode, play
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.vllm.tiers import prefetcher, spiller
 from kvgraph.hooks.vllm.tiers.bridge import Promises, TierCacheBridge
+from kvgraph_bench.paper import paper_traffic
+from kvgraph_bench.paper.paper_model import WrongReadError
+from kvgraph_bench.paper.paper_traffic import episode, play
 
 SECONDS = 30.0
 SEED = "KVGRAPH_SEED"  # plays that traffic again

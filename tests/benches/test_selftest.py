@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import types
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.bench.kernels import kernels_gpu
-from kvgraph.bench.selftest import selftest_cli
-from kvgraph.bench.selftest.gpu_report import Report, run_checks
-from kvgraph.bench.selftest.kernel_checks import checks
-from kvgraph.bench.selftest.kernel_places import Emulated
 from kvgraph.hooks.doctor.gpu_check import check_gpu, check_kernel
 from kvgraph.kernels.backends import attention, emulation
 from kvgraph.kernels.tensors import BuildError
+from kvgraph_bench.selftest import selftest_cli
+from kvgraph_bench.selftest.gpu_report import Report, run_checks
+from kvgraph_bench.selftest.kernel_checks import checks
+from kvgraph_bench.selftest.kernel_places import Emulated
 from typer.testing import CliRunner
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -79,49 +77,6 @@ def test_without_a_gpu_it_says_so_and_fails(
     assert why in result.output
     assert "kvgraph bench kernels" in result.output
     assert "{" not in result.output
-
-
-@pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that is the emulation, with one check and a bench of one figure."""
-    from kvgraph.bench.selftest import gpu_methods, kernel_checks, kernel_places
-
-    def bench(say: Any, emit: Any, seconds: float) -> list[Any]:
-        emit({"bench": "kernels", "machine": {}})
-        return []
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("kvgraph.bench.selftest.gpu_report.machine", lambda: {"gpu": "none"})
-    monkeypatch.setattr(kernel_places, "Gpu", Emulated)
-    one = {"confidence": CHECKS["confidence"]}
-    monkeypatch.setattr(kernel_checks, "checks", lambda seed: one.items())
-    monkeypatch.setattr(gpu_methods, "gpu_checks", lambda: [])
-    monkeypatch.setattr(kernels_gpu, "run", bench)
-
-
-@pytest.mark.usefixtures("pretended")
-def test_the_report_is_one_json_object_on_stdout() -> None:
-    result = CliRunner().invoke(selftest_cli.app, ["gpu"])
-    report = json.loads(result.stdout)
-    assert result.exit_code == 0
-    assert report["ok"] is True
-    assert report["checks"] == {"confidence": "ok"}
-    assert report["bench"] == [{"bench": "kernels", "machine": {}}, {"figures": {}}]
-
-
-@pytest.mark.usefixtures("pretended")
-def test_a_bench_that_fails_leaves_the_checks_in_the_report(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*_: Any) -> list[Any]:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(kernels_gpu, "run", broken)
-    result = CliRunner().invoke(selftest_cli.app, ["gpu"])
-    report = json.loads(result.stdout)
-    assert result.exit_code == 1
-    assert report["problem"] == "the bench ended: RuntimeError: out of memory"
-    assert report["checks"] == {"confidence": "ok"}
 
 
 # Doctor -----------------------------------------------------------------------------------------

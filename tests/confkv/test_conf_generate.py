@@ -11,11 +11,11 @@ from typing import Any
 import kvgraph
 import pytest
 import torch
-from kvgraph.bench.confkv.small_models import FAMILIES, random_model
 from kvgraph.hooks.confkv import attention
 from kvgraph.hooks.confkv.cache import LogitsWatch
 from kvgraph.hooks.confkv.layer import AttentionAndRecency, ConfLayer
 from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed, UnsupportedError
+from kvgraph_bench.confkv.small_models import FAMILIES, random_model
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -354,6 +354,7 @@ def test_calls_it_cannot_serve_are_refused_by_name(llama: Any, prompt: torch.Ten
         cache.crop(-1)
 
 
+@pytest.mark.large  # compiling takes ten seconds
 def test_a_compiled_model_reads_the_same(llama: Any, prompt: torch.Tensor) -> None:
     plain = generated(llama, prompt, kvgraph.ConfKVCache(llama.config, TIGHT), 40)
     llama.compile(backend="eager")

@@ -7,7 +7,6 @@ from typing import Any
 import kvgraph
 import pytest
 import torch
-from kvgraph.bench.confkv.small_models import random_model
 from kvgraph.hooks.confkv.layer import AttentionAndRecency, TokenTable, survivors
 from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed, SettingsError, layer_shares
 from kvgraph.kernels.backends.attention import (
@@ -16,6 +15,7 @@ from kvgraph.kernels.backends.attention import (
     host_confidence,
     score_of,
 )
+from kvgraph_bench.confkv.small_models import random_model
 
 INF = float("inf")
 

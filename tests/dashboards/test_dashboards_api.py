@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from html.parser import HTMLParser
 from typing import Any, cast
 
@@ -12,22 +11,23 @@ import pytest
 from fastapi.testclient import TestClient
 from kvgraph.advisor.page.caches import Caches
 from kvgraph.advisor.page.engines import Engines
-from kvgraph.advisor.page.evictions import Evictions, RankingView
+from kvgraph.advisor.page.events import NewsStream
+from kvgraph.advisor.page.evictions import Evictions
 from kvgraph.advisor.page.graph import GraphView
 from kvgraph.advisor.page.misses import Misses, Requests
 from kvgraph.advisor.page.now import Now
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import NewsStream, PageBoard
+from kvgraph.advisor.page.ranking import RankingView
 from kvgraph.advisor.page.sampled import Sampled
 from kvgraph.advisor.page.sessions import Sessions
-from kvgraph.advisor.page.what_if import Shadows, Weights
+from kvgraph.advisor.page.shadows import Shadows
+from kvgraph.advisor.page.what_if import Weights
 from kvgraph.dashboards.access import Access, edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.events import EngineHello
 from page_app import create_app
 from pydantic import BaseModel
-from small_world import SIZE, World, board_of
+from small_world import SIZE, World, page_of, page_over
 
 SECRET = "a secret that nobody guesses"
 PATHS: dict[str, type[BaseModel]] = {
@@ -51,7 +51,7 @@ class Source:
 
     def __init__(self) -> None:
         graph = KVCacheGraph()
-        self.page = PageBoard(graph, Questions(graph.lock, time.monotonic))
+        self.page = page_over(graph)
 
 
 def visitor(**headers: str) -> TestClient:
@@ -76,6 +76,16 @@ def test_each_path_needs_the_token(path: str) -> None:
     answer = visitor().get(f"/v1/{path}")
     assert answer.status_code == 401
     assert SECRET not in answer.text
+
+
+def test_each_path_that_changes_something_needs_the_edit_token(client: TestClient) -> None:
+    paths = client.get("/v1/openapi.json").json()["paths"]
+    changes = [(way, path) for path, ways in paths.items() for way in ways if way != "get"]
+    changes.remove(("post", "/v1/weights/preview"))
+    assert len(changes) >= 6
+    for way, path in changes:
+        answer = client.request(way, path, json={})
+        assert (answer.status_code, "edit token" in answer.text) == (403, True), path
 
 
 def test_the_schema_names_every_path() -> None:
@@ -182,14 +192,14 @@ def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
 def test_a_reader_resumes_where_it_was(
     monkeypatch: pytest.MonkeyPatch, last: str, ids: list[int], is_gap: bool
 ) -> None:
-    monkeypatch.setattr("kvgraph.advisor.page.routes.RECENT", 3)
+    monkeypatch.setattr("kvgraph.advisor.page.events.RECENT", 3)
     world = World()
     for key in range(1, 7):
         world.serve(key)
-    page = board_of(world)
+    page = page_of(world)
 
     async def read() -> list[bytes]:
-        stream = NewsStream(lambda: page)
+        stream = NewsStream(page)
         first = stream.follow("")
         await anext(first)
         name = mark_of(await anext(first)).removesuffix("5")
@@ -204,10 +214,10 @@ def test_a_reader_resumes_where_it_was(
 
 
 def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
-    page = board_of(World())
+    page = page_of(World())
 
     async def read() -> bytes:
-        frames = NewsStream(lambda: page).follow("another-4")
+        frames = NewsStream(page).follow("another-4")
         await anext(frames)
         return await anext(frames)
 
@@ -218,15 +228,15 @@ def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
 def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvgraph.advisor.page.routes.BEAT_S", 0.01)
+    monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
     world = World()
     world.serve(1)
     slow = world.start(2, session="slow")
     world.serve(3)
-    page = board_of(world)
+    page = page_of(world)
 
     async def read() -> list[bytes]:
-        stream = NewsStream(lambda: page)
+        stream = NewsStream(page)
         frames = stream.follow("")
         await anext(frames)
         found = [await anext(frames)]
@@ -255,10 +265,10 @@ def test_a_request_that_ran_through_a_gap_is_told_to_who_resumes_when_its_end_is
     slow = world.start(2)
     world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"))
     world.serve(3)
-    page = board_of(world)
+    page = page_of(world)
 
     async def look(last: str) -> bytes:
-        frames = NewsStream(lambda: page).follow(last)
+        frames = NewsStream(page).follow(last)
         await anext(frames)
         return await anext(frames)
 
@@ -283,12 +293,12 @@ def data_of(frame: bytes) -> Any:
 
 
 def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgraph.advisor.page.routes.BEAT_S", 0.01)
+    monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
     source = Source()
 
     async def read() -> list[bytes]:
         frames = []
-        async for frame in NewsStream(lambda: source.page).follow(""):
+        async for frame in NewsStream(source.page).follow(""):
             frames.append(frame)
             if len(frames) == 3:
                 break
@@ -305,15 +315,15 @@ def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_reader_is_told_of_the_history_what_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvgraph.advisor.page.routes.BEAT_S", 0.01)
+    monkeypatch.setattr("kvgraph.advisor.page.events.BEAT_S", 0.01)
     world = World()
     for key in range(1, 40):
         world.serve(key)
         world.now += 20.0
-    page = board_of(world)
+    page = page_of(world)
 
     async def read() -> list[bytes]:
-        stream = NewsStream(lambda: page)
+        stream = NewsStream(page)
         frames, found = stream.follow(""), []
         await anext(frames)
         while len(found) < 3:

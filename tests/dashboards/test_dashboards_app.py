@@ -14,8 +14,6 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
 from kvgraph.advisor.page.status import log_totals
 from kvgraph.advisor.shadows.runner import ShadowRunner
 from kvgraph.dashboards.server import HttpServer, TimeoutProtocol
@@ -34,6 +32,8 @@ from kvgraph.graph.wire.events import (
 )
 from page_app import create_app
 from prometheus_client.parser import text_string_to_metric_families
+from small_world import page_over
+from wire_keys import pack
 
 BIG = (1 << 64) - 1
 TIERS = TierReport(
@@ -61,10 +61,6 @@ TOKEN = "a token that nobody guesses"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
-
-
 class Source:
     """A graph with three blocks and a session of each name."""
 
@@ -72,7 +68,7 @@ class Source:
         self.graph = KVCacheGraph()
         self.healthy = True
         self.shadows = ShadowRunner(self.graph, time.monotonic)
-        self.page = PageBoard(self.graph, Questions(self.graph.lock, time.monotonic))
+        self.page = page_over(self.graph)
         hello = EngineHello(names[0], names[0], 16, 100, names[0])
         applied = AdviceApplied(3, 7, 1, 0, 0, 2)
         self.graph.apply("e1", [hello, Pressure(1, 1, 1, 1, 1), applied, TIERS])
@@ -124,21 +120,6 @@ class Source:
             snapshot={"path": None, "age_s": 3.0, "error": None},
             config={"error": None},
         )
-
-    def explain_block(self, key: int) -> dict[str, Any]:
-        return self.graph.explain(key)
-
-    def explain_memory(self, name: str) -> dict[str, Any]:
-        return {"memory": name}
-
-    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
-        return self.graph.explain_session(name, tenant)
-
-    def waiting(self) -> dict[str, float]:
-        return self.graph.waiting()
-
-    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
-        return self.graph.subgraph(key, hops, limit)
 
 
 @pytest.fixture
@@ -430,7 +411,7 @@ def test_too_many_questions_are_answered_with_503(client: TestClient, source: So
     def busy(*_: object) -> dict[str, Any]:
         raise BusyError("many ask", 15)
 
-    source.explain_block = busy  # type: ignore[method-assign]
+    source.graph.explain = busy  # type: ignore[method-assign]
     answer = client.get("/blocks/1/explain")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "15")
     assert answer.json() == {"detail": "many ask; try again in 15 s"}
@@ -477,7 +458,7 @@ def test_a_client_that_does_not_finish_its_request_is_cut(
 def test_a_client_that_does_not_read_is_cut(
     impatient: HttpServer, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 20_000})
+    monkeypatch.setattr(source.graph, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 20_000})
     question = (
         f"GET /blocks/1/subgraph HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
     )
@@ -499,7 +480,7 @@ def test_a_client_is_cut_though_the_kernel_took_its_whole_answer_in(
     impatient: HttpServer, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TimeoutProtocol, "deadline_s", 6.0)  # longer than an idle connection lasts
-    monkeypatch.setattr(source, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 1_000})
+    monkeypatch.setattr(source.graph, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 1_000})
     question = (
         f"GET /blocks/1/subgraph HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
     )

@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from kvgraph.advisor.page.attention import notices
-from kvgraph.advisor.page.engines import EngineView, engines_view
-from kvgraph.advisor.page.now import RoomView, now_view
+from kvgraph.advisor.page.engines import EngineView, engines_of
+from kvgraph.advisor.page.now import RoomView, now_of
 from kvgraph.advisor.words.words import beside_lru, ranker
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -25,6 +25,7 @@ from kvgraph.graph.wire.events import (
     RequestReleased,
     RequestStarted,
 )
+from small_world import page_over
 
 
 class Status:
@@ -139,7 +140,7 @@ def test_history_that_is_lost_for_good_is_said_in_words(graph: KVCacheGraph, sta
 def test_advice_is_stale_after_the_same_time_in_words_and_number(graph: KVCacheGraph) -> None:
     def shown(age_s: float) -> tuple[float, int]:
         status = cast(SidecarStatus, Status(replace(engine_of(graph), ranking_age_s=age_s)))
-        now = now_view(graph.tables, status, {}, graph.clock(), float)
+        now = now_of(page_over(graph, status=lambda: status))
         return now.stale_s, len(now.attention)
 
     stale_s, _ = shown(0.0)
@@ -172,7 +173,7 @@ def test_who_was_held_for_room_did_not_queue(graph: KVCacheGraph) -> None:
 
 def rooms_of(graph: KVCacheGraph, engine: EngineStatus) -> list[RoomView]:
     status = cast(SidecarStatus, Status(engine))
-    return now_view(graph.tables, status, {}, graph.clock(), float).rooms
+    return now_of(page_over(graph, status=lambda: status)).rooms
 
 
 def test_nothing_is_said_of_room_where_admission_never_held_anybody(graph: KVCacheGraph) -> None:
@@ -236,7 +237,7 @@ def summary(graph: KVCacheGraph, engine: EngineStatus) -> str:
 
 def view_of(graph: KVCacheGraph, engine: EngineStatus) -> EngineView:
     status = cast(SidecarStatus, Status(engine))
-    (view,) = engines_view(status, graph.tables.history, 0.0).engines
+    (view,) = engines_of(page_over(graph, status=lambda: status)).engines
     return view
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.page.misses import request_view
-from kvgraph.bench.dashboard.attribution import PLANS, FleetPlan, play
-from kvgraph.bench.dashboard.raw_log_oracle import Line, RawLogOracle, Verdict
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import Reason
 from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of, unpack
+from kvgraph_bench.dashboard.attribution import PLANS, FleetPlan, play
+from kvgraph_bench.dashboard.raw_log_oracle import Line, RawLogOracle, Verdict
+from kvgraph_bench.paper.paper_engine import Shape
 from paper import text
 
 SIZE = 16

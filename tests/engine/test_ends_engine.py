@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.bench.meaning.call_texts import Call
-from kvgraph.bench.meaning.families import FAMILIES
-from kvgraph.bench.meaning.family_models import FamilyWriter, write_family
 from kvgraph.graph.types import Authority, SourceLayer
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted, Segment
+from kvgraph_bench.meaning.call_texts import Call
+from kvgraph_bench.meaning.families import FAMILIES
+from kvgraph_bench.meaning.family_models import FamilyWriter, write_family
 
 pytestmark = pytest.mark.engine
 HERMES = FAMILIES[0]

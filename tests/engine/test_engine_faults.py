@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hall import Clock, Hall
-from kvgraph.bench.paper.paper_engine import Shape, request_maker
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.tiers.jobs import Spill
+from kvgraph_bench.paper.paper_engine import Shape, request_maker
 from paper import begin_load, fail, park, text
 
 SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from kvgraph.hooks.tiers.jobs import Load
+from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import begin_load, fail, park, text
 
 SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -127,3 +127,31 @@ def pause(engine: PaperEngine, over: bool = False) -> None:
 
     state = PauseState.UNPAUSED if over else PauseState.PAUSED_ALL
     engine.scheduler.set_pause_state(state)
+
+
+@SCHEDULERS
+def test_a_void_load_whose_answer_cannot_be_taken_is_computed_all_the_same(
+    paper: Any, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = paper(Shape(asynchronous=asynchronous))
+    park(engine, PARKED)
+    request = begin_load(engine, PARKED, output=4)
+    assert engine.reset(reset_running_requests=True)
+    bridge, computed = engine.side.bridge, []
+    take, compute = bridge.ledger.book.answer_all, bridge.promises._compute
+
+    def fail_after_it(done: Any) -> None:
+        take(done)
+        fail()
+
+    monkeypatch.setattr(bridge.ledger.book, "answer_all", fail_after_it)
+    monkeypatch.setattr(
+        bridge.promises, "_compute", lambda each: (computed.append(each), compute(each))
+    )
+    engine.finish_copies()
+    for _ in range(3):
+        engine.step()
+    monkeypatch.undo()
+    engine.settle()
+    assert computed == [request]
+    assert len(engine.outputs[request.request_id]) == 4

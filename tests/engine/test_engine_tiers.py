@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timing]
 SCRIPT = "engine_tiers.py"
 CONTEXT_BLOCKS = 7  # of a session that is parked
 BLOCK_BYTES = 65_536  # of the tiny model in float32

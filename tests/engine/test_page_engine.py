@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.config.config import Config
-from kvgraph.advisor.page.misses import RequestsAsked, RequestView
+from kvgraph.advisor.page.misses import RequestsAsked, RequestView, misses_of, requests_of
+from kvgraph.advisor.page.sessions import session_of
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.tools.terminal import why_sentence
 from kvgraph.graph.logs.evictions import EvictionLog
@@ -73,8 +74,8 @@ def test_the_page_says_why_each_request_missed(
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=service.endpoint,
         AITHER_KVCACHE_HINTS="session",
     ).run()  # fmt: skip
-    page = service.board.page
-    requests = page.requests(RequestsAsked(100)).requests
+    page = service.page.page
+    requests = requests_of(page, RequestsAsked(100)).requests
     assert len(requests) == REQUESTS
     assert sum(each.blocks.pool * each.block_size for each in requests) == run.result["cached"]
     said = {each.request: (each.miss.index, each.miss.reason) for each in requests if each.miss}
@@ -82,10 +83,10 @@ def test_the_page_says_why_each_request_missed(
     reasons = [reason for _, reason in said.values()]
     assert {"evicted", "never_seen"} <= set(reasons)
     _check_evictions(service.graph.tables.history.evictions[0], books, requests)
-    assert {name for name, _ in page.misses().totals.items()} > set(reasons)
+    assert {name for name, _ in misses_of(page).totals.items()} > set(reasons)
     (evicted, *_) = [each for each in requests if each.miss and each.miss.reason == "evicted"]
     assert "left the pool" in why_sentence(evicted.model_dump())
-    assert page.session("hot-a", None).turns
+    assert session_of(page, "hot-a", None).turns
 
 
 def _check_evictions(log: EvictionLog, books: Books, requests: Sequence[RequestView]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.bench.policies.policies_fleets import SHIPPED
-from kvgraph.bench.serving.model import ModelShape, ensure_model
+from kvgraph_bench.policies.policies_fleets import SHIPPED
+from kvgraph_bench.serving.model import ModelShape, ensure_model
 from page_browser import Visit, serious_faults
 from page_sidecar import TOKEN, PageSidecar
 

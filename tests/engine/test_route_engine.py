@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
-from kvgraph.bench.serving.vllm_server import Server, ServerPlan, check_advised
+from kvgraph_bench.serving.vllm_server import Server, ServerPlan, check_advised
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timing]
 NOTICED_S = 10.0  # an engine that nobody asks is looked at every half second; chosen for busy cores
 
 

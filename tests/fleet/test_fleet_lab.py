@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kvgraph.advisor.replay.plan import FleetRouting
 from kvgraph.advisor.replay.simulator import HostTier, Instance, LruOrder, simulate
-from kvgraph.bench.lab.seed_workload import (
+from kvgraph_bench.lab.seed_workload import (
     ARMS,
     SEED_FACTS,
     FleetArm,

@@ -19,13 +19,10 @@ from kvgraph.graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
+from wire_keys import pack
 
 SIZE = 16
 CHAIN = list(range(1, 9))
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def held(graph: KVCacheGraph, session: str) -> tuple[int, int, int]:

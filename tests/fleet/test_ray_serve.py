@@ -53,7 +53,7 @@ def short() -> Iterator[Path]:
 @pytest.mark.timeout(900)
 def test_sessions_find_home_in_the_documented_deployment(tmp_path: Path, short: Path) -> None:
     (tmp_path / "fleet.py").write_text(documented())
-    stand_in = f"{sys.executable} -m kvgraph.bench.fleet.fleet_latency {{port}}"
+    stand_in = f"{sys.executable} -m kvgraph_bench.fleet.fleet_latency {{port}}"
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {
         **os.environ,

@@ -21,12 +21,9 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
+from wire_keys import pack
 
 TEMPORAL = EdgeType.TEMPORAL
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def busy_graph() -> KVCacheGraph:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from kvgraph.graph.admission import HoldingBounds, HoldingRule, RoomLedger, new_context_blocks
-from kvgraph.graph.release_order import Held
+from kvgraph.graph.release_order import Held, HoldingOrder
 from kvgraph.graph.wire.advice import HOLD_PATIENCE_S, AdmissionAdvice
 from kvgraph.graph.wire.events import HOLD_ENDS
 
@@ -347,3 +347,16 @@ def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(
 
 def test_reasons_keep_their_places_on_the_wire() -> None:
     assert HOLD_ENDS == ("room", "bound", "idle", "open", "silence", "gone", "patience")
+
+
+def test_names_that_were_served_once_push_out_nobody_who_came_again() -> None:
+    order = HoldingOrder()
+    for _ in range(2):
+        order.served("modest")
+    for number in range(5000):
+        order.served(f"new {number}")
+    for number in range(50):
+        order.add(Held(f"crowd {number}", 0.0, 10, tenant=f"another {number}"))
+    order.add(Held("mine", 1.0, 10, tenant="modest"))
+    first = [order.take(held.request_id) for _ in range(2) if (held := order.peek()) is not None]
+    assert "mine" in [held.request_id for held in first if held is not None]

@@ -25,13 +25,10 @@ from kvgraph.graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
+from wire_keys import pack
 
 SIZE = 16
 KEYS = (11, 12, 13)
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def hello(model: str) -> EngineHello:

@@ -27,10 +27,7 @@ from kvgraph.graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
+from wire_keys import pack
 
 
 @settings(max_examples=100, deadline=None)

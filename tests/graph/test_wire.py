@@ -25,6 +25,7 @@ from kvgraph.graph.wire.events import (
     Segment,
 )
 from kvgraph.graph.wire.kv_events import KvEventDecoder
+from wire_keys import pack
 
 EVENTS = [
     EngineHello("host:1", "llama", 16, 100, "vllm 0.32.0", hashing="sha256 5be0cd19"),
@@ -34,10 +35,6 @@ EVENTS = [
     RequestStarted("r", b"\3" * 8, 20, 16, 16, "s", "t", (Segment(2, 0, 16, 0.5, "policy", "m"),)),
 ]
 encode = msgspec.msgpack.encode
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def test_events_and_advice_survive_the_wire() -> None:

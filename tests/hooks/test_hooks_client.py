@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from hand_clock import Clock
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import (
@@ -66,14 +67,6 @@ class Engine:
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         return [Pressure(8, 4, 4, 1, 0), AdviceApplied(0, 0, 0, 0, 0, dropped)]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def ranking(
@@ -248,7 +241,7 @@ def test_who_is_held_is_told_after_each_hello_and_before_what_was_queued_since(
 
 
 def test_a_ranking_is_dated_and_goes_stale() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     client = AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
     assert client.ranking() is None
     client.take_advice([HEADER, bytes(8), _payload(ranking(epoch=4, age_s=0.5))])
@@ -275,7 +268,7 @@ def test_a_ranking_is_dated_and_goes_stale() -> None:
 
 
 def test_ticks_in_which_nothing_was_told_push_out_nothing() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     client = AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
     for batches in (3, *[4] * 2000):
         client.mark_sent(batches, until=clock.now)
@@ -324,7 +317,7 @@ def test_what_cannot_be_made_leaves_a_hole_and_no_more(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
 def test_an_absurd_age_is_never_fresh(age: float) -> None:
-    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock())
+    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock(100.0))
     client.take_advice([HEADER, bytes(8), _payload(ranking(age_s=age))])
     assert client.ranking() is None
 
@@ -381,7 +374,7 @@ def test_a_sidecar_that_refuses_us_is_left_alone_for_a_while(
 def test_who_is_refused_again_and_again_is_never_said_to_be_linked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock())
+    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock(100.0))
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             client.take_advice([HEADER, bytes(8), _payload(Refused("it is full"))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from kvgraph.hooks.doctor.environment import (
 )
 from kvgraph.hooks.recall.gate import Calibration, calibration_file, save
 from kvgraph.hooks.requests.hints import hint_policy
+from kvgraph.hooks.settings import engine_settings
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -176,7 +176,7 @@ def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
         ("AITHER_KVCACHE_ADMISSION", "treu", "admission", "='treu' counts as 1; allowed: 1 or 0"),
         ("AITHER_KVCACHE_HOLD_MAX_S", "5m", "admission", "seconds from 0 to 3600"),
         ("AITHER_KVCACHE_REFUSE_AFTER_S", "-1", "admission", "seconds from 0 to 3600"),
-        ("AITHER_KVCACHE_RECALL", "yess", "recall", "='yess' is taken as unset; allowed: 1, 0"),
+        ("AITHER_KVCACHE_RECALL", "yess", "recall", "='yess'; allowed: 1 (all requests), 0"),
         ("AITHER_KVCACHE_PROTECT_STALE_S", "nan", "protection", "seconds from 0 to 3600"),
     ],
 )
@@ -210,7 +210,7 @@ def test_admission_as_it_is_asked_for(
         ("", None, "off; "),
         ("1", True, "may take 0.2% of"),
         ("0.01", True, "may take 1.0% of"),
-        ("2", False, "AITHER_KVCACHE_SAMPLING='2' is not allowed: 1, 0, or a share between"),
+        ("2", False, "AITHER_KVCACHE_SAMPLING='2' counts as 1; allowed: 1, 0, or a share between"),
     ],
 )
 def test_sampling_as_it_is_asked_for(
@@ -302,7 +302,7 @@ def test_a_secret_that_all_can_read_draws_a_warning(
     assert check.ok is True
     assert check.remedy == ("" if words is None else f"chmod 600 '{path}'")
     assert words is None or words in check.detail
-    assert hint_policy(os.environ).secret == "sixteen characters or more"
+    assert hint_policy(engine_settings()).secret == "sixteen characters or more"
     assert [words in each.message for each in caplog.records] == ([] if words is None else [True])
     assert "sixteen" not in check.line() + caplog.text
 

@@ -10,10 +10,10 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import pytest
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.wire.events import BlockHashing, disagreements, hashing_of
 from kvgraph.hooks.doctor import command
 from kvgraph.hooks.vllm.groups import block_hashing
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ALGORITHMS = ("sha256", "sha256_cbor")

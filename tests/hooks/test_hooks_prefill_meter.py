@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.graph.wire.events import Pressure
 from kvgraph.hooks.vllm.meters import PrefillMeter
+from kvgraph_bench.paper.paper_engine import Shape
 
 
 def played(steps: list[tuple[int, float, str]], behind: int = 0) -> float:

@@ -15,6 +15,7 @@ from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.vllm import installed, plugin, shapes
 from kvgraph.hooks.vllm.installed import live_misfits, live_shape
 from kvgraph.hooks.vllm.patches import bind_scheduler
+from kvgraph.hooks.vllm.patching import after, patch
 from kvgraph.hooks.vllm.relied_on import RELIED_ON, VALUE, Need, Part, Use, misfit, misfits
 from kvgraph.hooks.vllm.tiers.idle import follow_loops
 
@@ -46,6 +47,38 @@ def test_all_that_is_imported_is_in_the_table() -> None:
 
 def test_a_name_stands_once_in_the_table() -> None:
     assert len({need.name for need in RELIED_ON}) == len(RELIED_ON)
+
+
+# Patches ----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_patched_that_is_not_in_the_list() -> None:
+    with pytest.raises(KeyError, match=r"Scheduler\.shutdown is not in the list"):
+        patch(type("Scheduler", (), {"shutdown": lambda self: None}), "shutdown", lambda own: own)
+
+
+@pytest.mark.parametrize("kind", [classmethod, staticmethod, lambda plain: plain])
+def test_a_patch_calls_vllms_own_first_once_and_swallows_what_ours_raises(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[Any] = []
+
+    def own(*args: Any, **named: Any) -> str:
+        """vLLM's own."""
+        calls.append("own")
+        return "its result"
+
+    def ours(result: str, *args: Any, **named: Any) -> None:
+        calls.append((result, args[-1], named))
+        raise RuntimeError("ours")
+
+    executor = type("Executor", (), {"init_kv_output_aggregator": kind(own)})
+    for _ in range(2):
+        after(executor, "init_kv_output_aggregator", ours, "nothing is spared")
+    assert executor().init_kv_output_aggregator(7, at=8) == "its result"
+    assert calls == ["own", ("its result", 7, {"at": 8})]
+    assert executor.init_kv_output_aggregator.__doc__ == "vLLM's own."
+    assert caplog.messages == ["kvgraph: nothing is spared (RuntimeError: ours)"]
 
 
 # Releases ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from hand_clock import Clock
 from kvgraph.graph.wire import frames
 from kvgraph.graph.wire.advice import AdmissionMessage, Refused
 from kvgraph.graph.wire.events import AnyEvent, EngineHello
@@ -29,16 +30,9 @@ class Engine:
         return []
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

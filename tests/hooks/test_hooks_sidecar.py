@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kvgraph.hooks.sidecar import (
@@ -20,6 +22,7 @@ from kvgraph.hooks.sidecar import (
     SocketDirectory,
     serve_command,
 )
+from waiting import until
 
 LIVES = """
 import json, time
@@ -30,13 +33,6 @@ time.sleep(60)
 
 def python(code: str) -> Callable[[str], Sequence[str]]:
     return lambda endpoint: [sys.executable, "-c", code]
-
-
-def wait_for(done: Callable[[], object], timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline, "what was awaited did not happen"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -62,7 +58,7 @@ def test_one_line_says_where(
     child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
 ) -> None:
     sidecar = child(LIVES)
-    wait_for(lambda: lines(caplog, "listens on"))
+    until(lambda: lines(caplog, "listens on"))
     (record,) = [r for r in caplog.records if "listens on" in r.getMessage()]
     assert sidecar.endpoint in record.getMessage()
     assert "http://127.0.0.1:1" in record.getMessage()
@@ -81,11 +77,11 @@ def test_it_is_restarted_when_it_is_killed(
     child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
 ) -> None:
     sidecar = child(LIVES)
-    wait_for(lambda: lines(caplog, "listens on") == 1)
+    until(lambda: lines(caplog, "listens on") == 1)
     first = sidecar.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: lines(caplog, "listens on") == 2)
+    until(lambda: lines(caplog, "listens on") == 2)
     assert sidecar.pid != first
     assert lines(caplog, "ended unexpectedly (exit code -9)") == 1
 
@@ -94,7 +90,7 @@ def test_one_that_always_dies_is_tried_again_less_often(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     sidecar = SidecarChild(python("raise SystemExit(3)"), backoff_s=0.001, rest_s=0.02)
     sidecar.start()
-    wait_for(lambda: lines(caplog, "ended unexpectedly") > MAX_STARTS_PER_MINUTE + 2)
+    until(lambda: lines(caplog, "ended unexpectedly") > MAX_STARTS_PER_MINUTE + 2)
     sidecar.stop()
     assert not sidecar.gave_up
     assert lines(caplog, "once a minute") == 1
@@ -112,7 +108,7 @@ def test_after_a_bad_minute_the_next_child_lives(
     )
     sidecar = SidecarChild(python(code), backoff_s=0.001, rest_s=0.1)
     sidecar.start()
-    wait_for(lambda: lines(caplog, "listens on"))
+    until(lambda: lines(caplog, "listens on"))
     sidecar.stop()
 
 
@@ -140,17 +136,50 @@ def test_a_killed_engines_directory_is_removed_by_the_next(
     assert not inhabited.path.exists()
 
 
+def test_whatever_a_child_prints_it_is_looked_after(
+    child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = (
+        "import sys; sys.stdout.buffer.write(b'\\xff\\n' + b'[' * 100_000 + b'\\n'); "
+        "sys.stdout.flush()\n"
+    )
+    sidecar = child(odd + LIVES)
+    until(lambda: lines(caplog, "listens on") == 1)
+    assert sidecar.pid is not None
+    os.kill(sidecar.pid, signal.SIGKILL)
+    until(lambda: lines(caplog, "listens on") == 2)
+
+
+def test_one_that_cannot_be_started_now_is_started_later(
+    child: Callable[[str], SidecarChild],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, failing = subprocess.Popen, [OSError(errno.EMFILE, "Too many open files")]
+
+    def new_process(*args: Any, **kwargs: Any) -> Any:
+        if failing:
+            raise failing.pop()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr("kvgraph.hooks.sidecar.subprocess.Popen", new_process)
+    sidecar = child(LIVES)
+    until(lambda: lines(caplog, "listens on") == 1)
+    assert not sidecar.gave_up
+    assert lines(caplog, "started again after OSError: Too many open files") == 1
+
+
 def test_one_that_cannot_be_started_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None:
     sidecar = SidecarChild(lambda endpoint: ["/nonexistent/python"])
     sidecar.start()
-    wait_for(lambda: sidecar.gave_up)
+    until(lambda: sidecar.gave_up)
     sidecar.stop()
     assert lines(caplog, "could not be started") == 1
 
 
 def test_stopping_ends_the_child_and_its_directory(child: Callable[[str], SidecarChild]) -> None:
     sidecar = child("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + LIVES)
-    wait_for(lambda: sidecar.pid is not None)
+    until(lambda: sidecar.pid is not None)
     pid = sidecar.pid
     assert pid is not None
     time.sleep(0.3)
@@ -164,7 +193,7 @@ def test_a_child_that_talks_a_lot_is_read_to_the_end(
     child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
 ) -> None:
     child("print('x' * 1_000_000); print('[1, 2]')" + LIVES)
-    wait_for(lambda: lines(caplog, "listens on"))
+    until(lambda: lines(caplog, "listens on"))
 
 
 def test_the_command_names_the_engine_as_parent() -> None:

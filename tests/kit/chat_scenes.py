@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvgraph.advisor.memory.settings import MemorySettings
-from kvgraph.bench.memory.chat_engine import Remembering, remembering
+from kvgraph_bench.memory.chat_engine import Remembering, remembering
 
 Scene = Callable[[Remembering], Awaitable[None]]
 

@@ -6,21 +6,15 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
+from hand_clock import Clock
 from kvgraph.graph.wire.advice import AdmissionAdvice
 from kvgraph.graph.wire.events import RequestReleased
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from paper import text
 
 STEP_S = 0.01  # what a step takes by the test's clock
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Hall:

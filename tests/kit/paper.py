@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import numpy as np
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine
 
 
 def text(blocks: int, seed: int) -> list[int]:

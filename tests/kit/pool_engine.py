@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from kvgraph.bench.hotpath import BLOCK_SIZE, new_pool, request_maker, surroundings
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.settings import TierSettings
@@ -33,6 +32,7 @@ from kvgraph.hooks.tiers.jobs import (
     TierWork,
     WorkerStart,
 )
+from kvgraph_bench.hotpath import BLOCK_SIZE, new_pool, request_maker, surroundings
 
 BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 8 * 4  # two layers; K and V; one head of 8 floats
 STEP_S = 0.05  # what a step takes by the engine's own clock, as a batch does on a GPU

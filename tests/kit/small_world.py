@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.config.config import Config
+from kvgraph.advisor.config.edits import ConfigWatch
+from kvgraph.advisor.page.page import Page
+from kvgraph.advisor.page.questions import Questions, RecentAnswers
 from kvgraph.advisor.replay.recorder import RawLog
+from kvgraph.advisor.shadows.runner import ShadowRunner
+from kvgraph.advisor.words.times import UnixTime
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions import TermsThen
 from kvgraph.graph.logs.history import History
@@ -25,14 +31,11 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
+from wire_keys import pack
 
 SIZE = 16
 BEGIN = 1000.0
 """The world's time at first."""
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class World:
@@ -144,8 +147,32 @@ class LoggedWorld(World):
         self._log.close()
 
 
-def board_of(world: World, *ranked: str) -> PageBoard:
-    """The page's data of a world, by whose clock it goes; these engines were just ranked."""
-    questions = Questions(world.graph.lock, lambda: 0.0)
+def page_of(world: World, *ranked: str, since: float = 1e9) -> Page:
+    """The page's data of a world, by whose clock it goes; these engines were just ranked.
+
+    Args:
+        since: When the world's clock began, in Unix seconds.
+    """
     latest = {engine: world.graph.rank(engine, 100) for engine in ranked}
-    return PageBoard(world.graph, questions, latest=lambda: latest, wall=lambda: world.now + 1e9)
+    return page_over(
+        world.graph,
+        questions=Questions(world.graph.lock, lambda: 0.0),
+        latest=lambda: latest,
+        wall=lambda: world.now + since,
+    )
+
+
+def page_over(graph: KVCacheGraph, *, wall: Callable[[], float] = time.time, **parts: Any) -> Page:
+    """The page's data of a graph without a sidecar around it; ``parts`` are fields of ``Page``."""
+    given: dict[str, Any] = {
+        "questions": Questions(graph.lock, time.monotonic),
+        "recent": RecentAnswers(graph.clock),
+        "status": lambda: None,
+        "latest": dict,
+        "admissions": dict,
+        "shadows": ShadowRunner(graph, graph.clock),
+        "watch": ConfigWatch(Config(), None, {}, graph.clock),
+        "intended": lambda: None,
+        "unix": UnixTime(graph.clock, wall),
+    }
+    return Page(graph, **{**given, **parts})

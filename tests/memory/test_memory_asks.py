@@ -22,7 +22,7 @@ from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.chooser import TokenCounter, about, evict
 from kvgraph.advisor.memory.requests import read_chat_request
 from kvgraph.advisor.memory.settings import MemorySettings
-from kvgraph.bench.serving.listening import listening
+from kvgraph_bench.serving.listening import listening
 
 
 def block(text: str) -> Block:

@@ -22,8 +22,8 @@ from kvgraph.advisor.memory.attention import SampledAttention
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.chooser import scores
 from kvgraph.advisor.memory.settings import ATTENTION_WEIGHT, MemorySettings
-from kvgraph.bench.memory.chat_engine import Remembering, remembering
-from kvgraph.bench.serving.listening import listening
+from kvgraph_bench.memory.chat_engine import Remembering, remembering
+from kvgraph_bench.serving.listening import listening
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1, attention=ATTENTION_WEIGHT)
 LARGE = MemorySettings(budget=1000, attention=ATTENTION_WEIGHT)

@@ -23,7 +23,7 @@ from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.proxy import caller_salt
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
 from kvgraph.advisor.memory.store import ChatStore
-from kvgraph.bench.memory.chat_engine import Remembering, remembering
+from kvgraph_bench.memory.chat_engine import Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
 HEAD = len(b"kvgraph chat 3\n") + 32  # before the chat in its file: the form, and a digest

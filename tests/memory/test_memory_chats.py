@@ -16,8 +16,8 @@ pytest.importorskip("bm25s")
 from chat_scenes import play, user
 from kvgraph.advisor.memory.chat import Block
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
 from kvgraph.graph.errors import ConfigError
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 FACT = "the vault opens with nine seven four"

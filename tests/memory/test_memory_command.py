@@ -19,8 +19,8 @@ from chat_scenes import play, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.settings import MemorySettings
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering
-from kvgraph.bench.serving.listening import listening
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering
+from kvgraph_bench.serving.listening import listening
 
 LARGE = MemorySettings(budget=1000)
 ENGINE = "http://127.0.0.1:1"

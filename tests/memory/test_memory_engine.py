@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from kvgraph.bench.recall.calibrated import keep_calibration
-from kvgraph.bench.recall.recall_stage import RECALLS
-from kvgraph.bench.serving.vllm_server import Server, ServerPlan
-from kvgraph.bench.teaching.recall_language import ASK, FACT, KEYS, NOISE, VALUES
 from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph_bench.recall.calibrated import keep_calibration
+from kvgraph_bench.recall.recall_stage import RECALLS
+from kvgraph_bench.serving.vllm_server import Server, ServerPlan
+from kvgraph_bench.teaching.recall_language import ASK, FACT, KEYS, NOISE, VALUES
 
 pytestmark = pytest.mark.engine
 pytest.importorskip("bm25s")

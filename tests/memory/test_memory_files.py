@@ -21,8 +21,8 @@ from kvgraph.advisor.memory import store
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatFiles
-from kvgraph.bench.memory.chat_engine import ChatEngine, remembering
 from kvgraph.graph.errors import ConfigError
+from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
 
 SETTINGS = MemorySettings(budget=1000)
 HEAD = b"kvgraph chat 3\n"

@@ -19,8 +19,8 @@ from kvgraph.advisor.memory.engine import EngineAsker, EnginePrompt, Form
 from kvgraph.advisor.memory.proxy import ChatQueue
 from kvgraph.advisor.memory.requests import read_chat_request
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
-from kvgraph.bench.serving.listening import listening
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, words_of
+from kvgraph_bench.serving.listening import listening
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 LARGE = MemorySettings(budget=1000)

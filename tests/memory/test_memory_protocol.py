@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +20,7 @@ from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.engine import CompletionReader
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering
 
 SETTINGS = MemorySettings(budget=1000)
 APPEND = {"kvgraph": {"memory": "append"}}
@@ -350,3 +351,29 @@ def test_it_listens_beyond_loopback_only_when_it_is_told_to(
     with pytest.raises(SystemExit):
         main(["memory", "http://127.0.0.1:1", "--budget", "1000", "--host", "0.0.0.0"])
     assert "--allow-remote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["text", "call"])
+def test_a_long_answer_costs_no_more_a_token_than_a_short_one(kind: str) -> None:
+    word = "word " * 20
+    said = {"content": word} if kind == "text" else {"tool_calls": [_part(word)]}
+    event = b"data: " + json.dumps({"choices": [{"index": 0, "delta": said}]}).encode() + b"\n\n"
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+
+    def seconds(count: int) -> float:
+        reader, began = CompletionReader(True), time.thread_time()
+        for _ in range(count):
+            reader.feed(event)
+        reader.feed(end)
+        message = reader.message()
+        took = time.thread_time() - began
+        assert message is not None
+        text = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+        assert text == word * count
+        return took
+
+    assert seconds(20_000) < 40 * min(seconds(2_000) for _ in range(3))
+
+
+def _part(arguments: str) -> dict[str, Any]:
+    return {"index": 0, "id": "c", "function": {"arguments": arguments}}

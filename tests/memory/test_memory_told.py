@@ -17,7 +17,7 @@ from chat_scenes import play, user
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.chooser import summary_line
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, words_of
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 ROOM = 100 - 8  # tokens of a prompt, beside its answer's

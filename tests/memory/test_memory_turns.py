@@ -14,7 +14,7 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, words_of
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, words_of
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 LARGE = MemorySettings(budget=1000)

@@ -235,8 +235,21 @@ def hit_rate(trace: Trace, policy: Any, capacity: int = 400) -> float:
     return float(outcome.hits.sum()) / trace.prompt_blocks
 
 
-@pytest.mark.parametrize("kind", ["constant", "random", "nan", "reversed"])
-@pytest.mark.parametrize("maker", [agents, recent])
+@pytest.mark.parametrize(
+    ("maker", "kind"),
+    [
+        (agents, "constant"),
+        (recent, "random"),
+        (agents, "nan"),
+        (recent, "reversed"),
+        *(
+            pytest.param(maker, kind, marks=pytest.mark.large)
+            for maker, kind in [
+                (recent, "constant"), (agents, "random"), (recent, "nan"), (agents, "reversed")
+            ]
+        ),
+    ],
+)  # fmt: skip
 def test_nonsense_costs_next_to_nothing(tmp_path: Path, kind: str, maker: Any) -> None:
     trace = made(tmp_path, maker(np.random.default_rng(4)))
     lru = float(run_arm("lru", trace, 400, Settings()).sum()) / trace.prompt_blocks

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.page.shadows import shadows_view
-from kvgraph.advisor.page.what_if import ShadowView
+from kvgraph.advisor.page.shadows import ShadowView, shadows_view
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.shadows.pools import OTHERWISE, OtherWeights
 from kvgraph.graph.ranking.formulas import ClassicPolicy

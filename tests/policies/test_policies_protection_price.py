@@ -13,11 +13,11 @@ from kvgraph.advisor.replay.graph_order import GraphOrder
 from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.trace import Ints, Trace
-from kvgraph.bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import ScoreProfile
 from kvgraph.graph.tables.walks import ProtectionBudget
 from kvgraph.graph.wire.events import EngineHello
+from kvgraph_bench.policies.policies_fleets import SHIPPED, fleet, of_tenants
 
 CAPACITY = 1000
 USERS, HOURS = 20, 0.7

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import ScoreConfig
-from kvgraph.advisor.page.shadows import lru_tokens, shadows_view
-from kvgraph.advisor.page.what_if import ShadowView, weight_effect
+from kvgraph.advisor.page.shadows import ShadowView, lru_tokens, shadows_view
+from kvgraph.advisor.page.what_if import weight_effect
 from kvgraph.advisor.policies.evidence import Trust
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
@@ -41,7 +41,9 @@ def trace(tmp_path: Path) -> Trace:
     return made(tmp_path, agents(np.random.default_rng(1)))
 
 
-@pytest.mark.parametrize("capacity", [1.0, 0.75, 1.25, 2.0])
+@pytest.mark.parametrize(
+    "capacity", [1.0, 0.75, *(pytest.param(n, marks=pytest.mark.large) for n in (1.25, 2.0))]
+)
 def test_a_shadow_of_lru_finds_what_a_full_replay_finds(trace: Trace, capacity: float) -> None:
     live = Live(trace, CAPACITY)
     live.play()
@@ -194,8 +196,15 @@ def test_shadows_reach_the_page(trace: Trace) -> None:
     assert sum(tokens.values()) == pytest.approx(heard["pool"], rel=0.002)
 
 
-@pytest.mark.parametrize("remembered", [400_000, 3_000])
-@pytest.mark.parametrize("halvings", [0, 1])
+@pytest.mark.parametrize(
+    ("remembered", "halvings"),
+    [
+        (400_000, 0),
+        (3_000, 1),
+        pytest.param(400_000, 1, marks=pytest.mark.large),
+        pytest.param(3_000, 0, marks=pytest.mark.large),
+    ],
+)
 def test_a_ceiling_is_of_the_curves_requests_and_never_below_them(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, remembered: int, halvings: int
 ) -> None:

@@ -213,6 +213,7 @@ def test_a_splice_is_measured_beside_a_wrong_one_and_none(small: SplicedModel) -
     assert kept.kl > 0
 
 
+@pytest.mark.large  # four calibrations of some fifteen seconds
 def test_the_command_keeps_what_engines_look_for(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kvgraph.bench.recall.landings import BEYOND, BUDGET, Case, cases, distances
-from kvgraph.bench.recall.needle_texts import LENGTH, draw
-from kvgraph.bench.teaching.recall_language import ASK, FACT
+from kvgraph_bench.recall.landings import BEYOND, BUDGET, Case, cases, distances
+from kvgraph_bench.recall.needle_texts import LENGTH, draw
+from kvgraph_bench.teaching.recall_language import ASK, FACT
 
 
 @pytest.fixture(scope="module")

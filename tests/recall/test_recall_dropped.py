@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import words
 from recall_usage import used
 

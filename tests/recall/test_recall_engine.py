@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.page.misses import request_view
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph.bench.recall.approximate import recalling
-from kvgraph.bench.recall.calibrated import keep_calibration
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, calibration_file, load
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
+from kvgraph_bench.recall.approximate import recalling
+from kvgraph_bench.recall.calibrated import keep_calibration
 from paper import words
 from recall_usage import used
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import words
 from recall_usage import used
 

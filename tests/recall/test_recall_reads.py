@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.tiers.jobs import Load
+from kvgraph_bench.paper.paper_engine import Shape
 from paper import words
 from recall_usage import used
 

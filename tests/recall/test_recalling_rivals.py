@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvgraph.bench.confkv.small_models import load, shipped
-from kvgraph.bench.recall.needle_texts import BUDGETS, LENGTH, Asked, draw
-from kvgraph.bench.recall.recalling_rivals import RECALLING, ArkVale, Recalling, RecallingModel
 from kvgraph.kernels.rope import rope_from_config
+from kvgraph_bench.confkv.small_models import load, shipped
+from kvgraph_bench.recall.needle_texts import BUDGETS, LENGTH, Asked, draw
+from kvgraph_bench.recall.recalling_rivals import RECALLING, ArkVale, Recalling, RecallingModel
 
 
 @pytest.fixture(scope="module")

@@ -257,6 +257,7 @@ def test_an_arm_is_its_parts_in_order() -> None:
             Arm.of(bad)
 
 
+@pytest.mark.large
 def test_copies_are_no_regret_and_what_host_memory_lost_is() -> None:
     """A pool and its host memory that hold everybody hold nobody back; too small ones do."""
     plan = Plan(fleet(), loop(1), host=4.0)

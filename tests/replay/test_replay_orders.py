@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import pytest
 from kvgraph.advisor.replay.arms import Settings, new_order, order_names, run_arm
@@ -21,6 +23,7 @@ from made_trace import chat_trace, make_trace
 
 SMALL, LARGE = 30, 120
 IN_NO_TIME, IN_TIME = None, Load(ServiceModel(prefill_tokens_per_s=200.0), max_running=4)
+LOADS = (IN_NO_TIME, IN_TIME)
 
 
 class Watched(EvictionOrder):
@@ -97,8 +100,19 @@ def replayed(name: str, trace: Trace, capacity: int, load: Load | None = IN_NO_T
     return outcome
 
 
-@pytest.mark.parametrize("load", [IN_NO_TIME, IN_TIME])
-@pytest.mark.parametrize("capacity", [SMALL, LARGE])
+def pairs() -> list[Any]:
+    """Each order in each pool and each order with each load; all combinations in the large run."""
+    every = product(enumerate(order_names()), enumerate((SMALL, LARGE)), enumerate(LOADS))
+    return [
+        pytest.param(
+            name, capacity, load, id=f"{name}-{capacity}-{'in time' if load else 'at once'}",
+            marks=pytest.mark.large if (n + at + which) % 2 else (),
+        )
+        for (n, name), (at, capacity), (which, load) in every
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "capacity", "load"), pairs())
 def test_it_takes_only_what_is_free_and_the_pool_never_overflows(
     name: str, chats: Trace, capacity: int, load: Load | None
 ) -> None:
@@ -122,12 +136,23 @@ def test_where_there_is_room_for_all_nothing_is_lost(name: str, chats: Trace) ->
     assert order.asked == 0
 
 
+@pytest.fixture(scope="module")
+def most(chats: Trace) -> dict[int, int]:
+    """What is found in each pool by who knows the future."""
+    return {
+        capacity: int(replayed("belady-pool", chats, capacity).hits.sum())
+        for capacity in (SMALL, LARGE)
+    }
+
+
 @pytest.mark.parametrize("capacity", [SMALL, LARGE])
-def test_nobody_finds_more_than_belady(name: str, chats: Trace, capacity: int) -> None:
+def test_nobody_finds_more_than_belady(
+    name: str, chats: Trace, most: dict[int, int], capacity: int
+) -> None:
     outcome = replayed(name, chats, capacity)
     assert outcome.refused == 0, "what is refused never comes, though a trace's future has it"
     found = outcome.hits
-    assert 0 < found.sum() <= replayed("belady-pool", chats, capacity).hits.sum()
+    assert 0 < found.sum() <= most[capacity]
     assert found.sum() <= belady_hits(chats, capacity).sum()
     assert (found <= infinite_hits(chats)).all()
 
@@ -164,7 +189,7 @@ def test_all_that_are_called_lru_are_lru(other: str, chats: Trace) -> None:
 def test_a_graph_without_logs_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = chat_trace()
     found = [run_arm("default", trace, SMALL, Settings()).tolist()]
-    monkeypatch.setattr("kvgraph.graph.tables.tables.NoHistory", History)
+    monkeypatch.setattr("kvgraph.graph.logs.history.NoHistory", History)
     found.append(run_arm("default", trace, SMALL, Settings()).tolist())
     assert found[0] == found[1]
     assert sum(found[0]) > 0

@@ -7,7 +7,6 @@ import json
 import resource
 from pathlib import Path
 
-import numpy as np
 import pytest
 from kvgraph.advisor.replay.recorder import RawLog, read_raw_log
 from kvgraph.advisor.replay.trace import TraceError
@@ -25,10 +24,7 @@ from kvgraph.graph.wire.events import (
     Segment,
     SessionSignal,
 )
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
+from wire_keys import pack
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])

@@ -61,6 +61,7 @@ def test_lru_is_vllms_free_queue(capacity: int) -> None:
     assert simulate(trace, [Instance(capacity, LruOrder())]).hits.tolist() == plain
 
 
+@pytest.mark.large
 def test_every_arm_lies_between_nothing_and_its_bound() -> None:
     trace = chat_trace()
     best = infinite_hits(trace)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kvgraph.bench.fleet.kills.fleet_kills import LONGEST_S, STAGE, failed_in
-from kvgraph.bench.fleet.kills.kill_wave import LEAST, KillWave, WaveEnd
-from kvgraph.bench.fleet.kills.mooncake_processes import why_not
-from kvgraph.bench.fleet.processes.apart import run_apart
-from kvgraph.bench.fleet.stand_in_engine import StandInEngine
+from kvgraph_bench.fleet.kills.fleet_kills import LONGEST_S, STAGE, failed_in
+from kvgraph_bench.fleet.kills.kill_wave import LEAST, KillWave, WaveEnd
+from kvgraph_bench.fleet.kills.mooncake_processes import why_not
+from kvgraph_bench.fleet.processes.apart import run_apart
+from kvgraph_bench.fleet.stand_in_engine import StandInEngine
 
 BODIES = [{"model": "m", "prompt": str(number)} for number in range(LEAST + 2)]
 LAST = 'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":7}}}\n\n'
@@ -93,6 +93,7 @@ def folder() -> Iterator[str]:
         yield name
 
 
+@pytest.mark.timing
 def test_few_requests_wait_for_a_store_whose_master_is_dead(folder: str) -> None:
     waits = run_apart(STAGE, "breaker", print, LONGEST_S)
     assert waits["longest_s"] < 1.0
@@ -100,6 +101,7 @@ def test_few_requests_wait_for_a_store_whose_master_is_dead(folder: str) -> None
 
 
 @pytest.mark.engine
+@pytest.mark.timing
 def test_nothing_fails_that_had_not_begun_whatever_is_killed(folder: str) -> None:
     """Three real engines, two proxies, a sidecar, and Mooncake's master and owner."""
     waves = run_apart(STAGE, folder, print, LONGEST_S)

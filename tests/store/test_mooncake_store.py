@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.bench.fleet.kills.mooncake_processes import why_not
-from kvgraph.bench.fleet.processes.apart import APART
 from kvgraph.hooks.store.stores import MooncakeStore
 from kvgraph.kernels.tensors import StorageError
+from kvgraph_bench.fleet.kills.mooncake_processes import why_not
+from kvgraph_bench.fleet.processes.apart import APART
 
 PROGRAM = Path(__file__).parent / "programs" / "mooncake_pair.py"
 

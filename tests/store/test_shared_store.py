@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kvgraph.graph.errors import ConfigError
-from kvgraph.hooks.settings import StoreSettings, TierSettings, read_settings, read_store_settings
+from kvgraph.hooks.settings import EngineSettings, StoreSettings, TierSettings
 from kvgraph.hooks.store.sealed import SLOW_S, SealedRecords, StoreBreaker, store_key
 from kvgraph.hooks.store.stores import DirectoryStore
 from kvgraph.kernels.tensors import StorageError
@@ -225,7 +225,7 @@ def test_a_key_of_any_length_is_named_alike(tmp_path: Path) -> None:
 )
 def test_what_is_not_allowed_is_said(variables: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        read_store_settings({"AITHER_KVCACHE_STORE": "/s", **variables})
+        EngineSettings.read({"AITHER_KVCACHE_STORE": "/s", **variables}).shared_store()
 
 
 def test_settings_are_read_and_survive_an_engines_configuration() -> None:
@@ -235,11 +235,11 @@ def test_settings_are_read_and_survive_an_engines_configuration() -> None:
         "AITHER_KVCACHE_STORE_GIB": "2",
         "AITHER_KVCACHE_STORE_AT": "eviction",
     }
-    tiers = read_settings(asked)
+    tiers = EngineSettings.read(asked).tiers()
     assert tiers == TierSettings(1 << 30, store=StoreSettings("/srv/kv", 2 << 30, False))
     assert TierSettings.from_plain(tiers.plain()) == tiers
     with pytest.raises(ConfigError, match="needs AITHER_KVCACHE_WARM_GIB"):
-        read_settings({**asked, "AITHER_KVCACHE_WARM_GIB": ""})
+        EngineSettings.read({**asked, "AITHER_KVCACHE_WARM_GIB": ""}).tiers()
 
 
 def path_of(root: Path, number: int) -> Path:

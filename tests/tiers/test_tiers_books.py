@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hand_clock import Clock
 from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.settings import (
     COLD_VARIABLE,
@@ -12,8 +13,8 @@ from kvgraph.hooks.settings import (
     PREFETCH_VARIABLE,
     SPILL_VARIABLE,
     WARM_VARIABLE,
+    EngineSettings,
     TierSettings,
-    read_settings,
 )
 from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import JobBook, JobDone, Spill, TierAnswer, TierWork, WorkerStart
@@ -83,21 +84,13 @@ def test_messages_say_whether_there_is_anything_in_them() -> None:
 # Costs ------------------------------------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_without_a_sample_a_load_is_tried() -> None:
-    costs = TransferCosts(Clock())
+    costs = TransferCosts(Clock(100.0))
     assert costs.worth_loading(1, 1 << 40, 1 << 40)
 
 
 def learned(tokens_per_s: float, bytes_per_s: float) -> TransferCosts:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     costs.step_began(1000)
     clock.now += 1000 / tokens_per_s
@@ -144,7 +137,7 @@ def test_a_short_splice_is_not_worth_its_wait() -> None:
 
 
 def test_a_token_costs_what_it_adds_to_a_step() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     for tokens, seconds in ((4, 0.010), (200, 0.030), (4, 0.010), (100, 0.020)):
         costs.step_began(tokens)
@@ -157,7 +150,7 @@ def test_a_token_costs_what_it_adds_to_a_step() -> None:
 
 
 def test_where_tokens_add_nothing_they_are_computed() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     for tokens in (4, 200):
         costs.step_began(tokens)
@@ -179,7 +172,7 @@ def test_what_lost_again_and_again_is_tried_once_more() -> None:
 
 def test_steps_that_overlap_are_not_counted_twice() -> None:
     """Two steps of 1 s each are scheduled 0.1 s apart: together they take 2 s."""
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     costs.step_began(500)
     clock.now += 0.1
@@ -194,7 +187,7 @@ def test_steps_that_overlap_are_not_counted_twice() -> None:
 
 
 def test_decode_steps_say_nothing_about_prefill() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     costs.step_began(4)
     clock.now += 1.0
@@ -203,7 +196,7 @@ def test_decode_steps_say_nothing_about_prefill() -> None:
 
 
 def test_small_transfers_say_nothing_about_bandwidth() -> None:
-    costs = TransferCosts(Clock())
+    costs = TransferCosts(Clock(100.0))
     costs.spilled(1000, 5.0)
     assert costs.spill_bytes_per_s == 0
     costs.spilled(4 * MIB, 2.0)
@@ -215,21 +208,25 @@ def test_small_transfers_say_nothing_about_bandwidth() -> None:
 # Settings ---------------------------------------------------------------------------------------
 
 
+def asked(environment: dict[str, str]) -> TierSettings | None:
+    return EngineSettings.read(environment).tiers()
+
+
 def test_no_variable_no_tiers() -> None:
-    assert read_settings({}) is None
-    assert read_settings({WARM_VARIABLE: "0", PREFETCH_VARIABLE: "nonsense"}) is None
+    assert asked({}) is None
+    assert asked({WARM_VARIABLE: "0", PREFETCH_VARIABLE: "nonsense"}) is None
 
 
 def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
-    settings = read_settings({
+    settings = asked({
         WARM_VARIABLE: " 1.5 ", COLD_VARIABLE: "20", DIRECTORY_VARIABLE: str(tmp_path),
         PREFETCH_VARIABLE: "0", SPILL_VARIABLE: "ALL",
     })  # fmt: skip
     assert settings == TierSettings(3 << 29, 20 << 30, tmp_path, prefetch=False, spill_all=True)
     assert TierSettings.from_plain(settings.plain()) == settings
-    alone = read_settings({WARM_VARIABLE: "2"})
+    alone = asked({WARM_VARIABLE: "2"})
     assert alone == TierSettings(2 << 30)
-    queued = read_settings({WARM_VARIABLE: "2", PREFETCH_VARIABLE: "queued"})
+    queued = asked({WARM_VARIABLE: "2", PREFETCH_VARIABLE: "queued"})
     assert queued == TierSettings(2 << 30, ahead=True)
     assert TierSettings.from_plain(alone.plain()) == alone
 
@@ -251,13 +248,13 @@ def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
 )
 def test_a_bad_value_is_named_with_what_is_allowed(variable: str, value: str, allowed: str) -> None:
     with pytest.raises(ConfigError, match=allowed) as caught:
-        read_settings({WARM_VARIABLE: "1", variable: value})
+        asked({WARM_VARIABLE: "1", variable: value})
     assert variable in str(caught.value)
 
 
 def test_no_disk_without_memory() -> None:
     with pytest.raises(ConfigError, match=f"{COLD_VARIABLE} needs {WARM_VARIABLE}"):
-        read_settings({COLD_VARIABLE: "1", DIRECTORY_VARIABLE: "/somewhere"})
+        asked({COLD_VARIABLE: "1", DIRECTORY_VARIABLE: "/somewhere"})
 
 
 def test_a_store_is_asked_for_what_takes_a_while_to_compute() -> None:
@@ -286,7 +283,7 @@ def test_a_store_that_turned_slow_is_not_loaded_from() -> None:
 
 
 def test_idle_steps_whose_end_nobody_tells_of_shift_no_measurement() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     costs = TransferCosts(clock)
     for _ in range(3):
         costs.step_began(0)

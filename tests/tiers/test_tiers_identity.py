@@ -257,6 +257,19 @@ def test_variables_of_a_machine_do_not(paper_config: Any, monkeypatch: pytest.Mo
     assert identity(paper_config) == before
 
 
+def test_a_plugins_model_in_the_place_of_vllms_is_another(
+    paper_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    before, names = identity(paper_config), set()
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    for place in ("somebodys.models:Llama", "somebodys.models:Other"):
+        ModelRegistry.register_model(paper_config.model_config.architecture, place)
+        names.add(identity(paper_config))
+    assert len(names | {before}) == 3
+
+
 def test_a_setting_that_cannot_be_described_gives_no_name(paper_config: Any) -> None:
     config = copy(paper_config)
     config.additional_config = {"act": lambda: None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE
+from kvgraph_bench.hotpath import BLOCK_SIZE
 from pool_engine import BLOCK_BYTES, Engine, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.wire.events import BlocksLoaded
 from kvgraph.hooks.tiers.jobs import Load
+from kvgraph_bench.hotpath import BLOCK_SIZE
 from pool_engine import Engine, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, answer, connected, new_pool, request_maker
 from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of, pack_hashes
+from kvgraph_bench.hotpath import BLOCK_SIZE, answer, connected, new_pool, request_maker
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 STEP = SimpleNamespace(total_num_scheduled_tokens=16)

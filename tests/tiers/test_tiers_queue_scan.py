@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kvgraph.bench.hotpath import cached_pool, new_pool
+from kvgraph_bench.hotpath import cached_pool, new_pool
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.types import Tier
 from kvgraph.graph.wire.events import CopiesDropped
 from kvgraph.hooks.tiers.jobs import Demote, Load, TierWork
+from kvgraph_bench.hotpath import BLOCK_SIZE
 from pool_engine import Engine, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

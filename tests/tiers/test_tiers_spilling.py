@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.wire.events import CopiesDropped
 from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.tiers.jobs import Demote, Spill, TierAnswer, WorkerStart
 from kvgraph.hooks.vllm.tiers.spiller import Spiller, StepTaken
+from kvgraph_bench.hotpath import BLOCK_SIZE
 from pool_engine import Engine, Turn, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

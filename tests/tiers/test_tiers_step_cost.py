@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.hooks.keys import key_in_pool
+from kvgraph_bench.hotpath import BLOCK_SIZE
 from pool_engine import Engine, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -6,11 +6,10 @@ schema=$(mktemp)
 trap 'rm -f "$schema"' EXIT
 "${PYTHON:-python3}" - >"$schema" <<'PYTHON'
 import json
-import kvgraph.dashboards.app  # makes known how paths are read
 from fastapi.openapi.utils import get_openapi
 from kvgraph.advisor.page.routes import page_router
 
-router = page_router(lambda: None, lambda: None, lambda: None)
+router = page_router(None, lambda: None, lambda: None)
 print(json.dumps(get_openapi(title="kvgraph", version="1", routes=router.routes)))
 PYTHON
 node_modules/.bin/openapi-typescript "$schema" --default-non-nullable=true -o "${1:-src/api/schema.d.ts}"

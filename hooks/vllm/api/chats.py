@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import functools
 import json
 import logging
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +27,9 @@ from ...requests.messages import (
     resolve_message_hints,
     take_hints,
 )
-from ...settings import reads_layers
+from ...settings import engine_settings
 from ...threads import Once
+from ..patching import Method, patch
 
 if TYPE_CHECKING:
     from vllm.renderers import BaseRenderer, ChatParams
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MARK: Final = "_kvgraph_wrapped"
 _once = Once(logger)
 _TTL_S: Final = {"5m": 300.0, "1h": 3600.0}
 """Seconds that a cache breakpoint keeps the text before it; the first is Anthropic's default."""
@@ -54,15 +54,10 @@ def note_clients() -> None:
     """
     for module, name, method, note in _SURFACES:
         if (loaded := sys.modules.get(module)) is not None:
-            _wrap(getattr(loaded, name), method, note)
+            patch(getattr(loaded, name), method, partial(_noted, note))
 
 
-def _wrap(kind: type, name: str, note: Any) -> None:
-    original = getattr(kind, name)
-    if hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
+def _noted(note: Any, original: Method) -> Method:
     async def noted(self: Any, request: Any, raw_request: Any = None, *rest: Any) -> Any:
         token = None
         try:
@@ -79,8 +74,7 @@ def _wrap(kind: type, name: str, note: Any) -> None:
             if token is not None:
                 CLIENTS.reset(token)
 
-    setattr(noted, _MARK, True)
-    setattr(kind, name, noted)
+    return noted
 
 
 async def _of_responses(request: Any, raw_request: Any) -> list[ClientMessage]:
@@ -160,7 +154,7 @@ class RendererMarks:
         self._marker: LayerMarker | None = None
         transfer = renderer.config.kv_transfer_config
         extra = transfer.kv_connector_extra_config if transfer is not None else {}
-        table = configured_table(extra, os.environ) if reads_layers() else None
+        table = configured_table(extra, os.environ) if engine_settings().reads_layers else None
         if table is not None and table.are_of(str(renderer.config.model_config.model)):
             self._marker, self._proof = LayerMarker(table, self._tokenizer), table.proof
 
@@ -202,52 +196,44 @@ def mark_chats() -> None:
     """
     renderer = import_module("vllm.renderers.base").BaseRenderer
     processor = import_module("vllm.v1.engine.input_processor").InputProcessor
-    if hasattr(renderer.render_chat_async, _MARK):
-        return
-    _wrap_rendering(renderer)
-    _wrap_processing(processor)
+    patch(renderer, "render_chat", _marked)
+    patch(renderer, "render_chat_async", _marked_async)
+    patch(processor, "process_inputs", _handing_over)
 
 
-def _wrap_rendering(kind: type[BaseRenderer[Any]]) -> None:
-    render, render_async = kind.render_chat, kind.render_chat_async
-
-    @functools.wraps(render)
-    def render_chat(
-        self: Any, conversations: Any, chat_params: ChatParams, *rest: Any, **named: Any
-    ) -> Any:
-        rendered = render(self, conversations, chat_params, *rest, **named)
+def _marked(original: Method) -> Method:
+    def render_chat(self: Any, conversations: Any, chat_params: ChatParams, *rest: Any,
+                    **named: Any) -> Any:  # fmt: skip
+        rendered = original(self, conversations, chat_params, *rest, **named)
         _mark_all(self, rendered, chat_params)
         return rendered
 
-    @functools.wraps(render_async)
-    async def render_chat_async(
-        self: Any, conversations: Any, chat_params: ChatParams, *rest: Any, **named: Any
-    ) -> Any:
-        rendered = await render_async(self, conversations, chat_params, *rest, **named)
+    return render_chat
+
+
+def _marked_async(original: Method) -> Method:
+    async def render_chat_async(self: Any, conversations: Any, chat_params: ChatParams,
+                                *rest: Any, **named: Any) -> Any:  # fmt: skip
+        rendered = await original(self, conversations, chat_params, *rest, **named)
         if any(len(each.get("prompt_token_ids") or ()) > _LONG for each in rendered[1]):
             await asyncio.to_thread(_mark_all, self, rendered, chat_params)
         else:
             _mark_all(self, rendered, chat_params)
         return rendered
 
-    setattr(render_chat_async, _MARK, True)
-    kind.render_chat = render_chat
-    kind.render_chat_async = render_chat_async
+    return render_chat_async
 
 
-def _wrap_processing(kind: Any) -> None:
-    process = kind.process_inputs
-
-    @functools.wraps(process)
+def _handing_over(original: Method) -> Method:
     def process_inputs(self: Any, request_id: str, prompt: Any, *rest: Any, **named: Any) -> Any:
-        request = process(self, request_id, prompt, *rest, **named)
+        request = original(self, request_id, prompt, *rest, **named)
         try:
             hand_over(request, prompt)
         except Exception as error:
             _once.warn("hand over", "kvgraph: a chat's layers are not told (%s)", _kind(error))
         return request
 
-    kind.process_inputs = process_inputs
+    return process_inputs
 
 
 def hand_over(request: EngineCoreRequest, prompt: Any) -> None:

@@ -25,7 +25,7 @@ from ...requests.borders import (
     stated_sections,
 )
 from ...requests.ends import BRACKETS, EndMarks, configured_marks
-from ...settings import reads_ends, reads_layers
+from ...settings import engine_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -480,7 +480,7 @@ def engine_borders(config: VllmConfig, chat_template: str | None = None) -> str:
 
     Never raises: if the template cannot be read, the engine reads no layers.
     """
-    if not reads_layers():
+    if not engine_settings().reads_layers:
         return ""
     try:
         table = learn_borders(config, stated_sections(os.environ), chat_template)
@@ -660,7 +660,7 @@ def engine_marks(config: VllmConfig, chat_template: str | None = None) -> str:
 
     Never raises: if the template cannot be read, the engine has no marks.
     """
-    if not reads_ends():
+    if not engine_settings().reads_ends:
         return ""
     try:
         marks = configured_marks({}, os.environ)

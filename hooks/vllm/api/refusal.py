@@ -15,7 +15,6 @@ import asyncio
 import json
 import logging
 import math
-import os
 import re
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ import prometheus_client
 
 from ....graph.wire.events import MAX_NAME
 from ...access import answer_of
-from ...settings import SIDECAR_VARIABLE, refuse_after_s
+from ...settings import engine_settings
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -183,7 +182,7 @@ def ask_sidecar() -> Collection[str]:
     from ....graph.errors import ConfigError
     from ....graph.wire.endpoints import running_sidecars
 
-    endpoint = os.environ.get(SIDECAR_VARIABLE, "")
+    endpoint = engine_settings().sidecar
     try:
         known = [each for each in running_sidecars() if each.endpoint == endpoint]
     except ConfigError as error:
@@ -220,7 +219,7 @@ class RefuseWhoWaits:
 
     def __init__(self, app: App, waiting: WaitingRequests | None = None) -> None:
         self._app = app
-        self._after_s = refuse_after_s()
+        self._after_s = engine_settings("refuse_after_s").refuse_after_s
         self._waiting = waiting or WaitingRequests()
         self._names: Counter[str] = Counter()
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ....graph.types import MOST_SHARE, Keys
 from ....graph.wire.advice import EvictionRanking
-from ...keys import key_in_pool, keys_in_pool
+from ...keys import keys_in_pool
 from ...link.mailbox import places_of
 from ..index import hash_of, stands
 from .window import move_behind
@@ -167,14 +167,6 @@ class ProtectedKeys:
         keys, place = keys_in_pool(list(map(hash_of, blocks))), self._place
         ranks = np.fromiter((place.get(key, -1) for key in keys), np.int64, len(keys))
         return [blocks[at] for at in ranks.argsort(kind="stable").tolist()]
-
-    def rank_of(self, block: KVCacheBlock) -> int | None:
-        """How precious a protected block is; None if it is not protected."""
-        block_hash = block.block_hash
-        if block_hash is None:
-            return None
-        key = key_in_pool(block_hash)
-        return self._place.get(key, -1 if key in self._stated else None)
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``."""

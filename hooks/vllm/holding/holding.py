@@ -259,8 +259,8 @@ class Holding:
     def _asks(self, request: Request, arrival: RequestArrival) -> Held:
         blocks = 0 if self.queue.outranks_running(request) else arrival.blocks
         return Held(
-            request.request_id, self._clock(), blocks, request.priority, arrival.returning,
-            arrival.meaning.session, arrival.meaning.tenant,
+            request.request_id, self._clock(), blocks, self.queue.priority_of(request),
+            arrival.returning, arrival.meaning.session, arrival.meaning.tenant,
         )  # fmt: skip
 
 

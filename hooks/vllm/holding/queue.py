@@ -88,12 +88,19 @@ class HoldingQueue:
         # Tokens count as computed once their step is scheduled; only an output token proves it.
         return bool(last.num_output_tokens > 0)
 
+    def priority_of(self, request: Request) -> int:
+        """A request's priority, if this engine goes by it; else its caller's word for nothing."""
+        return request.priority if self._goes_by_priority else 0
+
     def outranks_running(self, request: Request) -> bool:
         """Return whether a running request has a worse priority than ``request``."""
-        scheduler = self._scheduler
-        if scheduler.policy.value != "priority":
+        if not self._goes_by_priority:
             return False
-        return any(each.priority > request.priority for each in scheduler.running)
+        return any(each.priority > request.priority for each in self._scheduler.running)
+
+    @property
+    def _goes_by_priority(self) -> bool:
+        return bool(self._scheduler.policy.value == "priority")
 
     @property
     def head(self) -> Request | None:

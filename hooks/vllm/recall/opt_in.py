@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from ...recall.spans import Domain, TokenBytes
-from ...settings import OFF, ON, RECALL_VARIABLE
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -108,35 +104,6 @@ class OwnBranches:
     def _forget(self, owner: Owner) -> None:
         if (branch := self._branches.pop(owner, None)) is not None:
             self._tokens -= len(branch.tokens)
-
-
-logger = logging.getLogger(__name__)
-
-
-class RecallMode(Enum):
-    """Which requests may be spliced: none, those that ask, or all."""
-
-    NONE = "0"
-    OPT_IN = ""
-    ALL = "1"
-
-
-def recall_mode() -> RecallMode:
-    """Return the mode that the environment asks for; a bad value leaves a warning and counts as
-    unset."""
-    # A typing error must not make answers approximate that would be exact.
-    value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
-    if value in OFF:
-        return RecallMode.NONE
-    if value in ON:
-        return RecallMode.ALL
-    if value:
-        logger.warning(
-            "%s=%r; allowed: 1 (all requests), 0 (none), or unset (those that ask): taken as unset",
-            RECALL_VARIABLE,
-            value[:40],
-        )
-    return RecallMode.OPT_IN
 
 
 class OptIn:

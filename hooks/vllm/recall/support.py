@@ -14,11 +14,11 @@ from ....kernels.rope import rope_from_config
 from ....kernels.tensors import RopeError, StorageError
 from ...recall.gate import Calibration, calibration_file, identity_of, load
 from ...recall.spans import SpanIndex
-from ...settings import recall_is_shared, recalls_always
+from ...settings import engine_settings
 from ...threads import Once
 from ..tiers.bridge import NoRecall, NoTiers, TierCacheBridge
 from ..tiers.worker import weights_of
-from .opt_in import OptIn, RecallMode, recall_mode
+from .opt_in import OptIn
 from .own_text import ExactOnly
 from .recall import SpanRecall
 
@@ -88,21 +88,22 @@ def attach_recall(
 ) -> NoRecall:
     """Set up recall for an engine's tiers and return it; a stand-in if it is off or not
     possible."""
-    switch = recall_mode()
-    if switch is RecallMode.NONE:
+    settings = engine_settings("recall", "recall_shared", "recall_always")
+    everybody = settings.recall is True
+    if settings.recall is False:
         return NoRecall()
     if isinstance(bridge, NoTiers):
-        if switch is RecallMode.ALL:
+        if everybody:
             logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
         return NoRecall()
-    opt_in = OptIn(switch is RecallMode.ALL, meaning, recall_is_shared())
+    opt_in = OptIn(everybody, meaning, settings.recall_shared)
     try:
         if manager is None:
             raise ConfigError("vLLM's record of requests is not to be had")
         calibration = calibration_for(config)
     except (ConfigError, RopeError, StorageError) as error:
-        level = logging.WARNING if switch is RecallMode.ALL else logging.INFO
-        logger.log(level, _REFUSED, str(error))
+        level = logging.WARNING if everybody else logging.INFO
+        logger.log(level, _REFUSED, str(error))  # with it, whoever keeps records kept the engine
         bridge.recall = RefusedRecall(str(error), opt_in)
         return bridge.recall
     most = MOST_TOKENS // group.block_size
@@ -112,7 +113,7 @@ def attach_recall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )
     bridge.recall, bridge.spiller.marks.wanted = recall, recall.copies.wanted
-    bridge.ledger.costs.splices_always = recalls_always()
+    bridge.ledger.costs.splices_always = settings.recall_always
     logger.info("kvgraph: recall is possible: %s", calibration.reason)
     return recall
 

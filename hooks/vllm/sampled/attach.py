@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from ...settings import sampling_share
+from ...settings import engine_settings
+from ..patching import after
 from ..shapes import is_full_attention, reason_for_no_samples
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_LAYERS: Final = 16  # most layers that are sampled; chosen
-_MARK: Final = "_kvgraph_wrapped"
 # Attention back ends whose cache layout is known.
 _READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 
@@ -26,7 +25,7 @@ _READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 def follow_runners() -> None:
     """Make every model runner that is created from now on sample decode steps, if the settings ask
     for it."""
-    if not sampling_share():
+    if not engine_settings("sampling").sampling:
         return
     from .runners import RunnerV1, RunnerV2
 
@@ -40,24 +39,12 @@ def _follow(module: str, seen_as: Callable[[Any], Runner]) -> None:
     except Exception:  # then no engine here has such a runner
         logger.debug("kvgraph: %s cannot be imported", module, exc_info=True)
         return
-    original = runners.initialize_kv_cache
-    if hasattr(original, _MARK):
-        return
 
-    @functools.wraps(original)
-    def initialize(self: Any, config: Any, is_profiling: bool = False, **kwargs: Any) -> None:
-        original(self, config, is_profiling, **kwargs)
-        if is_profiling:  # this memory is given back
-            return
-        try:
-            sample_steps(seen_as(self))
-        except Exception as error:
-            logger.warning(
-                "kvgraph: no decode step is sampled (%s: %s)", type(error).__name__, error
-            )
+    def sample(_: None, runner: Any, config: Any, is_profiling: bool = False, **__: Any) -> None:
+        if not is_profiling:  # whose memory is given back
+            sample_steps(seen_as(runner))
 
-    setattr(initialize, _MARK, True)
-    runners.initialize_kv_cache = initialize
+    after(runners, "initialize_kv_cache", sample, "no decode step is sampled")
 
 
 def sample_steps(runner: Runner) -> None:
@@ -72,7 +59,7 @@ def sample_steps(runner: Runner) -> None:
     from .measuring import StepMeasurer
     from .sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes
 
-    config = runner.model_runner.vllm_config
+    config, share = runner.model_runner.vllm_config, engine_settings().sampling
     if reason := reason_not_to_sample(runner):
         raise TypeError(reason)
     layers = config.compilation_config.static_forward_context
@@ -83,12 +70,12 @@ def sample_steps(runner: Runner) -> None:
     cache, cpu, times = described(views, config), time.process_time, None
     if cache.layout.tokens != runner.block_size:
         raise TypeError(f"its attention takes blocks in parts of {runner.block_size} tokens")
-    budget = SamplingBudget(time.monotonic, cpu, sampling_share())
+    budget = SamplingBudget(time.monotonic, cpu, share)
     if cache.memory.is_cuda:
         sizes = config.compilation_config.cudagraph_capture_sizes or ()
         times = StepTimes(time.monotonic, sorted(sizes))
         busy = times.busy
-        budget = SamplingBudget(time.monotonic, busy, sampling_share(), strict=True)
+        budget = SamplingBudget(time.monotonic, busy, share, strict=True)
     measuring = StepMeasurer(cache, rope_of(config))
     measuring.warm_up(config.model_config.get_vocab_size())
     StepSampler(runner, measuring, chosen, budget, cpu, times).attach()

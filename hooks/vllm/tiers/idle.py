@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from ....graph.types import Keys
 from ...tiers.ledger import TierLedger
 from ..installed import live_misfits
+from ..patching import Method, patch
 from ..relied_on import Part
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ class IdleEngine:
 
 # Finds the loops that take engines' steps: vLLM shows a connector only its scheduler's parts.
 
-_MARK: Final = "_kvgraph_wrapped"
 _NO_LOOP: Final = "kvgraph: an idle engine is not woken for prefetches (%s)"
 
 
@@ -119,15 +118,10 @@ def follow_loops() -> None:
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
 
     for kind in (EngineCoreProc, DPEngineCoreProc):
-        _follow(kind)
+        patch(kind, "run_busy_loop", _bound)
 
 
-def _follow(kind: type[EngineCoreProc]) -> None:
-    original = kind.run_busy_loop
-    if hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
+def _bound(original: Method) -> Method:
     def run_busy_loop(self: EngineCoreProc, *args: Any, **kwargs: Any) -> Any:
         try:
             bind = getattr(self.scheduler.connector, "bind_loop", None)
@@ -137,8 +131,7 @@ def _follow(kind: type[EngineCoreProc]) -> None:
             logger.warning(_NO_LOOP, type(error).__name__)
         return original(self, *args, **kwargs)
 
-    setattr(run_busy_loop, _MARK, True)
-    kind.run_busy_loop = run_busy_loop
+    return run_busy_loop
 
 
 # ``IdleWriter``: what has been here for an hour gets its disk copy, though nothing evicts it.

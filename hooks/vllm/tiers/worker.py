@@ -327,9 +327,11 @@ def disk_identity(config: VllmConfig) -> str:
         vllm.__version__,
         _described(config),
         _environment(),
+        _implementation(config.model_config),
         _loaded(config.model_config, config.load_config),
     ]
     if speculative is not None and draft is not None:
+        parts.append(_implementation(draft))
         parts.append(_loaded(draft, speculative.draft_load_config or config.load_config))
     return repr(parts)
 
@@ -368,6 +370,17 @@ def _hashed(value: object) -> str | None:
     """What a platform's own configuration says of itself; None for all else."""
     told = getattr(value, "compute_hash", None)
     return str(told()) if callable(told) and not isinstance(value, type) else None
+
+
+def _implementation(model: ModelConfig) -> object:
+    """Name the class that computes a model: a plugin may have put its own in place of vLLM's."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    entry = ModelRegistry.models.get(getattr(model, "_architecture", None))
+    made = getattr(entry, "model_cls", None)
+    if made is not None:
+        return made.__module__, made.__qualname__
+    return getattr(entry, "module_name", None), getattr(entry, "class_name", None)
 
 
 def _environment() -> object:

@@ -15,17 +15,23 @@ import pytest
 import torch
 from kvgraph.advisor import cache_watch
 from kvgraph.advisor.cache_watch import CacheWatch
-from kvgraph.advisor.page.caches import MOST_RUNS, MOST_STEPS, SILENT_S, CacheRuns, CacheSteps
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.page.caches import (
+    MOST_RUNS,
+    MOST_STEPS,
+    SILENT_S,
+    CacheRuns,
+    Caches,
+    CacheSteps,
+)
 from kvgraph.advisor.tools.remote import EditEndpoint, RemoteError
-from kvgraph.bench.confkv.small_models import random_model
 from kvgraph.dashboards.access import EDIT_HEADER, edit_token
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph_bench.confkv.small_models import random_model
 from page_app import create_app
+from small_world import page_over
 
 SECRET = "a secret that nobody guesses"
 
@@ -60,18 +66,18 @@ def told(watch: CacheWatch, count: int) -> bool:
 
 
 @pytest.fixture
-def page() -> PageBoard:
-    graph = KVCacheGraph()
-    return PageBoard(graph, Questions(graph.lock, time.monotonic))
-
-
-@pytest.fixture
-def url(page: PageBoard) -> Iterator[str]:
-    source = cast(StatusSource, SimpleNamespace(page=page))
+def url() -> Iterator[str]:
+    source = cast(StatusSource, SimpleNamespace(page=page_over(KVCacheGraph())))
     server = HttpServer(create_app(source, {"127.0.0.1"}, SECRET), "127.0.0.1", 0)
     server.start()
     yield server.url
     server.stop()
+
+
+def shown(url: str, steps: int) -> Caches:
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    answer = httpx.get(f"{url}/v1/caches?steps={steps}", headers=headers, trust_env=False)
+    return Caches.model_validate_json(answer.content)
 
 
 def post(url: str, body: Any) -> httpx.Response:
@@ -79,13 +85,13 @@ def post(url: str, body: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/caches", json=body, headers=headers, trust_env=False)
 
 
-def test_a_run_is_shown_while_it_goes_on(page: PageBoard, url: str) -> None:
+def test_a_run_is_shown_while_it_goes_on(url: str) -> None:
     cache = cache_of(Step((0.2, 0.4), (256, 64), 70.0, at=3.0))
     with CacheWatch(cache, "chat", url, SECRET) as watch:
         assert told(watch, 1)
         cache.trace.append(Step((0.9, float("nan")), (64, 64), 64.0, at=2.0))  # a clock set back
         cache.trace.append(Step((0.9, 0.9), (64, 64), 64.0, at=4.0))
-    (run,) = page.caches(10).runs
+    (run,) = shown(url, 10).runs
     assert (run.run, run.low, run.high, run.first) == ("chat", 64, 256, 0)
     assert run.at == [3.0, 3.0, 4.0]
     assert run.confidence == pytest.approx([0.3, 0.0, 0.9])
@@ -93,14 +99,14 @@ def test_a_run_is_shown_while_it_goes_on(page: PageBoard, url: str) -> None:
     assert watch.told == 3
 
 
-def test_what_a_model_wrote_is_shown_as_its_own_cache_has_it(page: PageBoard, url: str) -> None:
+def test_what_a_model_wrote_is_shown_as_its_own_cache_has_it(url: str) -> None:
     model = random_model("llama")
     settings = kvgraph.ConfKVSettings(low=24, high=40, window=8, slack=4)
     cache = kvgraph.ConfKVCache(model.config, settings)
     with CacheWatch(cache, "llama", url, SECRET):
         model.generate(torch.ones((2, 20), dtype=torch.int64), past_key_values=cache,
                        max_new_tokens=60, do_sample=False, pad_token_id=0)  # fmt: skip
-    (run,) = page.caches(100).runs
+    (run,) = shown(url, 100).runs
     assert (run.low, run.high, len(run.at)) == (24, 40, 60)
     assert run.held == [step.held for step in cache.trace]
     assert 40 < max(run.held) <= 44  # the high budget, and the steps until the next eviction
@@ -118,7 +124,7 @@ def test_a_model_never_hears_of_a_sidecar_that_refuses_or_is_gone(
 
 
 def test_steps_whose_answer_was_lost_are_told_again_and_count_once(
-    page: PageBoard, url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, lost = EditEndpoint.send, ["an answer"]
 
@@ -133,7 +139,7 @@ def test_steps_whose_answer_was_lost_are_told_again_and_count_once(
     with CacheWatch(cache, "chat", url, SECRET) as watch:
         assert told(watch, 1)
         cache.trace.append(Step((0.5,), (256,), 71.0, at=2.0))
-    assert page.caches(10).runs[0].held == [70.0, 71.0]
+    assert shown(url, 10).runs[0].held == [70.0, 71.0]
 
 
 def test_a_name_or_an_address_that_cannot_be_is_told_at_once(url: str) -> None:
@@ -144,7 +150,7 @@ def test_a_name_or_an_address_that_cannot_be_is_told_at_once(url: str) -> None:
 
 
 def test_a_sidecar_that_comes_later_is_told_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: PageBoard, url: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str
 ) -> None:
     running: list[str] = []
     monkeypatch.setattr(cache_watch, "EditEndpoint", partial(the_only_one, running))
@@ -153,7 +159,7 @@ def test_a_sidecar_that_comes_later_is_told_and_the_log_says_so(
             time.sleep(0.01)
         running.append(url)
         assert told(watch, 1)
-    assert page.caches(10).runs[0].held == [70.0]
+    assert shown(url, 10).runs[0].held == [70.0]
     assert caplog.text.count("run 'chat' is not shown") == 1
     assert caplog.text.count("run 'chat' is shown now") == 1
 
@@ -178,12 +184,12 @@ def the_only_one(running: list[str], path: str, *where: str | None) -> EditEndpo
         {"prompt": "what was asked"},
     ],
 )
-def test_what_is_malformed_is_refused(wrong: dict[str, Any], page: PageBoard, url: str) -> None:
+def test_what_is_malformed_is_refused(wrong: dict[str, Any], url: str) -> None:
     body = {**steps("chat", 1.0, 2.0).model_dump(), **wrong}
     answer = post(url, body)
     assert answer.status_code == 422
     assert "what was asked" not in answer.text
-    assert page.caches(1).runs == []
+    assert shown(url, 1).runs == []
 
 
 def test_steps_are_put_behind_those_of_the_same_run_and_the_latest_stay() -> None:
@@ -216,7 +222,7 @@ def test_a_name_is_free_once_its_run_was_silent_for_seconds() -> None:
 
 
 def test_a_second_watch_of_one_name_says_that_it_is_not_shown(
-    url: str, page: PageBoard, caplog: pytest.LogCaptureFixture
+    url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = (cache_of(Step((0.5,), (256,), held, at=1.0)) for held in (70.0, 80.0))
     with CacheWatch(one, "chat", url, SECRET) as first:
@@ -225,15 +231,15 @@ def test_a_second_watch_of_one_name_says_that_it_is_not_shown(
             pass
     assert second.told == 0
     assert "another one of this name is being shown" in caplog.text
-    assert page.caches(10).runs[0].held == [70.0]
+    assert shown(url, 10).runs[0].held == [70.0]
 
 
-def test_more_steps_than_are_remembered_keep_their_numbers(url: str, page: PageBoard) -> None:
+def test_more_steps_than_are_remembered_keep_their_numbers(url: str) -> None:
     cache = cache_of(*(Step((0.5,), (256,), float(n), at=float(n)) for n in range(MOST_STEPS + 10)))
     with CacheWatch(cache, "chat", url, SECRET) as watch:
         pass
     assert watch.told == MOST_STEPS + 10
-    (run,) = page.caches(1).runs
+    (run,) = shown(url, 1).runs
     assert (run.first, run.held) == (MOST_STEPS + 9, [float(MOST_STEPS + 9)])
 
 

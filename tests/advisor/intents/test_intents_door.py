@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 from kvgraph.advisor.intents.client import IntentClient
 from kvgraph.advisor.page.intents import MOST_WISHES
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
 from kvgraph.advisor.tools.remote import RemoteError
 from kvgraph.dashboards.access import EDIT_HEADER, edit_token, page_token
 from kvgraph.dashboards.server import HttpServer
@@ -20,6 +17,7 @@ from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.events import BlocksStored, EngineHello, RequestFinished, RequestStarted
 from page_app import create_app
+from small_world import page_over
 
 SECRET = "a secret that nobody guesses"
 
@@ -29,7 +27,7 @@ class Source:
 
     def __init__(self) -> None:
         self.graph = KVCacheGraph()
-        self.page = PageBoard(self.graph, Questions(self.graph.lock, time.monotonic))
+        self.page = page_over(self.graph)
         self.graph.apply("e", [EngineHello("e", "", 16, 40, "v")])
         for session, keys in (("a", (1, 2)), ("b", (3, 4))):
             packed = np.array(keys, dtype="<u8").tobytes()
@@ -60,7 +58,7 @@ def url(source: Source) -> Iterator[str]:
 def post(url: str, body: Any, secret: str = SECRET, edit: str | None = None) -> httpx.Response:
     headers = {"Authorization": f"Bearer {secret}"}
     headers[EDIT_HEADER] = edit_token(SECRET) if edit is None else edit
-    return httpx.post(f"{url}/v1/intents", json=body, headers=headers, trust_env=False)
+    return httpx.post(f"{url}/v1/intents", json=body, headers=headers, trust_env=False, timeout=30)
 
 
 def test_the_client_is_answered_for_every_kind(source: Source, url: str) -> None:

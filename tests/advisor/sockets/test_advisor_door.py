@@ -34,6 +34,7 @@ from kvgraph.graph.wire.events import BlocksResident, BlocksStored, EngineHello,
 from kvgraph.hooks.doctor.command import check_sidecar
 from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import ClientOptions
+from waiting import until
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05, absent_s=0.3)
 
@@ -62,13 +63,6 @@ def sidecar() -> Iterator[OverTcp]:
     sidecar = OverTcp()
     yield sidecar
     sidecar.stop()
-
-
-def until(condition: object, what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def test_an_engine_of_this_user_finds_the_token_by_itself(sidecar: OverTcp) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kvgraph.advisor.sockets.kv_order import MAX_ATTEMPTS
-from kvgraph.bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
+from kvgraph_bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
 
 QUICK_S = 0.1  # an attempt ends when nothing came for so long
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from hand_clock import Clock
 from kvgraph.advisor.planner import PrefetchOrder
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import Peer, SequenceTracker
@@ -29,20 +30,12 @@ from kvgraph.graph.wire.advice import (
 from kvgraph.graph.wire.events import EngineHello
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 10.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Bench:
     """A publisher on a real ROUTER, and engines that say one word to be reachable."""
 
     def __init__(self, endpoint: str) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self.clock = Clock()
+        self.clock = Clock(10.0)
         self.endpoint = endpoint
         self.router = self.context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.SNDHWM, 8)

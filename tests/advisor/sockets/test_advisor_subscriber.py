@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from hand_clock import Clock
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
 from kvgraph.advisor.sockets.subscriber import EventSubscriber, Strangers, engine_id
 from kvgraph.graph.wire import frames as wire
@@ -29,14 +30,6 @@ REMOVED = BlocksRemoved(b"\1" * 8)
 
 def hello(name: str = "engine") -> list[AnyEvent]:
     return [EngineHello(name, "model", 16, 100, "test 1"), BlocksResident(b"")]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Engine:
@@ -65,7 +58,7 @@ class Bench:
 
     def __init__(self, endpoint: str, capacity: int = 8) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self.clock = Clock()
+        self.clock = Clock(100.0)
         self.endpoint = endpoint
         router = self.router = self.context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
@@ -429,7 +422,7 @@ def test_a_flood_of_garbage_costs_one_log_line(
 
 
 def test_many_strangers_are_remembered_in_bounded_memory() -> None:
-    strangers = Strangers(Clock())
+    strangers = Strangers(Clock(100.0))
     for index in range(400):
         assert strangers.note_answer(index.to_bytes(16, "big"))
         assert not strangers.note_answer(index.to_bytes(16, "big")), "it was answered just now"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import kvgraph
 from kvgraph.advisor.tools.diff import Stretches, Sums, movers, rows, sums_of, words
 from kvgraph.advisor.tools.happened import Happened, Minute
 from kvgraph.graph.errors import ConfigError
@@ -127,10 +127,7 @@ def test_blocks_of_two_sizes_are_not_compared_in_silence(
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "kvgraph", "diff", *arguments],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    return kvgraph("diff", *arguments, environment=ENVIRONMENT)
 
 
 def test_a_table_and_words_or_json(both: tuple[str, str]) -> None:
@@ -142,10 +139,7 @@ def test_a_table_and_words_or_json(both: tuple[str, str]) -> None:
     data = json.loads(run(*both, "--json").stdout)
     assert data["moved"][0]["what"] == "evictions of user_turn"
     assert len(data["unknown"]) == 1
-    narrow = subprocess.run(
-        [sys.executable, "-P", "-m", "kvgraph", "diff", *both],
-        env={**ENVIRONMENT, "COLUMNS": "40"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    narrow = kvgraph("diff", *both, environment={**ENVIRONMENT, "COLUMNS": "40"})
     assert max(map(len, narrow.stdout.splitlines())) <= 40
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
+from command_line import kvgraph
 from kvgraph.advisor.tools.export import node_link
 from kvgraph.advisor.tools.happened import Origin, PlayedLog, origin_of
 from kvgraph.advisor.tools.perfetto import lanes, perfetto
@@ -224,10 +225,7 @@ ENVIRONMENT = {**os.environ, "KVGRAPH_SIDECAR__TOKEN": TOKEN}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "kvgraph", "export", *arguments],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    return kvgraph("export", *arguments, environment=ENVIRONMENT)
 
 
 def test_a_running_sidecar_is_exported(busy_sidecar: PageSidecar, tmp_path: Path) -> None:

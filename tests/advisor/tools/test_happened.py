@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.page.misses import RequestsAsked
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.page.misses import RequestsAsked, requests_of
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import TraceError
 from kvgraph.advisor.tools.happened import NOT_RECORDED, Kind, PlayedLog, origin_of
@@ -23,7 +21,7 @@ from kvgraph.graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
-from small_world import BEGIN, SIZE, LoggedWorld, pack
+from small_world import BEGIN, SIZE, LoggedWorld, pack, page_of
 
 
 @pytest.fixture
@@ -39,9 +37,8 @@ def test_a_raw_log_tells_what_the_sidecar_told(path: Path) -> None:
     world.serve(1, 2, 3, found=1)
     world.start(1, 2, 3, 4, found=3)
     world.close()
-    questions = Questions(world.graph.lock, lambda: 0.0)
-    board = PageBoard(world.graph, questions, wall=lambda: world.now - BEGIN)
-    told = board.requests(RequestsAsked(10)).requests[::-1]
+    page = page_of(world, since=-BEGIN)
+    told = requests_of(page, RequestsAsked(10)).requests[::-1]
     happened = PlayedLog(path, 100).happened()
     assert len(happened.requests) == len(told) == 4
     for live, played in zip(told, happened.requests, strict=True):
@@ -80,6 +77,7 @@ def test_blocks_live_from_their_storing_to_their_leaving(path: Path) -> None:
     assert [point.blocks for point in happened.pools] == [3, 2, 0, 1]
 
 
+@pytest.mark.large
 def test_a_log_longer_than_the_rings_is_told_whole(path: Path) -> None:
     world = LoggedWorld(path)
     for number in range(2_600):

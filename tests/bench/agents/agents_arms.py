@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from ...hooks.requests.ends import EndMarks
-from ...hooks.settings import ENDS_VARIABLE
+from kvgraph.hooks.requests.ends import EndMarks
+from kvgraph.hooks.settings import ENDS_VARIABLE
+
 from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import SHRINK, AgentRequest
 from ..recorded.agents_text import endings

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ...graph.types import PROTECTED_LAYERS
+from kvgraph.graph.types import PROTECTED_LAYERS
+
 from ..recorded.agents_requests import AgentRequest, Layers
 from ..serving.cache_ledger import Tally
 from ..serving.model import vocabulary_size

@@ -9,13 +9,13 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings
+from kvgraph.advisor.replay.arms import run_arm as replay
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.graph_order import Planning
+from kvgraph.advisor.replay.simulator import Load
+from kvgraph.advisor.replay.trace import Trace
 
-from ...advisor.replay.arms import BY_DEFAULT, HINTS, Settings
-from ...advisor.replay.arms import run_arm as replay
-from ...advisor.replay.fast import lru_hits
-from ...advisor.replay.graph_order import Planning
-from ...advisor.replay.simulator import Load
-from ...advisor.replay.trace import Trace
 from ..errors import TrafficError
 from ..recorded.agents_requests import AgentRequest
 from ..recorded.agents_trace import engine_trace

@@ -8,7 +8,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ...graph.types import LAYER_BY_NAME, SourceLayer
+from kvgraph.graph.types import LAYER_BY_NAME, SourceLayer
+
 from ..recorded.agents_requests import AgentRequest
 from ..recorded.agents_text import Kind, kind_of
 from ..serving.cache_ledger import Digest, Ledger, chain_of, layers_of

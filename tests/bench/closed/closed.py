@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from ...advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recordings import read_sessions
+
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room
 from ..errors import TrafficError
 from ..recorded.agents_fleet import SESSIONS

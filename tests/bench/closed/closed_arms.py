@@ -17,7 +17,7 @@ from .closed_users import Script
 
 _HOLD: Final = ("AITHER_KVCACHE_ADMISSION", "1")
 
-LONGEST_FIRST: Final = "kvgraph.bench.serving.longest_prefix.LongestPrefixFirst"
+LONGEST_FIRST: Final = "kvgraph_bench.serving.longest_prefix.LongestPrefixFirst"
 """A scheduler class, as vLLM takes it by name."""
 
 STOCK: Final = AgentArm("stock", graph=False)

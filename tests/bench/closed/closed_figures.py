@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ...graph.wire.advice import HOLD_MAX_S
+from kvgraph.graph.wire.advice import HOLD_MAX_S
+
 from ..agents.agents_arms import HOST_LRU
 from ..figures import Figures, quantile
 from ..serving.workload import BLOCK

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 import httpx
+from kvgraph.graph.wire.endpoints import running_sidecars
 
-from ...graph.wire.endpoints import running_sidecars
 from ..errors import ServerError
 from ..serving.vllm_server import Server
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Final
 
-from ...advisor.replay.closed import MAX_PAUSE_S
-from ...advisor.replay.fleet_traffic import MAX_GAP_S, FleetRequest, lay_over_users
-from ...advisor.replay.recordings import Session
+from kvgraph.advisor.replay.closed import MAX_PAUSE_S
+from kvgraph.advisor.replay.fleet_traffic import MAX_GAP_S, FleetRequest, lay_over_users
+from kvgraph.advisor.replay.recordings import Session
+
 from ..recorded.agents_requests import AgentRequest, build_requests
 
 _SPARE: Final = 1.5  # of the recorded time that a run takes, at most: scripts must not run out

@@ -7,8 +7,9 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ...graph.wire.advice import AdmissionAdvice
-from ...hooks.vllm.patches import bind_scheduler
+from kvgraph.graph.wire.advice import AdmissionAdvice
+from kvgraph.hooks.vllm.patches import bind_scheduler
+
 from ..paper.paper_engine import PaperEngine, Shape, base_config
 from ..paper.quiet import only_errors
 from ..serving.model import TINY, ensure_model

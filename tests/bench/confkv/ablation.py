@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from kvgraph.kernels.backends.attention import confidence_score
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
-
-from ...kernels.backends.attention import confidence_score
 
 Floats = NDArray[np.float64]
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from kvgraph.hooks.confkv.cache import ConfKVCache
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache
 
-from ...hooks.confkv.cache import ConfKVCache
-from ...hooks.confkv.settings import ConfKVSettings
 from ..figures import Figures
 from ..paper.quiet import only_errors
 from ..teaching.recall_exam import examine

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
+from kvgraph.hooks.confkv import stores
+from kvgraph.hooks.confkv.cache import ConfKVCache
+from kvgraph.hooks.confkv.layer import AttentionAndRecency, Ranker
+from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed
+from kvgraph.kernels.quant import STEPS, channel_scale
 from torch import Tensor
 
-from ...hooks.confkv import stores
-from ...hooks.confkv.cache import ConfKVCache
-from ...hooks.confkv.layer import AttentionAndRecency, Ranker
-from ...hooks.confkv.settings import ConfKVSettings, Replayed
-from ...kernels.quant import STEPS, channel_scale
 from .rivals import STREAMING, WINDOW, HeavyHitters, Random, Scissorhands, SnapKV
 
 _STEPS_OF_INT4: Final = 7.0

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from kvgraph.hooks.confkv.cache import ConfKVCache
 from numpy.typing import NDArray
 from torch import Tensor
-
-from ...hooks.confkv.cache import ConfKVCache
 
 Floats = NDArray[np.float64]
 

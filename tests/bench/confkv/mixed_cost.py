@@ -7,15 +7,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from kvgraph.hooks.confkv.cache import ConfKVCache
+from kvgraph.hooks.confkv.layer import ConfLayer
+from kvgraph.hooks.confkv.settings import ConfKVSettings
+from kvgraph.kernels.backends.mixed import KvPart
+from kvgraph.kernels.ops import mixed_attention
+from kvgraph.kernels.quant import channel_scale, dequantize, from_cells, quantize, to_cells
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from ...hooks.confkv.cache import ConfKVCache
-from ...hooks.confkv.layer import ConfLayer
-from ...hooks.confkv.settings import ConfKVSettings
-from ...kernels.backends.mixed import KvPart
-from ...kernels.ops import mixed_attention
-from ...kernels.quant import channel_scale, dequantize, from_cells, quantize, to_cells
 
 BATCH, HEADS, KV_HEADS, DIMS, TOKENS, RECENT = 8, 8, 4, 64, 512, 64
 _ROUNDS: Final = 60

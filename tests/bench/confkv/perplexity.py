@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+from kvgraph.hooks.confkv.cache import ConfKVCache
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
-from ...hooks.confkv.cache import ConfKVCache
-from ...hooks.confkv.settings import ConfKVSettings
 from ..figures import Figures
 from .confkv_arms import STATIC, coarse, confident, in_int8, replayed, victims, with_pyramid
 from .followed import Floats, Followed, follow, read_at_once

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from kvgraph.hooks.confkv.layer import mean_of_queries
 from torch import Tensor
-
-from ...hooks.confkv.layer import mean_of_queries
 
 _EVERY_QUERY: Final = 1 << 30
 _HISTORY: Final = 400  # steps that Scissorhands remembers, as in its paper

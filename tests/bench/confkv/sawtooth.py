@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
-from ...hooks.confkv.settings import ConfKVSettings
 from .confkv_arms import confident
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
-from ...hooks.confkv.settings import ConfKVSettings
 from ..figures import Figures
 from .confkv_arms import confident
 from .followed import Floats, Followed, follow, read_at_once

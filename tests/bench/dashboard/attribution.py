@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...advisor.page.misses import RequestView, request_view
-from ...advisor.replay.recorder import RawLog
-from ...advisor.replay.recordings import read_sessions
-from ...graph.logs.history import History
-from ...graph.logs.reasons import Detail
-from ...graph.logs.requests import LIMIT
-from ...graph.wire.events import AnyEvent
+from kvgraph.advisor.page.misses import RequestView, request_view
+from kvgraph.advisor.replay.recorder import RawLog
+from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.graph.logs.history import History
+from kvgraph.graph.logs.reasons import Detail
+from kvgraph.graph.logs.requests import LIMIT
+from kvgraph.graph.wire.events import AnyEvent
+
 from ..closed.closed_users import scripts
 from ..figures import Figures
 from ..paper.paper_engine import Shape, base_config

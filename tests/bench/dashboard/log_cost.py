@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.logs.evictions import TermsThen
-from ...graph.logs.history import History
-from ...graph.ranking.order import front_terms
-from ...graph.ranking.policy import View
-from ...graph.tables.tables import GraphLimits, Tables
-from ...graph.wire.events import (
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.logs.evictions import TermsThen
+from kvgraph.graph.logs.history import History
+from kvgraph.graph.ranking.order import front_terms
+from kvgraph.graph.ranking.policy import View
+from kvgraph.graph.tables.tables import GraphLimits, Tables
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
@@ -23,7 +22,8 @@ from ...graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
-from ...graph.wire.frames import encode_events
+from kvgraph.graph.wire.frames import encode_events
+
 from ..figures import Figures
 
 SIZE: Final = 16

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import psutil
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 
-from ...hooks.fake import FakeEngine
-from ...hooks.link.client import ClientOptions
 from ..faults.processes.faults_http import Crowd, is_advised, token_in
 from ..figures import Figures
 from ..sidecars.sidecar_process import SidecarProcess, wait_until

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from kvgraph.dashboards.access import PAGE, page_address
+from kvgraph.graph.wire.events import BlocksAttended
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 
-from ...dashboards.access import PAGE, page_address
-from ...graph.wire.events import BlocksAttended
-from ...hooks.fake import FakeEngine
-from ...hooks.link.client import ClientOptions
 from ..errors import BenchError
 from ..faults.processes.faults_http import is_advised, token_in
 from ..figures import Figures

@@ -6,19 +6,20 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from ...advisor.policies.guard import Guard
-from ...advisor.policies.lifecycle import LifecyclePolicy
-from ...advisor.replay.arms import HINTS, Settings, run_arm
-from ...advisor.replay.events import TraceEvents
-from ...advisor.replay.fast import lru_hits
-from ...advisor.replay.fleet_traffic import Signals
-from ...advisor.replay.trace import Trace
-from ...advisor.shadows.pools import LruPool, PolicyPool
-from ...advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.ranking.formulas import ClassicPolicy
-from ...graph.ranking.policy import View
-from ...graph.wire.events import EngineHello
+from kvgraph.advisor.policies.guard import Guard
+from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
+from kvgraph.advisor.replay.arms import HINTS, Settings, run_arm
+from kvgraph.advisor.replay.events import TraceEvents
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.trace import Trace
+from kvgraph.advisor.shadows.pools import LruPool, PolicyPool
+from kvgraph.advisor.shadows.runner import INTERVAL_S, ShadowRunner, ShadowSet
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.policy import View
+from kvgraph.graph.wire.events import EngineHello
+
 from ..figures import Figures
 from ..policies.policies_fleets import SHIPPED, fleet, sessions_in
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from kvgraph.advisor.assembly import new_graph
+from kvgraph.advisor.config.config import Config
+from kvgraph.advisor.planner import GraphEvictionAdvisor
+from kvgraph.graph.wire.advice import ContentKey
+from kvgraph.graph.wire.events import AnyEvent, BlocksResident
 
-from ...advisor.assembly import new_graph
-from ...advisor.config.config import Config
-from ...advisor.planner import GraphEvictionAdvisor
-from ...graph.wire.advice import ContentKey
-from ...graph.wire.events import AnyEvent, BlocksResident
 from ..closed.closed_users import ClosedTurn, Script
 from ..closed.on_paper.closed_paper_link import PaperLink
 from ..closed.on_paper.paper_service import AGENTS

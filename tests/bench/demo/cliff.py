@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.recordings import read_sessions
+
 from ..closed.closed_arms import ClosedRun
 from ..closed.closed_pass import Clock
 from ..closed.closed_users import scripts

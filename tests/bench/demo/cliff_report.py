@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 from rich.table import Table
 
-from ...advisor.replay.tables import pyplot
 from ..closed.closed_arms import ClosedRun
 from ..closed.on_paper.closed_paper_run import BLOCKS
 from ..figures import Figures, quantile

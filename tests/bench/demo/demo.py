@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.wire.endpoints import running_sidecars
 
-from ...graph.types import SourceLayer
-from ...graph.wire.endpoints import running_sidecars
 from ..agents.agents_arms import DEFAULT, STOCK, AgentArm, Room, longest
 from ..agents.agents_lab import KEPT_BACK, pool_for
 from ..agents.agents_pass import AgentPass, Telling, one_by_one, side_by_side

@@ -9,10 +9,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from kvgraph.graph.types import SourceLayer
 from rich.console import Console
 from rich.table import Table
 
-from ...graph.types import SourceLayer
 from ..figures import Figures, quantile
 from ..machine import measured_now
 from ..recorded.agents_fleet import USERS

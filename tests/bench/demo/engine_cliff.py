@@ -14,10 +14,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
+from kvgraph.advisor.replay.recordings import read_sessions
 from rich.console import Console
 from rich.table import Table
 
-from ...advisor.replay.recordings import read_sessions
 from ..agents.agents_arms import AgentArm, Room
 from ..closed.closed import PACE, POOL
 from ..closed.closed_arms import STOCK, ClosedRun

@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ...dashboards.access import page_address
+from kvgraph.dashboards.access import page_address
+
 from ..sidecars.sidecar_process import SidecarProcess
 
 ENDPOINT: Final = "AITHER_KVCACHE_SIDECAR"

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from kvgraph.graph.types import LAYER_BY_NAME, Authority, SourceLayer
+from kvgraph.graph.wire.events import Segment
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 from rich.console import Console
 
-from ...graph.types import LAYER_BY_NAME, Authority, SourceLayer
-from ...graph.wire.events import Segment
-from ...hooks.fake import FakeEngine
-from ...hooks.link.client import ClientOptions
 from ..recorded.agents_fleet import SESSIONS, recorded_requests
 from ..recorded.agents_requests import AgentRequest
 from .live_page import LivePage

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from ...advisor.replay.tables import pyplot
-from ...graph.types import PROTECTED_LAYERS, SourceLayer
+from kvgraph.advisor.replay.tables import pyplot
+from kvgraph.graph.types import PROTECTED_LAYERS, SourceLayer
+
 from .demo import DemoResult
 from .demo_report import picture_of
 

@@ -31,7 +31,7 @@ STOCK: Final = ("stock", "stock_again")
 GRAPH, TIERS = "graph", "tiers"
 _WARM: Final = (("AITHER_KVCACHE_WARM_GIB", "0.5"),)
 _SLEEPS: Final = (
-    "--distributed-executor-backend", "kvgraph.bench.engine.sleeping_executor.SleepingExecutor"
+    "--distributed-executor-backend", "kvgraph_bench.engine.sleeping_executor.SleepingExecutor"
 )  # fmt: skip
 
 

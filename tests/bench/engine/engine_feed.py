@@ -11,9 +11,8 @@ from typing import Final
 
 import numpy as np
 import psutil
-
-from ...graph.types import Keys
-from ...graph.wire.events import (
+from kvgraph.graph.types import Keys
+from kvgraph.graph.wire.events import (
     AdviceApplied,
     AnyEvent,
     BlocksRemoved,
@@ -22,8 +21,9 @@ from ...graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
-from ...hooks.fake import FakeEngine
-from ...hooks.vllm.meters import PressingNews
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.vllm.meters import PressingNews
+
 from ..errors import BenchError
 from ..graph.graphs import random_keys
 from ..sidecars.sidecar_process import SidecarProcess, wait_until

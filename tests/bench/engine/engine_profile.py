@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import httpx
 import numpy as np
+from kvgraph.graph.types import SourceLayer
 
-from ...graph.types import SourceLayer
 from ..errors import ServerError
 from ..serving.completions import complete, open_client
 from ..serving.model import vocabulary_size
@@ -30,7 +30,7 @@ _GROWS: Final = 96  # with each turn
 _TURNS: Final = 7  # of a caller's session; then another begins
 _ANSWER: Final = 64  # tokens
 _FIRST_TOKEN: Final = 9  # below are special ones
-_PROFILED: Final = "kvgraph.bench.engine.profiled_executor.ProfiledExecutor"
+_PROFILED: Final = "kvgraph_bench.engine.profiled_executor.ProfiledExecutor"
 
 
 class FunctionShare(NamedTuple):

@@ -15,9 +15,9 @@ from time import perf_counter
 from typing import Final
 
 import numpy as np
+from kvgraph.graph.types import SourceLayer
 from rich.console import Console
 
-from ...graph.types import SourceLayer
 from ..serving.completions import complete, open_client
 from ..serving.model import vocabulary_size
 from ..serving.vllm_server import Server, ServerPlan, check_advised

@@ -54,6 +54,8 @@ _READER, _FORMATS = "advisor/replay/reader.py", "advisor/replay/reader.py"
 _WEKA, _PLANS = "advisor/replay/recordings.py", "advisor/replay/plan.py"
 _CONF, _FAULTS = "tests/confkv/test_conf_generate.py", "tests/engine/test_engine_faults.py"
 _PAGE, _STORE = "tests/dashboards/test_dashboards_app.py", "tests/store/test_shared_store.py"
+_SUBSCRIBER, _ROUTE = "tests/advisor/sockets/test_advisor_subscriber.py", "tests/fleet/route"
+_HOSTILE, _RETRIES = f"{_ROUTE}/test_route_hostile.py", f"{_ROUTE}/test_route_retries.py"
 
 # One line each, however long; what a later mend needs is one more line.
 # fmt: off
@@ -96,7 +98,7 @@ MENDS: Final = (
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            if request.lora_request is not None:\n", "            if False:\n", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
-    Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", _FAULTS),
+    Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
     Mend("nothing approximate is registered", "hooks/vllm/recall/own_text.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
     Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/opt_in.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),
@@ -117,6 +119,44 @@ MENDS: Final = (
     Mend("starts without room rest by what they cost", "graph/admission.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
     Mend("only a consumer fetches prompts", "hooks/vllm/holding/arrivals.py", "return self._fetches and bool(params.get(\"do_remote_prefill\"))", "return bool(params.get(\"do_remote_prefill\"))", "tests/hooks/vllm/holding/test_hooks_holding.py"),
     Mend("an engine falls idle after an error", "hooks/vllm/scheduler.py", "return self.bridge.owes", "return True", _FAULTS),
+    # What stock vLLM does stays what it does
+    Mend("only what is followed is told", "hooks/vllm/patches.py", "for name in FOLLOWED if hasattr(base, name)}", "for name in dir(base) if name[0] != \"_\" and callable(getattr(base, name))}", "tests/hooks/vllm/test_hooks_beside.py -k stages"),
+    Mend("vLLM's methods get whatever they are given", "hooks/vllm/tap.py", "        def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:\n", "        def cache_full_blocks(*args: Any) -> Any:\n            kwargs: Any = {}\n", "tests/hooks/vllm/test_hooks_tap.py -k another_vllm"),
+    Mend("a load in flight stops no reset", "hooks/vllm/tap.py", "            lent = self._lent()\n", "            lent = []\n", "tests/engine/test_engine_resets.py -k waits_for_a_load"),
+    Mend("a cache's connector fetches no prompts", "hooks/vllm/scheduler.py", "if name in _FETCHERS else (\"kv_consumer\",)", "if name else ()", "tests/hooks/vllm/holding/test_hooks_holding.py -k fetched"),
+    Mend("others' hints count as far as ours", "hooks/vllm/observer.py", "            other_words(request),\n", "", "tests/hooks/vllm/test_hooks_other_words.py -k engine_hears"),
+    Mend("a priority that no float holds", "hooks/requests/hints.py", "isinstance(priority, int | float) and 0 <= priority <= _FULL", "isinstance(priority, int | float) and priority <= _FULL", "tests/hooks/vllm/test_hooks_other_words.py -k is_none"),
+    Mend("made-up weights have no name", "hooks/vllm/tiers/worker.py", "if load.load_format not in _FROM_FILES:", "if False:", "tests/tiers/test_tiers_identity.py -k outlive"),
+    Mend("a field that vLLM gets counts", "hooks/vllm/tiers/worker.py", "for name in sorted({each.name for each in fields(value)} - left_out):", "for name in sorted({each.name for each in fields(value) if each.name in vars(type(value))} - left_out):", "tests/tiers/test_tiers_identity.py -k at_once"),
+    Mend("variables that choose the numbers", "hooks/vllm/tiers/worker.py", "        _environment(),\n", "", "tests/tiers/test_tiers_identity.py -k choose"),
+    Mend("another class computes the model", "hooks/vllm/tiers/worker.py", "        _implementation(config.model_config),\n", "", "tests/tiers/test_tiers_identity.py -k plugins"),
+    # The sidecar before engines that lie
+    Mend("no more blocks than a pool has", "advisor/sockets/subscriber.py", "        if listed <= most:\n", "        if True:\n", f"{_SUBSCRIBER} -k more_blocks"),
+    Mend("no line of the log is forged", "advisor/sockets/subscriber.py", "\"engine %r connected (%r)\"", "\"engine %s connected (%s)\"", f"{_SUBSCRIBER} -k forged"),
+    Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "if len(self._answered) > _STRANGERS:", "if False:", f"{_SUBSCRIBER} -k strangers"),
+    Mend("a flood of garbage is one line", "advisor/sockets/subscriber.py", "self._notices.warn(\"wire\", \"a message was refused: %s\", error)", "logging.getLogger(__name__).warning(\"a message was refused: %s\", error)", f"{_SUBSCRIBER} -k flood"),
+    Mend("segments cost what a prompt may", "graph/ingest/segments.py", "        if covered <= room:\n", "        if True:\n", "tests/graph/test_graph_callers.py"),
+    Mend("nothing comes back behind a hole", "graph/ranking/copies.py", "(blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)", "blocks.parent[top] == NO_ROW", "tests/graph/ranking/test_graph_prefetch.py -k forgotten"),
+    # Route
+    Mend("a path leads where it says", "advisor/fleet/callers.py", "        if {\".\", \"..\"} & set(path.replace(\"\\\\\", \"/\").split(\"/\")):\n", "        if {\".\", \"..\"} & set(path.split(\"/\")):\n", "tests/fleet/route/test_route_paths.py"),
+    Mend("what goes out is looked at again", "advisor/fleet/upstream.py", "if not path.startswith(base) or not is_served(path[len(base) :].decode(\"ascii\")):", "if False:", "tests/fleet/route/test_route_paths.py"),
+    Mend("one caller's cookie is no other's", "advisor/fleet/upstream.py", "cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),", "cookies=CookieJar(),", f"{_HOSTILE} -k cookie"),
+    Mend("sessions are their callers' own", "advisor/fleet/callers.py", "parts = [*keys_of(headers), *said]", "parts = [*said]", "tests/fleet/route/test_route_proxy.py -k other_keys"),
+    Mend("tools that a server runs run once", "advisor/fleet/callers.py", "if not isinstance(tools, list) or not all(map(_is_clients, tools)):", "if False:", _RETRIES),
+    Mend("a response that is kept is asked for once", "advisor/fleet/callers.py", "return Effect.KEEPS if keeps else Effect.NONE", "return Effect.NONE", _RETRIES),
+    Mend("a body that is not read may do anything", "advisor/fleet/callers.py", "if fields is None or any(", "if fields is not None and any(", _RETRIES),
+    Mend("names of models are logged escaped", "advisor/fleet/engines.py", "ascii(each)[1:-1] for each in models", "each for each in models", f"{_HOSTILE} -k forges"),
+    Mend("room for bodies is bounded", "advisor/fleet/app.py", "        if room.taken + more > room.most * (_FOR_LARGE if large else 1):\n", "        if False:\n", "tests/fleet/route/test_route_service.py -k bodies"),
+    Mend("large bodies leave room for others", "advisor/fleet/app.py", "room.most * (_FOR_LARGE if large else 1)", "room.most", "tests/fleet/route/test_route_service.py -k bodies"),
+    # Admission
+    Mend("new names are one tenant", "graph/release_order.py", "return tenant is not None and tenant not in self._ends and tenant not in self._once", "return False", "tests/hooks/vllm/holding/test_hooks_holding.py -k new_salt"),
+    Mend("a priority that vLLM does not go by", "hooks/vllm/holding/queue.py", "return request.priority if self._goes_by_priority else 0", "return request.priority", "tests/hooks/vllm/holding/test_hooks_holding_orders.py -k claims"),
+    Mend("a long answer's text is joined once", "advisor/memory/engine.py", "self._parts.setdefault(field, []).append(text)", "self._parts[field] = [\"\".join([*self._parts.get(field, []), text])]", "tests/memory/test_memory_protocol.py -k long_answer"),
+    # What watches something
+    Mend("a first look that fails", "advisor/fleet/engines.py", "        await self._look(self.upstreams[0])\n", "        await self._health.look(self.upstreams[0])\n", f"{_HOSTILE} -k first_look"),
+    Mend("a child's odd line ends no watch", "hooks/sidecar.py", "except (ValueError, RecursionError):", "except ValueError:", "tests/hooks/test_hooks_sidecar.py -k prints"),
+    Mend("a start that failed is tried again", "hooks/sidecar.py", "except (FileNotFoundError, PermissionError) as error:  # nor", "except OSError as error:  # nor", "tests/hooks/test_hooks_sidecar.py -k later"),
+    Mend("tenants that were served once push out no others", "graph/release_order.py", "            book: OrderedDict[Any, float] = self._once\n", "            book: OrderedDict[Any, float] = self._ends\n", "tests/graph/test_graph_holding.py -k served_once"),
 )
 # fmt: on
 
@@ -161,7 +201,7 @@ def copied_tree(directory: Path) -> Path:
         raise BenchError("mends are taken out of a clone's files: run it in one")
     tree = directory / "kvgraph"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_LEFT_OUT))
-    (tree / "bench").symlink_to(tree / "tests" / "bench")
+    (directory / "kvgraph_bench").symlink_to(tree / "tests" / "bench")
     return tree
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.trace import AGENTS_SERVICE, Trace
 from rich.console import Console
 
-from ...advisor.replay.fleet_traffic import Signals
-from ...advisor.replay.reader import load_trace
-from ...advisor.replay.trace import AGENTS_SERVICE, Trace
 from ..figures import Figures
 from ..lab.seed_workload import FleetSize, seed_workload
 from ..machine import keep_raw, measured_now

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...advisor.replay.trace import Trace
+from kvgraph.advisor.replay.trace import Trace
+
 from ..figures import Figures
 from ..lab.seed_workload import (
     NOTHING,

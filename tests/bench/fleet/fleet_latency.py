@@ -96,7 +96,7 @@ def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def _stand_in(port: int) -> list[str]:
-    return [sys.executable, "-m", "kvgraph.bench.fleet.fleet_latency", str(port)]
+    return [sys.executable, "-m", "kvgraph_bench.fleet.fleet_latency", str(port)]
 
 
 def _proxy(urls: list[str], port: int) -> list[str]:

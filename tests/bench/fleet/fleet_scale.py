@@ -8,12 +8,12 @@ import tracemalloc
 from typing import Final
 
 import numpy as np
+from kvgraph.advisor.fleet.board import EngineBoard, Speed
+from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Reason, Wanted
+from kvgraph.advisor.replay.plan import FleetRouting
+from kvgraph.advisor.replay.simulator import Instance, LruOrder, simulate
+from kvgraph.advisor.replay.trace import Trace
 
-from ...advisor.fleet.board import EngineBoard, Speed
-from ...advisor.fleet.router import FleetRouter, Holdings, Reason, Wanted
-from ...advisor.replay.plan import FleetRouting
-from ...advisor.replay.simulator import Instance, LruOrder, simulate
-from ...advisor.replay.trace import Trace
 from ..figures import Figures, quantile
 from ..lab.seed_workload import FleetSize
 

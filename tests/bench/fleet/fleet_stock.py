@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ...advisor.replay.fleet_traffic import Signals
-from ...advisor.replay.plan import MemoryRouting
-from ...advisor.replay.reader import infer_sessions
-from ...advisor.replay.simulator import Instance, LruOrder, PrefixAffinity, Router, simulate
-from ...advisor.replay.trace import Trace
+from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.plan import MemoryRouting
+from kvgraph.advisor.replay.reader import infer_sessions
+from kvgraph.advisor.replay.simulator import Instance, LruOrder, PrefixAffinity, Router, simulate
+from kvgraph.advisor.replay.trace import Trace
+
 from ..figures import Figures
 from ..policies.policies_fleets import default_sessions, fleet, halves, sessions_in
 

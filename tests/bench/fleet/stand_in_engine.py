@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+from kvgraph.advisor.fleet.app import BodyRoom, ProxyApp
+from kvgraph.advisor.fleet.proxy import FleetProxy
+from kvgraph.advisor.fleet.residency import ResidencyView
+from kvgraph.advisor.fleet.upstream import FIRST_BYTE_S, Listed
 
-from ...advisor.fleet.app import BodyRoom, ProxyApp
-from ...advisor.fleet.proxy import FleetProxy
-from ...advisor.fleet.residency import ResidencyView
-from ...advisor.fleet.upstream import FIRST_BYTE_S, Listed
 from ..serving.listening import listening
 
 

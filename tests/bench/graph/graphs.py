@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.types import EdgeType, Keys, Rows, SourceLayer
-from ...graph.wire.events import BlocksStored, EngineHello, RequestStarted, Segment
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import EdgeType, Keys, Rows, SourceLayer
+from kvgraph.graph.wire.events import BlocksStored, EngineHello, RequestStarted, Segment
 
 CHAIN_BLOCKS = 64
 BLOCK_SIZE = 16

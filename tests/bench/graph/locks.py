@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.types import Tier
-from ...graph.wire.events import (
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import Tier
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksResident,
@@ -20,6 +19,7 @@ from ...graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
+
 from .graphs import BLOCK_SIZE, ENGINE, add_random_edges, build_graph, random_keys
 
 _BLOCKS, _SESSIONS, _COPIES, _LINKS = 1_000_000, 100_000, 260_000, 500_000

@@ -6,8 +6,9 @@ import statistics
 import time
 from typing import Any
 
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.types import LAYER_NAMES
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import LAYER_NAMES
+
 from .graphs import ENGINE, build_graph
 
 _BLOCKS, _EDGES, _VICTIMS = 2_000, 6_000, 256

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import zmq
+from kvgraph.graph.wire import frames
+from kvgraph.graph.wire.events import AnyEvent, BlocksResident, BlocksStored, EngineHello, Pressure
 
-from ...graph.wire import frames
-from ...graph.wire.events import AnyEvent, BlocksResident, BlocksStored, EngineHello, Pressure
 from ..sidecars.sidecar_process import SidecarProcess
 from .graphs import BLOCK_SIZE, CHAIN_BLOCKS, chain_events, random_keys
 

@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.types import Keys
-from ...graph.wire.events import (
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import Keys
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
@@ -17,6 +16,7 @@ from ...graph.wire.events import (
     RequestFinished,
     RequestStarted,
 )
+
 from .graphs import BLOCK_SIZE, ENGINE, random_keys
 
 _POOL = 131_072

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from kvgraph.kernels import ops
+from kvgraph.kernels.backends import choice, native, reference
+from kvgraph.kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, new_memory
+from kvgraph.kernels.layout_engines import cpu_isa, cpu_layout
+from kvgraph.kernels.rope import Rope, rope_from_config
 from rich.console import Console
 
-from ...kernels import ops
-from ...kernels.backends import choice, native, reference
-from ...kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, new_memory
-from ...kernels.layout_engines import cpu_isa, cpu_layout
-from ...kernels.rope import Rope, rope_from_config
 from ..errors import BenchError
 from ..figures import Figures
 from ..serving.model import ModelShape, ensure_model
@@ -194,7 +194,7 @@ def _engine_seconds(model: str) -> dict[str, list[float]]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_KVCACHE_GRAPH")}
     env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "kvgraph.bench.kernels.kernels_engine", model],
+        [sys.executable, "-P", "-m", "kvgraph_bench.kernels.kernels_engine", model],
         env=env, capture_output=True, text=True, timeout=_ENGINE_SECONDS, check=False,
     )  # fmt: skip
     for line in done.stdout.splitlines():

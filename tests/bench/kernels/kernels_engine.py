@@ -1,6 +1,6 @@
 """The part of ``kvgraph bench kernels`` that needs a real engine, run in a process of its own.
 
-``python -P -m kvgraph.bench.kernels.kernels_engine MODEL`` prints a line
+``python -P -m kvgraph_bench.kernels.kernels_engine MODEL`` prints a line
 ``RESULT {"prefill": …}``: seconds to compute 640 tokens' KV by prefilling
 them, and to splice them from the arena into that engine's cache.
 """
@@ -13,11 +13,10 @@ import time
 from typing import Any, Final
 
 import torch
-
-from ...kernels import ops
-from ...kernels.layout import PagedKv, SlotMap, new_memory
-from ...kernels.layout_engines import cpu_isa, from_views
-from ...kernels.rope import Rope, rope_from_config
+from kvgraph.kernels import ops
+from kvgraph.kernels.layout import PagedKv, SlotMap, new_memory
+from kvgraph.kernels.layout_engines import cpu_isa, from_views
+from kvgraph.kernels.rope import Rope, rope_from_config
 
 TOKENS: Final = 640
 BLOCK: Final = 32

@@ -1,6 +1,6 @@
 """``kvgraph bench kernels`` on a GPU: the matrix, beside what others do and what was predicted.
 
-Needs torch, numpy and cuda-core, and no engine: ``python -P -m kvgraph.bench.kernels.kernels_gpu``
+Needs torch, numpy and cuda-core, and no engine: ``python -P -m kvgraph_bench.kernels.kernels_gpu``
 prints one JSON object a line: the machine, each cell as soon as it is measured, the summary.
 """
 

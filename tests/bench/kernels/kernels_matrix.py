@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
-
-from ...kernels.layout import KvLayout, gpu_layout
-from ...kernels.rope import Pairing, Rope
+from kvgraph.kernels.layout import KvLayout, gpu_layout
+from kvgraph.kernels.rope import Pairing, Rope
 
 PAGE_BYTES: Final = tuple(1 << bits for bits in range(11, 22, 2))  # 2 KiB … 2 MiB
 PAGES: Final = (16, 64, 256, 1024, 8192)

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-
-from ...kernels import ops
-from ...kernels.layout import PagedKv
-from ...kernels.rope import Pairing, Rope
+from kvgraph.kernels import ops
+from kvgraph.kernels.layout import PagedKv
+from kvgraph.kernels.rope import Pairing, Rope
 
 
 class Engine(Protocol):

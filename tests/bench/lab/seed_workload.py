@@ -10,14 +10,13 @@ from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
-
-from ...advisor.policies.registry import new_policy
-from ...advisor.replay.analysis import needed_at_once, own_history, session_blocks
-from ...advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_cells
-from ...advisor.replay.fast import infinite_hits
-from ...advisor.replay.graph_order import GraphOrder, SimulatedSidecar
-from ...advisor.replay.plan import FleetRouting, MemoryRouting, NotingRouter
-from ...advisor.replay.simulator import (
+from kvgraph.advisor.policies.registry import new_policy
+from kvgraph.advisor.replay.analysis import needed_at_once, own_history, session_blocks
+from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_cells
+from kvgraph.advisor.replay.fast import infinite_hits
+from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
+from kvgraph.advisor.replay.plan import FleetRouting, MemoryRouting, NotingRouter
+from kvgraph.advisor.replay.simulator import (
     EvictionOrder,
     HostTier,
     Instance,
@@ -26,8 +25,8 @@ from ...advisor.replay.simulator import (
     Router,
     simulate,
 )
-from ...advisor.replay.trace import Ints, Trace, last_turns
-from ...graph.ranking.policy import ScoreProfile
+from kvgraph.advisor.replay.trace import Ints, Trace, last_turns
+from kvgraph.graph.ranking.policy import ScoreProfile
 
 Draw = Callable[[], float]
 _NORMAL: Final = NormalDist()

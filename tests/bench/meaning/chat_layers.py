@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
-from ...hooks.requests.borders import SECTIONS, BorderTable, LayerReader, Run
-from ...hooks.requests.messages import LayerMarker
-from ...hooks.requests.sections import SectionSplitter
-from ...hooks.vllm.api.learning import learn_borders
+from kvgraph.graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
+from kvgraph.hooks.requests.borders import SECTIONS, BorderTable, LayerReader, Run
+from kvgraph.hooks.requests.messages import LayerMarker
+from kvgraph.hooks.requests.sections import SectionSplitter
+from kvgraph.hooks.vllm.api.learning import learn_borders
+
 from .families import Family
 from .family_models import family_config, write_family
 from .made_chats import ChatMaker, MadeChat, Told
@@ -103,7 +104,7 @@ def judge_layers(family: Family, directory: Path, count: int, seed: int) -> dict
 def _judge(
     chats: FamilyChats, table: BorderTable, chat: MadeChat, judged: dict[str, Labelled]
 ) -> None:
-    from ...hooks.requests.borders import decoder
+    from kvgraph.hooks.requests.borders import decoder
 
     decode = decoder(chats.tokenizer)
     try:

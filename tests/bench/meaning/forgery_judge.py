@@ -11,14 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.types import NO_ROW, SessionState, SourceLayer, as_keys
-from ...graph.wire.events import RequestFinished, RequestStarted
-from ...hooks.requests.borders import MARKS_KEY
-from ...hooks.requests.hints import HintPolicy, HintTrust, TagReader
-from ...hooks.settings import LAYERS_VARIABLE
-from ...hooks.vllm.api.chats import hand_over, mark_chats
-from ...hooks.vllm.reading import PromptLayers
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import NO_ROW, SessionState, SourceLayer, as_keys
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted
+from kvgraph.hooks.requests.borders import MARKS_KEY
+from kvgraph.hooks.requests.hints import HintPolicy, HintTrust, TagReader
+from kvgraph.hooks.settings import LAYERS_VARIABLE
+from kvgraph.hooks.vllm.api.chats import hand_over, mark_chats
+from kvgraph.hooks.vllm.reading import PromptLayers
+
 from .chat_layers import FamilyChats
 from .families import Family
 from .forged_prompts import BEGIN, END, Forgery, forgeries
@@ -82,7 +83,7 @@ def _started(
     )
     if chats.table is None:
         return event
-    from ...hooks.requests.borders import decoder
+    from kvgraph.hooks.requests.borders import decoder
 
     request: Any = SimpleNamespace(kv_transfer_params=transfer, prompt_token_ids=tokens)
     layers = PromptLayers(chats.table, lambda: decoder(chats.tokenizer))
@@ -94,7 +95,7 @@ def _raised(
     graph: KVCacheGraph, chats: FamilyChats, prompt: dict[str, Any], forgery: Forgery, marked: bool
 ) -> list[str]:
     """Layers that blocks inside the forged text were raised to."""
-    from ...hooks.requests.borders import TokenPlaces, decoder
+    from kvgraph.hooks.requests.borders import TokenPlaces, decoder
 
     tokens, decode = prompt["prompt_token_ids"], decoder(chats.tokenizer)
     text = decode(tokens)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...graph.types import StopReason
+from kvgraph.graph.types import StopReason
+
 from .call_texts import Call
 from .families import Family
 from .family_models import FamilyWriter, corpus

@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from ...graph.types import SourceLayer
+from kvgraph.graph.types import SourceLayer
+
 from .family_models import corpus
 
 _SECTIONS: Final = (

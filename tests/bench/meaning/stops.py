@@ -13,12 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.types import NO_ROW, StopReason
-from ...graph.wire.events import RequestFinished, RequestStarted
-from ...hooks.requests.ends import EndMarks
-from ...hooks.vllm.api.learning import learn_marks
-from ...hooks.vllm.reading import AnswerEnds, LateEnd, reader_of
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import NO_ROW, StopReason
+from kvgraph.graph.wire.events import RequestFinished, RequestStarted
+from kvgraph.hooks.requests.ends import EndMarks
+from kvgraph.hooks.vllm.api.learning import learn_marks
+from kvgraph.hooks.vllm.reading import AnswerEnds, LateEnd, reader_of
+
 from .families import Family
 from .family_models import FamilyWriter, family_config, write_family
 from .made_answers import AnswerMaker, MadeAnswer

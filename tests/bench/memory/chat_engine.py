@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
+from kvgraph.advisor.fleet.app import read_body
+from kvgraph.advisor.memory.attention import Attention, NoAttention, Similarity, WordSimilarity
+from kvgraph.advisor.memory.proxy import MemoryProxy
+from kvgraph.advisor.memory.server import MemoryApp
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
+from kvgraph.advisor.memory.store import ChatStore
 
-from ...advisor.fleet.app import read_body
-from ...advisor.memory.attention import Attention, NoAttention, Similarity, WordSimilarity
-from ...advisor.memory.proxy import MemoryProxy
-from ...advisor.memory.server import MemoryApp
-from ...advisor.memory.settings import ChatStoreSettings, MemorySettings
-from ...advisor.memory.store import ChatStore
 from ..serving.listening import listening
 
 Sent = dict[str, Any]

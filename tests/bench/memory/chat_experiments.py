@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ...advisor.memory.attention import Attention
-from ...advisor.memory.settings import MemorySettings, Mode
+from kvgraph.advisor.memory.attention import Attention
+from kvgraph.advisor.memory.settings import MemorySettings, Mode
+
 from .memory_stage import LONGEST, Answered, Chat, memory_before
 from .told_chats import WORD, Told, noise_of, said, tell
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ...advisor.memory.attention import SampledAttention
-from ...advisor.memory.settings import ATTENTION_WEIGHT, Mode
+from kvgraph.advisor.memory.attention import SampledAttention
+from kvgraph.advisor.memory.settings import ATTENTION_WEIGHT, Mode
+
 from ..confkv.resampled import wilson
 from ..figures import Figures
 from ..recall.recall_stage import SPEED_MODELS

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from kvgraph.advisor.memory.attention import Attention, NoAttention, WordSimilarity
+from kvgraph.advisor.memory.chat import Block
+from kvgraph.advisor.memory.proxy import MemoryProxy
+from kvgraph.advisor.memory.server import MemoryApp
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
+from kvgraph.advisor.memory.store import ChatStore
+from kvgraph.graph.wire.endpoints import running_sidecars
+from kvgraph.hooks.recall.cover import SpliceLimits
 
-from ...advisor.memory.attention import Attention, NoAttention, WordSimilarity
-from ...advisor.memory.chat import Block
-from ...advisor.memory.proxy import MemoryProxy
-from ...advisor.memory.server import MemoryApp
-from ...advisor.memory.settings import ChatStoreSettings, MemorySettings
-from ...advisor.memory.store import ChatStore
-from ...graph.wire.endpoints import running_sidecars
-from ...hooks.recall.cover import SpliceLimits
 from ..errors import ServerError
 from ..recall.calibrated import keep_calibration
 from ..recall.recall_stage import RECALLS

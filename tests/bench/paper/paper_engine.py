@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...hooks.settings import TierSettings
-from ...hooks.vllm.patches import own_transfer_config
-from ...hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
+from kvgraph.hooks.settings import TierSettings
+from kvgraph.hooks.vllm.patches import own_transfer_config
+from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
+
 from ..hotpath import surroundings
 from .paper_model import Batch, PaperModel, aggregated, seed_of
 from .paper_worker import Notes, PaperWorker

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.hooks.keys import key_of
+from kvgraph.hooks.tiers.jobs import Job
 
-from ...graph.wire.advice import EvictionRanking
-from ...hooks.keys import key_of
-from ...hooks.tiers.jobs import Job
 from .paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from .paper_worker import LANES
 

@@ -15,8 +15,16 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-
-from ...hooks.tiers.jobs import Answers, Demote, Job, Load, Spill, TierWork, WorkerStart, positions
+from kvgraph.hooks.tiers.jobs import (
+    Answers,
+    Demote,
+    Job,
+    Load,
+    Spill,
+    TierWork,
+    WorkerStart,
+    positions,
+)
 
 Notes = npt.NDArray[np.uint64]  # what stands at each position of a block, or of several
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from kvgraph.advisor.replay.arms import BY_DEFAULT
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.fleet_traffic import Signals
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.recordings import Session
+from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 
-from ...advisor.replay.arms import BY_DEFAULT
-from ...advisor.replay.fast import lru_hits
-from ...advisor.replay.fleet_traffic import Signals
-from ...advisor.replay.reader import load_trace
-from ...advisor.replay.recordings import Session
-from ...advisor.replay.trace import Trace
 from ..errors import BenchError
 from ..figures import Figures
 from ..machine import keep_raw

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ...advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_arm
-from ...advisor.replay.graph_order import GraphOrder, SimulatedSidecar
-from ...advisor.replay.simulator import Instance, simulate
-from ...advisor.replay.trace import Ints, Trace
-from ...graph.ranking.policy import ScoreProfile
+from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_arm
+from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
+from kvgraph.advisor.replay.simulator import Instance, simulate
+from kvgraph.advisor.replay.trace import Ints, Trace
+from kvgraph.graph.ranking.policy import ScoreProfile
+
 from .policies_course import Course
 from .policies_nonsense import NONSENSE
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from kvgraph.advisor.replay.arms import run_cells
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from ...advisor.replay.arms import run_cells
 from .policies_journal import Journal
 
 Shared = TypeVar("Shared")

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
+from kvgraph.advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.recordings import Session, read_sessions
+from kvgraph.advisor.replay.trace import Trace
+from kvgraph.graph.types import SourceLayer
 
-from ...advisor.replay.fleet_traffic import Signals, lay_over_users, trace_lines, write_trace
-from ...advisor.replay.reader import load_trace
-from ...advisor.replay.recordings import Session, read_sessions
-from ...advisor.replay.trace import Trace
-from ...graph.types import SourceLayer
 from ..errors import BenchError
 
 BLOCK: Final = 512

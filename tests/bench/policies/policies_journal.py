@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ...advisor.replay.trace import Trace
+from kvgraph.advisor.replay.trace import Trace
+
 from ..errors import BenchError
 
 DEFAULT: Final = Path(".bench") / "policies.jsonl"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...advisor.replay.arms import BY_DEFAULT
-from ...advisor.replay.closed import Loop
-from ...advisor.replay.closed_arms import (
+from kvgraph.advisor.replay.arms import BY_DEFAULT
+from kvgraph.advisor.replay.closed import Loop
+from kvgraph.advisor.replay.closed_arms import (
     ADMISSION,
     HOST,
     LPM,
@@ -19,7 +19,8 @@ from ...advisor.replay.closed_arms import (
     part_of,
     run_cell,
 )
-from ...advisor.replay.recordings import Session
+from kvgraph.advisor.replay.recordings import Session
+
 from ..figures import Figures
 from .policies_course import Course
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-
-from ...advisor.policies.registry import DEFAULT, new_policy
-from ...graph.ranking.policy import Policy, Scores, Terms, View
-from ...graph.tables.blocks import Selection
+from kvgraph.advisor.policies.registry import DEFAULT, new_policy
+from kvgraph.graph.ranking.policy import Policy, Scores, Terms, View
+from kvgraph.graph.tables.blocks import Selection
 
 _SEED: Final = 20_261_121
 Draw = Callable[[int], Scores]

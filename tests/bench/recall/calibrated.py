@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...hooks.recall.cover import SpliceLimits
-from ...hooks.recall.gate import DIRECTORY_VARIABLE, Calibration, calibration_file, save
+from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, Calibration, calibration_file, save
 
 
 def keep_calibration(
@@ -18,7 +18,7 @@ def keep_calibration(
     Args:
         model: vLLM's configuration of it.
     """
-    from ...hooks.vllm.recall.support import model_identity
+    from kvgraph.hooks.vllm.recall.support import model_identity
 
     os.environ[DIRECTORY_VARIABLE] = str(directory)
     identity = model_identity(model, model.max_model_len)

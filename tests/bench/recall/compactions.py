@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-
-from ...advisor.replay.recordings import Session, Turn, read_sessions
-from ...hooks.recall.cover import SpliceLimits, cover
-from ...hooks.recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
+from kvgraph.advisor.replay.recordings import Session, Turn, read_sessions
+from kvgraph.hooks.recall.cover import SpliceLimits, cover
+from kvgraph.hooks.recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
 
 SCALE: Final = 16  # recorded tokens to one here
 BLOCK: Final = 16  # tokens here: 256 recorded ones

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ...hooks.recall.cover import SpliceLimits
+from kvgraph.hooks.recall.cover import SpliceLimits
+
 from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape, base_config
 from ..paper.paper_model import WrongReadError
 from ..serving.model import TINY, ensure_model

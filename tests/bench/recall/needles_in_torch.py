@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from kvgraph.hooks.calibrate.trials import SplicedModel, joined, part
+from kvgraph.hooks.confkv.settings import ConfKVSettings
+from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph.kernels.rope import rope_from_config
 
-from ...hooks.calibrate.trials import SplicedModel, joined, part
-from ...hooks.confkv.settings import ConfKVSettings
-from ...hooks.recall.cover import SpliceLimits
-from ...kernels.rope import rope_from_config
 from ..confkv.confkv_arms import STATIC
 from ..confkv.followed import follow
 from ..confkv.small_models import load

@@ -1,6 +1,6 @@
 """A real vLLM engine in a process of its own, with recall or stock; what it served, as JSON.
 
-Called as ``python -m kvgraph.bench.recall.recall_stage OPTIONS``; prints a line ``RESULT {json}``.
+Called as ``python -m kvgraph_bench.recall.recall_stage OPTIONS``; prints a line ``RESULT {json}``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ...hooks.recall.cover import SpliceLimits
+from kvgraph.hooks.recall.cover import SpliceLimits
+
 from ..errors import ServerError
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
 from .landings import serve_cases
@@ -58,7 +59,7 @@ def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
         }  # fmt: skip
     with log.open("w") as output:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "kvgraph.bench.recall.recall_stage", given],
+            [sys.executable, "-P", "-m", "kvgraph_bench.recall.recall_stage", given],
             env=environment, stdout=output, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
     written = log.read_text(errors="replace").splitlines()

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
+from kvgraph.kernels.rope import Rope
 from torch import Tensor
-
-from ...kernels.rope import Rope
 
 SINKS: Final = 4  # first tokens that InfLLM always reads
 BLOCKS: Final = 8  # K: what InfLLM reads back at each step

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ...advisor.replay.fleet_traffic import lay_over_users
-from ...advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.fleet_traffic import lay_over_users
+from kvgraph.advisor.replay.recordings import read_sessions
+
 from .agents_requests import AgentRequest, build_requests
 
 SESSIONS: Final = Path(__file__).parents[1] / "sessions"

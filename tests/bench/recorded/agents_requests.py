@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ...advisor.replay.fleet_traffic import (
+from kvgraph.advisor.replay.fleet_traffic import (
     BlockNumbers,
     FleetRequest,
     layers,
     rough_return_s,
     waiting_for_tool,
 )
+
 from .agents_forcing import ANSWER
 from .agents_text import ROOT, Kind, TokenWriter, endings
 

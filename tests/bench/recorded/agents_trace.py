@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...advisor.replay.fleet_traffic import write_trace
-from ...advisor.replay.reader import HEADER_VERSION, load_trace
-from ...advisor.replay.trace import Trace
+from kvgraph.advisor.replay.fleet_traffic import write_trace
+from kvgraph.advisor.replay.reader import HEADER_VERSION, load_trace
+from kvgraph.advisor.replay.trace import Trace
+
 from ..serving.workload import BLOCK
 from .agents_requests import AgentRequest
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from kvgraph.kernels import ops
+from kvgraph.kernels.arena import Arena
+from kvgraph.kernels.backends import reference
+from kvgraph.kernels.gpu.method import COPY_METHODS, SPLICE_METHODS, Method
+from kvgraph.kernels.gpu.moves import copy_by, splice_by
+from kvgraph.kernels.gpu.streams import TransferStream, mark
+from kvgraph.kernels.layout import Blocks, SlotMap, gpu_layout
+from kvgraph.kernels.rope import Rope
+from kvgraph.kernels.runs import block_runs
+from kvgraph.kernels.tensors import LayoutError
 
-from ...kernels import ops
-from ...kernels.arena import Arena
-from ...kernels.backends import reference
-from ...kernels.gpu.method import COPY_METHODS, SPLICE_METHODS, Method
-from ...kernels.gpu.moves import copy_by, splice_by
-from ...kernels.gpu.streams import TransferStream, mark
-from ...kernels.layout import Blocks, SlotMap, gpu_layout
-from ...kernels.rope import Rope
-from ...kernels.runs import block_runs
-from ...kernels.tensors import LayoutError
 from .kernel_checks import BLOCKS, TOKENS, Check, Pair, every_slot
 from .kernel_places import Place
 

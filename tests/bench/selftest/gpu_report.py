@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from kvgraph.kernels.compilers import compiler_cuda, driver_cuda
 
-from ...kernels.compilers import compiler_cuda, driver_cuda
 from .kernel_checks import Check
 from .kernel_places import Place
 

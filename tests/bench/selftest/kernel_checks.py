@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-
-from ...kernels.backends import attention, reference
-from ...kernels.layout import (
+from kvgraph.kernels.backends import attention, reference
+from kvgraph.kernels.layout import (
     GPU_LAYOUTS,
     Blocks,
     KvLayout,
@@ -22,7 +21,8 @@ from ...kernels.layout import (
     gpu_layout,
     new_memory,
 )
-from ...kernels.rope import Pairing, Rope
+from kvgraph.kernels.rope import Pairing, Rope
+
 from .kernel_places import Place
 
 Check = Callable[[Place], None]

@@ -6,10 +6,9 @@ import types
 from typing import Any, Protocol
 
 import torch
-
-from ...kernels.arena import Arena
-from ...kernels.backends import emulation
-from ...kernels.layout import KvLayout, PagedKv, new_memory
+from kvgraph.kernels.arena import Arena
+from kvgraph.kernels.backends import emulation
+from kvgraph.kernels.layout import KvLayout, PagedKv, new_memory
 
 
 class Place(Protocol):
@@ -37,7 +36,7 @@ class Gpu:
     """The current CUDA device; importing its back end compiles nothing yet."""
 
     def __init__(self) -> None:
-        from ...kernels.backends import device
+        from kvgraph.kernels.backends import device
 
         self.name = torch.cuda.get_device_name()
         self.operations: types.ModuleType = device

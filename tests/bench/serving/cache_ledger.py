@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 import zmq
+from kvgraph.graph.types import PROTECTED_LAYERS, SourceLayer
+from kvgraph.graph.wire.frames import parse_seq
 
-from ...graph.types import PROTECTED_LAYERS, SourceLayer
-from ...graph.wire.frames import parse_seq
 from ..errors import LedgerError
 from .workload import BLOCK
 

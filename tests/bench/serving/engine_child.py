@@ -198,7 +198,7 @@ class _Engine:
         return times
 
     def is_in_step(self) -> bool:
-        from ...hooks.keys import GROUP_BYTES, key_of
+        from kvgraph.hooks.keys import GROUP_BYTES, key_of
 
         ranking = self._side.client.ranking() if self._side is not None else None
         if ranking is None:

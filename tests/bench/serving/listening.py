@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import uvicorn
-
-from ...advisor.process.process import HeadDeadline
+from kvgraph.advisor.process.process import HeadDeadline
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-
-from ...graph.types import SourceLayer
+from kvgraph.graph.types import SourceLayer
 
 BLOCK: Final = 32
 """Tokens of a KV block in benches; the CPU engine takes multiples of 32."""

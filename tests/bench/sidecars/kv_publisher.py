@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 import zmq
-
-from ...advisor.config.sections import ObserveConfig
-from ...advisor.sockets.kv_events import KvEventSource
-from ...advisor.sockets.kv_order import REPLAY_TIMEOUT_S
-from ...graph.wire.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
+from kvgraph.advisor.config.sections import ObserveConfig
+from kvgraph.advisor.sockets.kv_events import KvEventSource
+from kvgraph.advisor.sockets.kv_order import REPLAY_TIMEOUT_S
+from kvgraph.graph.wire.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
 
 END = (-1).to_bytes(8, "big", signed=True)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from kvgraph.hooks.link.mailbox import HeldRanking
+from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 
-from ...hooks.link.mailbox import HeldRanking
-from ...hooks.vllm.free_queue.arranger import FreeQueueArranger
 from ..figures import Figures
 from ..hotpath import BLOCK_SIZE, cached_pool, connected, new_pool, request_maker
 from .step_loop import Load, StepLoop

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ...hooks.tiers.jobs import JobDone, TierAnswer, TierWork
+from kvgraph.hooks.tiers.jobs import JobDone, TierAnswer, TierWork
+
 from ..hotpath import BLOCK_SIZE, new_pool, request_maker
 
 PROMPT_BLOCKS: Final = 64

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from ...advisor.config.config import Config
-from ...advisor.config.sections import PolicyConfig
-from ...advisor.planner import GraphEvictionAdvisor
-from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.wire.advice import PrefetchMessage, RankingMessage
-from ...graph.wire.events import BlocksRemoved
+from kvgraph.advisor.config.config import Config
+from kvgraph.advisor.config.sections import PolicyConfig
+from kvgraph.advisor.planner import GraphEvictionAdvisor
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.wire.advice import PrefetchMessage, RankingMessage
+from kvgraph.graph.wire.events import BlocksRemoved
 
 TOLD_S: Final = 0.5  # between two rankings
 

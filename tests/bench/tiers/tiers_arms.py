@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any, Final
 
 import httpx
+from kvgraph.hooks.tiers.ledger import TierCounts
 
-from ...hooks.tiers.ledger import TierCounts
 from ..errors import ServerError
 from ..serving.own_counts import own_counts
 from ..serving.passes import PassResult, all_at_once, one_at_a_time

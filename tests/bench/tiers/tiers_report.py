@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from ...advisor.replay.tables import pyplot
+from kvgraph.advisor.replay.tables import pyplot
+
 from ..figures import quantile
 from ..serving.workload import Workload
 from .tiers_arms import POOL_BLOCKS, WARM_GIB, ArmRecord, PassRecord

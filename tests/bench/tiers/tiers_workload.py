@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from kvgraph.graph.types import SourceLayer
 
-from ...graph.types import SourceLayer
 from ..serving.workload import BLOCK, Session, Span, Turn, Workload, Writer, system_prompts
 
 EXPECTATION_ERROR: Final = 0.2

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.trace import Trace
-from kvgraph.bench.agents.agents_lab import KEPT_BACK, LRU, lab_run
-from kvgraph.bench.recorded.agents_fleet import SESSIONS, recorded_requests
-from kvgraph.bench.recorded.agents_requests import AgentRequest
-from kvgraph.bench.recorded.agents_trace import engine_trace
+from kvgraph_bench.agents.agents_lab import KEPT_BACK, LRU, lab_run
+from kvgraph_bench.recorded.agents_fleet import SESSIONS, recorded_requests
+from kvgraph_bench.recorded.agents_requests import AgentRequest
+from kvgraph_bench.recorded.agents_trace import engine_trace
 
 POOL = 120
 TOOK_S = 0.1

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from kvgraph.advisor.replay.fleet_traffic import BlockNumbers, FleetRequest, lay_over_users
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.bench.agents.agents_arms import DEFAULT, MARKED, Room
-from kvgraph.bench.errors import TrafficError
-from kvgraph.bench.recorded.agents_fleet import SESSIONS
-from kvgraph.bench.recorded.agents_requests import SHRINK, AgentRequest, build_requests
-from kvgraph.bench.recorded.agents_text import ROOT, Kind, TokenWriter, endings
 from kvgraph.hooks.requests.ends import AnswerReader, read_marks
 from kvgraph.hooks.settings import ENDS_VARIABLE
+from kvgraph_bench.agents.agents_arms import DEFAULT, MARKED, Room
+from kvgraph_bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.recorded.agents_requests import SHRINK, AgentRequest, build_requests
+from kvgraph_bench.recorded.agents_text import endings
 
 VOCABULARY = 2048
 
@@ -50,74 +49,9 @@ def test_texts_share_exactly_what_recordings_share(
         assert common(requests[one].prompt, requests[other].prompt) == shared
 
 
-def test_a_prompt_is_as_long_as_recorded_and_contains_the_answer_before_it(
-    fleet: list[FleetRequest], requests: tuple[AgentRequest, ...]
-) -> None:
-    by_turn = {(f.run, f.index): r for f, r in zip(fleet, requests, strict=True)}
-    contained = 0
-    for recorded, request in zip(fleet, requests, strict=True):
-        turn = recorded.turn
-        assert len(request.prompt) == turn.input_tokens // SHRINK
-        total = (turn.input_tokens + turn.output_tokens) // SHRINK
-        assert len(request.prompt) + len(request.answer) == total + 1  # and a token that ends it
-        after = by_turn.get((recorded.run, recorded.index + 1))
-        if after is None or common(after.prompt, request.prompt) < len(request.prompt):
-            continue
-        said = request.prompt + request.answer[:-1]
-        if len(after.prompt) >= len(said):
-            contained += 1
-            assert after.prompt[: len(said)] == said
-    assert contained > len(fleet) / 2
-
-
-def test_tokens_tell_what_they_are_of_and_stay_clear_of_special_ones(
-    requests: tuple[AgentRequest, ...],
-) -> None:
-    quarter = VOCABULARY * 3 // 16
-    bands = [VOCABULARY // 8 + kind * quarter for kind in Kind]
-    for request in requests:
-        head = max((end for _, _, end in request.layers), default=0)
-        assert all(bands[Kind.HEAD] <= t < bands[Kind.USER] for t in request.prompt[:head])
-        assert all(bands[Kind.USER] <= t < VOCABULARY * 7 // 8 for t in request.prompt[head:])
-        assert all(bands[Kind.ANSWER] <= t < VOCABULARY * 7 // 8 for t in request.answer[:-1])
-        assert request.answer[-1] in endings(VOCABULARY)
-        assert (request.answer[-1] == endings(VOCABULARY)[0]) == (request.waiting is True)
-
-
-def test_the_same_fleet_gives_the_same_requests(
-    fleet: list[FleetRequest], requests: tuple[AgentRequest, ...]
-) -> None:
-    assert build_requests(fleet, VOCABULARY, 3) == requests
-    assert build_requests(fleet, VOCABULARY, 4) != requests
-
-
-def test_a_vocabulary_that_cannot_tell_siblings_apart_is_refused() -> None:
-    writer = TokenWriter(64, 1)
-    tokens = {writer.token(number, ROOT, Kind.TOOL) for number in range(12)}
-    assert len(tokens) == 12
-    assert writer.token(3, ROOT, Kind.TOOL) in tokens
-    with pytest.raises(TrafficError, match="larger vocabulary"):
-        writer.token(12, ROOT, Kind.TOOL)
-
-
-def test_hints_are_said_by_those_who_hint_and_stretched_with_time(
-    requests: tuple[AgentRequest, ...],
-) -> None:
-    waiting = next(r for r in requests if r.returns_s)
-    ended = next(r for r in requests if r.ended)
-    assert "kv_transfer_params" not in waiting.body(0.1, hinted=False)
-    assert "session_id" not in waiting.body(0.1, hinted=False)
-    said = waiting.body(0.1, hinted=True)["kv_transfer_params"]["kvgraph"]
-    assert said["waiting_for_tool"] is True
-    assert said["expected_return_s"] == pytest.approx(0.1 * (waiting.returns_s or 0), abs=1e-3)
-    assert ended.body(0.1, hinted=True)["kv_transfer_params"]["kvgraph"]["session_ended"] is True
-    layered = waiting.body(0.1, hinted=True, layered=True)["kv_transfer_params"]["kvgraph"]
-    assert [part["layer"] for part in layered["segments"]] == ["capabilities", "rules"]
-
-
 def test_the_sample_of_sessions_ships_with_its_source_and_licence() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
-    assert "sessions/*" in project["tool"]["setuptools"]["package-data"]["kvgraph.bench"]
+    project = tomllib.loads((Path(__file__).parents[2] / "bench" / "pyproject.toml").read_text())
+    assert "sessions/*" in project["tool"]["setuptools"]["package-data"]["kvgraph_bench"]
     files = list(SESSIONS.glob("*.json.gz"))
     assert len(files) >= 20
     assert sum(path.stat().st_size for path in files) <= 300_000

@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hall import tokens_of
-from kvgraph.advisor.replay.closed import MAX_PAUSE_S
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.bench.closed.closed import ClosedScale
-from kvgraph.bench.closed.closed_arms import LONGEST_FIRST, ClosedRun
-from kvgraph.bench.closed.closed_figures import ClosedResult
-from kvgraph.bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
-from kvgraph.bench.closed.closed_report import save_closed
-from kvgraph.bench.closed.closed_sidecar import HoldCounts, parse_holds
-from kvgraph.bench.closed.closed_users import scripts
-from kvgraph.bench.closed.on_paper.closed_paper import play_on_paper
-from kvgraph.bench.closed.on_paper.closed_paper_arms import PAPER_ARMS, PaperArm
-from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
-from kvgraph.bench.recorded.agents_fleet import SESSIONS
-from kvgraph.bench.serving.completions import Answer
 from kvgraph.dashboards.metrics import admission_metrics
-from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport, EngineHello
-from kvgraph.graph.wire.events import RequestHeld as Waits
-from kvgraph.graph.wire.events import RequestReleased as Goes
-from msgspec import structs
+from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport
+from kvgraph_bench.closed.closed import ClosedScale
+from kvgraph_bench.closed.closed_arms import ClosedRun
+from kvgraph_bench.closed.closed_figures import ClosedResult
+from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
+from kvgraph_bench.closed.closed_sidecar import HoldCounts, parse_holds
+from kvgraph_bench.closed.closed_users import scripts
+from kvgraph_bench.closed.on_paper.closed_paper import play_on_paper
+from kvgraph_bench.closed.on_paper.closed_paper_arms import PAPER_ARMS, PaperArm
+from kvgraph_bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.serving.completions import Answer
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
 CLOCK = Clock(pace=0.1, warm_up_s=10.0, measured_s=60.0)
 REPORT = AdmissionReport(3, 70, 12.5, 9, (4, 1, 0, 1, 0, 0, 2), 80.0, 31.0, 91)
-
-
-def test_users_play_whole_sessions_from_somewhere_in_the_first() -> None:
-    sessions = read_sessions(SESSIONS)
-    users = scripts(sessions, 3, 1, 1800.0, 2048)
-    again = scripts(sessions, 3, 1, 1800.0, 2048)
-    assert users == again
-    assert len(users) == 3
-    for script in users:
-        assert all(0 <= turn.pause_s <= MAX_PAUSE_S for turn in script)
-        begins = [at for at, turn in enumerate(script) if turn.first]
-        names = [turn.request.session for turn in script]
-        for before, after in itertools.pairwise(begins):
-            assert len(set(names[before:after])) == 1
-        assert sum(turn.pause_s for turn in script) >= 1800.0
-    assert any(not script[0].first for script in users)
 
 
 def answered(sent_s: float, ttft_s: float, first: bool = False) -> ClosedAnswer:
@@ -95,12 +68,6 @@ def test_figures_are_of_what_was_answered_while_it_was_measured() -> None:
     assert runs[0].passed.cached_share == pytest.approx(0.6)
 
 
-def test_what_is_left_behind_says_the_size_of_a_block(tmp_path: Path) -> None:
-    result = ClosedResult(tmp_path, 20, ClosedScale(clock=CLOCK), [], {}, 480, 16)
-    saved = json.loads(save_closed(result).read_text())
-    assert (saved["pool"], saved["block"]) == (480, 16)
-
-
 class Page(Collector):
     def collect(self) -> Any:
         return admission_metrics([("engine:1", REPORT)])
@@ -117,28 +84,6 @@ def test_what_metrics_say_is_what_the_bench_reads() -> None:
     assert parse_holds("") == HoldCounts(0, 0, 0.0, 0.0, {})
 
 
-def test_an_engine_that_knows_fewer_reasons_is_read() -> None:
-    older = structs.replace(REPORT, released=REPORT.released[:6])
-    (released,) = [each for each in admission_metrics([("engine:1", older)]) if "rel" in each.name]
-    assert [sample.labels["reason"] for sample in released.samples] == list(HOLD_ENDS[:6])
-
-
-def test_the_graph_knows_who_waits_where() -> None:
-    clock = iter(float(second) for second in range(1000))
-    graph = KVCacheGraph(clock=lambda: next(clock))
-    hello = EngineHello("one", "m", 16, 100, "v")
-    graph.apply("one", [hello, Waits("a", 5, "chat", "acme"), Waits("b", 7), REPORT])
-    version = graph.changes.of("one")
-    graph.apply("one", [Goes("a", 3.0, "room")])
-    assert graph.changes.of("one") == version, "no reason to rank anew"
-    stats = graph.stats().engines["one"]
-    assert stats.admission == REPORT
-    assert list(graph.waiting()) == ["b"]
-    assert graph.waiting()["b"] > 0
-    graph.apply("one", [hello])
-    assert graph.waiting() == {}
-
-
 @pytest.mark.parametrize("arm", PAPER_ARMS, ids=lambda arm: arm.name)
 def test_the_loop_on_paper_serves_every_arm(paper_config: Any, arm: PaperArm) -> None:
     clock = Clock(pace=1.0, warm_up_s=30.0, measured_s=300.0)
@@ -151,38 +96,3 @@ def test_the_loop_on_paper_serves_every_arm(paper_config: Any, arm: PaperArm) ->
     if done.held is not None:
         assert done.held.not_held > 0
         assert done.held.longest_s <= 120.0
-
-
-def test_host_memory_on_paper_is_worth_some_of_a_larger_pool(paper_config: Any) -> None:
-    clock = Clock(pace=1.0, warm_up_s=30.0, measured_s=600.0)
-    users = scripts(read_sessions(SESSIONS), 6, 1, clock.end_s, 2048)
-    arms = {each.name: each for each in PAPER_ARMS}
-
-    def found(name: str, blocks: int) -> float:
-        return play_on_paper(paper_config, arms[name], blocks, users, clock).passed.cached_share
-
-    small, large = found("stock", 200), found("stock", 399)
-    assert large > small
-    assert small + (large - small) / 2 < found("host_lru", 200) <= large + 0.02
-
-
-def test_the_longest_cached_prefix_goes_first(paper_config: Any) -> None:
-    """Preempted ones stay in front, and where nothing is cached the first comes first."""
-    config = copy.copy(paper_config)
-    config.scheduler_config = copy.copy(config.scheduler_config)
-    config.scheduler_config.scheduler_cls = LONGEST_FIRST
-    engine = PaperEngine(config, Shape(blocks=65, warm=None, stock=True))
-    try:
-        engine.serve(tokens_of(6, 1))
-        engine.serve(tokens_of(3, 2))
-        for seed in range(9000, 9006):  # as many as run at once
-            engine.ask(tokens_of(1, seed), 300)
-        engine.step()
-        asked = [engine.ask(tokens_of(6, seed), 1).request_id for seed in (3, 2, 4, 1)]
-        engine.step()
-        waiting = [each.request_id for each in engine.scheduler.waiting]
-        assert waiting == [asked[3], asked[1], asked[0], asked[2]]
-        engine.settle()
-        assert engine.is_whole()
-    finally:
-        engine.close()

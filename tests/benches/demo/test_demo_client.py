@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from kvgraph.bench.errors import CompletionError
-from kvgraph.bench.serving.passes import all_at_once, one_at_a_time
-from kvgraph.bench.tiers.tiers_workload import build_tier_workload, chats, paced
+from kvgraph_bench.errors import CompletionError
+from kvgraph_bench.serving.passes import all_at_once, one_at_a_time
+from kvgraph_bench.tiers.tiers_workload import build_tier_workload, chats, paced
 
 
 @pytest.fixture

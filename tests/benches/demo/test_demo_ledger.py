@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 import zmq
-from kvgraph.bench.errors import LedgerError
-from kvgraph.bench.serving.cache_ledger import Books, Ledger, layers_of
-from kvgraph.bench.serving.workload import BLOCK
 from kvgraph.graph.types import SourceLayer
+from kvgraph_bench.serving.cache_ledger import Books, Ledger, layers_of
+from kvgraph_bench.serving.workload import BLOCK
 
 RULES = tuple(range(100, 100 + BLOCK))
 MIXED = tuple(range(200, 200 + BLOCK))
@@ -55,45 +54,6 @@ def test_blocks_are_booked_under_their_most_precious_layer(books: Books) -> None
     assert books.tally.stored == {SourceLayer.RULES: 1, SourceLayer.CONTEXT: 1}
 
 
-def test_what_the_workload_did_not_write_was_generated(books: Books) -> None:
-    books.apply(payload(stored([1], RULES)))
-    books.apply(payload(stored([3], [5] * BLOCK, parent=1)))
-    assert books.tally.stored[SourceLayer.GENERATION] == 1
-
-
-def test_a_block_is_what_its_whole_prefix_makes_it(books: Books) -> None:
-    books.apply(payload(stored([9], MIXED)))
-    assert books.tally.stored == {SourceLayer.GENERATION: 1}
-
-
-def test_a_block_is_lost_with_its_last_copy(books: Books) -> None:
-    books.apply(payload(stored([1], RULES), stored([1], RULES)))
-    books.apply(payload(removed(1)))
-    assert books.tally.protected_lost == 0
-    books.apply(payload(removed(1)))
-    assert books.tally.protected_lost == 1
-
-
-def test_a_lost_block_that_comes_again_is_counted_once(books: Books) -> None:
-    books.apply(payload(stored([1], RULES), removed(1)))
-    assert books.tally.protected_again == 0
-    books.apply(payload(stored([1], RULES), stored([1], RULES)))
-    assert (books.tally.protected_lost, books.tally.protected_again) == (1, 1)
-    books.apply(payload(removed(1), removed(1), {"type": "AllBlocksCleared"}, stored([1], RULES)))
-    assert (books.tally.protected_lost, books.tally.protected_again) == (2, 1)
-
-
-def test_a_reset_evicts_nothing(books: Books) -> None:
-    books.apply(payload(stored([1], RULES), {"type": "AllBlocksCleared"}, removed(1)))
-    assert not books.tally.evicted
-
-
-def test_children_of_unseen_parents_are_set_aside(books: Books) -> None:
-    books.apply(payload(stored([2], MIXED, parent=77), removed(2)))
-    assert books.tally.orphans == 1
-    assert not books.tally.evicted
-
-
 def test_the_ledger_reads_a_publisher_and_sees_holes(tmp_path: object) -> None:
     endpoint = f"ipc://{tmp_path}/events.sock"
     with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
@@ -105,14 +65,3 @@ def test_the_ledger_reads_a_publisher_and_sees_holes(tmp_path: object) -> None:
             tally = ledger.take()
             assert (tally.protected_lost, tally.missed_batches) == (1, 2)
             assert ledger.take().protected_lost == 0
-
-
-def test_the_ledger_does_not_pass_over_what_it_cannot_read(tmp_path: object) -> None:
-    endpoint = f"ipc://{tmp_path}/events.sock"
-    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
-        publisher.bind(endpoint)
-        with Ledger(endpoint, {}) as ledger:
-            publisher.recv()
-            publisher.send_multipart([b"", bytes(8), b"\xc1"])
-            with pytest.raises(LedgerError):
-                ledger.take()

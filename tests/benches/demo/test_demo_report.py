@@ -7,24 +7,22 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from kvgraph.bench.agents.agents_pass import AgentPass
-from kvgraph.bench.closed.closed_arms import ClosedRun
-from kvgraph.bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
-from kvgraph.bench.demo.demo import HAD, ArmResult, DemoResult, price_in, run_found
-from kvgraph.bench.demo.demo_report import DemoRun, print_last_words, print_report
-from kvgraph.bench.demo.engine_cliff import EngineCliff, print_engine_cliff
-from kvgraph.bench.figures import Figure, Figures
-from kvgraph.bench.serving.cache_ledger import Tally
-from kvgraph.bench.serving.completions import Answer
-from kvgraph.bench.serving.passes import PassResult, agreement
-from kvgraph.bench.serving.progress import DemoProgress
-from kvgraph.bench.serving.vllm_server import HINTS
 from kvgraph.graph.types import SourceLayer
+from kvgraph_bench.agents.agents_pass import AgentPass
+from kvgraph_bench.closed.closed_arms import ClosedRun
+from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
+from kvgraph_bench.demo.demo import HAD, ArmResult, DemoResult, run_found
+from kvgraph_bench.demo.demo_report import DemoRun, print_last_words, print_report
+from kvgraph_bench.demo.engine_cliff import EngineCliff
+from kvgraph_bench.serving.cache_ledger import Tally
+from kvgraph_bench.serving.completions import Answer
+from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.progress import DemoProgress
+from kvgraph_bench.serving.vllm_server import HINTS
 from rich.console import Console
 
 
@@ -88,39 +86,6 @@ def test_figures_compare_the_arms(result: DemoResult) -> None:
     assert figures["ttft_p50_ratio"]["value"] == pytest.approx(0.75)
 
 
-def test_a_price_that_nobody_said_is_no_figure(result: DemoResult) -> None:
-    arms = tuple(replace(arm, price_points=None) for arm in result.arms)
-    figures = DemoRun(result.out, found=replace(result, arms=arms)).figures().figures
-    assert "protection_price_points" not in figures
-    assert " 0.2 " not in text_of(partial(print_report, replace(result, arms=arms)))
-
-
-@pytest.mark.parametrize(
-    ("status", "price"),
-    [
-        ({"engines": [{"name": "e", "protection_price_points": 0.3}]}, 0.3),
-        ({"protection_price_points": 0}, 0.0),
-        ({"engines": [{"name": "e", "protection_price_points": None}]}, None),
-        ({"engines": []}, None),
-        ("gone", None),
-    ],
-)
-def test_the_price_is_read_wherever_a_status_has_it(status: object, price: float | None) -> None:
-    assert price_in(status) == price
-
-
-def test_the_engines_cliff_is_of_returning_turns(cliff: EngineCliff, tmp_path: Path) -> None:
-    run = DemoRun(tmp_path, engine=cliff)
-    figures = run.figures().figures
-    assert figures["engine_turns_ratio"].value == pytest.approx(3)
-    assert figures["engine_ttft_p50_ratio"].value == pytest.approx(0.03 / 0.9)
-    text = text_of(partial(print_engine_cliff, cliff))
-    assert "the switch alone" in text
-    saved = json.loads(run.save().read_text())
-    assert saved["engine"]["arms"]["stock vLLM"]["turns_per_minute"] == 80
-    assert saved["engine"]["arms"]["kvgraph"]["had"] == "the switch alone"
-
-
 def test_the_end_says_what_was_seen_what_to_do_and_where_the_page_is(
     result: DemoResult, cliff: EngineCliff
 ) -> None:
@@ -135,20 +100,6 @@ def test_the_end_says_what_was_seen_what_to_do_and_where_the_page_is(
     assert "secret" not in page
 
 
-def test_the_demo_keeps_how_long_it_took(result: DemoResult) -> None:
-    run = DemoRun(result.out, found=result)
-    run.began_s -= 90.0
-    saved = json.loads(run.save().read_text())
-    assert saved["figures"]["demo_minutes"]["value"] == pytest.approx(1.5, abs=0.2)
-    assert saved["command"].startswith("kvgraph")
-
-
-def test_different_sequential_texts_are_reported() -> None:
-    one, other = (PassResult((Answer("a/0", text, 0.1, 1.0, 9, 0, 2),), 1.0) for text in "xy")
-    assert agreement(one, one) == 1.0
-    assert agreement(one, other) == 0.0
-
-
 def test_the_report_says_what_every_arm_had_and_no_text(result: DemoResult) -> None:
     shown = text_of(partial(print_report, result), width=120)
     for expected in ("55.0%", "the switch, signals, layers", " 0.2 ", "400 / 400 ms", "again"):
@@ -160,19 +111,11 @@ def test_the_report_says_what_every_arm_had_and_no_text(result: DemoResult) -> N
     assert arms["stock"]["computed_again"]["rules"] == 1
 
 
-def test_the_report_says_why_rules_were_lost(tmp_path: Path) -> None:
-    nothing = text_of(partial(print_report, demo_of(tmp_path, 0)))
-    assert "ranked like any other block" not in nothing
-    some = text_of(partial(print_report, demo_of(tmp_path, 2)))
-    assert "lost 2 (stock: 3), and 1 of these" in some
-    assert "ranked like any other" in some
-
-
 def test_arms_on_paper_are_told_what_they_say_they_are(
     paper_config: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm")
-    monkeypatch.setattr("kvgraph.bench.demo.demo.base_config", lambda model: paper_config)
+    monkeypatch.setattr("kvgraph_bench.demo.demo.base_config", lambda model: paper_config)
     monkeypatch.delenv(HINTS, raising=False)
     result = run_found(tmp_path, DemoProgress(0, shown=False), requests=50)
     assert [arm.arm for arm in result.arms] == list(HAD)
@@ -183,33 +126,3 @@ def test_arms_on_paper_are_told_what_they_say_they_are(
     assert stock.tally.protected_lost > 0
     assert told.tally.protected_again <= told.tally.protected_lost
     assert HINTS not in os.environ
-
-
-def test_the_picture_is_drawn_without_a_display(
-    result: DemoResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    from kvgraph.bench.demo.picture import draw
-
-    monkeypatch.delenv("DISPLAY", raising=False)
-    assert draw(result).read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_figure_is_the_median_with_its_spread() -> None:
-    figure = Figure.of([3.0, 1.0, 2.0], "ms")
-    assert (figure.value, figure.spread, figure.n) == (2.0, (1.0, 3.0), 3)
-    wide = Figure.of([float(i) for i in range(101)], "ms")
-    assert wide.spread == (10.0, 90.0)
-
-
-def test_a_figure_without_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        Figure.of([], "ms")
-
-
-def test_figures_are_one_line_of_json() -> None:
-    figures = Figures("graph")
-    figures.add("rank_20k_ms", [1.2, 1.3, 1.5], "ms")
-    expected = {"rank_20k_ms": {"value": 1.3, "unit": "ms", "spread": [1.2, 1.5], "n": 3}}
-    assert json.loads(figures.to_json()) == {"bench": "graph", "figures": expected}
-    assert "\n" not in figures.to_json()

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kvgraph.bench.figures import Figures
-from kvgraph.bench.fleet import fleet_stock
-from kvgraph.bench.fleet.fleet_stage import OURS
-from kvgraph.bench.fleet.fleet_stock import StockFleet, add_stock_engines
-from kvgraph.bench.fleet.routers.fleet_routers import add_takes
-from kvgraph.bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.figures import Figures
+from kvgraph_bench.fleet import fleet_stock
+from kvgraph_bench.fleet.fleet_stage import OURS
+from kvgraph_bench.fleet.fleet_stock import StockFleet, add_stock_engines
+from kvgraph_bench.fleet.routers.fleet_routers import add_takes
+from kvgraph_bench.recorded.agents_fleet import SESSIONS
 
 
 def arm(cached: int, p95: float) -> dict[str, Any]:

@@ -18,6 +18,8 @@ PAGE = ROOT / "dashboards" / "page"
 REQUIRED = "KVGRAPH_PAGE_BUILD_REQUIRED"
 REMEDY = "run `npm ci && npm run build` in dashboards/web, and commit dashboards/page"
 
+pytestmark = pytest.mark.browser  # minutes, and a network: npm fetches what builds the page
+
 
 def files_below(folder: Path) -> dict[str, str]:
     return {

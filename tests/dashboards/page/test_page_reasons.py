@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from page_browser import Visit
 from page_sidecar import BLOCK, TOKEN, PageSidecar
 from small_world import pack
+from waiting import until
 
 SENTENCES = {
     "never_seen": "was never asked for before",
@@ -116,13 +117,6 @@ def told(sidecar: PageSidecar) -> dict[str, tuple[int, str]]:
     with urllib.request.urlopen(question, timeout=10) as answer:
         found = json.load(answer)["requests"]
     return {each["session"]: (each["id"], each["miss"]["reason"]) for each in reversed(found)}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_every_reason_is_told_on_the_page(

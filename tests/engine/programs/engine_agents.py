@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from kvgraph.bench.recorded.agents_forcing import ANSWER, OPTIONS
+from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
 
 BLOCK = 32
 

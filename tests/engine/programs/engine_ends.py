@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from kvgraph.bench.recorded.agents_forcing import ANSWER, OPTIONS
+from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
 
 BLOCK = 32
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}

@@ -14,8 +14,8 @@ from typing import Any
 
 from kvgraph.advisor.replay.fleet_traffic import lay_over_users
 from kvgraph.advisor.replay.recordings import read_sessions
-from kvgraph.bench.recorded.agents_forcing import ANSWER, OPTIONS
-from kvgraph.bench.recorded.agents_requests import AgentRequest, build_requests
+from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
+from kvgraph_bench.recorded.agents_requests import AgentRequest, build_requests
 
 SEED = 3
 LONGEST = 2048  # tokens of a request; longer ones are left out

@@ -18,7 +18,7 @@ from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.prompts import BINARY_TOKENS, PromptReader
 from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Wanted
 from kvgraph.advisor.fleet.upstream import Listed
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 LONG = "x" * 40_000
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from kvgraph.advisor.cli import main
+from kvgraph.advisor.fleet.app import proxy_status
+from kvgraph.advisor.fleet.engines import HealthWatch
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import Listed, Upstream, engines_in
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph.graph.errors import ConfigError
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 ZIPPED = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nnone"
 COOKIE = b"HTTP/1.1 200 OK\r\nset-cookie: sid=alice; Path=/\r\ncontent-length: 2\r\n\r\nok"
@@ -36,6 +39,51 @@ def test_one_callers_cookie_reaches_no_other() -> None:
             assert "sid=bob" in engine.headers[-1]
 
     asyncio.run(run())
+
+
+def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look, failing = HealthWatch.look, [0, 1]
+
+    async def fails_once(self: HealthWatch, upstream: Upstream) -> None:
+        if upstream.number in failing:
+            failing.remove(upstream.number)
+            raise RuntimeError("what nobody thought of")
+        await look(self, upstream)
+
+    monkeypatch.setattr(HealthWatch, "look", fails_once)
+
+    async def run() -> None:
+        async with routed([StandInEngine(), StandInEngine()]) as fleet:
+            await fleet.until(True, True)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever answers at an engine's address chooses it."""
+
+    async def run() -> None:
+        with caplog.at_level("INFO"):
+            engines = [StandInEngine(), StandInEngine("m\n2026-01-01 ERROR all is lost\x1b[31m")]
+            async with routed(engines) as fleet:
+                await fleet.until(True, False)
+                while "serves" not in caplog.text:
+                    await asyncio.sleep(0.02)
+                refused = [each["refused"] for each in fleet_status(fleet) if each["refused"]]
+        assert "ERROR all is lost" in refused[0]
+        assert refused[0].isprintable()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    told = [each.getMessage() for each in caplog.records if "all is lost" in each.getMessage()]
+    assert told
+    assert all(line.isprintable() for line in told), told
+
+
+def fleet_status(fleet: Routed) -> list[dict[str, Any]]:
+    engines: list[dict[str, Any]] = proxy_status(fleet.proxy)["engines"]
+    return engines
 
 
 def up(fleet: Routed) -> bool:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from kvgraph.advisor.fleet.callers import BadRequestError, Body, Call
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
 async def asked_raw(fleet: Routed, path: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.engines import HealthWatch, cache_facts
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.bench.fleet.stand_in_engine import StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
 
 
 def said(blocks: str, engine: int = 0) -> str:

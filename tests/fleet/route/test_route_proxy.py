@@ -13,7 +13,7 @@ from kvgraph.advisor.fleet import engines as health
 from kvgraph.advisor.fleet import proxy
 from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import log_for_people
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 Scene = Callable[[Routed], Awaitable[None]]
 

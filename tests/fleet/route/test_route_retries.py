@@ -13,7 +13,7 @@ from kvgraph.advisor.fleet import app, engines
 from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
 @pytest.fixture

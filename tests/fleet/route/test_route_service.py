@@ -20,8 +20,8 @@ from kvgraph.advisor.fleet.app import BodyRoom, BodyShare, FullError, ProxyApp
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import Front, HeadDeadline
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
-from kvgraph.bench.serving.listening import listening
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.serving.listening import listening
 
 LOCAL = ["127.0.0.1"]
 

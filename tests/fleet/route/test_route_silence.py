@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from kvgraph.advisor.process.process import HeadDeadline
-from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
 def fleet_of(engines: int, first_byte_s: float) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.intents import (
@@ -27,6 +26,7 @@ from kvgraph.graph.wire.events import (
     Segment,
     SessionSignal,
 )
+from wire_keys import pack
 
 SIZE, POOL = 16, 40
 
@@ -58,10 +58,6 @@ class World:
 
     def order(self) -> list[int]:
         return self.graph.rank("e", 1000).order.tolist()
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 @pytest.fixture

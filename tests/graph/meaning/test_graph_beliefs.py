@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from kvgraph.graph.intents import Intent, IntentKind, Target
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -15,12 +14,9 @@ from kvgraph.graph.wire.events import (
     Segment,
     SessionSignal,
 )
+from wire_keys import pack
 
 SIZE = 16
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class World:

@@ -14,10 +14,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
+from wire_keys import pack
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.wire.events import (
     BlocksAttended,
     BlocksLoaded,
@@ -18,13 +19,10 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     SessionSignal,
 )
+from wire_keys import pack
 
 SIZE = 16
 WARM, COLD = 2, 4
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class Cache:
@@ -153,6 +151,26 @@ def test_what_follows_a_hole_is_left_alone(cache: Cache) -> None:
     cache.now += 4
     assert cache.order() == [2], "4 could never be matched without 3"
     cache.graph.apply("e", [BlocksRemoved(pack(1))])
+    assert cache.order() == []
+
+
+def test_what_follows_a_block_that_was_forgotten_is_left_alone(cache: Cache) -> None:
+    """Whatever stood before a chain's rest, nothing matches without it."""
+    cache.graph = KVCacheGraph(
+        limits=GraphLimits(max_ghosts=4, ghost_share=0.0), clock=lambda: cache.now
+    )
+    cache.turn("agent", 1, 2, 3, waiting_for_tool=True, expected_return_s=30.0)
+    cache.lose(2, 3)
+    cache.graph.apply("e", [BlocksRemoved(pack(1))])
+    for first in range(100, 200, 10):
+        others = range(first, first + 10)
+        cache.turn(f"s{first}", *others)
+        cache.graph.apply("e", [BlocksRemoved(pack(*others))])
+    blocks = cache.graph.tables.blocks
+    known = blocks.keys[: blocks.size].tolist()
+    assert 1 not in known
+    assert blocks.parent[known.index(2)] == -1
+    cache.now += 28
     assert cache.order() == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Rules
@@ -15,15 +14,12 @@ from kvgraph.graph.wire.events import (
     Segment,
     SessionSignal,
 )
+from wire_keys import pack
 
 SIZE = 16
 RULES, IDENTITY, AXIOMS = SourceLayer.RULES, SourceLayer.IDENTITY, SourceLayer.AXIOMS
 GENERATION, CONTEXT = SourceLayer.GENERATION, SourceLayer.CONTEXT
 TOOLS = SourceLayer.CAPABILITIES
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class World:

@@ -15,14 +15,11 @@ from kvgraph.graph.ranking.rules import RULES
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import BlockFlag, SessionState, SourceLayer, Tier
 from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted, Segment
+from wire_keys import pack
 
 SIZE = 16
 NOW = 1000.0
 PROTECTED, SUPERSEDED, OVER, PINNED, DUE, PLAIN = range(1, 7)
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def turn(graph: KVCacheGraph, session: str, key: int, layer: SourceLayer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hand_clock import Clock
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import Rules, Weights
@@ -15,30 +16,19 @@ from kvgraph.graph.wire.events import (
     Segment,
     SessionSignal,
 )
+from wire_keys import pack
 
 SIZE = 16
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
 def graph(clock: Clock) -> KVCacheGraph:
     return KVCacheGraph(clock=clock)
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def turn(

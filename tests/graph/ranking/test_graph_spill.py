@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from kvgraph.graph import snapshot
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -23,14 +22,11 @@ from kvgraph.graph.wire.events import (
     Segment,
     TierReport,
 )
+from wire_keys import pack
 
 SIZE = 16
 WARM, COLD = 2, 4
 REPORT = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0)
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 class Cache:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from kvgraph.bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions import Way
@@ -19,6 +18,7 @@ from kvgraph.graph.wire.events import (
     BlocksStored,
     EngineHello,
 )
+from kvgraph_bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
 
 POOL = 300_000
 

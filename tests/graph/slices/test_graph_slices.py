@@ -10,7 +10,6 @@ import pytest
 from kvgraph.advisor.intake import Intake
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.advisor.sockets.subscriber import EventSubscriber, Heard
-from kvgraph.bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
 from kvgraph.graph.ingest.slices import CHURN, SLICE_KEYS, event_runs
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.hash_index import HashIndex
@@ -26,6 +25,7 @@ from kvgraph.graph.wire.events import (
     Pressure,
     RequestStarted,
 )
+from kvgraph_bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
 
 POOL = 100_000
 LIFE = Pressure(POOL, POOL, 0, 0, 0)

@@ -15,12 +15,9 @@ from kvgraph.graph.wire.events import (
     Segment,
 )
 from kvgraph.hooks.link.outbox import as_tip
+from wire_keys import pack
 
 SIZE = 16
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
 
 
 def turn(number: int, keys: range, found: int, session: str | None) -> list[AnyEvent]:

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import NOBODY, PaperEngine, Shape
 from kvgraph.graph.wire.events import RequestStarted
 from kvgraph.hooks.vllm import patches
 from kvgraph.hooks.vllm.patches import FOLLOWED, WATCH, follow_connectors, observed_class
+from kvgraph_bench.paper.paper_engine import NOBODY, PaperEngine, Shape
 from paper import fail, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -172,7 +172,7 @@ def test_one_that_cannot_be_observed_runs_as_in_stock(
     follow_connectors()
     with caplog.at_level(logging.WARNING):
         engine = PaperEngine(user_config(), Shape(stock=True))
-    assert "UserConnector is not observed (RuntimeError" in caplog.text
+    assert "connector runs as in stock vLLM, and is not observed (RuntimeError" in caplog.text
     assert len(engine.serve(text(3, 1), output=5)) == 5
     engine.close()
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import (
     BlocksCleared,
@@ -21,6 +20,7 @@ from kvgraph.graph.wire.events import (
     Segment,
 )
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
 from msgspec import structs
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
+from kvgraph_bench.paper.paper_engine import Shape
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
+from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

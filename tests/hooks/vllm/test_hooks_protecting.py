@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Rules
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
-from kvgraph.hooks.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, protect_stale_s
+from kvgraph.hooks.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, engine_settings
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
 from kvgraph.hooks.vllm.index import BlockIndex
+from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -176,7 +176,7 @@ def test_how_long_is_configuration(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, seconds: float
 ) -> None:
     monkeypatch.setenv(PROTECT_STALE_VARIABLE, text)
-    assert protect_stale_s() == seconds
+    assert engine_settings("protect_stale_s").protect_stale_s == seconds
     refused = text not in ("", "5", "0")
     assert (PROTECT_STALE_VARIABLE in caplog.text) is refused
 

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape, cache_of
-from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.keys import GROUP_BYTES, key_of, unpack
 from kvgraph.hooks.tiers.jobs import Answers, WorkerStart
 from kvgraph.hooks.vllm import plugin, shapes
 from kvgraph.hooks.vllm.tiers.store import reason_to_refuse
+from kvgraph_bench.paper.paper_engine import Shape, cache_of
+from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from paper import changed, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

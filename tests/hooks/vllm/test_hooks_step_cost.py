@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
 from kvgraph.graph.wire.advice import EvictionRanking, RankingMessage
 from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of
@@ -21,6 +20,7 @@ from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.window import move_behind
 from kvgraph.hooks.vllm.meters import PromptDemand
 from kvgraph.hooks.vllm.observer import ChangeReporter
+from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
 from pool_engine import Engine, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -20,6 +20,7 @@ from kvgraph.hooks.requests.hints import (
     TagReader,
     hint_policy,
 )
+from kvgraph.hooks.settings import EngineSettings
 
 EVERYBODY = HintPolicy(HintTrust.ALL)
 
@@ -145,10 +146,14 @@ FULL = {
 SECRET = "correct horse battery staple"
 
 
+def stated(hints: str) -> EngineSettings:
+    return EngineSettings.read({"AITHER_KVCACHE_HINTS": hints})
+
+
 def policy_of(tmp_path: Path, value: str) -> HintPolicy:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     (tmp_path / "secret").chmod(0o600)
-    return hint_policy({"AITHER_KVCACHE_HINTS": value.replace("FILE", str(tmp_path / "secret"))})
+    return hint_policy(stated(value.replace("FILE", str(tmp_path / "secret"))))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +222,7 @@ def test_a_secret_that_is_none_trusts_nobody(
     path = tmp_path / "secret"
     if content is not None:
         path.write_bytes(content.encode("latin-1"))
-    assert hint_policy({"AITHER_KVCACHE_HINTS": f"secret:{path}"}) == HintPolicy(HintTrust.OFF)
+    assert hint_policy(stated(f"secret:{path}")) == HintPolicy(HintTrust.OFF)
     assert str(path) in caplog.text
 
 

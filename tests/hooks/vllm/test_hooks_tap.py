@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
 from kvgraph.hooks.vllm import connector as connector_module
 from kvgraph.hooks.vllm import scheduler
 from kvgraph.hooks.vllm.tap import PoolTap
+from kvgraph_bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -13,9 +13,9 @@ import threading
 import time
 from typing import Any
 
-from kvgraph.bench.fleet.kills.mooncake_processes import connected, start_master
-from kvgraph.bench.fleet.processes.apart import end
 from kvgraph.hooks.store.sealed import SealedRecords, store_key
+from kvgraph_bench.fleet.kills.mooncake_processes import connected, start_master
+from kvgraph_bench.fleet.processes.apart import end
 
 SIZE = 1 << 20
 KEY, NONE = bytes([1]) * 32, bytes([2]) * 32

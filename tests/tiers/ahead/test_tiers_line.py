@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from hall import Clock, Hall, by_priority
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.hooks.vllm.tiers.prefetcher import WaitingLine
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from paper import begin_load, park, text, words
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.hooks.vllm.tiers.idle import IdleEngine
+from kvgraph_bench.paper.paper_engine import Shape
 from paper import text
 from pool_engine import Engine, keys, parked, prompt
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ....advisor.replay.trace import HostLink
-from ....hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
+from kvgraph.advisor.replay.trace import HostLink
+from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
+
 from ...paper.paper_engine import BLOCK_SIZE, PaperEngine
 from ...paper.paper_model import Batch, aggregated, runner_output
 from ...paper.paper_worker import LOADS, SPILLS

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from ....advisor.replay.recordings import Session, read_sessions
+from kvgraph.advisor.replay.recordings import Session, read_sessions
+
 from ...paper.paper_engine import BLOCK_SIZE, base_config
 from ...paper.quiet import only_errors
 from ...serving.model import TINY, ModelShape, ensure_model

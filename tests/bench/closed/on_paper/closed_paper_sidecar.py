@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ....advisor.assembly import new_graph
-from ....advisor.config.config import Config
-from ....advisor.config.sections import PolicyConfig, ScoreConfig
-from ....advisor.planner import GraphEvictionAdvisor
-from ....graph.wire.events import HOLD_ENDS
-from ....hooks.vllm.holding.holding import NoHolding
-from ....hooks.vllm.patches import bind_scheduler
+from kvgraph.advisor.assembly import new_graph
+from kvgraph.advisor.config.config import Config
+from kvgraph.advisor.config.sections import PolicyConfig, ScoreConfig
+from kvgraph.advisor.planner import GraphEvictionAdvisor
+from kvgraph.graph.wire.events import HOLD_ENDS
+from kvgraph.hooks.vllm.holding.holding import NoHolding
+from kvgraph.hooks.vllm.patches import bind_scheduler
+
 from ...paper.paper_engine import PaperEngine
 from ..closed_sidecar import HoldCounts
 from .closed_paper_arms import PaperArm

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ....advisor.replay.trace import AGENTS_SERVICE
+from kvgraph.advisor.replay.trace import AGENTS_SERVICE
+
 from ...recorded.agents_requests import SHRINK
 from ..closed_arms import LONGEST_FIRST
 from ..closed_users import ClosedTurn

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from kvgraph.hooks.confkv.cache import ConfKVCache
+from kvgraph.hooks.confkv.layer import ConfLayer, Ranker
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
-from ....hooks.confkv.cache import ConfKVCache
-from ....hooks.confkv.layer import ConfLayer, Ranker
-from ....hooks.confkv.settings import ConfKVSettings
 from ...errors import BenchError
 from ...figures import Figures
 from ..rivals import POOLED, STREAMING, HeavyHitters, SnapKV

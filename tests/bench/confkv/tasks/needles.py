@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from kvgraph.hooks.confkv.cache import ConfKVCache
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
-from ....hooks.confkv.cache import ConfKVCache
-from ....hooks.confkv.settings import ConfKVSettings
 from ...figures import Figures
 from ...teaching.recall_language import SAID, make_quiz
 from ..confkv_arms import STATIC, confident

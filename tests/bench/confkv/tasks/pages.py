@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 from transformers import DynamicCache
 
-from ....hooks.confkv.settings import ConfKVSettings
 from ...figures import Figures
 from ..confkv_arms import confident
 from ..confkv_texts import Told, told_codes

@@ -8,22 +8,22 @@ from typing import Final
 
 import numpy as np
 import psutil
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
-
-from ....advisor.page.status import log_totals
-from ....advisor.shadows.runner import ShadowRunner
-from ....dashboards.metrics import SidecarCollector
-from ....dashboards.source import EngineStatus, LogTotals, SidecarStatus
-from ....graph.kvcache_graph import KVCacheGraph
-from ....graph.tables.tables import GraphLimits
-from ....graph.wire.events import (
+from kvgraph.advisor.page.status import log_totals
+from kvgraph.advisor.shadows.runner import ShadowRunner
+from kvgraph.dashboards.metrics import SidecarCollector
+from kvgraph.dashboards.source import EngineStatus, LogTotals, SidecarStatus
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksStored,
     RequestFinished,
     RequestStarted,
 )
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
 from ...figures import Figures
 from ..faults import Say, Size
 

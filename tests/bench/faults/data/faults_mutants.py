@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-
-from ....graph.errors import GraphError, WireError
-from ....graph.kvcache_graph import KVCacheGraph
-from ....graph.tables.tables import GraphLimits
-from ....graph.wire import frames
-from ....graph.wire.events import (
+from kvgraph.graph.errors import GraphError, WireError
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.wire import frames
+from kvgraph.graph.wire.events import (
     AdviceApplied,
     AnyEvent,
     BlocksAttended,
@@ -33,6 +32,7 @@ from ....graph.wire.events import (
     Segment,
     SessionSignal,
 )
+
 from ...figures import Figures
 from ..faults import Say, Size
 

@@ -14,9 +14,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ....advisor.sockets.kv_order import MAX_ATTEMPTS
-from ....graph.kvcache_graph import KVCacheGraph
-from ....graph.snapshot import save
+from kvgraph.advisor.sockets.kv_order import MAX_ATTEMPTS
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.snapshot import save
+
 from ...figures import Figures
 from ...sidecars.kv_publisher import Publisher, Watcher, removed, stored
 from ..faults import Say, Size

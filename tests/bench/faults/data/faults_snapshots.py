@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from kvgraph.graph import snapshot
+from kvgraph.graph.errors import SnapshotError
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.wire.events import BlocksStored, RequestStarted
 
-from ....graph import snapshot
-from ....graph.errors import SnapshotError
-from ....graph.kvcache_graph import KVCacheGraph
-from ....graph.wire.events import BlocksStored, RequestStarted
 from ...figures import Figures
 from ..faults import Say, Size
 

@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ....hooks.fake import FakeEngine
-from ....hooks.link.client import ClientOptions
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
+
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size

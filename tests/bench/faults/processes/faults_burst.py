@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from kvgraph.graph.wire.events import AnyEvent, BlocksRemoved, BlocksStored, EngineHello, Pressure
+from kvgraph.hooks.link.client import AdvisorClient
 
-from ....graph.wire.events import AnyEvent, BlocksRemoved, BlocksStored, EngineHello, Pressure
-from ....hooks.link.client import AdvisorClient
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 import zmq
+from kvgraph.graph.wire.events import AnyEvent
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
+from kvgraph.hooks.link.outbox import Outbox
 
-from ....graph.wire.events import AnyEvent
-from ....hooks.fake import FakeEngine
-from ....hooks.link.client import AdvisorClient, ClientOptions
-from ....hooks.link.outbox import Outbox
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ....advisor.config.config import load
-from ....advisor.service import Service
-from ....hooks.fake import FakeEngine
-from ....hooks.link.client import ClientOptions
+from kvgraph.advisor.config.config import load
+from kvgraph.advisor.service import Service
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
+
 from ...figures import Figures
 from ...sidecars.sidecar_process import wait_until
 from ..faults import Say, Size

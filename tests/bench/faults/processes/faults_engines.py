@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 
-from ....hooks.fake import FakeEngine
-from ....hooks.link.client import ClientOptions
 from ...figures import Figures
 from ...sidecars.kv_publisher import Publisher, Watcher, stored
 from ...sidecars.sidecar_process import SidecarProcess, wait_until

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from kvgraph.graph.wire.endpoints import RunningSidecar
+from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.link.client import ClientOptions
 
-from ....graph.wire.endpoints import RunningSidecar
-from ....hooks.fake import FakeEngine
-from ....hooks.link.client import ClientOptions
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size

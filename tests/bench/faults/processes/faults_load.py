@@ -17,11 +17,10 @@ from typing import Final
 
 import numpy as np
 import zmq
-
-from ....graph.errors import WireError
-from ....graph.wire import frames
-from ....graph.wire.advice import ResyncRequest
-from ....graph.wire.events import (
+from kvgraph.graph.errors import WireError
+from kvgraph.graph.wire import frames
+from kvgraph.graph.wire.advice import ResyncRequest
+from kvgraph.graph.wire.events import (
     AnyEvent,
     BlocksRemoved,
     BlocksResident,
@@ -29,6 +28,7 @@ from ....graph.wire.events import (
     EngineHello,
     Pressure,
 )
+
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size

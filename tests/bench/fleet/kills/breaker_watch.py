@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from ....hooks.store.stores import MooncakeStore
-from ....hooks.vllm.tiers.sharing import StoreLookup
+from kvgraph.hooks.store.stores import MooncakeStore
+from kvgraph.hooks.vllm.tiers.sharing import StoreLookup
 
 _TICK_S: Final = 0.01  # between two requests that ask; chosen
 _WATCHED_S: Final = 4.0  # less than the first call blocks

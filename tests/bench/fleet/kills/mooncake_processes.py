@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ....hooks.store.stores import MooncakeStore
-from ....kernels.tensors import StorageError
+from kvgraph.hooks.store.stores import MooncakeStore
+from kvgraph.kernels.tensors import StorageError
+
 from ...errors import ServerError
 from ..processes.apart import has_networks
 

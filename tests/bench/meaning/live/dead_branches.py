@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import httpx
+from kvgraph.graph.types import SourceLayer
 
-from ....graph.types import SourceLayer
 from ...serving.cache_ledger import Digest, Ledger, chain_digest
 from ...serving.vllm_server import Server
 from ...serving.workload import BLOCK

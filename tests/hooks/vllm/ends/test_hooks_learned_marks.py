@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.meaning.families import FAMILIES, TOOLLESS, Family
-from kvgraph.bench.meaning.family_models import family_config, write_family
-from kvgraph.bench.meaning.stops import judge
 from kvgraph.hooks.requests.ends import read_marks
 from kvgraph.hooks.settings import ENDS_KEY, ENDS_VARIABLE
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_marks
 from kvgraph.hooks.vllm.patches import given_template, remember_templates
+from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family
+from kvgraph_bench.meaning.family_models import family_config, write_family
+from kvgraph_bench.meaning.stops import judge
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),
@@ -71,6 +71,7 @@ def test_beside_a_users_connector_the_environment_hands_them_over(
 
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "ipc:///tmp/somewhere")
     monkeypatch.setenv(ENDS_VARIABLE, '{"turn_ends": [5], "model": "of another engine"}')
+    monkeypatch.setenv("AITHER_KVCACHE_LAYERS", "1")  # handed over too, and put back afterwards
     user = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
     hermes.kv_transfer_config = user
     plugin.attach(hermes)

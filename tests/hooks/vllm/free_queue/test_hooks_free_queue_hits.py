@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import cached_pool
-from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.tap import PoolTap
+from kvgraph_bench.hotpath import cached_pool
+from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from budgets import small_or_large
 from kvgraph.advisor.config.sections import PrefetchConfig
 from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Rules
 from kvgraph.graph.wire.events import BlocksResident
 from kvgraph.hooks.keys import key_of
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 
 HEAD = 7  # protected blocks that open the prompts of one tenant
 TENANTS = 3
@@ -157,11 +158,12 @@ def played(config: Any, shape: Shape, seed: int, dies: bool) -> Watched:
     return watch
 
 
+@pytest.mark.parametrize("runs", small_or_large(2, 6))
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_no_protected_block_is_lost_to_a_late_sidecar(
-    paper_config: Any, shape: Shape, dies: bool
+    paper_config: Any, shape: Shape, dies: bool, runs: int
 ) -> None:
-    runs = [played(paper_config, shape, seed, dies) for seed in range(100, 106)]
-    assert sum(run.taken for run in runs) > 6 * 5 * shape.blocks, "too little was asked of the pool"
-    assert [run.needless for run in runs] == [0] * 6
+    pools = [played(paper_config, shape, seed, dies) for seed in range(100, 100 + runs)]
+    assert sum(pool.taken for pool in pools) > runs * 5 * shape.blocks, "too little was asked of it"
+    assert [pool.needless for pool in pools] == [0] * runs

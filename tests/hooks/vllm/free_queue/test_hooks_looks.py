@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import a_ranking, cached_pool
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.protection import ProtectedKeys
+from kvgraph_bench.hotpath import a_ranking, cached_pool
 from pool_engine import Engine, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pytest
-from kvgraph.bench.hotpath import cached_pool
 from kvgraph.hooks.vllm.free_queue.window import Victims
 from kvgraph.hooks.vllm.index import FoundBlocks
+from kvgraph_bench.hotpath import cached_pool
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

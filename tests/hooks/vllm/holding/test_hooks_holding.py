@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -234,9 +236,29 @@ def test_what_brings_no_block_is_not_held(hall: Hall) -> None:
     assert hall.held == []
 
 
-@pytest.mark.parametrize("role", [None, "kv_producer", "kv_consumer", "kv_both"])
+def multi(*parts: tuple[str, str]) -> tuple[str, str, dict[str, Any]]:
+    listed = [{"kv_connector": name, "kv_role": role} for name, role in parts]
+    return "MultiConnector", "kv_both", {"connectors": listed}
+
+
+@pytest.mark.parametrize(
+    ("user", "believed"),
+    [
+        (None, False),
+        (("NixlConnector", "kv_producer", {}), False),
+        (("NixlConnector", "kv_consumer", {}), True),
+        (("NixlConnector", "kv_both", {}), True),
+        (("SomebodysOwn", "kv_consumer", {}), True),
+        (("SomebodysOwn", "kv_both", {}), False),
+        (("OffloadingConnector", "kv_both", {}), False),
+        (("LMCacheConnectorV1", "kv_both", {}), False),
+        (multi(("OffloadingConnector", "kv_both"), ("KvGraphConnector", "kv_both")), False),
+        (multi(("OffloadingConnector", "kv_both"), ("MooncakeConnector", "kv_both")), True),
+        (("MultiConnector", "kv_both", {"connectors": "none"}), False),
+    ],
+)
 def test_a_prompt_that_another_engine_computed_is_not_held_where_prompts_are_fetched(
-    paper: Callable[..., Any], role: str | None
+    paper: Callable[..., Any], user: tuple[str, str, dict[str, Any]] | None, believed: bool
 ) -> None:
     """Anybody can say so; it is believed of an engine whose user's connector fetches prompts."""
     from kvgraph.hooks.vllm.scheduler import _fetches_prompts
@@ -244,14 +266,32 @@ def test_a_prompt_that_another_engine_computed_is_not_held_where_prompts_are_fet
 
     hall = Hall(paper(shape(), clock=Clock()))
     assert not _fetches_prompts(hall.engine.scheduler), "ours alone"
-    if role is not None:
-        user = KVTransferConfig(kv_connector="NixlConnector", kv_role=role)
-        beside = SimpleNamespace(connector=SimpleNamespace(_kv_transfer_config=user))
+    if user is not None:
+        name, role, extra = user
+        config = KVTransferConfig(kv_connector=name, kv_role=role, kv_connector_extra_config=extra)
+        beside = SimpleNamespace(connector=SimpleNamespace(_kv_transfer_config=config))
         hall.holding._sessions._fetches = _fetches_prompts(beside)  # type: ignore[arg-type]
     hall.busy()
     hall.say(0)
     remote = hall.ask(4, 1, kv_transfer_params={"do_remote_prefill": True})
-    assert hall.held == ([] if role in ("kv_consumer", "kv_both") else [remote])
+    assert hall.held == ([] if believed else [remote])
+
+
+def test_the_connectors_that_fetch_what_requests_name_are_vllms() -> None:
+    """It fails when another of vLLM's connectors reads it: name it where the list is."""
+    from kvgraph.hooks.vllm.scheduler import _FETCHERS
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1 import __path__ as places
+
+    reading = {
+        file.relative_to(place).parts[0]
+        for place in places
+        for file in Path(place).rglob("*.py")
+        if "do_remote_prefill" in file.read_text()
+    }
+    loaders = [inspect.getclosurevars(KVConnectorFactory._registry[name]) for name in _FETCHERS]
+    modules = [loader.nonlocals["module_path"] for loader in loaders]
+    assert {module.split(".v1.")[1].split(".")[0] for module in modules} == reading
 
 
 def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
-from kvgraph.bench.paper.paper_engine import PaperEngine
 from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
+from kvgraph_bench.paper.paper_engine import PaperEngine
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

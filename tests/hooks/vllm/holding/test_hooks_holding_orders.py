@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
-from kvgraph.bench.paper.paper_engine import PaperEngine
 from kvgraph.graph.release_order import Held, HoldingOrder
 from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
 from kvgraph.hooks.vllm.holding.arrivals import SessionName, SessionNames
+from kvgraph_bench.paper.paper_engine import PaperEngine
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -223,6 +223,16 @@ def test_vllms_priorities_hold(
     assert hall.held == [late]
     hall.step(3, room=None)
     assert hall.started[1:] == [most_urgent, urgent, late]
+
+
+def test_where_vllm_knows_no_priorities_nobody_claims_one(hall: Hall) -> None:
+    """vLLM takes the field from any client, and its default policy does not look at it."""
+    hall.busy()
+    hall.say(0)
+    names = [hall.ask(4, number, priority=-number) for number in range(1, 4)]
+    assert hall.held == names
+    hall.step(1, room=4)
+    assert hall.held == names[1:]
 
 
 def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from hall import shape
 from kvgraph.graph.wire.advice import HOLD_MAX_S
-from kvgraph.hooks import settings
 from kvgraph.hooks.settings import (
     ADMISSION_VARIABLE,
     HOLD_MAX_VARIABLE,
-    admission_switched_on,
-    hold_max_s,
+    EngineSettings,
+    engine_settings,
 )
 from kvgraph.hooks.vllm.holding.holding import NoHolding
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
@@ -34,24 +33,23 @@ def stock_scheduler() -> Iterator[None]:
     Scheduler.__init__ = original
 
 
-@pytest.mark.parametrize("by_default", [False, True])
+BY_DEFAULT = EngineSettings.model_fields["admission"].default
+
+
 @pytest.mark.parametrize(
-    ("text", "on"), [("1", True), ("auto", True), ("", None), ("0", False), ("off", False)]
+    ("text", "on"), [("1", True), ("auto", True), ("", BY_DEFAULT), ("0", False), ("off", False)]
 )
-def test_the_switch(
-    monkeypatch: pytest.MonkeyPatch, text: str, on: bool | None, by_default: bool
-) -> None:
-    monkeypatch.setattr(settings, "ADMISSION_BY_DEFAULT", by_default)
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
     monkeypatch.setenv(ADMISSION_VARIABLE, text)
-    assert admission_switched_on() is (by_default if on is None else on)
+    assert engine_settings().admission is on
     monkeypatch.delenv(ADMISSION_VARIABLE)
-    assert admission_switched_on() is by_default
+    assert engine_settings().admission is BY_DEFAULT
 
 
 def test_what_people_are_told_of_the_default_is_so() -> None:
     told = (Path(__file__).parents[4] / "docs/admission.md").read_text()
-    assert f"`{ADMISSION_VARIABLE}={int(not settings.ADMISSION_BY_DEFAULT)}`" in told
-    assert f"`{ADMISSION_VARIABLE}={int(settings.ADMISSION_BY_DEFAULT)}`" not in told
+    assert f"`{ADMISSION_VARIABLE}={int(not BY_DEFAULT)}`" in told
+    assert f"`{ADMISSION_VARIABLE}={int(BY_DEFAULT)}`" not in told
 
 
 @pytest.mark.parametrize(
@@ -62,8 +60,8 @@ def test_the_bound(
 ) -> None:
     monkeypatch.setenv(HOLD_MAX_VARIABLE, text)
     with caplog.at_level(logging.WARNING):
-        assert hold_max_s(HOLD_MAX_S) == seconds
-    assert HOLD_MAX_S == 300.0
+        assert engine_settings("hold_max_s").hold_max_s == seconds
+    assert EngineSettings().hold_max_s == HOLD_MAX_S
     assert len(caplog.records) == (text in ("-1", "soon"))
     assert all(HOLD_MAX_VARIABLE in record.getMessage() for record in caplog.records)
 
@@ -82,7 +80,6 @@ def test_schedulers_that_are_made_hold_where_it_is_switched_on(
     follow_schedulers()
     assert Scheduler.__init__ is original, "off, nothing of vLLM's is touched"
     monkeypatch.delenv(ADMISSION_VARIABLE)
-    monkeypatch.setattr(settings, "ADMISSION_BY_DEFAULT", True)
     follow_schedulers()
     follow_schedulers()
     engine = paper(shape(asynchronous=asynchronous))

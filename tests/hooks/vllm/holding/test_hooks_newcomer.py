@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgraph.bench.closed.on_paper.newcomer import play_newcomers
-from kvgraph.bench.serving.model import ModelShape
 from kvgraph.graph.wire.advice import HOLD_MAX_S
+from kvgraph_bench.closed.on_paper.newcomer import play_newcomers
+from kvgraph_bench.serving.model import ModelShape
 
 
 def test_a_large_newcomer_waits_no_longer_than_three_times_as_long_as_small_ones(

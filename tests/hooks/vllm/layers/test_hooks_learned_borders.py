@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.bench.meaning.chat_layers import FamilyChats, judge_layers, painted
-from kvgraph.bench.meaning.families import FAMILIES, TOOLLESS, Family
-from kvgraph.bench.meaning.family_models import family_config, write_family
-from kvgraph.bench.meaning.forged_prompts import opening
-from kvgraph.bench.meaning.forgery_judge import believed
-from kvgraph.bench.meaning.made_chats import MadeChat
+from budgets import small_or_large
 from kvgraph.graph.types import SourceLayer
 from kvgraph.hooks.requests.borders import TokenPlaces, decoder, read_table
 from kvgraph.hooks.requests.messages import LayerMarker
 from kvgraph.hooks.settings import LAYERS_KEY, LAYERS_VARIABLE
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_borders
+from kvgraph_bench.meaning.chat_layers import FamilyChats, judge_layers, painted
+from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family
+from kvgraph_bench.meaning.family_models import family_config, write_family
+from kvgraph_bench.meaning.forged_prompts import opening
+from kvgraph_bench.meaning.forgery_judge import believed
+from kvgraph_bench.meaning.made_chats import MadeChat
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),
@@ -35,9 +36,10 @@ def made_config(family: Family, directory: Path) -> Any:
         return family_config(family, write_family(family, directory))
 
 
+@pytest.mark.parametrize("count", small_or_large(3, 8))
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_layers_of_a_family_are_told_apart(family: Family, tmp_path: Path) -> None:
-    judged = judge_layers(family, tmp_path / family.name, count=8, seed=7)
+def test_the_layers_of_a_family_are_told_apart(family: Family, count: int, tmp_path: Path) -> None:
+    judged = judge_layers(family, tmp_path / family.name, count=count, seed=7)
     for way, each in judged.items():
         assert each.tokens > 500, way
         assert each.accuracy >= 0.99, (way, each.wrong)

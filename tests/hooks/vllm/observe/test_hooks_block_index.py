@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, cached_pool, new_pool, request_maker
 from kvgraph.hooks.keys import key_in_pool, pack_hashes, unpack
 from kvgraph.hooks.vllm.index import BlockIndex
+from kvgraph_bench.hotpath import BLOCK_SIZE, cached_pool, new_pool, request_maker
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

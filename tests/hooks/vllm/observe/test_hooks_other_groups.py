@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.words.words import miss_sentence
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import REASON_NAMES, Reason
 from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.advice import EvictionRanking
 from kvgraph.graph.wire.events import CacheGroup, GroupKind, RequestStarted
 from kvgraph.hooks.keys import key_of
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
+from kvgraph_bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from paper import text, words
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.hooks.link.client import AdvisorClient
 from kvgraph.hooks.vllm.meters import PressingNews
+from kvgraph_bench.paper.paper_engine import Shape
 
 BLOCK = 16
 

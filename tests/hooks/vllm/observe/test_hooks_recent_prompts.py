@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.page.misses import request_view
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.hooks.link.late import RecentPrompts
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import words
 
 SIZE = 4

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import REASON_NAMES
 from kvgraph.graph.wire.advice import ContentKey
 from kvgraph.graph.wire.events import AnyEvent, RequestStarted
 from kvgraph.hooks.link.late import PromptDigests
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.page.misses import request_view
-from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import Reason
 from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.events import BlocksRemoved, RequestStarted
+from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -8,10 +8,10 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire.events import BlocksCleared, BlocksRemoved, BlocksStored, Event, Pressure
 from kvgraph.hooks.keys import key_in_pool
+from kvgraph_bench.paper.paper_engine import Shape
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

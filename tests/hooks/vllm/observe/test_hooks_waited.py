@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.graph.wire.events import RequestStarted
+from kvgraph_bench.paper.paper_engine import Shape
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.intents.client import hints
-from kvgraph.bench.paper.paper_engine import Shape
 from kvgraph.graph.wire.events import RequestStarted
+from kvgraph_bench.paper.paper_engine import Shape
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

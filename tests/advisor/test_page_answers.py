@@ -7,10 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kvgraph.advisor.page.attention import notices
-from kvgraph.advisor.page.evictions import Evictions, EvictionsAsked
-from kvgraph.advisor.page.misses import RequestsAsked
-from kvgraph.advisor.page.questions import Questions
-from kvgraph.advisor.page.routes import PageBoard
+from kvgraph.advisor.page.evictions import Evictions, EvictionsAsked, evictions_of
+from kvgraph.advisor.page.graph import block_of, graph_of
+from kvgraph.advisor.page.misses import RequestsAsked, misses_of, requests_of
+from kvgraph.advisor.page.now import now_of
+from kvgraph.advisor.page.page import Page
+from kvgraph.advisor.page.ranking import ranking_of
+from kvgraph.advisor.page.sessions import session_of, sessions_of
+from kvgraph.advisor.page.shadows import shadows_of
+from kvgraph.advisor.page.what_if import weights_of
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.tools.terminal import matching, why_sentence
 from kvgraph.advisor.words.waits import Missing, miss_remedy
@@ -36,7 +41,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
     Segment,
 )
-from small_world import SIZE, World, board_of, pack
+from small_world import SIZE, World, pack, page_of, page_over
 
 CO_ATTEND = int(EdgeType.CO_ATTEND)
 
@@ -47,16 +52,16 @@ def world() -> World:
 
 
 @pytest.fixture
-def board(world: World) -> PageBoard:
-    return board_of(world)
+def page(world: World) -> Page:
+    return page_of(world)
 
 
-def test_a_request_says_what_it_found_and_why_no_more(world: World, board: PageBoard) -> None:
+def test_a_request_says_what_it_found_and_why_no_more(world: World, page: Page) -> None:
     world.serve(1, 2, 3, 4)
     world.tell(BlocksSpilled(pack(3), 2, 100))
     world.evict(4, 3)
     world.serve(1, 2, 3, 4, found=2, loading=1)
-    newest, first = board.requests(RequestsAsked(10)).requests
+    newest, first = requests_of(page, RequestsAsked(10)).requests
     assert (first.miss and first.miss.reason) == "never_seen"
     counts = newest.blocks
     assert (counts.asked, counts.pool, counts.loaded, counts.computed) == (4, 2, 1, 1)
@@ -68,7 +73,7 @@ def test_a_request_says_what_it_found_and_why_no_more(world: World, board: PageB
     assert miss.evicted_at == pytest.approx(newest.at - 1.0, abs=0.02)
     assert miss.eviction is not None
     (left,) = [
-        e for e in board.evictions(EvictionsAsked(10, "a")).evictions if e.id == miss.eviction
+        e for e in evictions_of(page, EvictionsAsked(10, "a")).evictions if e.id == miss.eviction
     ]
     assert left.key == miss.key
     assert left.wanted_after_s == pytest.approx(1.0, rel=0.05)
@@ -84,46 +89,45 @@ def test_a_request_is_found_by_what_its_client_calls_it() -> None:
         assert matching(requests, target) == [requests[place] for place in found]
 
 
-def test_requests_are_paged_and_found_by_session(world: World, board: PageBoard) -> None:
+def test_requests_are_paged_and_found_by_session(world: World, page: Page) -> None:
     for number in range(7):
         world.serve(number + 1, session="even" if number % 2 == 0 else "odd")
-    page = board.requests(RequestsAsked(3))
-    assert [each.id for each in page.requests] == [6, 5, 4]
-    assert [each.id for each in board.requests(RequestsAsked(3, page.next)).requests] == [3, 2, 1]
-    last = board.requests(RequestsAsked(10, 1))
+    first = requests_of(page, RequestsAsked(3))
+    assert [each.id for each in first.requests] == [6, 5, 4]
+    second = requests_of(page, RequestsAsked(3, first.next))
+    assert [each.id for each in second.requests] == [3, 2, 1]
+    last = requests_of(page, RequestsAsked(10, 1))
     assert ([each.id for each in last.requests], last.next) == ([0], None)
-    assert [each.id for each in board.requests(RequestsAsked(2, None, "odd")).requests] == [5, 3]
+    odd = requests_of(page, RequestsAsked(2, None, "odd")).requests
+    assert [each.id for each in odd] == [5, 3]
 
 
-def test_requests_are_found_by_a_part_of_their_names(world: World, board: PageBoard) -> None:
+def test_requests_are_found_by_a_part_of_their_names(world: World, page: Page) -> None:
     for session in ("Agent-1", "agent-2", "other"):
         world.serve(1, session=session)
-    assert [each.session for each in board.requests(RequestsAsked(9, search="AGENT")).requests] == [
-        "agent-2", "Agent-1"
-    ]  # fmt: skip
-    assert [each.request for each in board.requests(RequestsAsked(9, search="r3")).requests] == [
+    found = requests_of(page, RequestsAsked(9, search="AGENT")).requests
+    assert [each.session for each in found] == ["agent-2", "Agent-1"]
+    assert [each.request for each in requests_of(page, RequestsAsked(9, search="r3")).requests] == [
         "r3"
     ]
-    assert board.requests(RequestsAsked(9, search="nobody")).requests == []
+    assert requests_of(page, RequestsAsked(9, search="nobody")).requests == []
 
 
-def test_a_request_says_what_its_time_went_to(world: World, board: PageBoard) -> None:
+def test_a_request_says_what_its_time_went_to(world: World, page: Page) -> None:
     world.tell(RequestStarted("r", pack(1, 2), 40, 0, SIZE, "s", waited_s=1.5))
-    (runs,) = board.requests(RequestsAsked(1)).requests
+    (runs,) = requests_of(page, RequestsAsked(1)).requests
     assert (runs.waited_s, runs.ended_at, runs.answer_tokens) == (1.5, None, None)
     world.now += 600  # what was answered is kept for a moment
     world.tell(RequestFinished("r", pack(1, 2), 40, 47, "stop", "s"))
-    (ended,) = board.requests(RequestsAsked(1)).requests
+    (ended,) = requests_of(page, RequestsAsked(1)).requests
     assert (ended.waited_s, ended.answer_tokens) == (1.5, 7)
 
 
-def test_what_was_computed_again_says_what_would_have_kept_it(
-    world: World, board: PageBoard
-) -> None:
+def test_what_was_computed_again_says_what_would_have_kept_it(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3, 2)
     world.serve(1, 2, 3, found=1)
-    (request,) = board.requests(RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestsAsked(1)).requests
     assert request.miss is not None
     assert request.again == 2
     (remedy,) = request.remedies
@@ -148,12 +152,12 @@ def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
     assert miss_remedy(Missing(Reason.UNKNOWN, Detail.UNHEARD, 1)) is None
 
 
-def test_misses_are_counted_by_reason_and_over_time(world: World, board: PageBoard) -> None:
+def test_misses_are_counted_by_reason_and_over_time(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3)
     world.now += 120
     world.serve(1, 2, 3, found=2)
-    misses = board.misses()
+    misses = misses_of(page)
     assert list(misses.reasons) == list(REASON_NAMES)
     assert misses.totals["never_seen"].blocks == 3
     assert misses.totals["evicted"].requests == 1
@@ -164,14 +168,14 @@ def test_misses_are_counted_by_reason_and_over_time(world: World, board: PageBoa
     assert misses.loss.capacity_multi_turn == 200 + 1  # both pools, and one block more
 
 
-def test_minutes_tell_tokens_and_what_left(world: World, board: PageBoard) -> None:
+def test_minutes_tell_tokens_and_what_left(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3, 2)
     world.now += 120
     world.serve(1, 2, 3, found=1)
     world.now += 900
     world.serve(1, 2, 3, found=2, loading=1)
-    misses = board.misses()
+    misses = misses_of(page)
     steps = (misses.asked, misses.found, misses.evicted, misses.wanted)
     assert {len(each) for each in steps} == {len(misses.starts)}
     assert [sum(each) for each in steps] == [3 * 53, 16 + 48, 2, 2]
@@ -179,12 +183,12 @@ def test_minutes_tell_tokens_and_what_left(world: World, board: PageBoard) -> No
     assert (misses.asked[0], misses.asked[-1], misses.found[-1]) == (53, 53, 48)
 
 
-def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> None:
+def test_evictions_tell_what_was_known_then(world: World, page: Page) -> None:
     world.serve(1, 2, segments=(Segment(int(SourceLayer.TOOL_RESULT), 0, SIZE, 0.5),))
     made_of = {"return_time": [9000.0, 4600.0], "sharing": [0.0, 0.0], "off_chain": [0.0, 0.0]}
     world.rank(9, 1, **made_of)
     world.evict(1)
-    answer = board.evictions(EvictionsAsked(10, None))
+    answer = evictions_of(page, EvictionsAsked(10, None))
     (left,) = answer.evictions
     assert (left.rule, left.place, left.ranking) == ("policy", 1, 7)
     assert (left.layer, left.session, left.session_state) == ("tool_result", "s", "idle")
@@ -195,8 +199,8 @@ def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> N
     assert "expected to be asked for again in about 2 min" in left.sentence
     assert answer.rules["policy"].evicted == 1
     for ask in (
-        lambda: board.evictions(EvictionsAsked(10, "nobody")),
-        lambda: board.shadows("nobody"),
+        lambda: evictions_of(page, EvictionsAsked(10, "nobody")),
+        lambda: shadows_of(page, "nobody"),
     ):
         with pytest.raises(GraphError, match="no engine of that id"):
             ask()
@@ -206,23 +210,21 @@ def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> N
 def test_every_term_and_rule_of_a_ranking_is_explained(world: World, policy: str) -> None:
     world.graph.policy = new_policy(policy)
     world.serve(1, 2, segments=(Segment(int(SourceLayer.RULES), 0, SIZE),))
-    board = board_of(world, "a")
-    ranking = board.ranking("a", 10)
+    page = page_of(world, "a")
+    ranking = ranking_of(page, "a", 10)
     assert ranking.terms
     assert set(ranking.terms) <= ranking.meanings.keys()
     assert {rule.name for rule in RULES} == meanings(rule.name for rule in RULES).keys()
 
 
-def test_blocks_are_shown_with_the_names_of_their_segments(world: World, board: PageBoard) -> None:
+def test_blocks_are_shown_with_the_names_of_their_segments(world: World, page: Page) -> None:
     world.serve(1, 2, segments=(Segment(int(SourceLayer.RULES), 0, SIZE, name="house rules"),))
-    graph = board.graph(100)
+    graph = graph_of(page, 100)
     assert graph.names.segments == ["house rules"]
     assert graph.nodes.segment == [0, -1]
 
 
-def test_the_strongest_edges_are_shown_and_the_others_counted(
-    world: World, board: PageBoard
-) -> None:
+def test_the_strongest_edges_are_shown_and_the_others_counted(world: World, page: Page) -> None:
     keys = tuple(range(1, 17))
     world.serve(*keys)
     mass = np.full(16, 1 / 16, dtype="<f4").tobytes()
@@ -230,26 +232,24 @@ def test_the_strongest_edges_are_shown_and_the_others_counted(
         world.tell(BlocksAttended(pack(*keys), mass))
     for _ in range(5):
         world.tell(BlocksAttended(pack(1, 2), np.full(2, 0.5, dtype="<f4").tobytes()))
-    graph = board.graph(100)
+    graph = graph_of(page, 100)
     links = graph.links
     assert (len(links.source), graph.left_out) == (3 * 16, 15 + 120 - 3 * 16)
     learned = [w for w, kind in zip(links.weight, links.type, strict=True) if kind == CO_ATTEND]
     assert max(learned) == pytest.approx(9.0)
 
 
-def test_a_session_whose_requests_the_log_forgot_has_a_timeline(
-    world: World, board: PageBoard
-) -> None:
+def test_a_session_whose_requests_the_log_forgot_has_a_timeline(world: World, page: Page) -> None:
     world.serve(1, 2, session="old")
     for number in range(LIMIT + 1):
         world.start(10 + number % 50, session="new")
-    timeline = board.session("old", None)
+    timeline = session_of(page, "old", None)
     assert timeline.turns == []
     assert timeline.residency.pool == [2]
 
 
-def test_every_weight_is_explained(board: PageBoard) -> None:
-    weights = board.weights()
+def test_every_weight_is_explained(page: Page) -> None:
+    weights = weights_of(page)
     told = weights.score.keys() | weights.edge_types.keys()
     assert told | {"protected_share"} == weights.meanings.keys(), "a share that nobody said is none"
 
@@ -261,17 +261,17 @@ def test_a_rule_that_needs_copies_binds_nothing_without_them(world: World) -> No
         "r", pack(1, 2), total, total, "stop", "s", waiting_for_tool=True, expected_return_s=2.0
     )
     world.tell(waits)
-    assert [each.standing for each in board_of(world, "a").ranking("a", 10).order] == [[], []]
+    assert [each.standing for each in ranking_of(page_of(world, "a"), "a", 10).order] == [[], []]
     world.tell(BlocksSpilled(pack(2), 2, 100))
-    bound = board_of(world, "a").ranking("a", 10)
+    bound = ranking_of(page_of(world, "a"), "a", 10)
     assert ["due"] in [each.standing for each in bound.order]
     assert "due" in bound.meanings
 
 
-def test_now_adds_up(world: World, board: PageBoard) -> None:
+def test_now_adds_up(world: World, page: Page) -> None:
     world.serve(1, 2, 3, tail=0)
     world.serve(1, 2, 3, 4, found=3, tail=2)
-    now = board.now()
+    now = now_of(page)
     for window in now.windows:
         assert window.asked == window.pool + window.loaded + window.prefetched + window.computed
     assert (now.windows[0].asked, now.windows[0].pool) == (7 * SIZE + 2, 3 * SIZE)
@@ -283,7 +283,7 @@ def test_now_adds_up(world: World, board: PageBoard) -> None:
     assert sum(pool.layers.values()) == 4
 
 
-def test_the_graph_is_columns_of_one_length(world: World, board: PageBoard) -> None:
+def test_the_graph_is_columns_of_one_length(world: World, page: Page) -> None:
     world.serve(1, 2, 3, session="s")
     world.serve(1, 2, 30, found=2, session="t")
     world.tell(
@@ -292,7 +292,7 @@ def test_the_graph_is_columns_of_one_length(world: World, board: PageBoard) -> N
             segments=(Segment(int(SourceLayer.MEMORIES), 0, SIZE, memory_id="m-1"),),
         )
     )  # fmt: skip
-    view = board.graph(100)
+    view = graph_of(page, 100)
     nodes, links, names = view.nodes, view.links, view.names
     assert {len(column) for _, column in nodes} == {5}
     assert len({len(column) for _, column in links}) == 1
@@ -310,35 +310,35 @@ def test_the_graph_is_columns_of_one_length(world: World, board: PageBoard) -> N
     assert names.sessions[nodes.session[thirty]] == "t"
     assert nodes.tiers[two] == 1
     assert nodes.engines[two] == 1
-    only = board.graph(2)
+    only = graph_of(page, 2)
     assert len(only.nodes.key) == 2
     assert only.blocks == 5
 
 
-def test_a_block_tells_its_history(world: World, board: PageBoard) -> None:
+def test_a_block_tells_its_history(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3)
     world.serve(1, 2, 3, found=2)
-    view = board.block(3)
+    view = block_of(page, 3)
     assert [moment.what for moment in view.history][-1] == "eviction"
     assert sorted(moment.what for moment in view.history) == ["eviction", "miss", "regret"]
     assert view.explain["id"] == view.key
 
 
-def test_sessions_are_listed_and_searched(world: World, board: PageBoard) -> None:
+def test_sessions_are_listed_and_searched(world: World, page: Page) -> None:
     world.serve(1, 2, session="alpha")
     world.serve(3, session="beta")
-    assert [each.session for each in board.sessions(10).sessions] == ["beta", "alpha"]
-    (found,) = board.sessions(10, "LPH").sessions
+    assert [each.session for each in sessions_of(page, 10).sessions] == ["beta", "alpha"]
+    (found,) = sessions_of(page, 10, "LPH").sessions
     assert (found.session, found.pool, found.turns, found.engine) == ("alpha", 2, 1, "a")
 
 
-def test_a_session_has_a_timeline(world: World, board: PageBoard) -> None:
+def test_a_session_has_a_timeline(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.now += 5
     world.evict(3)
     world.serve(1, 2, 3, 4, found=2)
-    line = board.session("s", None)
+    line = session_of(page, "s", None)
     assert [turn.found_blocks for turn in line.turns] == [0, 2]
     first, second = line.turns
     assert first.pause_s is not None
@@ -350,18 +350,18 @@ def test_a_session_has_a_timeline(world: World, board: PageBoard) -> None:
 
 
 def test_what_the_log_of_evictions_forgot_is_seen_by_what_the_next_turn_found(
-    world: World, board: PageBoard
+    world: World, page: Page
 ) -> None:
     world.serve(1, 2, 3)
     world.evict(2, 3)
     world.serve(1, 2, 3, 4, found=1)
     world.history.evictions.clear()
-    line = board.session("s", None)
+    line = session_of(page, "s", None)
     assert line.residency.pool == [3, 1, 4, 4]
     assert line.residency.starts[1] == pytest.approx(line.turns[1].at, abs=0.01)
 
 
-def test_pools_that_lose_what_is_wanted_again_are_noticed(world: World, board: PageBoard) -> None:
+def test_pools_that_lose_what_is_wanted_again_are_noticed(world: World, page: Page) -> None:
     keys = range(1, 301)
     world.serve(*keys)
     status = SidecarStatus(
@@ -401,77 +401,71 @@ def test_a_protected_block_beyond_the_share_is_ranked_as_one(world: World) -> No
     rules = Segment(SourceLayer.RULES, 0, len(keys) * SIZE)
     world.serve(*keys, segments=(rules,))
     world.graph.configure(Rules(protected_share=0.04))  # of a pool of 100 blocks
-    order = board_of(world, "a").ranking("a", 10).order
+    order = ranking_of(page_of(world, "a"), "a", 10).order
     assert [each.standing for each in order] == [["beyond_protected_share"]] * 4
 
 
-def test_a_pause_is_told_with_what_was_expected(world: World, board: PageBoard) -> None:
+def test_a_pause_is_told_with_what_was_expected(world: World, page: Page) -> None:
     for key in (1, 2):
         name = world.start(key)
         end = RequestFinished(name, pack(key), 21, 21, "stop", "s", None, True, 8.0)
         world.tell(end)
         world.now += 4
-    (pause,) = [each for each in board.session("s", None).moments if each.what == "pause"]
+    (pause,) = [each for each in session_of(page, "s", None).moments if each.what == "pause"]
     assert pause.sentence == "It paused for 5.0 s; 8.0 s were expected."
 
 
-def test_the_slowest_of_the_whole_log_and_of_one_reason_are_found(
-    world: World, board: PageBoard
-) -> None:
+def test_the_slowest_of_the_whole_log_and_of_one_reason_are_found(world: World, page: Page) -> None:
     for key, waited_s in ((1, 0.1), (2, 9.0), (3, 0.5)):
         world.serve(key, session=f"s{key}", waited_s=waited_s)
     world.start(4, session="runs")
     world.now += 30.0
-    slowest = board.requests(RequestsAsked(9, is_slowest=True))
+    slowest = requests_of(page, RequestsAsked(9, is_slowest=True))
     assert [each.session for each in slowest.requests] == ["runs", "s2", "s3", "s1"]
     assert [
-        each.session for each in board.requests(RequestsAsked(1, is_slowest=True)).requests
+        each.session for each in requests_of(page, RequestsAsked(1, is_slowest=True)).requests
     ] == ["runs"]
     assert slowest.next is None
     world.serve(1, 5, found=1, session="s1")
     world.evict(5)
     world.serve(1, 5, found=1, session="s1")
-    (evicted,) = board.requests(RequestsAsked(9, reason="evicted")).requests
+    (evicted,) = requests_of(page, RequestsAsked(9, reason="evicted")).requests
     assert evicted.miss is not None
     assert evicted.miss.reason == "evicted"
 
 
-def test_of_evictions_only_what_is_new_or_wanted_again_is_told(
-    world: World, board: PageBoard
-) -> None:
+def test_of_evictions_only_what_is_new_or_wanted_again_is_told(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3)
     world.evict(2)
-    known = board.evictions(EvictionsAsked(10, "a"))
+    known = evictions_of(page, EvictionsAsked(10, "a"))
     assert ids(known) == [1, 0]
     world.now += 5.0
     world.serve(1, 2, 4, found=1)
     world.evict(4)
-    news = board.evictions(EvictionsAsked(10, "a", after=known.mark or ""))
+    news = evictions_of(page, EvictionsAsked(10, "a", after=known.mark or ""))
     assert (news.since, ids(news), news.next) == (1, [2, 1], None), "the second was wanted again"
-    assert ids(board.evictions(EvictionsAsked(10, "a", after=news.mark or ""))) == [1]
-    again = board.evictions(EvictionsAsked(10, "a", after="another-1"))
+    assert ids(evictions_of(page, EvictionsAsked(10, "a", after=news.mark or ""))) == [1]
+    again = evictions_of(page, EvictionsAsked(10, "a", after="another-1"))
     assert (again.since, ids(again)) == (None, [2, 1, 0]), "a log that begins anew is told whole"
 
 
-def test_the_mark_of_one_engines_log_says_nothing_of_anothers(
-    world: World, board: PageBoard
-) -> None:
+def test_the_mark_of_one_engines_log_says_nothing_of_anothers(world: World, page: Page) -> None:
     for engine in "ab":
         world.serve(1, 2, 3, engine=engine)
         world.evict(3, 2, engine=engine)
-    mark = board.evictions(EvictionsAsked(10)).mark or ""
+    mark = evictions_of(page, EvictionsAsked(10)).mark or ""
     world.graph.forget_engine("a")
-    other = board.evictions(EvictionsAsked(10, after=mark))
+    other = evictions_of(page, EvictionsAsked(10, after=mark))
     assert (other.engine, other.since, ids(other)) == ("b", None, [1, 0])
 
 
-def test_a_mark_that_no_log_came_to_yet_brings_all(world: World, board: PageBoard) -> None:
+def test_a_mark_that_no_log_came_to_yet_brings_all(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3, 2)
     name = world.history.evictions[0].name
     for beyond in (2, 500, 10**17, 10**40):
-        answer = board.evictions(EvictionsAsked(10, after=mark_of(name, beyond)))
+        answer = evictions_of(page, EvictionsAsked(10, after=mark_of(name, beyond)))
         assert (answer.since, ids(answer)) == (None, [1, 0])
 
 
@@ -479,17 +473,17 @@ def ids(answer: Evictions) -> list[int]:
     return [each.id for each in answer.evictions]
 
 
-def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, board: PageBoard) -> None:
+def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, page: Page) -> None:
     for number in range(4):
         world.serve(1, 2, 3 + number, found=min(number, 1) * 2)
         world.now += 10.0
         world.evict(3 + number)
         world.now += 10.0
-    whole = board.session("s", None)
+    whole = session_of(page, "s", None)
     assert (whole.since, len(whole.turns)) == (None, 4)
     assert whole.mark == mark_of(world.history.requests.name, whole.turns[3].request)
     mark = mark_of(world.history.requests.name, whole.turns[2].request)
-    part = board.session("s", None, after=mark)
+    part = session_of(page, "s", None, after=mark)
     assert part.since == whole.turns[2].request
     assert part.turns == whole.turns[2:]
     begin = whole.turns[2].at
@@ -500,41 +494,45 @@ def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, board: P
     assert part.residency.pool == whole.residency.pool[kept:]
     name = world.history.requests.name
     for unknown in (mark_of(name, 700), mark_of(name, 10**50), "another-2", "x"):
-        assert board.session("s", None, after=unknown).turns == whole.turns, "all is told"
+        assert session_of(page, "s", None, after=unknown).turns == whole.turns, "all is told"
 
 
-def test_a_turn_that_runs_is_told_again(world: World, board: PageBoard) -> None:
+def test_a_turn_that_runs_is_told_again(world: World, page: Page) -> None:
     world.serve(1)
     slow = world.start(1, 2, found=1)
     world.serve(1, 3, found=1)
-    first = board.session("s", None)
+    first = session_of(page, "s", None)
     assert first.mark == mark_of(world.history.requests.name, 0), "the second may still change"
     world.end(slow, 1, 2)
-    assert [each.request for each in board.session("s", None, after=first.mark).turns] == [0, 1, 2]
+    assert [each.request for each in session_of(page, "s", None, after=first.mark).turns] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_a_busy_session_of_that_name_of_another_tenant_hides_no_turn(
-    world: World, board: PageBoard
+    world: World, page: Page
 ) -> None:
     for number, tenant in [(0, "mine"), *((each, "other") for each in range(1, 600))]:
         world.tell(RequestStarted(f"r{number}", pack(1), SIZE + 5, 0, SIZE, "main", tenant))
-    assert len(board.session("main", "mine").turns) == 1
-    assert len(board.session("main", "other").turns) == 500
+    assert len(session_of(page, "main", "mine").turns) == 1
+    assert len(session_of(page, "main", "other").turns) == 500
 
 
-def test_requests_of_an_engine_that_went_do_not_run(world: World, board: PageBoard) -> None:
+def test_requests_of_an_engine_that_went_do_not_run(world: World, page: Page) -> None:
     world.serve(1, waited_s=3.0)
     world.start(2, engine="b", session="dead")
     world.graph.forget_engine("b")
     world.now += 60.0
-    slowest = board.requests(RequestsAsked(9, is_slowest=True)).requests
+    slowest = requests_of(page, RequestsAsked(9, is_slowest=True)).requests
     assert [each.session for each in slowest] == ["s", "dead"]
     assert (slowest[1].finished, slowest[1].ended_at) == ("end_not_heard", None)
-    assert board.session("dead", None).mark is not None, "nothing of it will change"
+    assert session_of(page, "dead", None).mark is not None, "nothing of it will change"
 
 
 def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
-    world: World, board: PageBoard
+    world: World, page: Page
 ) -> None:
     hello = EngineHello("host:a", "model", SIZE, 100, "vllm")
     slow = world.start(1, 2)
@@ -542,70 +540,68 @@ def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
     world.now += 700.0  # however long ago it began
     world.tell(hello, BlocksResident(pack(1, 2)))
     world.serve(1, 4, found=1)
-    known = board.session("s", None)
+    known = session_of(page, "s", None)
     assert known.mark is None
-    slowest = board.requests(RequestsAsked(2, is_slowest=True)).requests
+    slowest = requests_of(page, RequestsAsked(2, is_slowest=True)).requests
     assert [each.request for each in slowest] == [slow, "r2"]
     world.now += 500.0
     world.end(slow, 1, 2)
-    assert [each.ended_at is None for each in board.session("s", None, after="").turns] == [
+    assert [each.ended_at is None for each in session_of(page, "s", None, after="").turns] == [
         False
     ] * 2
     world.now += 200.0
     world.tell(hello)  # another one starts no new term
-    assert board.session("gone", None).mark is not None
+    assert session_of(page, "gone", None).mark is not None
     world.now += 1.0  # what many look at is worked out anew
-    slowest = board.requests(RequestsAsked(2, is_slowest=True)).requests
+    slowest = requests_of(page, RequestsAsked(2, is_slowest=True)).requests
     assert [each.request for each in slowest] == [slow, "r3"]
     world.end("r2", 1, 3, session="gone")
-    (gone,) = board.requests(RequestsAsked(9, session="gone")).requests
+    (gone,) = requests_of(page, RequestsAsked(9, session="gone")).requests
     assert (gone.finished, gone.is_awaited) == ("end_not_heard", False)
 
 
 def test_a_turn_that_ran_through_a_gap_is_told_again_when_its_end_is_heard_of(
-    world: World, board: PageBoard
+    world: World, page: Page
 ) -> None:
     world.serve(1)
     slow = world.start(1, 2, found=1)
     world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1, 2)))
     world.serve(1, 3, found=1)
-    first = board.session("s", None)
+    first = session_of(page, "s", None)
     assert first.mark == mark_of(world.history.requests.name, 0)
     world.end(slow, 1, 2)
-    told = board.session("s", None, after=first.mark).turns[1]
+    told = session_of(page, "s", None, after=first.mark).turns[1]
     assert (told.request, told.ended_at) == (1, told.at + 5.0)
 
 
-def test_hours_are_told_in_longer_steps(world: World, board: PageBoard) -> None:
+def test_hours_are_told_in_longer_steps(world: World, page: Page) -> None:
     world.serve(1, tail=0)
-    assert board.now().history.step_s == 10
+    assert now_of(page).history.step_s == 10
     world.now += 3.5 * 3600
     world.serve(1, 2, found=1, tail=0)
-    now = board.now()
+    now = now_of(page)
     assert [window.asked for window in now.windows] == [2 * SIZE] * 3 + [3 * SIZE]
     assert (now.history.step_s, sum(now.history.asked)) == (40, 3 * SIZE)
     assert "of the prompt tokens since the first request, 3.5 h ago, were found" in now.verdict
     world.now += 600
     world.serve(1, 2, found=1, tail=0)
-    assert "of the last 4 hours" in board.now().verdict
+    assert "of the last 4 hours" in now_of(page).verdict
 
 
-def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, board: PageBoard) -> None:
+def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, page: Page) -> None:
     for key, tenant in ((1, "x"), (2, "y")):
         world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
     with pytest.raises(GraphError, match="2 tenants"):
-        board.session("s", None)
-    (turn,) = board.session("s", "y").turns
+        session_of(page, "s", None)
+    (turn,) = session_of(page, "s", "y").turns
     assert turn.request == 1
 
 
-def test_a_session_of_no_tenant_is_found_beside_one_of_a_tenant(
-    world: World, board: PageBoard
-) -> None:
+def test_a_session_of_no_tenant_is_found_beside_one_of_a_tenant(world: World, page: Page) -> None:
     for key, tenant in ((1, "x"), (2, None)):
         world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
-    assert [each.request for each in board.session("s", None).turns] == [1]
-    assert [each.request for each in board.session("s", "x").turns] == [0]
+    assert [each.request for each in session_of(page, "s", None).turns] == [1]
+    assert [each.request for each in session_of(page, "s", "x").turns] == [0]
 
 
 def test_the_ranking_is_told_with_its_terms(world: World) -> None:
@@ -613,18 +609,17 @@ def test_the_ranking_is_told_with_its_terms(world: World) -> None:
     order, protected = as_keys([3, 2]), as_keys([1])
     empty = EvictionRanking.empty(world.now)
     ranked = replace(empty, epoch=5, order=order, protected=protected)
-    questions = Questions(world.graph.lock, lambda: 0.0)
-    board = PageBoard(world.graph, questions, latest=lambda: {"a": ranked})
-    view = board.ranking(None, 10)
+    page = page_over(world.graph, latest=lambda: {"a": ranked})
+    view = ranking_of(page, None, 10)
     assert [block.key for block in view.order] == [f"{3:#018x}", f"{2:#018x}"]
     assert (view.epoch, view.ranked, view.protected) == (5, 2, 1)
     assert all(len(block.terms) == len(view.terms) > 0 for block in view.order)
     assert view.order[0].score == pytest.approx(sum(view.order[0].terms), abs=0.01)
 
 
-def test_where_lru_rules_the_ranking_says_so(world: World, board: PageBoard) -> None:
+def test_where_lru_rules_the_ranking_says_so(world: World, page: Page) -> None:
     world.serve(1)
-    view = board.ranking("a", 10)
+    view = ranking_of(page, "a", 10)
     assert (view.ranked_by, view.order) == ("lru", [])
 
 
@@ -634,16 +629,15 @@ def test_where_lru_rules_the_longest_unused_is_next(world: World) -> None:
     world.now += 10
     world.serve(4)
     kept = replace(EvictionRanking.empty(world.now), epoch=2, protected=as_keys([1]))
-    questions = Questions(world.graph.lock, lambda: 0.0)
-    board = PageBoard(world.graph, questions, latest=lambda: {"a": kept})
-    view = board.ranking("a", 10)
+    page = page_over(world.graph, latest=lambda: {"a": kept})
+    view = ranking_of(page, "a", 10)
     assert [block.key for block in view.order] == [f"{key:#018x}" for key in (3, 2, 4)]
     assert (view.ranked_by, view.ranked, view.protected, view.terms) == ("lru", 3, 1, ["age"])
     assert view.order[0].score - view.order[2].score > 10
 
 
-def test_weights_are_those_of_the_configuration(board: PageBoard) -> None:
-    weights = board.weights()
+def test_weights_are_those_of_the_configuration(page: Page) -> None:
+    weights = weights_of(page)
     assert weights.score == weights.defaults
     assert set(weights.edge_types) >= {"prefix_share", "semantic"}
     assert "rules" in weights.protected_layers
@@ -651,20 +645,18 @@ def test_weights_are_those_of_the_configuration(board: PageBoard) -> None:
     assert weights.why_not
 
 
-def test_a_terminal_says_why_in_sentences(world: World, board: PageBoard) -> None:
+def test_a_terminal_says_why_in_sentences(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3)
     name = world.serve(1, 2, 3, found=2)
-    (request,) = board.requests(RequestsAsked(1)).model_dump()["requests"]
+    (request,) = requests_of(page, RequestsAsked(1)).model_dump()["requests"]
     said = why_sentence(request)
     assert said.startswith(f"Request {name} of session s: 53 tokens, 3 blocks; 2 in the pool, 1")
     assert "Block 3 of 3 left the pool 1.0 s before" in said
     assert "What would have helped: A pool larger by one block, or host memory for" in said
 
 
-def test_a_request_that_waited_says_what_was_computed_meanwhile(
-    world: World, board: PageBoard
-) -> None:
+def test_a_request_that_waited_says_what_was_computed_meanwhile(world: World, page: Page) -> None:
     world.serve(1, 2, 3, session="before")
     world.evict(3, 2)
     world.now += 10
@@ -672,9 +664,9 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     world.serve(7, engine="b")
     world.now += 1
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0))
-    (request,) = board.requests(RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestsAsked(1)).requests
     assert request.wait is not None
-    largest = board.requests(RequestsAsked(3)).requests[-1]
+    largest = requests_of(page, RequestsAsked(3)).requests[-1]
     assert (largest.session, request.wait.largest) == ("largest", largest.id)
     assert (request.wait.prompts, request.wait.again) == (1, 2 * SIZE)
     assert request.wait.tokens == largest.prompt_tokens - SIZE
@@ -684,21 +676,19 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     assert "a pool larger by at most 2 blocks" in said
     world.now += 4
     world.tell(RequestFinished("late", pack(9), 20, 20, "stop", "s"))
-    ended = board.requests(RequestsAsked(1, search="late")).requests[0]
+    ended = requests_of(page, RequestsAsked(1, search="late")).requests[0]
     said = why_sentence(ended.model_dump())
     assert "It took 14 s, 9.0 s of it in the queue. While it waited, the engine" in said
 
 
-def test_a_request_that_was_held_says_for_how_long_and_until_when(
-    world: World, board: PageBoard
-) -> None:
+def test_a_request_that_was_held_says_for_how_long_and_until_when(world: World, page: Page) -> None:
     world.serve(7, 8, session="before")
     world.now += 20
     world.tell(RequestHeld("r1", 3, "new", fitting=31, live=38))
     world.now += 11
     world.tell(RequestReleased("r1", 12.0, "room"))
     world.tell(RequestStarted("r1", pack(1), 20, 0, SIZE, "new", waited_s=12.25))
-    (request,) = board.requests(RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestsAsked(1)).requests
     assert request.wait is not None
     assert (request.waited_s, request.wait.held_s, request.wait.until) == (12.25, 12.0, "room")
     assert request.wait.sentence == (
@@ -712,11 +702,11 @@ def test_a_request_that_was_held_says_for_how_long_and_until_when(
     assert "It waited 12 s. It was held for 12 s, until there was room: 31 sessions fit" in said
 
 
-def test_a_request_that_queued_after_it_was_held_says_both(world: World, board: PageBoard) -> None:
+def test_a_request_that_queued_after_it_was_held_says_both(world: World, page: Page) -> None:
     world.tell(RequestHeld("late", 3, "new"), RequestReleased("late", 2.0, "silence"))
     world.serve(1, 2, session="largest")
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "new", waited_s=6.0))
-    (request,) = board.requests(RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestsAsked(1)).requests
     assert request.wait is not None
     assert request.wait.sentence.startswith(
         "It was held for 2.0 s, until the engine heard nothing from the sidecar. For 4.0 s it "
@@ -727,43 +717,41 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, board: 
 
 
 @pytest.mark.parametrize("reason", [end for end in HOLD_ENDS if end != "gone"])
-def test_every_end_of_a_hold_has_its_words(world: World, board: PageBoard, reason: str) -> None:
+def test_every_end_of_a_hold_has_its_words(world: World, page: Page, reason: str) -> None:
     world.tell(RequestHeld("r", 3), RequestReleased("r", 300.0, reason))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=300.0))
-    (request,) = board.requests(RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestsAsked(1)).requests
     assert request.wait is not None
     assert request.wait.until == reason
     assert request.wait.sentence.startswith("It was held for 5 min, ")
 
 
-def test_a_hold_is_its_own_engines_and_its_own_requests(world: World, board: PageBoard) -> None:
+def test_a_hold_is_its_own_engines_and_its_own_requests(world: World, page: Page) -> None:
     world.tell(RequestHeld("r", 3), RequestReleased("r", 9.0, "room"))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0), engine="b")
     world.tell(RequestHeld("gone", 3), RequestReleased("gone", 9.0, "gone"))
     world.tell(RequestStarted("gone", pack(9), 20, 0, SIZE, waited_s=9.0))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
-    waits = [each.wait for each in board.requests(RequestsAsked(4)).requests]
+    waits = [each.wait for each in requests_of(page, RequestsAsked(4)).requests]
     assert [wait.until if wait else "" for wait in waits] == [None, "room", None, None]
 
 
-def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBoard) -> None:
+def test_a_request_that_waited_behind_nobody_says_so(world: World, page: Page) -> None:
     world.tell(RequestStarted("alone", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    (request,) = board.requests(RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestsAsked(1)).requests
     assert request.wait is not None
     assert request.wait.largest is None
     assert "no other prompt was computed" in request.wait.sentence
 
 
-def test_a_request_that_waited_behind_one_under_way_names_it(
-    world: World, board: PageBoard
-) -> None:
+def test_a_request_that_waited_behind_one_under_way_names_it(world: World, page: Page) -> None:
     world.tell(RequestStarted("long", pack(1, 2), 40, 0, SIZE, "long"))
     world.tell(RequestStarted("over", pack(3), 20, 0, SIZE, "over"))
     world.tell(RequestFinished("over", pack(3), 20, 20, "stop", "over"))
     world.now += 10
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    request, _, long = board.requests(RequestsAsked(3)).requests
+    request, _, long = requests_of(page, RequestsAsked(3)).requests
     assert request.wait is not None
     assert (request.wait.prompts, request.wait.largest) == (0, long.id)
     assert request.wait.sentence == (
@@ -774,13 +762,13 @@ def test_a_request_that_waited_behind_one_under_way_names_it(
 
 
 def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
-    world: World, board: PageBoard
+    world: World, page: Page
 ) -> None:
     for session in range(3):
         world.serve(10 * session + 1, 10 * session + 2, session=f"new {session}")
     world.now += 1
     world.tell(RequestStarted("late", pack(99), 20, 0, SIZE, "s", waited_s=60.0))
-    (request,) = board.requests(RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestsAsked(1)).requests
     assert request.wait is not None
     assert (request.wait.prompts, request.wait.again) == (3, 0)
     assert "another engine" in request.remedies[0].text
@@ -796,26 +784,26 @@ def test_work_ahead_is_found_where_the_log_has_begun_anew() -> None:
     assert log.ahead(log.first + 3).tolist() == [log.first + 1]
 
 
-def test_a_pause_ends_where_the_next_turn_arrives(world: World, board: PageBoard) -> None:
+def test_a_pause_ends_where_the_next_turn_arrives(world: World, page: Page) -> None:
     for name, waited in (("first", 0.0), ("second", 4.0)):
         world.tell(RequestStarted(name, pack(1), 20, 0, SIZE, "s", waited_s=waited))
         world.tell(RequestFinished(name, pack(1), 20, 20, "stop", "s"))
         world.now += 10
-    turns = board.session("s", None).turns
+    turns = session_of(page, "s", None).turns
     assert [turn.waited_s for turn in turns] == [0.0, 4.0]
     first, second = turns
     assert first.ended_at is not None
     assert first.pause_s == pytest.approx(second.at - 4.0 - first.ended_at, abs=0.01)
-    (pause,) = [each for each in board.session("s", None).moments if each.what == "pause"]
+    (pause,) = [each for each in session_of(page, "s", None).moments if each.what == "pause"]
     assert pause.sentence == f"It paused for {first.pause_s:.1f} s."
 
 
-def test_each_window_has_its_own_sentence(world: World, board: PageBoard) -> None:
-    assert board.now().verdict == "No request was seen yet."
+def test_each_window_has_its_own_sentence(world: World, page: Page) -> None:
+    assert now_of(page).verdict == "No request was seen yet."
     world.serve(1, 2, 3)
     world.now += 300
-    board = board_of(world)
-    now = board.now()
+    page = page_of(world)
+    now = now_of(page)
     minute, ten = now.windows[:2]
     assert minute.verdict == "No request was seen in the last minute."
     since = "0% of the prompt tokens since the first request, 5 min ago, were found"

@@ -1,0 +1,130 @@
+"""What all views share: the parts of a sidecar that they read, and how an answer is sent."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Concatenate, Final, ParamSpec, TypeVar
+
+import orjson
+from fastapi import Path, Query
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.convertors import Convertor, register_url_convertor
+
+from ...graph.errors import GraphError
+
+if TYPE_CHECKING:
+    from ...dashboards.source import SidecarStatus
+    from ...graph.kvcache_graph import KVCacheGraph
+    from ...graph.tables.tables import Tables
+    from ...graph.wire.advice import AdmissionAdvice, EvictionRanking
+    from ..config.edits import ConfigWatch
+    from ..shadows.runner import ShadowRunner
+    from ..words.times import UnixTime
+    from .questions import Questions, RecentAnswers
+
+MAX_RECORDS: Final = 1_000  # in one answer; chosen
+
+NameParam = Annotated[str, Path(max_length=256)]
+NameQuery = Annotated[str | None, Query(max_length=256)]
+RecordsQuery = Annotated[int, Query(ge=1, le=MAX_RECORDS)]
+MarkQuery = Annotated[str, Query(max_length=64)]
+NumberQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
+
+HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+_WRITTEN: Final = 32  # answers whose JSON is kept
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Anything(Convertor[str]):
+    """A path parameter of any characters: a session's name may hold slashes and line ends."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", _Anything())
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the views read, from any thread.
+
+    Attributes:
+        graph: Read under its lock, one question at a time.
+        questions: Gives each question its turn at the lock.
+        recent: Answers of a moment ago; see ``recent``.
+        status: The sidecar's status; None without a sidecar around the graph.
+        latest: Rankings by engine.
+        admissions: How much new context may start, by engine.
+        shadows: What other policies would find.
+        watch: The configuration in force, and its file.
+        intended: Called when an intent or a signal was done, without the graph's lock.
+        unix: Turns times of the graph's clock into Unix seconds.
+    """
+
+    graph: KVCacheGraph
+    questions: Questions
+    recent: RecentAnswers
+    status: Callable[[], SidecarStatus | None]
+    latest: Callable[[], Mapping[str, EvictionRanking]]
+    admissions: Callable[[], Mapping[str, AdmissionAdvice]]
+    shadows: ShadowRunner
+    watch: ConfigWatch
+    intended: Callable[[], None]
+    unix: UnixTime
+
+
+def recent(answer: Callable[Concatenate[Page, _P], _T]) -> Callable[Concatenate[Page, _P], _T]:
+    """Work out an answer twice a second at most, however many ask (see ``RecentAnswers``)."""
+
+    @wraps(answer)
+    def of(page: Page, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        question = answer, args, tuple(kwargs.items())
+        return page.recent.of(question, lambda: answer(page, *args, **kwargs))
+
+    return of
+
+
+def chosen_engine(tables: Tables, engine: str | None) -> str | None:
+    """The engine that is asked about: the first where none is named; None where there is none."""
+    if engine is None:
+        return next(iter(tables.engines), None)
+    if engine not in tables.engines:
+        raise GraphError("no engine of that id is connected")
+    return engine
+
+
+class _Written:
+    """The last answers as JSON: the same object is written once, however many ask for it."""
+
+    def __init__(self) -> None:
+        self._bodies: OrderedDict[int, tuple[BaseModel, bytes]] = OrderedDict()
+
+    def body(self, model: BaseModel) -> bytes:
+        known = self._bodies.get(id(model))
+        if known is not None and known[0] is model:
+            return known[1]
+        body = orjson.dumps(model.model_dump())
+        self._bodies[id(model)] = model, body
+        while len(self._bodies) > _WRITTEN:
+            self._bodies.popitem(last=False)
+        return body
+
+
+_written: Final = _Written()
+
+
+def answered(model: BaseModel) -> Response:
+    """A model as JSON; what is there was checked where it was made."""
+    return Response(_written.body(model), headers=HEADERS, media_type="application/json")

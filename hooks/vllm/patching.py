@@ -1,0 +1,82 @@
+"""How vLLM's classes are patched, and the one list of what is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+Method = Callable[..., Any]
+
+PATCHES: Final = {
+    "EngineArgs.create_engine_config": "attaches an engine to a sidecar",
+    "EngineArgs.from_cli_args": "notes the chat template that a server is given",
+    "KVConnectorFactory.create_connector": "observes an engine beside its user's connector",
+    "Executor.init_kv_output_aggregator": "lets workers that move nothing answer as in stock vLLM",
+    "Scheduler.__init__": "holds new sessions in overload",
+    "EngineCoreProc.run_busy_loop": "wakes an idle engine for prefetches",
+    "DPEngineCoreProc.run_busy_loop": "wakes an idle engine for prefetches",
+    "GPUModelRunner.initialize_kv_cache": "samples decode steps",
+    "BaseRenderer.render_chat": "marks a chat's layers",
+    "BaseRenderer.render_chat_async": "marks a chat's layers",
+    "InputProcessor.process_inputs": "hands a chat's marks over to the engine",
+    "AnthropicServingMessages.create_messages": "notes a client's own messages",
+    "OpenAIServingResponses.create_responses": "notes a client's own messages",
+}
+"""Every method of vLLM's classes that is replaced while we are switched on, and what for.
+
+Methods of single objects are shadowed besides: a block pool's (``PoolTap``), a sampled model
+runner's (``Shadows``), and those of a connector of the user's (``beside.observed_class``).
+"""
+
+_MARK: Final = "_kvgraph_wrapped"
+
+
+def is_patched(owner: type, name: str) -> bool:
+    """Whether ``owner.name`` is ours already."""
+    return hasattr(getattr(owner, name), _MARK)
+
+
+def patch(owner: type, name: str, make: Callable[[Method], Method]) -> None:
+    """Replace ``owner.name``, once, by what ``make`` makes of vLLM's own function.
+
+    Static and class methods stay such: ``make`` gets the function below, with its ``cls``.
+
+    Raises:
+        AttributeError: This vLLM has no such method.
+        KeyError: It is missing in ``PATCHES``.
+    """
+    if (patched := f"{owner.__qualname__}.{name}") not in PATCHES:
+        raise KeyError(f"{patched} is not in the list of patches")
+    found = inspect.getattr_static(owner, name)
+    original = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+    if hasattr(original, _MARK):
+        return
+    ours = functools.wraps(original)(make(original))
+    setattr(ours, _MARK, True)
+    method: Any = type(found)
+    setattr(owner, name, method(ours) if found is not original else ours)
+
+
+def after(owner: type, name: str, then: Method, lost: str) -> None:
+    """Have ``then(result, *args)`` called after each ``owner.name(*args)`` from now on.
+
+    Whatever it raises is logged as ``kvgraph: {lost}``, and vLLM gets its own result.
+    """
+
+    def followed(original: Method) -> Method:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                then(result, *args, **kwargs)
+            except Exception as error:
+                logger.warning("kvgraph: %s (%s: %s)", lost, type(error).__name__, error)
+            return result
+
+        return method
+
+    patch(owner, name, followed)

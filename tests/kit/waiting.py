@@ -1,0 +1,16 @@
+"""Waiting for what another thread or process does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def until(
+    condition: Callable[[], object], what: str = "it did not happen", timeout_s: float = 20.0
+) -> None:
+    """Return as soon as a condition holds; fail with ``what`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
