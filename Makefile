@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
-.PHONY: demo demo-fleet test check bench page clean
+.PHONY: demo demo-fleet test check sanitize bench page clean
 
 demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is found, and what hints add
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
@@ -23,9 +23,12 @@ test: $(STAMP)  ## the whole suite, the tests against a real engine among it
 check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	rm -rf build/typed build/lib && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
+	rm -rf build/typed build/lib* && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
 	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
 	MYPYPATH=build/typed $(BIN)/mypy examples
+
+sanitize: $(STAMP)  ## the compiled core, built anew with the address and the thread sanitizer
+	$(BIN)/python -m pytest -m large tests/hooks/vllm/core
 
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
@@ -40,7 +43,7 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 # PyPI's builds of the three that go again are for CUDA and break transformers beside a CPU torch.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml core/engine.cpp
 	@echo "vLLM's CPU build is installed in $(VENV): some minutes, and 4 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"

@@ -66,6 +66,9 @@ SECTIONS_VARIABLE: Final = "AITHER_KVCACHE_SECTIONS"
 CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
 PLUGIN_GROUP: Final = "vllm.general_plugins"
+CORE_VARIABLE: Final = "AITHER_KVCACHE_CORE"
+"""``python``: the hooks run in Python though there is a compiled core."""
+PYTHON: Final = "python"
 PROTECT_STALE_VARIABLE: Final = "AITHER_KVCACHE_PROTECT_STALE_S"
 PROTECT_STALE_S: Final = 60.0
 """Chosen: longer than a sidecar takes to be started again with its snapshot, and so short that a

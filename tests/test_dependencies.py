@@ -17,7 +17,7 @@ ALLOWED = {
     "kernels": set(),
     "dashboards": {"graph"},
     "advisor": {"graph", "dashboards"},
-    "hooks": {"graph", "kernels"},
+    "hooks": {"graph", "kernels", "_engine"},
 }
 # What a folder may not pull in from outside: the sidecar needs no torch, an engine no web server.
 FORBIDDEN = {

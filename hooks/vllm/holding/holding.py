@@ -101,6 +101,11 @@ class HoldingLog:
         """Note since when the request waits that has waited longest."""
         self._oldest_since = since
 
+    @property
+    def speaks(self) -> bool:
+        """Whether requests were held lately, so that the end of that is to be noted."""
+        return self._holding or self._oldest_since is not None
+
     def quiet(self, now: float) -> None:
         """Note that no request is held now."""
         self._oldest_since = None
@@ -211,7 +216,8 @@ class Holding:
         """Release what may start in the next step; called once a step, after its allocations."""
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):
-            self._log.quiet(now)
+            if self._log.speaks:
+                self._log.quiet(now)
             return
         self._release(advice, now)
         if advice is not None:
