@@ -183,6 +183,11 @@ _SHORT: Final = 256
 context is so small. Chosen."""
 
 
+def is_short(prompt: int, pool: int) -> bool:
+    """Whether a prompt of so many blocks takes little room in a pool of so many."""
+    return prompt * _SHORT <= pool
+
+
 def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
     """Blocks of new context that a request brings; 0 if its session is live and resident, or if its
     prompt is short.
@@ -194,7 +199,7 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
         new: Whether the session was never served here. Otherwise it counts as resident if at
             least half of the prompt is found.
     """
-    if prompt * _SHORT <= pool:
+    if is_short(prompt, pool):
         return 0
     if new:
         return max(1, prompt - found)

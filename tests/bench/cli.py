@@ -122,15 +122,21 @@ def dashboard(
 
 
 @app.command()
-def hotpath(as_json: Json = False) -> None:
+def hotpath(
+    as_json: Json = False,
+    part: Annotated[
+        str,
+        typer.Option(help="all; pool: without a scheduler; client: its thread; steps: vLLM's own."),
+    ] = "all",
+) -> None:
     """Measure what the engine pays: reading advice, applying it, observing a step.
 
-    Four minutes on idle cores.
+    Ten minutes on idle cores; both cores of the hooks side by side.
     """
     with _explained():
         from .hotpath import run
 
-        figures: Figures = run(progress=not as_json)
+        figures: Figures = run(progress=not as_json, part=part)
     figures.print(as_json)
 
 
