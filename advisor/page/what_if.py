@@ -241,7 +241,7 @@ def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
     """The rows in the engine's own order, less what it keeps back all the same, and how many it
     has."""
     blocks, salt = view.blocks, view.tables.salt(view.engine)
-    resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
+    resident = blocks.holding(view.engine).rows
     kept = blocks.find(ranking.protected, salt)
     free = Selection(blocks, np.setdiff1d(resident, kept))
     oldest_first = np.argsort(-LruPolicy().scores(view, free), kind="stable")
