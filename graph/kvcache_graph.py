@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from . import explain as memory_view
 from . import explain as views
+from .compiled import require_compiled
 from .explain import row_of
 from .ingest.ingest import Ingest
 from .intents import IntentBook
@@ -98,6 +100,9 @@ class KVCacheGraph:
         models: The models of engines that do not report theirs, by engine id.
         intents: What is wanted outside of requests; ask under ``lock``, and note the change.
         changes: Tell when a ranking is out of date.
+
+    Raises:
+        CompiledPartMissingError: kvgraph was installed without ``kvgraph._graph``.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class KVCacheGraph:
         models: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        require_compiled()
         self.policy = policy or ClassicPolicy(profile)
         self.rules = rules or profile or Rules()
         self.referee, self.models = referee, models or {}
@@ -158,7 +164,7 @@ class KVCacheGraph:
     def resident_count(self, engine: str) -> int:
         """Blocks that the engine says are in its pool; 0 if it never reported."""
         column = self.tables.engines.get(engine)
-        return 0 if column is None else int(self.tables.blocks.resident(column).sum())
+        return 0 if column is None else len(self.tables.blocks.holding(column))
 
     def forget_engine(self, engine: str) -> None:
         """Forget an engine that is gone: none of its blocks is resident any more."""
@@ -182,11 +188,15 @@ class KVCacheGraph:
         return self.referee.rulings().get(self.tables.engines.get(engine, NO_ROW))
 
     def rank(self, engine: str, limit: int) -> EvictionRanking:
-        """What this engine should evict first; empty for an engine that never reported."""
+        """What this engine should evict first; empty for an engine that never reported.
+
+        Holds ``lock`` only while it reads columns; whoever holds it already lets nobody in.
+        """
         column = self.tables.engines.get(engine)
         if column is None:
             return EvictionRanking.empty(self.clock())
-        return rank_by_ruler(self._view(column), self.policy, self.referee, limit)
+        view = replace(self._view(column), lock=self.lock)
+        return rank_by_ruler(view, self.policy, self.referee, limit)
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to lose first: protected ones only when nothing else is left."""

@@ -99,8 +99,7 @@ def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> 
 
 def _engine_stats(view: View) -> EngineStats:
     blocks, column = view.blocks, view.engine
-    resident = blocks.pick(blocks.resident(column))
-    spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
+    resident = blocks.holding(column)
     protected = is_protected(view, resident)
     by_block = limits_of_kept(view, resident)
     limits = np.bincount(by_block[protected], minlength=len(Limit))
@@ -111,7 +110,7 @@ def _engine_stats(view: View) -> EngineStats:
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),
-        spilled=int(spilled.sum()),
+        spilled=len(blocks.holding(column, COPIES)) if blocks.had_copies else 0,
         protected=int(protected.sum()),
         over_share=sum(limited.values()),
         limited=limited,

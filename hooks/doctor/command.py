@@ -44,8 +44,10 @@ from ..vllm.plugin import rival_plugins
 from ..vllm.relied_on import RELIED_ON, SET, Part
 from .environment import (
     CORRECT,
+    NAME,
     Check,
     check_admission,
+    check_compiled,
     check_ends,
     check_frontend,
     check_hints,
@@ -148,6 +150,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("sampling", check_sampling)
     yield _check("gpu", check_gpu)
     yield _check("ipc socket", check_ipc)
+    yield _check(NAME, check_compiled)
     yield _check("sidecar", lambda: check_sidecar(endpoint))
     yield _check("block hashes", check_hashing)
 

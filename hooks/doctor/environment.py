@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -242,6 +243,26 @@ def _disk_problem(directory: Path, wanted: int) -> str | None:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f}"
+
+
+# Is the sidecar's compiled part there?
+
+NAME = "sidecar's compiled part"
+_MODULE = "kvgraph._graph"
+
+
+def check_compiled() -> Check:
+    """Whether a sidecar, or the replay lab, can run in this environment; an engine needs it not."""
+    try:
+        importlib.import_module(_MODULE)
+    except ImportError as error:
+        return Check(
+            NAME,
+            None,
+            f"{_MODULE} is not there ({error}): engines run here, a sidecar cannot",
+            "install a wheel for this platform, or a C++ compiler and then kvgraph once more",
+        )
+    return Check(NAME, True, f"{_MODULE} is there")
 
 
 # Judges whether text can come back at other positions: the switch, tiers, calibrations.

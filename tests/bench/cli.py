@@ -111,6 +111,22 @@ def graph(as_json: Json = False) -> None:
 
 
 @app.command()
+def sidecar(
+    as_json: Json = False,
+    seconds: Annotated[float, typer.Option(min=1, help="Measured per load, once it is full.")] = 20,
+) -> None:
+    """What a sidecar uses of a core and of memory, and how old its advice is: one engine, and 64.
+
+    Two minutes on idle cores.
+    """
+    with _explained():
+        from .sidecars.sidecar_bench import run
+
+        figures: Figures = run(progress=not as_json, seconds=seconds)
+    figures.print(as_json)
+
+
+@app.command()
 def dashboard(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
