@@ -22,7 +22,24 @@ demo-fleet: $(STAMP)  ## recorded agents on three real engines behind our router
 check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-$(STAMP): pyproject.toml tests/bench/pyproject.toml $(wildcard core/*)
+	# mypy and import-linter want a folder named as the package, which the root is not.
+	rm -rf build/tree && mkdir -p build/tree/kvgraph && cd build/tree/kvgraph \
+		&& ln -s $(addprefix ../../../,__init__.py __main__.py py.typed _engine.pyi _graph.pyi $(FOLDERS)) . \
+		&& ln -s ../../tests/bench ../kvgraph_bench
+	PYTHONPATH=build/tree $(BIN)/lint-imports --no-logo
+	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph -p kvgraph_bench
+	MYPYPATH=build/tree $(BIN)/mypy examples
+
+test: $(STAMP)  ## what to run before a commit: all but real engines, browser and large budgets
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		--durations=25 \
+		-m "not (engine or browser or large or timing)"
+
+# Two at a time what starts an engine or a browser, and by itself what a busy machine would fail.
+test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large budgets; then times
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=25 \
+		-m "(engine or browser or large) and not timing"
+	$(BIN)/python -m pytest --durations=25 -m timing
 
 sanitize: $(STAMP)  ## the compiled core, built anew with the address and the thread sanitizer
 	$(BIN)/python -m pytest -m large tests/hooks/vllm/core
