@@ -1,6 +1,7 @@
-"""Decides which requests with new context wait for room, and which may start: the one rule.
+"""Decides which requests with new context wait for room, and which may start.
 
-An engine's hook asks it in its steps, and the replay lab as its clock runs; it knows neither.
+The engine's hook calls it in its steps, and the replay lab as its clock advances; it imports
+neither.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LATEST: Final = 0.2  # weight of the newest prompt in the time that a block tak
 
 
 class Pacing:
-    """Spaces out requests that start without room: each evicts blocks that another request needs.
+    """Spaces out requests that start without room, since each evicts blocks another request needs.
 
     It measures time by prompts, not by seconds: a machine that computes a prompt in half the time
     starts twice as many.
@@ -45,24 +46,26 @@ class Pacing:
 
     @property
     def measures(self) -> bool:
-        """Whether what started last is computed still."""
+        """Whether the prompts that started last are still being computed."""
         return self._began is not None
 
     def begin(self, now: float, blocks: int) -> None:
-        """Note that requests with so many blocks of new context start."""
+        """Note that requests with ``blocks`` of new context start."""
         self._began, self._blocks = now, blocks
 
     def takes(self, blocks: int) -> float:
-        """Seconds from start to end of so many blocks lately, turns between them included;
-        infinite before any did."""
+        """Seconds that ``blocks`` recently took from start to end, turns in between included.
+
+        Infinite before the first measurement.
+        """
         return math.inf if self._block_s is None else blocks * self._block_s
 
     def looks(self, now: float, free: bool, again: float = 0.0) -> None:
-        """Note at each step whether the engine could take another request.
+        """Update at each step whether the engine could take another request.
 
         Args:
             free: No request is queued, and the prompt of the last one released has been computed.
-            again: The share of the prompts that is computed again lately.
+            again: Share of recent prompts that was computed again.
         """
         self._free = free
         if free and self._began is not None:
@@ -74,7 +77,7 @@ class Pacing:
             self._block_s = before + _LATEST * (block_s - before)
 
     def may_start(self, now: float, *, hurries: bool) -> bool:
-        """Whether another may start; with ``hurries``, without a rest."""
+        """Whether another request may start; ``hurries`` skips the rest between two."""
         return self._free and (hurries or now >= self._from)
 
 
@@ -87,7 +90,7 @@ _KEPT_S: Final = 10.0  # starts are remembered so long; advice is acted on for 2
 
 
 class RoomLedger:
-    """Subtracts from the advised room what the advice cannot know of.
+    """Tracks how much of the advised room is used by requests that the advice does not know.
 
     That is: requests let go and not yet started, and those that started since it was made.
     """
@@ -98,28 +101,28 @@ class RoomLedger:
         self._taken = 0  # blocks, of both
 
     def promise(self, request_id: str, blocks: int) -> None:
-        """Note that a request may start that brings ``blocks`` of new context."""
+        """Reserve room for a released request with ``blocks`` of new context."""
         if blocks:
             self._promised[request_id] = blocks
             self._taken += blocks
 
     def is_promised(self, request_id: str) -> bool:
-        """Whether a request may start with new context, and has not yet."""
+        """Whether the request has reserved room and has not started."""
         return request_id in self._promised
 
     def begin(self, request_id: str, now: float) -> None:
-        """Note that a request was scheduled; the sidecar will hear of it."""
+        """Note that a request was scheduled; later advice will account for it."""
         blocks = self._promised.pop(request_id, 0)
         if blocks:
             self._begun.append((now, blocks))
             self._drop_until(now - _KEPT_S)
 
     def drop(self, request_id: str) -> None:
-        """Forget a request that ended."""
+        """Return the room of a request that ended."""
         self._taken -= self._promised.pop(request_id, 0)
 
     def remaining(self, advice: AdmissionAdvice) -> float:
-        """Blocks of new context that may still start; drops starts that ``advice`` knows of."""
+        """Blocks of new context that may still start; drops starts that ``advice`` accounts for."""
         if advice.room_blocks is None:
             return float("inf")
         self._drop_until(max(advice.known_of, advice.ts - _SURELY_KNOWN_S))
@@ -145,7 +148,7 @@ AT_EASE: Final = 0.15
 
 
 class Saturation:
-    """Follows how many of the requests that came lately met others in the engine's queue.
+    """Measures how many recent requests found others in the engine's queue.
 
     It counts requests rather than seconds, so it means the same at any pace of users or engine.
 
@@ -159,10 +162,10 @@ class Saturation:
         self.is_reached = False
 
     def came(self, *, queued: bool) -> None:
-        """Note a request that came.
+        """Count a request that arrived.
 
         Args:
-            queued: Others stood in the queue by then, or waited for room.
+            queued: Whether others were queued, or held for room, at that time.
         """
         self.share += (float(queued) - self.share) / _REMEMBERED
         self.is_reached = self.share >= (AT_EASE if self.is_reached else SATURATED)
@@ -184,15 +187,15 @@ context is so small. Chosen."""
 
 
 def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
-    """Blocks of new context that a request brings; 0 if its session is live and resident, or if its
+    """Blocks of new context that a request needs; 0 if its session is live and resident, or if its
     prompt is short.
 
     Args:
         prompt: Full blocks of the prompt.
-        found: How many of these, from the start, need not be computed.
+        found: Leading blocks that need not be computed.
         pool: Blocks of the pool.
-        new: Whether the session was never served here. Otherwise it counts as resident if at
-            least half of the prompt is found.
+        new: Whether the session was never served here. Otherwise it counts as resident if at least
+            half of the prompt is found.
     """
     if prompt * _SHORT <= pool:
         return 0
@@ -203,13 +206,12 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HoldingBounds:
-    """What holding keeps to.
+    """Limits for holding requests.
 
     Attributes:
-        pool_blocks: Blocks of the pool. A request that needs as many can never fit, so it is
-            not held.
-        most_s: The longest that a request is held, in seconds.
-        step_blocks: Blocks of prompts that the engine computes in one step.
+        pool_blocks: Blocks of the pool. A request that needs this many never fits and is not held.
+        most_s: The longest a request is held, in seconds.
+        step_blocks: Prompt blocks that the engine computes in one step.
     """
 
     pool_blocks: int
@@ -246,11 +248,11 @@ class HoldingRule:
     def arrives(
         self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
     ) -> bool:
-        """Decide on a request that came in at ``asks.since``. True: hold it.
+        """Decide whether to hold a request that arrived at ``asks.since``.
 
         Args:
             idle: The engine has no work but held requests.
-            queued: Other requests stand in its queue.
+            queued: Whether other requests are in its queue.
         """
         if not self._counted:
             # Who waits for room would stand in the queue otherwise: without these, holding would
@@ -263,9 +265,9 @@ class HoldingRule:
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
-        """Decide again for a request that was not held on arrival and is about to start.
+        """Decide again whether to hold a request that is about to start.
 
-        Its context may have been evicted while it queued. True: hold it.
+        Its context may have been evicted while it queued.
         """
         if self.is_let_in(asks.request_id):
             return False
@@ -276,31 +278,31 @@ class HoldingRule:
         return True
 
     def is_let_in(self, request_id: str) -> bool:
-        """Whether a request may start with new context, and has not yet."""
+        """Whether a request has reserved room and has not started."""
         return self._room.is_promised(request_id)
 
     def is_full(self, advice: AdmissionAdvice | None) -> bool:
-        """Whether no new context may start; drops what ``advice`` knows from the ledger of room."""
+        """Whether no new context may start; drops starts that ``advice`` accounts for."""
         return advice is not None and self._room.remaining(advice) <= 0
 
     def started(self, request_id: str, now: float) -> None:
-        """A request got blocks."""
+        """Note that a request was scheduled."""
         self._room.begin(request_id, now)
 
     def removed(self, request_id: str) -> Held | None:
-        """Forget a request whose client went away; returns it if it was held."""
+        """Forget a request whose client disconnected; returns it if it was held."""
         return self._order.drop(request_id)
 
     def ended(self, request_id: str) -> None:
-        """Forget a request that was not held and is over, in whatever state it was."""
+        """Forget a request that ended without being held."""
         self._room.drop(request_id)
 
     # Steps --------------------------------------------------------------------------------------
 
     def passes(self, advice: AdmissionAdvice | None, now: float) -> bool:
-        """Note a step in which nobody waits and there is room for all, as in nearly all steps.
+        """Note a step in which no request is held and there is room for all.
 
-        False: this is another step, nothing was noted, and ``released`` must be asked.
+        False: nothing was noted, and ``released`` must be called.
         """
         if len(self._order) or self._pacing.measures:
             return False
@@ -334,7 +336,7 @@ class HoldingRule:
         return found or self._without_room(now, idle)
 
     def oldest(self) -> Held | None:
-        """The request that has waited longest; None if none is held."""
+        """The request held longest; None if none is held."""
         return self._order.oldest()
 
     def _must_wait(self, asks: Held, advice: AdmissionAdvice) -> bool:
@@ -374,7 +376,7 @@ class HoldingRule:
         return [(held, "patience") for held in patient]
 
     def _patient(self, latest: float, due: float, now: float) -> Iterator[Held]:
-        """Those who start together: as many as fill one step, the last of which may exceed it."""
+        """Requests that start together: enough to fill one step, which the last may exceed."""
         left = self._bounds.step_blocks
         while left > 0 and (held := self._order.pop_patient(latest, due, now)) is not None:
             self._let_in(held)
@@ -382,15 +384,15 @@ class HoldingRule:
             left -= held.blocks
 
     def _patience(self) -> float:
-        """As long as a turn of a thrashing engine waits at least: LRU lost its context because a
-        pool's worth of other prompts was computed before it."""
+        """Seconds a request waits before it may start without room."""
         return min(HOLD_PATIENCE_S, self._pacing.takes(self._bounds.pool_blocks))
 
     def _rests(self, idle: bool, now: float) -> bool:
         return idle and now - self._ran_at >= _ABOUT_TO_RUN_S
 
     def _pass(self, asks: Held) -> None:
-        """Let in one that did not wait; only what takes room makes its tenant known."""
+        """Let in a request that does not wait; one without new context does not count for its
+        tenant."""
         if asks.blocks:
             self._order.served(asks.tenant)
         self._let_in(asks)

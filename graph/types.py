@@ -1,4 +1,4 @@
-"""The vocabulary: the names of a block's layer, tier, edges and session state."""
+"""The graph's vocabulary: source layers, tiers, edges, session states, block flags."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DEFAULT_IMPORTANCE: Final = np.array(
 
 
 def layer_mask(layers: Iterable[SourceLayer]) -> npt.NDArray[np.bool_]:
-    """bool ``[256]``, by the byte that a block's layer is: whether it is one of ``layers``."""
+    """bool ``[256]``: whether each value of a block's layer byte is one of ``layers``."""
     mask = np.zeros(256, dtype=np.bool_)
     mask[[int(layer) for layer in layers]] = True
     return mask
@@ -61,7 +61,7 @@ IS_PROTECTED: Final = layer_mask(PROTECTED_LAYERS)
 
 
 class Authority(IntEnum):
-    """Who states the layer of a block; a higher value counts for more."""
+    """Who stated a block's layer; a higher value takes precedence."""
 
     INFERRED = 0
     CALLER = 1
@@ -69,7 +69,7 @@ class Authority(IntEnum):
 
 
 class Tier(IntFlag):
-    """Where copies of a block are, as bits."""
+    """Where copies of a block are, as bit flags."""
 
     NONE = 0
     HOT = 1
@@ -83,7 +83,7 @@ HELD: Final = int(Tier.HOT | Tier.WARM | Tier.COLD)
 
 
 class EdgeType(IntEnum):
-    """How two nodes are related. The comment gives source → target."""
+    """How two nodes are related; each comment gives source → target."""
 
     PREFIX_SHARE = 0  # parent block → child block
     CO_ATTEND = 1  # block – block, stored with the smaller row first
@@ -97,7 +97,7 @@ EDGE_NAMES: Final = tuple(edge.name.lower() for edge in EdgeType)
 
 
 class StopReason(IntEnum):
-    """Why a session's last answer ended, as far as it is known."""
+    """Why a session's last answer ended."""
 
     UNKNOWN = 0
     TOOL_CALL = 1  # a tool runs; its result is the next turn
@@ -106,9 +106,9 @@ class StopReason(IntEnum):
 
 
 class SessionState:
-    """What a session is doing, as far as the engine told us or its requests show.
+    """What a session is doing, as reported by the engine or inferred from its requests.
 
-    Plain numbers: numpy compares its own with an enumeration's fifty times as slowly.
+    Plain integers: numpy compares its own scalars with an enum fifty times as slowly.
     """
 
     IDLE: Final = 0  # between turns
@@ -121,7 +121,7 @@ STATE_NAMES: Final = ("idle", "running", "waiting_for_tool", "ended")
 
 
 class BlockFlag(IntFlag):
-    """Facts about a block that are true or false."""
+    """Boolean facts about a block."""
 
     NONE = 0
     SUPERSEDED = 1  # only an abandoned branch of its session used it
@@ -130,7 +130,7 @@ class BlockFlag(IntFlag):
 
 
 def as_keys(values: list[int] | bytes | Keys) -> Keys:
-    """Block keys as a uint64 array; ``bytes`` are little-endian uint64, as on our wire."""
+    """Block keys as a uint64 array; ``bytes`` are little-endian uint64, as on the wire."""
     if isinstance(values, bytes):
         return np.frombuffer(values, dtype="<u8")
     return np.asarray(values, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Prefix chains: which block follows which, at what depth, and who walked the link."""
+"""Prefix chains: which block follows which, and at what depth."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ChainLinker:
         self._counters = counters
 
     def extend(self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64]) -> None:
-        """Link runs of consecutive blocks that were stored, each run behind a block of its own.
+        """Link runs of consecutive stored blocks, each run behind its own predecessor.
 
         Args:
             rows: int32 ``[n]``, run after run.
-            new: bool ``[n]``: whether the row was created for this.
+            new: bool ``[n]``: whether the row was just created.
             before: int32 ``[runs]``: the row before each run, ``NO_ROW`` at the start of a chain.
             counts: int64 ``[runs]``: blocks in each run, at least one.
         """
@@ -59,7 +59,7 @@ class ChainLinker:
 
         Args:
             rows: int32 ``[n]``, chain after chain.
-            new: bool ``[n]``: whether the row was created for this.
+            new: bool ``[n]``: whether the row was just created.
             counts: int64 ``[chains]``: blocks in each.
         """
         starts = np.cumsum(counts) - counts
@@ -85,10 +85,10 @@ class ChainLinker:
         return np.array(path, dtype=np.int32)
 
     def from_root(self, row: int, length: int) -> Rows:
-        """int32 ``[length]``: the chain that ends with ``row``; empty if it is not known to be so
-        long.
+        """int32 ``[length]``: the chain that ends at ``row``; empty if its length differs or is
+        unknown.
 
-        Blocks that came together stand in consecutive rows, and are compared together.
+        Blocks stored together have consecutive rows, and are compared together.
         """
         blocks, chain, at = self._tables.blocks, np.empty(length, dtype=np.int32), length
         while row != NO_ROW and at:
@@ -101,13 +101,12 @@ class ChainLinker:
         return chain if row == NO_ROW and not at else chain[:0]
 
     def _behind(self, before: Rows) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: the depth behind each of these rows; 0 behind ``NO_ROW``."""
+        """int64 ``[n]``: the depth after each row; 0 after ``NO_ROW``."""
         depth = self._tables.blocks.depth[before].astype(np.int64)
         return np.where(before == NO_ROW, 0, depth + 1)
 
     def _place(self, rows: Rows, new: Flags, told: npt.NDArray[np.int64]) -> Flags:
-        """Set the depths that are told of new rows, and of those whose place was not known;
-        returns which of them changed."""
+        """Set the depths of new rows and of rows without a known place; returns which changed."""
         depth = self._tables.blocks.depth
         known = depth[rows]
         moved: Flags = new | ((known >= UNPLACED) & (told < UNPLACED))
@@ -150,7 +149,7 @@ class ChainLinker:
             self._raise_all(rows[~fits], parents[~fits])
 
     def _raise_all(self, rows: Rows, parents: Rows) -> None:
-        """Link rows to parents that have to become shallower for it, in order."""
+        """Link rows to parents that must become shallower first, in order."""
         blocks, budget = self._tables.blocks, _MOST_RAISED
         for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):
             if blocks.parent[row] != NO_ROW:
@@ -166,9 +165,12 @@ class ChainLinker:
             self._tables.links.link(link[:1], link[1:])
 
     def _path_to_raise(self, row: int, parent: int, most: int) -> tuple[Rows, bool]:
-        """``parent`` and those before it that are too deep for a link to ``row``; and whether they
-        can rise: not if one of them is ``row`` or stands where it was told to, or if they are more
-        than ``most``."""
+        """``parent`` and its ancestors that are too deep for a link to ``row``, and whether they
+        can rise.
+
+        They cannot if one of them is ``row`` or has a known place, or if there are more than
+        ``most``.
+        """
         blocks, path, at = self._tables.blocks, list[int](), parent
         room = int(blocks.depth[row]) - 1
         least = UNPLACED if room >= UNPLACED else 0  # what is not known stays told from what is
@@ -181,21 +183,22 @@ class ChainLinker:
 
 
 def _holds_any(rows: Rows, some: Rows) -> bool:
-    """Whether one of ``some`` is among ``rows``; of few, comparing all costs less than sorting."""
+    """Whether one of ``some`` is among ``rows``; few are compared pairwise, cheaper than
+    sorting."""
     if len(rows) * len(some) <= _COMPARED_PAIRS:
         return bool((rows[:, None] == some).any())
     return bool(np.isin(some, rows).any())
 
 
 def _trailing(linked: Flags) -> int:
-    """How many are true behind the last that is not."""
+    """How many values at the end are true."""
     return int(linked[::-1].argmin()) if not linked.all() else len(linked)
 
 
 def _joined(
     rows: Rows, starts: npt.NDArray[np.int64], before: Rows
 ) -> tuple[npt.NDArray[np.int64], Rows, npt.NDArray[np.int64]]:
-    """The runs, with those joined that continue exactly where the one before them stopped."""
+    """Join runs that continue exactly where the previous one stopped."""
     opens = np.ones(len(starts), dtype=np.bool_)
     opens[1:] = before[1:] != rows[starts[1:] - 1]
     starts = starts[opens]

@@ -48,7 +48,7 @@ _OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 
 
 class Ingest:
-    """Applies events; the one writer of the tables."""
+    """Applies events; the only writer of the tables."""
 
     def __init__(self, tables: LoggedTables) -> None:
         self._tables = tables
@@ -67,8 +67,7 @@ class Ingest:
         )
 
     def slices(self, engine: int, events: Sequence[AnyEvent], now: float) -> Iterator[None]:
-        """Apply one engine's events in their order, slice by slice. Events with no meaning are
-        counted."""
+        """Apply one engine's events in order, in slices; meaningless ones are counted."""
         keys, before = 0, SINGLE
         for run in event_runs(events):
             if _begins_anew(before, run):
@@ -100,7 +99,7 @@ class Ingest:
     def _told(
         self, engine: int, events: Sequence[AnyEvent], last: tuple[type, ...], now: float
     ) -> None:
-        """Note that a message is over, whose last run is of this kind."""
+        """Handle the end of a message whose last run is of kind ``last``."""
         history = self._tables.history
         history.await_no_overdue(engine, now)
         if last is CHURN:
@@ -109,12 +108,14 @@ class Ingest:
             history.open_cases.message_over(engine)
 
     def signalled(self, said: SessionSignal, now: float) -> bool:
-        """Apply what somebody says of a session; False if it is unknown."""
+        """Apply what a caller states about a session; False if it is unknown."""
         return self._turns.signalled(said, now)
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
-        """Forget an engine that is gone, and every copy that it held, slice by slice. Until the
-        last one nobody is given its column."""
+        """Forget an engine that is gone, and its copies, in slices.
+
+        Its column is not reused before the last one.
+        """
         self._tables.leaving.add(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)
@@ -125,7 +126,7 @@ class Ingest:
         self._tables.leaving.discard(engine)
 
     def _letting_go(self, engine: int, now: float) -> Iterator[None]:
-        """Note that an engine holds nothing any more, and runs nothing, slice by slice."""
+        """Mark an engine's blocks and requests as gone, in slices."""
         self._tables.left(engine)
         self._tables.sessions.interrupt(engine)
         self._turns.forget_engine(engine)

@@ -1,4 +1,4 @@
-"""Segments: what callers say about parts of a prompt, written to the blocks that hold them."""
+"""Applies segments, which state what parts of a prompt are, to the blocks that hold them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LayerBook:
         authority: Authority,
         session: int,
     ) -> None:
-        """Take what ``session`` says these block rows are; ``NO_ROW`` speaks for nobody."""
+        """Set the layer that ``session`` states for these block rows; ``NO_ROW``: no session."""
         if not len(rows):
             return
         blocks = self._tables.blocks
@@ -80,8 +80,8 @@ class LayerBook:
         return np.asarray((stated <= authority) & ~holds)
 
     def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:
-        """Whether ``session`` may take back what others said: sessions of its own tenant, or gone
-        ones."""
+        """Whether ``session`` may override earlier statements: by its own tenant, or ended
+        sessions."""
         sessions = self._tables.sessions
         gone = (raised_by == NO_ROW) | (sessions.state[raised_by] == SessionState.ENDED)
         tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW
@@ -103,7 +103,7 @@ class MemoryBook:
         self._tables = tables
 
     def refer(self, rows: Rows, segment: Segment, session: int, now: float) -> None:
-        """Take that a session's blocks hold the memory that a segment names.
+        """Link a session's blocks to the memory that a segment names.
 
         A recall is a memory that is named again by another session, or by the same one at other
         blocks: what a session carries along from turn to turn is recalled once.
@@ -122,7 +122,7 @@ class MemoryBook:
         self._tables.edges.upsert(EdgeType.MEMORY_REF, rows, targets, weights, now)
 
     def _count(self, facts: MemoryFacts, memory: int, rows: Rows, session: int, now: float) -> None:
-        """Count a recall, unless the session carries the memory along."""
+        """Count a recall, unless the session only carries the memory along."""
         known = self._tables.blocks.sums_of(EdgeType.MEMORY_REF).degree[rows] > 0
         if session in facts.sessions and known.all():
             return
@@ -132,7 +132,7 @@ class MemoryBook:
             self._raise(facts, linked)
 
     def _raise(self, facts: MemoryFacts, rows: Rows) -> None:
-        """Let blocks be worth what their memory's recalls make of it, or more."""
+        """Raise blocks' importance to what the memory's recalls justify."""
         lacking = 1.0 - float(DEFAULT_IMPORTANCE[SourceLayer.MEMORIES])
         worth = np.float32(1.0 - lacking * (1.0 - _GAIN) ** (facts.recalls - 1))
         importance = self._tables.blocks.importance
@@ -141,7 +141,7 @@ class MemoryBook:
 
 
 class SegmentTagger:
-    """Writes layers, names and memories of segments."""
+    """Writes segments' layers, names and memories to blocks."""
 
     def __init__(self, tables: Tables, layers: LayerBook, counters: Counter[str]) -> None:
         self._tables = tables
@@ -150,8 +150,7 @@ class SegmentTagger:
         self._memories = MemoryBook(tables)
 
     def tag(self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
-        """Set layers from segments, the most precious last, so that it wins a block that
-        two share."""
+        """Apply a request's segments, the most precious last, so that it wins a shared block."""
         if not event.segments:
             return
         size = event.block_size
@@ -175,14 +174,16 @@ class SegmentTagger:
                 self._memories.refer(covered, segment, session, now)
 
     def _begin_protection(self, rows: Rows, authority: Authority) -> int:
-        """How many blocks are protected from this request on: those that it states, and those of
-        which nobody said so if it is the second that walks them."""
+        """How many blocks become protected by this request.
+
+        Stated ones count at once, inferred ones when a second request walks them.
+        """
         if authority is not Authority.INFERRED:
             return len(rows)
         return int(np.count_nonzero(self._tables.blocks.walkers[rows] == 2))
 
     def _lease(self, engine: int, rows: Rows, seconds: float, now: float) -> None:
-        """Lease blocks that a request states, as far as leases may; a longer lease stands."""
+        """Lease blocks as far as the bounds allow; a longer existing lease stays."""
         bounds = LeaseBounds()
         kept = leasable(self._tables, bounds, rows, now, arriving=engine) if len(rows) else rows
         until = now + min(seconds, bounds.longest_s)
@@ -191,7 +192,7 @@ class SegmentTagger:
 
 
 def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:
-    """The segments that a request of so many blocks may have, the least precious first.
+    """The segments that a request of ``blocks`` blocks may have, least precious first.
 
     In sum they cover each block twice at most, and share one more block each with a neighbour:
     otherwise a thousand overlapping segments would write every block a thousand times.

@@ -1,4 +1,4 @@
-"""Events in runs: those that may be applied together, and no more than one slice takes."""
+"""Splits events into runs that are applied together, and releases old ghost rows."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _BYTES: Final = 8 * SLICE_KEYS
 
 
 class Run(NamedTuple):
-    """Consecutive events, or parts of them.
+    """Consecutive events, or parts of them, that are applied together.
 
     Attributes:
-        kind: ``CHURN`` or ``TURNS``, whose events are applied together; ``SINGLE`` has one event.
-        keys: How many block keys they carry.
+        kind: ``CHURN`` or ``TURNS``; a ``SINGLE`` run has one event.
+        keys: Block keys that they carry.
     """
 
     kind: tuple[type, ...]
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
-    """All events, in their order, as runs."""
+    """Split events into runs, in order."""
     kind, run, size = SINGLE, list[AnyEvent](), 0
     for event in events:
         own, own_size = _RUNS.get(type(event), SINGLE), len(getattr(event, "hashes", b""))
@@ -70,9 +70,9 @@ def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
 
 
 def _parts(event: AnyEvent) -> list[AnyEvent]:
-    """An event with many keys, as several that mean the same; or itself, if it cannot be cut.
+    """Split an event with many keys into equivalent smaller ones; others are returned as they are.
 
-    An event whose keys are not whole is refused whole, later.
+    An event whose keys are malformed stays whole and is refused later.
     """
     if not isinstance(event, _CUT) or len(event.hashes) % 8:
         return [event]
@@ -94,11 +94,11 @@ _AROUND: Final = 256
 
 
 def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Rows:
-    """int32 ``[count]``: the rows with the least times; of equal ones the first.
+    """int32 ``[count]``: the rows with the smallest times; among equal ones the first.
 
     Args:
         rows: int32 ``[n]`` each, ascending, part after part; ``times`` are theirs.
-        count: At most as many as there are.
+        count: At most the number of rows.
     """
     if not count:
         return np.empty(0, dtype=np.int32)
@@ -114,7 +114,7 @@ def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Rows:
 
 
 def _nth(times: Sequence[Times], place: int) -> float:
-    """The time that has this place among all of them, in ascending order."""
+    """The time at this place in ascending order."""
     total = sum(map(len, times))
     step = -(-total // _SAMPLE)
     sample = np.sort(np.concatenate([part[::step] for part in times]))
@@ -140,12 +140,11 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class GhostKeeper:
-    """Releases rows of blocks that no engine holds any more.
+    """Releases rows of blocks that no engine holds any more (ghosts), the longest unused first.
 
     Args:
-        forget_all: Each is told once of all rows that are about to be reused, as a bool
-            ``[blocks.size]``.
-        forget_some: Each is told of the rows of a slice, int32, before they are released.
+        forget_all: Called once with all rows about to be reused, as a bool ``[blocks.size]``.
+        forget_some: Called with the rows of each slice, int32, before they are released.
     """
 
     def __init__(
@@ -192,7 +191,7 @@ class GhostKeeper:
         self._tables.blocks.release(rows)
 
     def _surplus(self) -> Generator[None, None, Rows]:
-        """int32, ascending: the ghosts to release now; notes when to look again."""
+        """int32, ascending: the ghosts to release now; notes when to check again."""
         blocks, limit = self._tables.blocks, self._most()
         if self._limits is not self._tables.limits:
             self._limits, self._above = self._tables.limits, limit
@@ -211,13 +210,13 @@ class GhostKeeper:
         return oldest(ghosts, times, count)
 
     def _most(self) -> int:
-        """Ghosts that are remembered: as many as the engines' pools hold, or more."""
+        """How many ghosts are kept: ``max_ghosts``, or a share of the engines' pools if larger."""
         limits, pools = self._tables.limits, sum(self._tables.pool_blocks.values())
         return max(limits.max_ghosts, int(limits.ghost_share * pools))
 
 
 def _unheld(blocks: BlockTable, part: slice) -> Rows:
-    """int32, ascending: rows in use, from a part of the table, that no engine holds."""
+    """int32, ascending: rows of this part that are in use and held by no engine."""
     held = (np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) & HELD) != 0
     rows: Rows = part.start + np.flatnonzero(blocks.alive[part] & ~held).astype(np.int32)
     return rows

@@ -37,7 +37,7 @@ Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class GroupKind(IntEnum):
-    """What a KV cache group keeps of the tokens before the next one."""
+    """Which tokens' state a KV cache group keeps."""
 
     OTHER = 0  # nothing that a prefix match needs
     FULL = 1  # all of them
@@ -51,7 +51,7 @@ GroupPlace = Annotated[int, msgspec.Meta(ge=0, lt=MAX_GROUPS)]
 
 
 class CacheGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Layers that share block tables in an engine whose layers differ."""
+    """Layers that share block tables, in an engine with several KV cache groups."""
 
     kind: GroupKind
     window: Count  # tokens of the window or chunk; 0: it has none
@@ -63,7 +63,7 @@ class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EngineHello(Event, tag=1, frozen=True):
-    """First message of a connection: who is speaking."""
+    """First message of a connection: which engine it is."""
 
     engine: Name  # stable name, e.g. "host:pid"
     model: Name
@@ -76,7 +76,7 @@ class EngineHello(Event, tag=1, frozen=True):
 
 
 class BlocksStored(Event, tag=2, frozen=True):
-    """Full blocks entered the engine's prefix cache, consecutive in one chain."""
+    """Full blocks that entered the prefix cache, consecutive in one chain."""
 
     hashes: Hashes
     parent: Hash | None  # the block before hashes[0]; None at the start of a chain
@@ -85,24 +85,23 @@ class BlocksStored(Event, tag=2, frozen=True):
 
 
 class BlocksRemoved(Event, tag=3, frozen=True):
-    """Blocks left the engine's prefix cache."""
+    """Blocks that left the prefix cache."""
 
     hashes: Hashes
 
 
 class BlocksCleared(Event, tag=4, frozen=True):
-    """The engine's whole prefix cache was reset."""
+    """The whole prefix cache was reset."""
 
 
 class BlocksResident(Event, tag=5, frozen=True):
-    """All blocks in the engine's prefix cache: the answer to a resync request."""
+    """All blocks in the prefix cache, in answer to a resync request."""
 
     hashes: Listing
 
 
 class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The meaning of prompt tokens ``[start, end)``, as somebody stated it, or
-    as it is inferred."""
+    """The layer and importance of prompt tokens ``[start, end)``, stated or inferred."""
 
     layer: Annotated[int, msgspec.Meta(ge=0, le=9)]  # types.SourceLayer
     start: Count
@@ -115,7 +114,7 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RequestStarted(Event, tag=6, frozen=True):
-    """A request was first scheduled."""
+    """A request was scheduled for the first time."""
 
     request_id: Name
     hashes: Hashes  # every full block of the prompt
@@ -145,7 +144,7 @@ CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLL
 
 
 class RequestFinished(Event, tag=7, frozen=True):
-    """A request ended; its blocks are about to become free."""
+    """A request ended; its blocks are about to be freed."""
 
     request_id: Name
     hashes: Hashes  # every full block, prompt and output
@@ -164,7 +163,7 @@ class RequestFinished(Event, tag=7, frozen=True):
 
 
 class SessionSignal(Event, tag=8, frozen=True):
-    """What a caller says about a session outside any request."""
+    """What a client states about a session outside any request."""
 
     session: Name
     tenant: Name | None = None
@@ -200,7 +199,7 @@ class BlocksEmbedded(Event, tag=11, frozen=True):
 
 
 class BlocksSpilled(Event, tag=12, frozen=True):
-    """Copies of blocks were completed in a colder tier."""
+    """Blocks whose copy in a colder tier was completed."""
 
     hashes: Hashes
     tier: Annotated[int, msgspec.Meta(ge=2, le=8)]  # types.Tier.WARM, COLD or POOL
@@ -208,13 +207,13 @@ class BlocksSpilled(Event, tag=12, frozen=True):
 
 
 class BlocksLoaded(Event, tag=13, frozen=True):
-    """Blocks came back from a colder tier into the engine's pool."""
+    """Blocks that were loaded back from a colder tier into the pool."""
 
     hashes: Hashes
 
 
 class CopiesDropped(Event, tag=14, frozen=True):
-    """Copies in a colder tier are gone."""
+    """Blocks whose copy in a colder tier is gone."""
 
     hashes: Hashes
     tier: Annotated[int, msgspec.Meta(ge=2, le=8)]
@@ -222,7 +221,7 @@ class CopiesDropped(Event, tag=14, frozen=True):
 
 
 class Pressure(Event, tag=15, frozen=True):
-    """The engine's load, sent about twice a second; also its sign of life."""
+    """The engine's load, sent about twice a second; doubles as its heartbeat."""
 
     total_blocks: Count
     free_blocks: Count  # allocatable: never used, or cached and unreferenced
@@ -233,7 +232,7 @@ class Pressure(Event, tag=15, frozen=True):
 
 
 class AdviceApplied(Event, tag=16, frozen=True):
-    """What the engine did with our rankings; every number counts from the engine's start."""
+    """What the engine did with rankings; every count runs from the engine's start."""
 
     epoch: Total  # the last ranking applied
     moved: Total  # blocks moved in the free queue
@@ -244,7 +243,7 @@ class AdviceApplied(Event, tag=16, frozen=True):
 
 
 class TierReport(Event, tag=17, frozen=True):
-    """What the engine's colder tiers hold and did; counts of blocks run from the engine's start."""
+    """What the colder tiers hold and did; block counts run from the engine's start."""
 
     bytes_per_block: Count  # on one worker
     warm_blocks: Count
@@ -277,7 +276,7 @@ class TierReport(Event, tag=17, frozen=True):
 
 
 class RequestHeld(Event, tag=18, frozen=True):
-    """A request of a new or cold session waits until there is room for its context."""
+    """A request of a new or cold session waits until its context has room."""
 
     request_id: Name
     blocks: Count  # of context that the pool does not hold yet
@@ -288,7 +287,7 @@ class RequestHeld(Event, tag=18, frozen=True):
 
 
 class RequestReleased(Event, tag=19, frozen=True):
-    """A held request waits no longer, for one of ``HOLD_ENDS``."""
+    """A held request may start, for one of the reasons in ``HOLD_ENDS``."""
 
     request_id: Name
     waited_s: Seconds
@@ -296,9 +295,9 @@ class RequestReleased(Event, tag=19, frozen=True):
 
 
 class AdmissionReport(Event, tag=20, frozen=True):
-    """What the engine holds and held.
+    """What the engine holds now and has held.
 
-    Every number but the first three and the last counts from its start.
+    Counts run from its start, except the first three and the last.
     """
 
     waiting: Count  # requests that are held now
@@ -357,7 +356,7 @@ MAX_EVENTS = 65_536  # per batch; chosen
 
 
 class Unreadable(Event, tag=0, frozen=True):
-    """Stands in a refusal for an event whose kind cannot be read; never sent."""
+    """Placeholder in a refusal for an event of unreadable kind; never sent."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -376,7 +375,7 @@ _NAMED: Final = 3  # engines of a kind that are named; chosen
 
 
 class BlockHashing(NamedTuple):
-    """An engine and by what it tells blocks apart, as ``hashing_of`` words it."""
+    """How an engine hashes blocks, as ``hashing_of`` describes it."""
 
     engine: str
     model: str
@@ -384,13 +383,15 @@ class BlockHashing(NamedTuple):
 
 
 def hashing_of(hello: EngineHello) -> str:
-    """By what an engine tells blocks apart, in words; empty where it does not say."""
+    """Describe how an engine hashes blocks; empty if it does not say."""
     return f"blocks of {hello.block_size} tokens, {hello.hashing}" if hello.hashing else ""
 
 
 def disagreements(engines: Iterable[BlockHashing]) -> list[str]:
-    """One sentence for each model whose engines hash blocks differently; what does not tell how it
-    does agrees with all."""
+    """One sentence for each model whose engines hash blocks differently.
+
+    An engine that does not say how it hashes agrees with all.
+    """
     kinds: dict[str, dict[str, list[str]]] = {}
     for each in engines:
         if each.told:
