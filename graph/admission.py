@@ -15,8 +15,6 @@ from typing import Final
 from .release_order import Held, HoldingOrder
 from .wire.advice import HOLD_PATIENCE_S, AdmissionAdvice
 
-# How soon another request may start although there is no room for it.
-
 _REST: Final = 0.1
 """Share of the time from such a start until the engine could take another, for which it is left
 alone then. Chosen in the closed loop of the replay lab, on other sessions than those of the
@@ -81,8 +79,6 @@ class Pacing:
         return self._free and (hurries or now >= self._from)
 
 
-# How many blocks of new context may still start: the advised room less what started since.
-
 _SURELY_KNOWN_S: Final = 1.0
 """Advice made at ``ts`` knows of every start before ``ts`` less this; events are sent every 0.2 s.
 Chosen: five times that."""
@@ -134,7 +130,7 @@ class RoomLedger:
             self._taken -= begun.popleft()[1]
 
 
-# Whether prompts queue: only an engine that cannot keep up gains by letting some wait.
+# Only an engine that cannot keep up gains by holding requests.
 
 _REMEMBERED: Final = 64
 """Requests over which what they met fades to 1/e. Chosen."""
@@ -385,6 +381,8 @@ class HoldingRule:
 
     def _patience(self) -> float:
         """Seconds a request waits before it may start without room."""
+        # A turn on a thrashing engine waits at least as long: LRU lost its context because a pool's
+        # worth of other prompts was computed before it.
         return min(HOLD_PATIENCE_S, self._pacing.takes(self._bounds.pool_blocks))
 
     def _rests(self, idle: bool, now: float) -> bool:

@@ -37,8 +37,6 @@ from .wire.events import (
     TierReport,
 )
 
-# ``ChangeCounts``: whether what a ranking was made from has changed since.
-
 
 class ChangeCounts:
     """Counts changes per engine, to tell whether a ranking is out of date.

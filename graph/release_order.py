@@ -1,4 +1,4 @@
-"""The order in which held requests start."""
+"""The order in which held requests are released."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _MOST_LOOKED_AT: Final = 64  # lanes of a priority, requests of a lane, in ``pop
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One request that waits for room.
+    """A request that waits for room.
 
     Attributes:
-        request_id: The engine's id of it.
+        request_id: The engine's request id.
         since: When it began to wait, in seconds of the engine's clock.
-        blocks: Blocks of its context that the pool does not hold.
-        priority: As in vLLM: lower goes first.
+        blocks: Blocks of its context that are not in the pool.
+        priority: As in vLLM: a lower value goes first.
         returning: Whether its session has been served here before.
-        session: Its session's name, if it has one.
-        tenant: Its tenant's name, if that is known.
+        session: Its session's name, if known.
+        tenant: Its tenant's name, if known.
     """
 
     request_id: str
@@ -43,12 +43,12 @@ class Held:
 
 
 class _Place(NamedTuple):
-    """Where one waits in its lane.
+    """A request's place in its lane.
 
     Attributes:
-        since: ``HoldingOrder._now`` when it came.
-        number: How many came before it.
-        payer: The tenant that pays: its own, or the one that all strangers are.
+        since: Value of ``HoldingOrder._now`` on its arrival.
+        number: Requests that arrived before it.
+        payer: The tenant charged for it: its own, or the one that stands for all unknown tenants.
     """
 
     since: float
@@ -65,7 +65,7 @@ also where a request that stood in one stands in another now."""
 
 
 class HoldingOrder:
-    """Held requests, oldest first for the bound on waiting, and in order for the room.
+    """Held requests, by age for the bound on waiting, and by fair order for the room.
 
     Order: by priority; within one, sessions served here before come first; then fairly among
     tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each tenant's own
@@ -93,7 +93,7 @@ class HoldingOrder:
 
     @property
     def entries(self) -> int:
-        """Places of the heap, dead ones among them: what it costs to keep."""
+        """Entries of the heap, stale ones included: a measure of its cost."""
         return len(self._turns)
 
     @property
@@ -105,7 +105,7 @@ class HoldingOrder:
         return len(self._held)
 
     def add(self, held: Held) -> None:
-        """Add ``held``, behind those of its tenant."""
+        """Add ``held`` behind its tenant's other requests."""
         self._count += 1
         self._held[held.request_id] = held
         tenant = held.tenant
@@ -117,16 +117,17 @@ class HoldingOrder:
         self._queue(place)
 
     def served(self, tenant: str | None) -> None:
-        """Note that a request of ``tenant`` starts that did not wait: it is no stranger."""
+        """Note that a request of ``tenant`` starts without having waited: the tenant is known
+        now."""
         if tenant is not None:
             self._end(tenant, self._ended(tenant))
 
     def oldest(self) -> Held | None:
-        """The request that has waited longest; None if none is held."""
+        """The request held longest; None if none is held."""
         return next(iter(self._held.values()), None)
 
     def peek(self) -> Held | None:
-        """The next one in order; None if none is held. Brings the heap's top up to date."""
+        """The next request in order; None if none is held. Updates the top of the heap."""
         turns = self._turns
         while turns:
             lane = turns[0][-1]
@@ -140,13 +141,13 @@ class HoldingOrder:
         return None
 
     def pop_patient(self, latest: float, due: float, now: float) -> Held | None:
-        """Remove and return one of those that wait since ``latest`` or longer; None if none does.
+        """Remove and return a request held since ``latest`` or longer; None without one.
 
-        By priority, then of the tenant that has had the least: the request that has waited longest,
-        if since ``due`` or longer; else the one that has waited longest for its blocks, so that a
-        short one goes
-        before a long one that came with it, and a long one before short ones that came much later
-        (highest response ratio next; Brinch Hansen, 1971).
+        First by priority, then the tenant served least; of that tenant's requests the longest held,
+        if since ``due`` or longer; otherwise the one with the highest ratio of waiting time to
+        blocks, so that a short request goes before a long one that arrived with it, and a long one
+        before short ones that arrived much later (highest response ratio next; Brinch Hansen,
+        1971).
         """
         found = self._least_served(latest)
         if found is None:
@@ -160,7 +161,7 @@ class HoldingOrder:
         return self.take(best.request_id)
 
     def take(self, request_id: str) -> Held | None:
-        """Remove and return ``request_id``, which starts: its tenant pays. None if not held."""
+        """Remove and return a request that starts, and charge its tenant; None if not held."""
         place = self._remove(request_id)
         if place is None:
             return None
@@ -177,13 +178,13 @@ class HoldingOrder:
         return held
 
     def drop(self, request_id: str) -> Held | None:
-        """Remove and return ``request_id``, which will never start; None if it was not held."""
+        """Remove and return a request that will never start; None if not held."""
         place = self._remove(request_id)
         return place.held if place is not None else None
 
     def _least_served(self, latest: float) -> tuple[float, str | None, int] | None:
-        """Where the tenant whose turn it is starts, who pays, and its request's priority; of those
-        that wait since ``latest`` or longer. The first of a lane is the one that waits longest."""
+        """Start, payer and priority of the tenant whose turn it is, among requests held since
+        ``latest``."""
         for priority in sorted(self._lanes):
             firsts = map(_first, islice(self._lanes[priority].values(), _MOST_LOOKED_AT))
             patient = [place for place in firsts if place.held.since <= latest]
@@ -228,7 +229,7 @@ class HoldingOrder:
         return tenant is not None and tenant not in self._ends and tenant not in self._once
 
     def _end(self, tenant: str | None, end: float) -> None:
-        """Remember where a tenant's last started request ends; it is no stranger from now on."""
+        """Remember where a tenant's last started request ends; the tenant is known from now on."""
         if tenant is not None and self._is_stranger(tenant):
             book: OrderedDict[Any, float] = self._once
             for place in self._strange.pop(tenant, {}).values():  # in order of arrival
@@ -266,7 +267,7 @@ def _first(lane: _Lane) -> _Place:
 
 
 def _looked_at(lane: _Lane) -> Iterator[Held]:
-    """The first requests of a lane, as many as a step may look at."""
+    """The first requests of a lane, as many as one step may examine."""
     return (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
 
 

@@ -132,8 +132,6 @@ def _live_states(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return tables.sessions.state[: tables.sessions.size]
 
 
-# How much of some chains an engine still holds.
-
 EngineColumns = npt.NDArray[np.int8]
 Mask = npt.NDArray[np.bool_]
 

@@ -29,8 +29,6 @@ from ..wire.events import (
 from .chains import ChainLinker
 from .slices import SLICE_KEYS
 
-# Copies of blocks in colder tiers: which engine has which, and what became of evicted blocks.
-
 
 class CopyRecorder:
     """Applies reports about copies in colder tiers to the tier bits, which SPILL_LINKs follow."""

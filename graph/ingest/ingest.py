@@ -177,7 +177,7 @@ class Ingest:
                 raise AssertionError("these are applied in runs, or in slices")
 
     def _emptying(self, engine: int, now: float) -> Iterator[None]:
-        """Note that a pool holds nothing any more, slice by slice."""
+        """Mark all blocks of a pool as gone, in slices."""
         self._tables.emptied(engine, now)
         for part in self._tables.blocks.parts():
             self._tables.history.emptied(engine, part, Way.RESET)
@@ -185,8 +185,7 @@ class Ingest:
             yield
 
     def _greeted(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:
-        """Take an engine's hello; if it runs another model than before, it holds none of the old
-        blocks."""
+        """Apply an engine's hello; if its model changed, it holds none of the old blocks."""
         self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
         if event.model != self._tables.models.get(engine, ""):
             yield from self._letting_go(engine, now)
@@ -214,7 +213,10 @@ class Ingest:
 
 
 def _begins_anew(before: tuple[type, ...], run: Run) -> bool:
-    """Whether a run is of a later step than the requests before it: a step's requests are told
-    first, then its blocks, and what is said of a whole pool is said between steps."""
+    """Whether a run belongs to a later step than the requests before it.
+
+    A step's requests are reported first, then its blocks; events about a whole pool come between
+    steps.
+    """
     after_blocks = before is CHURN and run.kind is not CHURN
     return after_blocks or type(run.events[0]) in _OF_A_POOL

@@ -25,8 +25,6 @@ from ..types import (
 )
 from ..wire.events import RequestStarted, Segment
 
-# Whose statement of a block's source layer counts, if several requests state one.
-
 
 class LayerBook:
     """Sets layers and importances of blocks.
@@ -87,8 +85,6 @@ class LayerBook:
         tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW
         return np.asarray(gone | (sessions.tenant[raised_by] == tenant))
 
-
-# Memories that sessions recall: their blocks gain importance, and their nodes properties.
 
 _GAIN: Final = 0.1
 """Of what a block's importance lacks to 1, with each recall after the first: ten of them bring a

@@ -14,7 +14,7 @@ from ..types import NO_ROW, BlockFlag, Rows, SessionState
 from ..wire.events import ConfidenceSampled, RequestStarted
 from .chains import ChainLinker
 
-# Which session a request continues if no caller names one: inferred from its blocks alone.
+# If no caller names a request's session, it is inferred from the request's blocks.
 
 SHARED: Final = -2
 """The owner of a block that several sessions walked: nobody."""

@@ -115,8 +115,6 @@ class CoAttendance:
             self._tables.edges.upsert(_KIND, pairs[:, 0], pairs[:, 1], weights, now)
 
 
-# SEMANTIC edges: near key embeddings of one tenant's and model's blocks, by an ANN index.
-
 Vectors = npt.NDArray[np.float32]
 
 

@@ -85,10 +85,9 @@ def _parts(event: AnyEvent) -> list[AnyEvent]:
     return parts
 
 
-# The longest unused of many rows, found without a copy of all their times in one stroke.
-
-# The border is looked for between two times of a sample of so many, so many places around it: it is
-# nearly always there, and few others are. Both chosen.
+# ``oldest`` finds the longest unused rows without copying all their times at once: it looks for the
+# boundary between two times of a sample, this many places around it. It is nearly always there, and
+# few other times are. Both chosen.
 _SAMPLE: Final = 4_096
 _AROUND: Final = 256
 
@@ -130,8 +129,6 @@ def _nth(times: Sequence[Times], place: int) -> float:
     between = np.concatenate([part[(part >= low) & (part <= high)] for part in times])
     return float(np.partition(between, place - before)[place - before])
 
-
-# ``GhostKeeper``: forgets the longest unused ghosts once there are too many.
 
 _PART: Final = 1 << 13  # rows that are released in one slice; chosen
 _EDGES: Final = 1 << 16  # edges that are looked at in one slice; chosen

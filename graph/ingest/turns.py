@@ -32,8 +32,6 @@ from .chains import ChainLinker
 from .segments import LayerBook, SegmentTagger
 from .sessions import RequestSessions
 
-# Requests that engines hold until there is room for them, for people to look at.
-
 _MOST: Final = 16_384  # remembered for one engine; chosen
 _MOST_LET_GO: Final = 1_024  # of them: that wait no longer and have not begun; chosen
 
@@ -100,8 +98,6 @@ class HeldBook:
         self._held.pop(engine, None)
         self._let_go.pop(engine, None)
 
-
-# Whether a prompt goes on with its session, or asks once more what was asked before.
 
 _GROWS: Final = 2
 """Turns, each longer than the one before, behind which another longer one goes on with its session,

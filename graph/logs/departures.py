@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..wire.advice import EvictionRanking
     from ..wire.events import CacheGroup
 
-# ``InForce``: the ranking that an engine evicts by, for the records of what it evicts.
-
 Mask = npt.NDArray[np.bool_]
 _RANKINGS: Final = 4_096  # times that are remembered: half an hour of them; chosen
 _TERMS_EVERY_S: Final = 1.0  # they cost a third of a ranking; chosen

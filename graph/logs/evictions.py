@@ -14,8 +14,6 @@ from ..types import Keys, Rows, SourceLayer, Tier
 from .reasons import RULE_NAMES, Cause, DepartureRule
 from .requests import Bytes, Origin, as_byte
 
-# What made the scores by which blocks left: a ring of as many evictions as 64 KiB hold.
-
 RING_BYTES: Final = 65_536  # of an engine: the last 8,192 evictions, where a score has four terms
 Parts = npt.NDArray[np.float16]  # three digits are enough for people
 _LARGEST: Final = float(np.finfo(np.float16).max)

@@ -22,9 +22,6 @@ from .requests import Hold, Miss, PromptBlocks, RequestLog, RequestNames, Runnin
 if TYPE_CHECKING:
     from ..wire.events import RequestFinished, RequestStarted
 
-# ``Heard``: a request's walk as shadows see it, and the queue of those that they did not see
-# yet.
-
 MOST_BLOCKS: Final = 1 << 20  # that wait, of all walks: 12 MB; chosen
 _MOST_WALKS: Final = 65_536  # that wait; chosen
 
@@ -89,8 +86,6 @@ class HeardQueue:
         self.nbytes += sign * (heard.rows.nbytes + heard.keys.nbytes)
 
 
-# ``ContentIndex``: blocks by what they say, so that the same under another salt is found.
-
 _BITS: Final = 17  # of a slot's number; chosen: 3.1 MB
 Slots = npt.NDArray[np.int64]
 _SLOT: Final = np.dtype([("content", "<u8"), ("key", "<u8"), ("salt", "<u8")])
@@ -141,8 +136,6 @@ def _slots_of(contents: Keys) -> tuple[Slots, Slots]:
     mask, bits = np.uint64((1 << _BITS) - 1), np.uint64(_BITS)
     return (contents & mask).astype(np.int64), ((contents >> bits) & mask).astype(np.int64)
 
-
-# Sums over steps of time: a ring of rows, one column a thing that is counted.
 
 Sums = npt.NDArray[np.int64]
 _TOP: Final = np.iinfo(np.uint32).max
@@ -486,11 +479,11 @@ class History(Departures):
         return RequestNames(event.request_id, name, *named(self._tables, session))
 
 
-# ``NoHistory``: for graphs whose logs nobody reads, such as those of the replay lab.
-
-
 class NoHistory(History):
-    """A history that records no requests or evictions, which saves a tenth of ingest's time."""
+    """A history that records no requests or evictions, for graphs whose logs nobody reads.
+
+    It saves a tenth of ingest's time.
+    """
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         """Ignore."""
@@ -503,9 +496,6 @@ class NoHistory(History):
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """Ignore."""
-
-
-# ``LoggedTables``: the graph's tables beside the history that ingest keeps of them.
 
 
 @dataclass(slots=True)

@@ -200,10 +200,9 @@ def named(tables: Tables, session: int) -> tuple[str | None, str | None]:
     return tables.sessions.names[session], tenant
 
 
-# ``OpenCases``: misses of blocks that may have left the pool in the step that looked for them.
-
-_LATEST_S: Final = 2.0  # after a request began, its step's news is told; ten times as long as an
-# engine's client rests between two messages. Chosen
+_LATEST_S: Final = 2.0
+"""A step's evictions are reported within this time after its requests began: ten times the pause
+between two messages of an engine. Chosen."""
 
 
 class OpenCase(NamedTuple):

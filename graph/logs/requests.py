@@ -21,8 +21,6 @@ from .reasons import Detail, Reason
 if TYPE_CHECKING:
     from ..wire.events import RequestFinished
 
-# What the log knows of a request: who it is, what it asked for, its miss, how it was held.
-
 
 @dataclass(frozen=True, slots=True)
 class Miss:
@@ -381,8 +379,6 @@ def _other(miss: Miss) -> Other:
     return NOBODY if other == NOBODY else other
 
 
-# ``RunningRequests``: requests whose end is awaited.
-
 MOST_BLOCKS: Final = 1 << 22  # of all of them: 17 MB; chosen
 AWAITED_S: Final = 600.0  # so long the end of a doubted request is awaited; chosen
 _MOST_REQUESTS: Final = 65_536  # chosen
@@ -473,7 +469,7 @@ class RunningRequests:
         self.nbytes += sign * running.rows.nbytes
 
 
-# Durations in a byte, and times in four: what a log record can afford.
+# To keep log records small, durations take one byte and times four.
 
 _STEPS: Final = 12.0  # per doubling: 6 % apart; chosen
 _UNIT_S: Final = 0.1  # shorter durations are alike; 255 steps reach to 2.9 days; chosen

@@ -76,7 +76,7 @@ def _tcp_parts(endpoint: str) -> tuple[str, int]:
     return host, port
 
 
-# The notes that running sidecars leave, so that other processes of this user find them.
+# Running sidecars leave notes, so that other processes of this user find them.
 
 _MOST_BYTES: Final = 1 << 16  # of a note; chosen
 
@@ -181,9 +181,6 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-# Wakes a loop that sleeps in poll, from another thread or a signal handler.
 
 
 class Wake:

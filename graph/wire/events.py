@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-# Types of the fields of messages, with the bounds that are checked when one is read.
+# Types of message fields, with the bounds that are checked when a message is decoded.
 
 MAX_NAME = 256  # characters of any name; chosen
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -31,9 +31,6 @@ BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-# KV cache groups of an engine whose layers differ, as its hello names them.
 
 
 class GroupKind(IntEnum):
@@ -365,7 +362,7 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     events: Annotated[list[AnyEvent], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
-# How engines hash blocks: those that do so differently find nothing of each other's.
+# Engines that hash blocks differently find none of each other's blocks.
 
 REMEDY: Final = (
     "Start them with one --block-size, one --prefix-caching-hash-algo and one PYTHONHASHSEED "

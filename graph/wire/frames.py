@@ -20,8 +20,6 @@ from ..errors import VersionError, WireError
 from .advice import AnyAdvice
 from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
 
-# Words a refusal by the message's field names, where msgspec counts positions (``$[0][1][2]``).
-
 BAD_PAYLOAD: Final = (
     msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError,
 )  # fmt: skip

@@ -281,6 +281,8 @@ class KvEventDecoder:
             if key not in copies:
                 if len(copies) < _MOST_COUNTED:
                     copies[key] = 1
+            # vLLM may report the blocks that a request found once more, from its first one on: so a
+            # hash at the start of a chain does not count again.
             elif counts_again:
                 copies[key] += 1
 
