@@ -1,4 +1,4 @@
-"""``kvgraph keys``: keys for engines and a sidecar that are on several machines."""
+"""``kvgraph keys``: creates CURVE keys for engines and a sidecar on several machines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAME: Final = re.compile(r"[\w.-]{1,64}")
 
 
 def new_sidecar_keys(folder: Path) -> None:
-    """Make a sidecar's folder.
+    """Create a sidecar's key folder.
 
     Raises:
         ConfigError: It has keys already, or cannot be written.
@@ -44,15 +44,14 @@ def new_sidecar_keys(folder: Path) -> None:
 
 
 def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
-    """Make an engine's folder, and allow it at the sidecar; returns what allows it there.
+    """Create an engine's key folder and allow it at the sidecar; returns the file that allows it.
 
     Args:
         sidecar: The sidecar's folder.
-        name: Of the engine, there.
+        name: The engine's name at the sidecar.
 
     Raises:
-        ConfigError: The name is none, or taken; or a folder is not as it should be. Nothing is
-            left then.
+        ConfigError: The name is invalid or taken, or a folder is wrong; nothing is left behind.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"engine {name!r}: allowed: 1 to 64 letters, digits, '.', '_' and '-'")
@@ -72,7 +71,7 @@ def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
 
 
 def _text(public: bytes, secret: bytes | None = None) -> str:
-    """A certificate as ZeroMQ's tools write it."""
+    """Format a certificate as ZeroMQ's tools do."""
     lines = ["#   made by `kvgraph keys`", "metadata", "curve"]
     lines.append(f'    public-key = "{public.decode()}"')
     if secret is not None:
@@ -81,7 +80,7 @@ def _text(public: bytes, secret: bytes | None = None) -> str:
 
 
 def _write(texts: dict[Path, str]) -> None:
-    """Write new files for their owner alone, all or none of them."""
+    """Create files readable by their owner only; all or none of them."""
     made: list[Path] = []
     try:
         for path, text in texts.items():

@@ -1,4 +1,4 @@
-"""``Front``: the socket that engines connect to."""
+"""The socket that engines connect to, and authentication at TCP endpoints."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _MECHANISM: Final = 5  # its place
 
 
 class Door:
-    """Answers ZeroMQ's question whether a connection may be made; used by the loop's thread only.
+    """Authenticates connections for ZeroMQ (ZAP); used by the loop's thread only.
 
     Args:
         context: The context of the guarded sockets.
-        token: What callers must know, if there are no keys.
-        keys: Those of the sidecar; whose keys lie beside them is let in.
+        token: The token that callers must know, unless there are keys.
+        keys: The sidecar's keys; engines whose keys it allows may connect.
 
     Attributes:
-        refused: Connections that were refused.
+        refused: Number of refused connections.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Door:
         self.socket.bind(_ZAP)
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Let ``socket``, not bound yet, take only connections that this door lets in."""
+        """Make an unbound ``socket`` accept only connections authenticated here."""
         if self._keys is not None:
             self._keys.guard(socket)
         else:
@@ -67,7 +67,7 @@ class Door:
         socket.setsockopt(zmq.ZAP_DOMAIN, b"kvgraph")
 
     def answer(self, limit: int) -> None:
-        """Answer up to ``limit`` connections that are being made."""
+        """Answer up to ``limit`` pending handshakes."""
         for _ in range(limit):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -76,7 +76,7 @@ class Door:
             self.socket.send_multipart(self._judge(request))
 
     def close(self) -> None:
-        """Close the socket; nobody gets in from here on."""
+        """Close the socket; no further connection is accepted."""
         self.socket.close(linger=0)
 
     def _judge(self, request: list[bytes]) -> list[bytes]:
@@ -100,10 +100,10 @@ _AGAIN_S: Final = 0.005
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the endpoint to connect to; an ipc socket is for its owner only (0600).
+    """Bind, and return the endpoint to connect to; an ipc socket is for its owner only (0600).
 
     Raises:
-        ConfigError: Somebody else serves there, or the address cannot be bound.
+        ConfigError: Another process serves there, or the address cannot be bound.
     """
     try:
         if endpoint.startswith("ipc://"):
@@ -117,8 +117,7 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 def unlink(endpoint: str) -> None:
-    """Remove the file of an ipc endpoint, which ZeroMQ leaves behind; not that of a sidecar that
-    was started there meanwhile."""
+    """Remove an ipc endpoint's file, unless another sidecar serves it by now."""
     if not endpoint.startswith("ipc://"):
         return
     path = Path(endpoint.removeprefix("ipc://"))
@@ -150,11 +149,11 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 @contextlib.contextmanager
 def _alone_at(path: Path) -> Iterator[None]:
-    """Hold a lock beside a socket's path while somebody looks who is there, and binds.
+    """Hold a lock beside a socket's path, while checking who listens there and binding.
 
     Raises:
         ConfigError: Another process holds it for too long.
-        OSError: There can be no lock.
+        OSError: The lock file cannot be made.
     """
     lock, until = path.with_name(f"{path.name}.lock"), time.monotonic() + _LOCKED_S
     while (held := _locked(lock)) is None:
@@ -169,7 +168,7 @@ def _alone_at(path: Path) -> Iterator[None]:
 
 
 def _locked(lock: Path) -> int | None:
-    """An open lock file that is ours alone; None if it is another process's."""
+    """Lock the file and return its descriptor; None if another process holds it."""
     number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,19 +202,19 @@ _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 
 class Front:
-    """The bound ROUTER, and the door before a tcp endpoint; used by the loop's thread only.
+    """The bound ROUTER socket, with authentication at a TCP endpoint; for the loop's thread only.
 
     Args:
         endpoint: Where to listen.
-        token: Opens a tcp endpoint, if there are no keys.
-        keys: Of those that a tcp endpoint lets in.
+        token: The token of a TCP endpoint without keys.
+        keys: The sidecar's keys, for a TCP endpoint.
 
     Attributes:
-        context: Makes all sockets of the sidecar; their owners close them before ``close``.
+        context: Creates all of the sidecar's sockets; their owners close them before ``close``.
         endpoint: Where engines connect.
 
     Raises:
-        ConfigError: The address cannot be had.
+        ConfigError: The address cannot be bound.
     """
 
     def __init__(self, endpoint: str, token: str, keys: SidecarKeys | None = None) -> None:
@@ -236,21 +235,21 @@ class Front:
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """What to poll."""
+        """Sockets to poll."""
         return [self.socket, *([self._door.socket] if self._door else [])]
 
     @property
     def is_tcp(self) -> bool:
-        """Whether a door stands before it."""
+        """Whether it listens at a TCP endpoint, which authenticates engines."""
         return self._door is not None
 
     def answer_the_door(self, limit: int) -> None:
-        """Answer up to ``limit`` processes that ask to connect."""
+        """Answer up to ``limit`` pending handshakes."""
         if self._door is not None:
             self._door.answer(limit)
 
     def close(self) -> None:
-        """Close the sockets, and leave no file behind."""
+        """Close the sockets and remove their files."""
         self.socket.close(linger=0)
         if self._door is not None:
             self._door.close()
@@ -260,7 +259,7 @@ class Front:
 
 
 def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """The socket that engines talk to, not bound yet."""
+    """An unbound ROUTER socket for engines."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, RCVHWM)

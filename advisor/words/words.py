@@ -1,4 +1,4 @@
-"""Why a request missed, and why a block left: in sentences."""
+"""Sentences about misses, evictions, scores and who ranks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _STATES: Final = (
 
 
 class Gone(NamedTuple):
-    """How a request's missing block had left the pool.
+    """How a request's missing block left the pool.
 
     Attributes:
-        ago_s: Seconds before the request's turn that it had, as far as that was told apart: news
-            of several steps comes at once; None: it had not.
-        waited_s: How long the request waited for its turn.
-        score: What the policy's score said of it, in words; None: not known.
+        ago_s: Seconds between its eviction and the request's start, as far as reports tell (several
+            steps arrive at once); None: it did not leave.
+        waited_s: How long the request waited before its start.
+        score: Description of its score when it left; None: unknown.
     """
 
     ago_s: float | None = None
@@ -51,16 +51,16 @@ def miss_sentence(
     token: int | None = None,
     group: CacheGroup | None = None,
 ) -> str:
-    """Why a prompt's first missing block was missing.
+    """Explain why a prompt's first missing block was missing.
 
     Args:
-        detail: Of the reason; see ``graph.logs.request_facts.Miss``.
-        place: Which block of how many, the first being 0.
-        session: The other session that it is about.
+        detail: Detail of the reason; see ``graph.logs.requests.Miss``.
+        place: Index of the block, from 0, and the number of blocks.
+        session: The other session involved.
         engine: Another engine that has it.
-        token: Which of the prompt's tokens, the first being 0, is the first that differs from
-            another recent prompt; None: not known.
-        group: For OTHER_GROUP, which one; None: its engine is gone.
+        token: Index, from 0, of the first prompt token that differs from another recent prompt;
+            None: unknown.
+        group: The cache group, for OTHER_GROUP; None: its engine is gone.
     """
     index, blocks = place
     if reason is Reason.NOT_CACHEABLE:
@@ -200,13 +200,13 @@ _WHY: Final = {
 def eviction_sentence(
     rule: int, place: int | None, idle_s: float | None, state: int, score: str | None = None
 ) -> str:
-    """Why a block left.
+    """Explain why a block was evicted.
 
     Args:
-        place: How many stood before it in the ranking; None: it was not named.
-        idle_s: How long it had not been used; None: not known.
-        state: What its session did: a ``SessionState``, or one more for none.
-        score: What made its score, in words; None: not known.
+        place: Blocks before it in the ranking; None: the ranking did not name it.
+        idle_s: Seconds since its last use; None: unknown.
+        state: Its session's ``SessionState``; one above the highest: no session.
+        score: Description of its score; None: unknown.
     """
     words = [RULE_TEXTS[rule]]
     if score is not None and rule == DepartureRule.POLICY:  # elsewhere a rule decided, and no score
@@ -227,7 +227,7 @@ def _blocks_were(count: int) -> str:
 
 
 def _left(gone: Gone) -> str:
-    """When it left, as the request saw it."""
+    """When the block left, relative to the request."""
     ago_s, waited_s = gone.ago_s, gone.waited_s
     if ago_s is None:
         return "left the pool"
@@ -253,7 +253,7 @@ LATELY: Final = "over the last requests"
 
 
 def ranker(ranked_by: str) -> str:
-    """Who ranks, as sentences name it.
+    """The name of who ranks, as sentences use it.
 
     Args:
         ranked_by: The policy's name, or ``lru``.
@@ -262,7 +262,7 @@ def ranker(ranked_by: str) -> str:
 
 
 def beside_lru(ahead: float) -> str:
-    """How a policy does beside LRU, after "it is".
+    """How a policy compares with LRU, to follow "it is".
 
     Args:
         ahead: Blocks that it found more than LRU; negative if LRU found more.
@@ -275,7 +275,7 @@ def beside_lru(ahead: float) -> str:
 
 
 def beside_lru_lately(ahead: float) -> str:
-    """The same, with the time that it is true of."""
+    """``beside_lru``, with the time span it refers to."""
     return f"{beside_lru(ahead)} {LATELY}"
 
 
@@ -342,7 +342,7 @@ _WEIGHTS: Final[Mapping[str, str]] = {
 
 
 def scored(terms: Mapping[str, float] | None) -> str | None:
-    """What a block's score said of it; None if its terms are not known, or say nothing."""
+    """Describe a block's score; None if its terms are unknown or all zero."""
     if not terms or not any(terms.values()):
         return None
     if terms.get("off_chain", 0.0) > 0:
@@ -358,17 +358,16 @@ def scored(terms: Mapping[str, float] | None) -> str | None:
 
 
 def heeded(policy: str) -> str | None:
-    """Which of the weights a policy heeds; None for one of somebody's own."""
+    """Which weights a policy uses; None for a custom policy."""
     return _HEEDED.get(policy)
 
 
 def weight_meanings() -> dict[str, str]:
-    """What each weight of [score] and [score.edge_types] weighs."""
+    """Meaning of each weight of [score] and [score.edge_types]."""
     return dict(_WEIGHTS)
 
 
 def meanings(names: Iterable[str]) -> dict[str, str]:
-    """What each of these terms and rules means; those of a policy of somebody's own have no
-    text."""
+    """Meaning of each of these terms and rules; those of a custom policy are omitted."""
     texts = {**_TERMS, **_RULES}
     return {name: texts[name] for name in names if name in texts}
