@@ -1,4 +1,4 @@
-"""``IntentClient``: tells a running sidecar what is wanted of blocks and sessions.
+"""``IntentClient`` states intents to a running sidecar; ``hints`` builds a request's own.
 
 kv = IntentClient()                                  # of this user's only sidecar
 kv.pin(session="chat-7", seconds=60)
@@ -20,7 +20,7 @@ Reply = dict[str, Any]
 
 
 class Of(TypedDict, total=False):
-    """Which blocks are meant: one of the first four, and whose."""
+    """The target of an intent: one of the first four fields, and its tenant."""
 
     block: int
     session: str
@@ -30,38 +30,38 @@ class Of(TypedDict, total=False):
 
 
 class IntentClient:
-    """Sends one wish at a time; every method returns what became of it.
+    """Sends one intent at a time; every method returns its outcome.
 
     Args:
-        url: The sidecar's; None: that of this user's only one.
-        token: The sidecar's; None: that of its runtime note, or the environment's.
+        url: The sidecar's URL; None: that of this user's only sidecar.
+        token: The sidecar's token; None: from its runtime note or the environment.
 
     Raises:
-        RemoteError: None is running, or several are. Every method raises it, too: where the
-            sidecar does not answer, or knows no such token.
+        RemoteError: No sidecar is running, or several are. Every method raises it as well, if the
+            sidecar does not answer or rejects the token.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self._endpoint = EditEndpoint("/v1/intents", url, token)
 
     def pin(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
-        """Keep blocks for some seconds, as far as leases may."""
+        """Keep blocks for some seconds, as far as lease bounds allow."""
         return self._wish("pin", of, seconds=seconds)
 
     def retain(self, importance: float, **of: Unpack[Of]) -> Reply:
-        """Value blocks so much, from 0 to 1."""
+        """Set blocks' importance, from 0 to 1."""
         return self._wish("retain", of, importance=importance)
 
     def demote(self, **of: Unpack[Of]) -> Reply:
-        """Let blocks go first."""
+        """Let blocks be evicted first."""
         return self._wish("demote", of)
 
     def prefetch(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
-        """Bring copies of blocks back, as room allows."""
+        """Load copies of blocks back, as room allows."""
         return self._wish("prefetch", of, seconds=seconds)
 
     def share(self, **of: Unpack[Of]) -> Reply:
-        """Say that other sessions will use blocks too."""
+        """State that other sessions will use these blocks as well."""
         return self._wish("share", of)
 
     def waiting(
@@ -71,18 +71,18 @@ class IntentClient:
         expected_return_s: float | None = None,
         tenant: str | None = None,
     ) -> Reply:
-        """Say that a session waits for a tool."""
+        """State that a session waits for a tool."""
         return self._wish(
             "signal", _of(session, tenant), waiting_for_tool=True, tool=tool,
             expected_return_s=expected_return_s,
         )  # fmt: skip
 
     def turn_ended(self, session: str, tenant: str | None = None) -> Reply:
-        """Say that somebody reads a session's last answer."""
+        """State that a session's last answer ended its turn: a person reads it."""
         return self._wish("signal", _of(session, tenant), waiting_for_tool=False)
 
     def ended(self, session: str, tenant: str | None = None) -> Reply:
-        """Say that a session is over."""
+        """State that a session is over."""
         return self._wish("signal", _of(session, tenant), session_ended=True)
 
     def _wish(self, kind: str, of: Of, **fields: object) -> Reply:
@@ -110,9 +110,9 @@ def _of(session: str, tenant: str | None) -> Of:
 
 
 class MessageHint(TypedDict, total=False):
-    """What is said of one message, by its index or of all of a role.
+    """A hint on one message, given by its index, or on all messages of a role.
 
-    ``importance`` is from 0 to 1, ``priority`` from 0 to 100; ``pinned`` is true, or for how many
+    ``importance`` is from 0 to 1, ``priority`` from 0 to 100; ``pinned`` is true or a number of
     seconds.
     """
 
@@ -138,11 +138,11 @@ def hints(
     secret: str | None = None,
     warming: bool | None = None,
 ) -> dict[str, Any]:
-    """The fields that a request's body needs beside its own; see docs/hints.md.
+    """Build the extra fields of a request's body; see docs/hints.md.
 
     Raises:
-        ValueError: A field is unknown, or its value is not what the docs allow: says which, and
-            what is allowed. What gets to an engine otherwise is left out there, with a warning.
+        ValueError: A field is unknown or its value is not allowed; the message says what is.
+            (Without this check the engine drops such a hint, with a warning.)
     """
     said: dict[str, Any] = {
         "session": session, "tenant": tenant, "waiting_for_tool": waiting_for_tool,
@@ -186,7 +186,7 @@ def _check(where: str, said: Mapping[str, Any]) -> None:
 
 
 def _allowed(name: str, value: Any) -> str | None:
-    """What a field may be, if it is something else."""
+    """What a field's value may be, if ``value`` is not allowed; None if it is."""
     if name in _MOST and not (isinstance(value, bool) and name == "pinned"):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         fits = number and 0 <= value <= _MOST[name]

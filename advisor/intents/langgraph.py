@@ -1,4 +1,4 @@
-"""``LangGraphCallbacks``: tells a sidecar what LangGraph's threads are waiting for.
+"""``LangGraphCallbacks``: reports to a sidecar what LangGraph threads are waiting for.
 
 signals = LangGraphCallbacks()                       # of this user's only sidecar
 graph.invoke(state, {"configurable": {"thread_id": "chat-7"}, "callbacks": [signals]})
@@ -33,12 +33,12 @@ _REST_S: Final = 10.0  # without a question to a sidecar that did not answer; ch
 
 
 class _Due(NamedTuple):
-    """A word that waits to be told.
+    """A signal that waits to be sent.
 
     Attributes:
         at: When it is due, in monotonic seconds.
-        waits: Whether it is that the session waits for a tool.
-        again: Whether it was told before, to a sidecar that knew no such session yet.
+        waits: Whether it states that the session waits for a tool.
+        again: Whether it was sent before, to a sidecar that did not know the session yet.
     """
 
     at: float
@@ -48,7 +48,7 @@ class _Due(NamedTuple):
 
 
 class SessionWords:
-    """Tells a sidecar the latest word on each session, half a second after it was said.
+    """Sends a sidecar the latest signal of each session, half a second after it was given.
 
     Whoever speaks waits for nothing and gets no error: a word goes into a bounded table, in which a
     newer word on its session replaces it. A busy sidecar may not have heard of a session yet: then
@@ -77,26 +77,26 @@ class SessionWords:
         self._said: set[str] = set()
 
     def waits(self, session: str, tool: str | None) -> None:
-        """Say that a session waits for a tool."""
+        """Signal that a session waits for a tool."""
         name, tool = session[:_NAME], (tool or "")[:_NAME] or None
         self._say(session, lambda to: to.waiting(name, tool, tenant=self._tenant), waits=True)
 
     def goes_on(self, session: str) -> None:
-        """Do not say any more that a session waits for a tool, if that was not told yet."""
+        """Cancel the signal that a session waits for a tool, if it was not sent yet."""
         with self._changed:
             if session in self._words and self._words[session].waits:
                 del self._words[session]
 
     def turn_ended(self, session: str) -> None:
-        """Say that a session waits for a person."""
+        """Signal that a session waits for a person."""
         self._say(session, lambda to: to.turn_ended(session[:_NAME], self._tenant))
 
     def ended(self, session: str) -> None:
-        """Say that a session is over."""
+        """Signal that a session is over."""
         self._say(session, lambda to: to.ended(session[:_NAME], self._tenant))
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell what waits at once, and wait for it no longer than ``wait_s`` seconds."""
+        """Send pending signals at once; waits at most ``wait_s`` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -125,7 +125,7 @@ class SessionWords:
                 self._tell(*following)
 
     def _next(self) -> tuple[str, _Due] | None:
-        """Wait for the next session whose word is due; None once all is told after ``close``."""
+        """Wait for the next due signal; None once all are sent after ``close``."""
         with self._changed:
             while True:
                 first = next(iter(self._words.values()), None)
@@ -151,7 +151,8 @@ class SessionWords:
                       "its requests carry kvgraph.hints(session=…)?")  # fmt: skip
 
     def _said_again(self, session: str, due: _Due) -> bool:
-        """Whether a session has another word to come, this one once more if it was told once."""
+        """Queue a signal once more if it was sent only once; whether the session has a pending
+        one."""
         with self._changed:
             if session not in self._words and not due.again and not self._closing:
                 at = time.monotonic() + self._settle_s
@@ -178,7 +179,7 @@ _MOST_RUNS: Final = 4096  # whose end is awaited: what is cancelled has none; ch
 
 
 class LangGraphCallbacks(BaseCallbackHandler):
-    """A callback handler of LangChain, which LangGraph's graphs and LangChain's agents call.
+    """A LangChain callback handler, for LangGraph graphs and LangChain agents.
 
     A session is called what its thread is (``thread_id``); requests have to carry the same name,
     by ``hints(session=thread_id)``. While a tool runs, the session waits for that tool. When a run
@@ -186,9 +187,9 @@ class LangGraphCallbacks(BaseCallbackHandler):
     thread are passed over. Nothing here waits for a sidecar or raises; see ``SessionWords``.
 
     Args:
-        url: The sidecar's; None: that of this user's only one.
-        token: The sidecar's; None: that of its runtime note, or the environment's.
-        tenant: Whose sessions they are, if requests say it.
+        url: The sidecar's URL; None: that of this user's only sidecar.
+        token: The sidecar's token; None: from its runtime note or the environment.
+        tenant: The sessions' tenant, if requests state it.
 
     Raises:
         ImportError: ``kvgraph[langgraph]`` is not installed.
@@ -218,17 +219,17 @@ class LangGraphCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Note which thread a graph's run is of."""
+        """Remember the thread of a graph's run."""
         if parent_run_id is None:
             _begin(self._graphs, run_id, metadata)
 
     def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
-        """Say that somebody reads what a graph's run came to, or is asked by its interrupt."""
+        """Signal that a person reads the run's result, or is asked by its interrupt."""
         if (thread := self._graphs.pop(run_id, None)) is not None:
             self._words.turn_ended(thread)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Say the same of one that failed."""
+        """Signal the same for a run that failed."""
         if (thread := self._graphs.pop(run_id, None)) is not None:
             self._words.turn_ended(thread)
 
@@ -241,26 +242,27 @@ class LangGraphCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Say that a thread waits for a tool; what the tool is asked stays here."""
+        """Signal that a thread waits for a tool; the tool's input is not sent."""
         if (thread := _begin(self._tools, run_id, metadata)) is not None:
             self._words.waits(thread, (serialized or {}).get("name"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Say nothing more of a tool that was quick, unless another one runs."""
+        """Cancel the signal of a tool that was quick, unless another one runs."""
         thread = self._tools.pop(run_id, None)
         if thread is not None and thread not in self._tools.values():
             self._words.goes_on(thread)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Do as for a tool that ended; an interrupt is told when the graph's run ends by it."""
+        """Handle it like a tool that ended; an interrupt is signalled when the graph's run ends."""
         self.on_tool_end(None, run_id=run_id)
 
     def thread_deleted(self, thread_id: str) -> None:
-        """Say that a thread's session is over."""
+        """Signal that a thread's session is over."""
         self._words.ended(thread_id)
 
     def watch(self, checkpointer: Saver) -> Saver:
-        """Say it for each thread that ``checkpointer`` deletes from now on; returns it."""
+        """Signal it for each thread that ``checkpointer`` deletes from now on; returns the
+        checkpointer."""
         delete, adelete = checkpointer.delete_thread, checkpointer.adelete_thread
 
         def deleting(thread_id: str) -> None:
@@ -275,14 +277,14 @@ class LangGraphCallbacks(BaseCallbackHandler):
         return checkpointer
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell what is left to tell before a program ends; waits for ``wait_s`` seconds at most."""
+        """Send pending signals before a program ends; waits at most ``wait_s`` seconds."""
         self._words.close(wait_s)
 
 
 def _begin(
     runs: OrderedDict[UUID, str], run_id: UUID, metadata: Mapping[str, Any] | None
 ) -> str | None:
-    """Note a run's thread, and return it; None if it has none."""
+    """Remember and return a run's thread; None if it has none."""
     thread = (metadata or {}).get("thread_id")
     if thread is None or thread == "":
         return None

@@ -1,4 +1,4 @@
-"""``kvgraph diff``: prints a comparison in words and as a table."""
+"""``kvgraph diff``: compares two recordings or time spans, in sentences and as a table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def diff(
 
 
 def _is_told(row: Row) -> bool:
-    """Whether a row says anything: a figure that neither knows, or is zero in both, does not."""
+    """Whether a row has a figure other than zero or unknown."""
     return bool(row.before or row.after)
 
 
@@ -94,16 +94,16 @@ def _change(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What requests asked for and found, and what left; None where the source does not say.
+    """Totals of a time span; None where the source does not know.
 
     Attributes:
-        asked: Blocks that were asked for.
-        blocks: Of these: by where they came from.
-        reasons: Requests by why they found no more, and the blocks that they computed for it.
-        evicted: Blocks that left; ``wanted``: those of them that were wanted again.
+        asked: Full prompt blocks.
+        blocks: These blocks by where they came from.
+        reasons: By reason of a miss: requests, and blocks that they computed.
+        evicted: Evicted blocks; ``wanted``: those of them that were requested again.
         left_by_layer, left_by_rule: Evictions.
         computed_by: Computed blocks by session.
-        block_sizes: Tokens of a block, of each size that the requests' engines have.
+        block_sizes: Block sizes of the engines, in tokens.
     """
 
     name: str
@@ -124,22 +124,22 @@ class Sums:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens of prompts that were not found."""
+        """Prompt tokens that were not found."""
         return self.asked_tokens - self.found_tokens
 
     @property
     def share(self) -> float | None:
-        """Share of prompt tokens that was found; None before any was asked for."""
+        """Share of prompt tokens that was found; None without any."""
         return self.found_tokens / self.asked_tokens if self.asked_tokens else None
 
     @property
     def regret(self) -> float | None:
-        """Share of evicted blocks that were wanted again; None where none is known."""
+        """Share of evicted blocks that were requested again; None if unknown."""
         return self.wanted / self.evicted if self.evicted and self.wanted is not None else None
 
 
 def sums_of(happened: Happened) -> Sums:
-    """Add up what happened, record by record where records reach back to its beginning."""
+    """Add up a time span: from records if they reach back to its beginning, else from minutes."""
     reaches = happened.since <= happened.begin or not happened.minutes
     return _of_records(happened) if reaches else _of_minutes(happened)
 
@@ -224,7 +224,7 @@ _SAME: Final = 0.005  # of the asked tokens or blocks: what is nearer is told as
 
 
 class Row(NamedTuple):
-    """One figure in both; None: not known."""
+    """One figure of both time spans; None: unknown."""
 
     name: str
     before: float | None
@@ -233,7 +233,7 @@ class Row(NamedTuple):
 
 
 class Mover(NamedTuple):
-    """What changed its part of all asked blocks; ``by`` is in shares of them."""
+    """A change of a part of all requested blocks; ``by`` is a share of them."""
 
     what: str
     before: float
@@ -245,7 +245,7 @@ class Mover(NamedTuple):
 
 
 def rows(before: Sums, after: Sums) -> Iterator[Row]:
-    """All figures, in the order in which to show them."""
+    """All figures, in display order."""
     for name, figure, unit in _FIGURES:
         yield Row(name, figure(before), figure(after), unit)
     yield from _reason_rows(before, after)
@@ -292,7 +292,7 @@ def _count(counts: Mapping[str, int] | None, name: str) -> int | None:
 
 
 def movers(before: Sums, after: Sums) -> list[Mover]:
-    """What moved most, the largest change first: parts of all asked blocks."""
+    """The largest changes first, as shares of all requested blocks."""
     found: list[Mover] = []
     if before.reasons is not None and after.reasons is not None:
         names = (name for name in REASON_TEXTS if name != "not_cacheable")
@@ -350,7 +350,7 @@ def _found(before: Sums, after: Sums) -> str:
 
 
 def _pool_sizes(before: Sums, after: Sums) -> Iterator[str]:
-    """A warning where a block of the one is not a block of the other."""
+    """A warning if block sizes differ."""
     mine, theirs = before.block_sizes, after.block_sizes
     if len(mine | theirs) > 1:
         yield (
@@ -369,7 +369,7 @@ def _meaning(what: str) -> str:
 
 
 def as_data(before: Sums, after: Sums) -> dict[str, Any]:
-    """The comparison for programs."""
+    """The comparison as JSON data."""
     return {
         "words": words(before, after),
         "figures": [row._asdict() for row in rows(before, after)],
@@ -389,7 +389,7 @@ _ALLOWED: Final = (
 
 
 class _Named(NamedTuple):
-    """What was named; times are seconds, as they stand there."""
+    """A parsed name; times are in seconds, as given."""
 
     origin: str | None
     begin: float | None = None
@@ -397,10 +397,10 @@ class _Named(NamedTuple):
 
 
 class Stretches:
-    """Reads each origin once, however many stretches of it are named.
+    """Reads each source once, however many time spans of it are named.
 
     Args:
-        url: The sidecar that stretches without an origin are of; None: the one that runs.
+        url: The sidecar for time spans without a source; None: the one that is running.
     """
 
     def __init__(self, url: str | None) -> None:
@@ -408,10 +408,10 @@ class Stretches:
         self._read: dict[str | None, Happened] = {}
 
     def of(self, name: str) -> Happened:
-        """What happened in what is named so.
+        """Read the recording or time span that ``name`` refers to.
 
         Raises:
-            KvGraphError: It cannot be read, or is no name of any.
+            KvGraphError: It cannot be read, or the name is not valid.
         """
         named = _parsed(name)
         whole = self._whole(named.origin)
@@ -448,7 +448,7 @@ def _seconds(moment: str) -> float:
 
 
 def _limits(name: str, whole: Happened, begin: float, end: float) -> Iterator[str]:
-    """What a stretch of ``whole`` cannot tell, in sentences."""
+    """What is unknown about a time span of ``whole``, in sentences."""
     if begin < min((whole.begin, *(each.at for each in whole.minutes[:1]))):
         yield f"{name} begins before what is known: only a part of it is here."
     if whole.evictions and end > whole.end - WINDOW_S:

@@ -1,4 +1,4 @@
-"""``kvgraph top``: draws what a ``Watcher`` sees until Ctrl-C."""
+"""``kvgraph top``: shows live what running sidecars report, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _MISSES_EVERY: Final = 5  # looks; chosen
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One sidecar as it answered last.
+    """A sidecar's latest answers.
 
     Attributes:
         now: Its ``/v1/now``; None: it never answered.
         misses: Its ``/v1/misses``.
-        trouble: Why it gives no answer now, in words; None: it does.
+        trouble: Why it does not answer now; None: it does.
     """
 
     url: str
@@ -43,15 +43,15 @@ class Watched:
 
 
 class Watcher:
-    """Keeps the last answer of every sidecar, also while it restarts.
+    """Polls sidecars on its own thread, and keeps the latest answer of each while it restarts.
 
     Args:
-        url: Of one sidecar; None: all that run, which are looked for at each look.
-        interval_s: Seconds between looks.
+        url: One sidecar's URL; None: all that are running, listed again at each poll.
+        interval_s: Seconds between polls.
 
     Attributes:
-        latest: What the last look found.
-        looks: How many looks there were.
+        latest: Result of the last poll.
+        looks: Number of polls.
     """
 
     def __init__(self, url: str | None, interval_s: float) -> None:
@@ -63,10 +63,10 @@ class Watcher:
         self.looks = 0
 
     def first_look(self) -> None:
-        """Look once.
+        """Poll once.
 
         Raises:
-            RemoteError: No sidecar runs, or none of those that do answers.
+            RemoteError: No sidecar is running, or none answers.
         """
         found = [_asked(Watched(each), True) for each in sidecar_urls(self._url)]
         if all(each.now is None for each in found):
@@ -74,15 +74,15 @@ class Watcher:
         self._note(found)
 
     def start(self) -> None:
-        """Go on looking, on a thread of its own."""
+        """Continue polling on a separate thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; does not wait for an answer that is under way."""
+        """Stop polling; does not wait for a pending answer."""
         self._stopping.set()
 
     def look(self) -> None:
-        """Look again; who does not answer keeps what it answered last."""
+        """Poll again; a sidecar that does not answer keeps its last answer."""
         before = {each.url: each for each in self.latest}
         try:
             urls = sidecar_urls(self._url)
@@ -107,10 +107,10 @@ class Watcher:
 
 
 def _asked(before: Watched, anew: bool) -> Watched:
-    """What a sidecar answers now, or else what it answered before and why it does not.
+    """A sidecar's new answer, or its previous one with the reason of the failure.
 
     Args:
-        anew: Whether to ask for the misses again: twelve hours of them are a large answer.
+        anew: Whether to query misses again: twelve hours of them are a large answer.
     """
     try:
         now = ask(before.url, "/v1/now")
@@ -165,10 +165,10 @@ def _notice(notice: Mapping[str, Any]) -> Text:
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Where the tokens of prompts came from; a window without requests is left out.
+    """Where prompt tokens came from, per time window; windows without requests are omitted.
 
     Args:
-        windows: As ``Now`` has them: the longest last.
+        windows: Windows of ``Now``, the longest last.
     """
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
@@ -201,7 +201,7 @@ def _window(window: Mapping[str, Any]) -> list[str]:
 
 
 def _history(history: Mapping[str, Any]) -> Text:
-    """The share that was found, by step: a blank where nothing was asked."""
+    """The share found in each time step; blank for steps without requests."""
     pairs = list(zip(history["asked"], history["computed"], strict=True))[-_STEPS:]
     line = "".join(shade(1 - computed / asked) if asked else " " for asked, computed in pairs)
     span = seconds(len(pairs) * history["step_s"])
@@ -209,7 +209,7 @@ def _history(history: Mapping[str, Any]) -> Text:
 
 
 def shade(share: float) -> str:
-    """One character, the fuller the larger the share."""
+    """A character that is fuller for a larger share."""
     return _SHADES[max(1, min(len(_SHADES) - 1, round(share * (len(_SHADES) - 1))))]
 
 
@@ -249,7 +249,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _misses(misses: Mapping[str, Any]) -> RenderableType:
-    """Why requests found no more, the costliest reason first."""
+    """Why requests found no more, by computed blocks."""
     totals = sorted(misses["totals"].items(), key=lambda each: -each[1]["blocks"])
     rows = [
         (name, f"{total['requests']:,} requests computed {total['blocks']:,} blocks for it")
@@ -285,7 +285,7 @@ def top(
 
 
 def _follow(watcher: Watcher, console: Console) -> None:
-    """Draw each look in the place of the one before."""
+    """Redraw the screen after each poll."""
     watcher.start()
     drawn = 0, console.size
     screen = Live(top_screen(watcher.latest), console=console, screen=True, auto_refresh=False)
