@@ -39,8 +39,6 @@ from .sections import (
     TracingConfig,
 )
 
-# Explains what is wrong with a configuration, in one line that a person can act on.
-
 _SECRET: Final = ".token"  # a key whose value is not shown
 _LISTS: Final = frozenset({"tuple_type", "list_type", "frozen_set_type"})
 _SHOWN: Final = 80  # characters shown of a wrong value; chosen

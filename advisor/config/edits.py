@@ -28,8 +28,6 @@ from ..policies.registry import POLICIES
 from .config import Config, load, unknown_key
 from .sections import EdgeTypesConfig, ScoreConfig
 
-# Sets values in the text of a TOML file, and leaves all else as a person wrote it.
-
 
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     """Set these keys of a section in the text of a TOML file.
@@ -55,9 +53,6 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
         table[key] = value if isinstance(value, list | str) else float(value)
     edited = tomlkit.dumps(document)
     return edited.replace("\n", "\r\n") if windows else edited
-
-
-# Reads a person's file as it is, and writes it whole or not at all.
 
 
 def read_whole(path: Path) -> str:
@@ -284,8 +279,6 @@ def change_in_words(change: Change) -> str:
         for key, value in values.items()
     )
 
-
-# Notices a changed configuration file, and takes it only if it is valid.
 
 LOOK_EVERY_S: Final = 1.0  # chosen
 LIVE_SECTIONS: Final = ("score", "graph", "prefetch")

@@ -102,11 +102,17 @@ def _of(session: str, tenant: str | None) -> Of:
     return {"session": session} if tenant is None else {"session": session, "tenant": tenant}
 
 
-# ``hints``: what a client says of its own request, for an OpenAI SDK's ``extra_body``.
-#
-# client.chat.completions.create( model=…, messages=messages, extra_body=kvgraph.hints(
-# session="chat-7", messages=[{"index": 0, "identity": "file:policy.md#0", "pinned": 60},
-# {"role": "tool", "priority": 20}], ), )
+# client.chat.completions.create(
+#     model=…,
+#     messages=messages,
+#     extra_body=kvgraph.hints(
+#         session="chat-7",
+#         messages=[
+#             {"index": 0, "identity": "file:policy.md#0", "pinned": 60},
+#             {"role": "tool", "priority": 20},
+#         ],
+#     ),
+# )
 
 
 class MessageHint(TypedDict, total=False):

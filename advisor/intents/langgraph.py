@@ -18,14 +18,12 @@ from uuid import UUID
 from ...graph.errors import KvGraphError
 from .client import IntentClient
 
-# ``SessionWords``: what an agent framework says of its sessions, told by a thread of its own.
-
 logger = logging.getLogger(__name__)
 
 Word = Callable[[IntentClient], Any]
 
-# An engine tells of a request's end five times per second, and a busy sidecar hears it later. A
-# signal counts only when no request of its session runs: chosen, as ``kvgraph precache`` waits.
+# Engines report the ends of requests five times per second, and a busy sidecar applies them later.
+# A signal counts only while no request of its session runs. Chosen, as for ``kvgraph precache``.
 SETTLE_S: Final = 0.5
 _MOST: Final = 1024  # sessions of which a word waits to be told; chosen
 _NAME: Final = 256  # characters of a name, as requests' hints are cut

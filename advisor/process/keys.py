@@ -24,8 +24,6 @@ from ...graph.wire.curve_keys import (
     public_key,
 )
 
-# Makes CURVE keys, in the folders of which ``graph.ipc.curve_keys`` reads them.
-
 _NAME: Final = re.compile(r"[\w.-]{1,64}")
 
 

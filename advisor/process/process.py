@@ -49,9 +49,6 @@ class ParentWatch:
             self.fd = None
 
 
-# Log lines that a flood of bad input cannot multiply.
-
-
 class Notices:
     """Logs each kind of problem at most once per ``every_s`` seconds, with the count of omitted
     lines.
@@ -86,8 +83,6 @@ class Notices:
             self._logger.warning(message, *args)
 
 
-# What a command that listens for requests does before it serves.
-
 _CUT: Final = "ASGI callable returned without completing response"
 """What uvicorn logs when an answer ends early. We end one so when its engine is gone, and log that
 engine ourselves."""
@@ -114,7 +109,7 @@ def _is_news(line: logging.LogRecord) -> bool:
     return _CUT not in line.getMessage()
 
 
-# Serves an application that stands before engines.
+# HTTP serving in front of engines.
 
 PROBES: Final = frozenset({"/health", "/healthz", "/ping"})
 """Paths at which load balancers and orchestrators ask whether requests may come."""

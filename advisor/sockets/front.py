@@ -21,12 +21,10 @@ from ...graph.wire.curve_keys import SidecarKeys
 from ...graph.wire.endpoints import is_ipv6
 from ...graph.wire.frames import MAX_FRAME_BYTES
 
-# Lets only those speak at a tcp endpoint who know the token, or whose keys are allowed.
-#
-# An ipc socket belongs to its owner (0600); every user reaches a loopback port. So a tcp
-# endpoint asks for ZeroMQ's PLAIN handshake, or where the sidecar has keys for CURVE's, in
-# which nothing is in clear; and this answers it (ZAP, https://rfc.zeromq.org/spec/27): whoever
-# is not let in is refused before a message takes any memory.
+# An ipc socket belongs to its owner (0600), but every user can reach a loopback port. So a TCP
+# endpoint requires ZeroMQ's PLAIN handshake with a token, or its encrypted CURVE handshake if the
+# sidecar has keys. Both are answered here (ZAP, https://rfc.zeromq.org/spec/27): a connection is
+# refused before a message takes any memory.
 
 _ZAP: Final = "inproc://zeromq.zap.01"
 _PLAIN: Final = 8  # version, request id, domain, address, identity, mechanism, name, password
@@ -92,8 +90,6 @@ class Door:
         asks_by_key = len(request) == _CURVE and request[_MECHANISM] == b"CURVE"
         return asks_by_key and z85.encode(request[-1]) in self._keys.allowed()
 
-
-# Binds ZeroMQ endpoints, and removes what they leave behind.
 
 _LOCKED_S: Final = 5.0  # a start or an end of another sidecar takes milliseconds; chosen
 _AGAIN_S: Final = 0.005

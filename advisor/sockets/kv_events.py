@@ -36,8 +36,6 @@ from .kv_order import (
 )
 from .subscriber import SequenceTracker
 
-# ``KvSubscription``: the live end of vLLM's KV-event publisher.
-
 _MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 

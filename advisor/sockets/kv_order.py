@@ -17,8 +17,6 @@ from ...graph.wire.kv_events import KvEvent, KvEventDecoder
 from ..process.process import Notices
 from .subscriber import Arrival, SequenceTracker
 
-# ``KvReplay``: asks a publisher of KV events again for batches that were missed.
-
 MAX_ATTEMPTS: Final = 5  # per gap; chosen
 REPLAY_TIMEOUT_S: Final = 0.5  # chosen
 MAX_PENDING: Final = 10_000

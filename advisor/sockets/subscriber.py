@@ -27,8 +27,6 @@ from ...graph.wire.events import (
 from ...graph.wire.frames import EventMessage
 from ..process.process import Notices
 
-# Sequence numbers of one publisher: what is next, what is repeated, what is missing.
-
 
 class Arrival(Enum):
     """How a sequence number relates to the expected one."""
@@ -74,9 +72,6 @@ class SequenceTracker:
         self.expected = seq + 1
         return arrival
 
-
-# The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet,
-# ``LostEngines`` went.
 
 RESYNC_EVERY_S: Final = 0.5  # seconds between two requests, at least; chosen
 _PATIENT_RESYNCS: Final = 4  # after so many in vain, the pauses between them double; chosen
@@ -186,9 +181,6 @@ class LostEngines:
         """Name → seconds since the engine went; callable from any thread."""
         now = self._clock()
         return {name: now - at for name, at in self._went.copy().items()}
-
-
-# ``BatchReader``: decodes frames into events; counts and logs what is refused, by reason.
 
 
 class BatchReader:

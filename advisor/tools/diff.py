@@ -89,9 +89,6 @@ def _change(row: Row) -> str:
     return f"{change:+,.0f}" + (f" ({change / row.before:+.0%})" if row.before else "")
 
 
-# ``Sums``: a stretch of time in numbers that can be compared.
-
-
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Totals of a time span; None where the source does not know.
@@ -216,8 +213,6 @@ def _by_session(happened: Happened) -> Counter[str]:
             computed[each.session + of] += each.blocks.computed
     return computed
 
-
-# Two stretches beside each other: rows of figures, what moved most, and both in words.
 
 _MOVERS: Final = 5  # shown at most; chosen
 _SAME: Final = 0.005  # of the asked tokens or blocks: what is nearer is told as equal; chosen
@@ -376,8 +371,6 @@ def as_data(before: Sums, after: Sums) -> dict[str, Any]:
         "moved": [{**each._asdict(), "by": each.by} for each in movers(before, after)],
     }
 
-
-# ``stretch_of``: the recording, or the stretch of time, that a person named.
 
 _MOMENT: Final = r"now|\d+(?:\.\d+)?[smh]?"
 _STRETCH: Final = re.compile(rf"(?:(?P<origin>.+)@)?(?P<begin>{_MOMENT})\.\.(?P<end>{_MOMENT})")

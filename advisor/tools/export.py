@@ -144,8 +144,6 @@ _WRITERS: Final[dict[Format, Callable[[Origin, Path, int], dict[str, int]]]] = {
 }
 
 
-# The graph as node-link data, the shape that networkx and d3 read.
-
 _TIERS: Final = ((1, "pool"), (2, "warm"), (4, "cold"), (8, "store"))
 _SUPERSEDED, _SHARED = 1, 2  # flags of the API
 
@@ -218,9 +216,6 @@ def _block_names(keys: list[str]) -> list[str]:
     return names
 
 
-# Requests, evictions, blocks and edges as parquet files, for notebooks.
-
-
 def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
     """Write requests, evictions, blocks and edges as files into a new directory; returns row
     counts.
@@ -228,7 +223,7 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
     A snapshot has no requests, and a trace has no graph: those files are not written then.
 
     Raises:
-        OSError: A file cannot be written.
+        OSError: They cannot be written.
     """
     tables: dict[str, list[dict[str, Any]]] = {}
     if origin.kind is not Kind.SNAPSHOT:

@@ -150,8 +150,6 @@ class Happened:
         return replace(self, unknown=[*self.unknown, of_what])
 
 
-# ``LifeBook``: when each block of a recording was stored, and when it left.
-
 _POINTS_APART_S: Final = 0.1  # of a pool's size over time; chosen
 
 
@@ -250,8 +248,6 @@ class LifeBook:
                 why=why,
             )
 
-
-# Plays a raw log through a graph, and gathers what its logs say before they forget it.
 
 _MOST_REQUESTS: Final = 500_000  # gathered from one log; chosen: a kilobyte each
 
@@ -360,8 +356,6 @@ def _unruled(request: RequestView) -> RequestView:
     return request.model_copy(update={"miss": miss.model_copy(update={"sentence": said})})
 
 
-# Reads what happened from a running sidecar's logs, through its HTTP API.
-
 _PAGE: Final = 1_000  # records of one answer: the API's bound
 MOST_NODES: Final = 200_000  # the API's bound
 
@@ -463,8 +457,6 @@ def _life(left: EvictionView) -> BlockLife:
     )
 
 
-# Reads what happened from a trace that ``kvgraph record`` wrote: requests, without reasons.
-
 _UNKNOWN = (
     "A trace tells what requests found in the pool. Why they found no more, what came from colder "
     "tiers and what was evicted is in raw logs alone (`kvgraph record --raw`)."
@@ -532,8 +524,6 @@ def _request(line: Line, number: int, size: int) -> RequestView:
         miss=None,
     )
 
-
-# ``Origin``: where a command shall read from, as a person named it.
 
 MOST_EVICTIONS: Final = 200_000  # that are read at most; chosen
 _SNAPSHOT: Final = b"KVGSNAP"

@@ -12,10 +12,6 @@ from ..page.evictions import EvictionView
 from ..page.misses import RequestView
 from .happened import BlockLife, Happened
 
-# Events of Chrome's trace format, which Perfetto and chrome://tracing open.
-#
-# The format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-
 _US: Final = 1e6  # the format's times are in microseconds
 
 

@@ -29,7 +29,7 @@ from ..words.waits import admission_facts
 from ..words.words import beside_lru, ranker
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 
-# Tables for terminals of any width: what does not fit is folded, and no name is cut.
+# Tables fit terminals of any width: long cells are folded, and no name is cut.
 
 _NAME_WIDTH: Final = 16  # of a folded engine name above a column, in characters; chosen
 _ENGINES_ACROSS: Final = 3  # so many such columns fit 80 characters
@@ -288,7 +288,7 @@ def _flat(value: object) -> str:
     return str(value)
 
 
-# ``kvgraph open`` and ``kvgraph why``: the page from a terminal.
+# ``kvgraph open`` and ``kvgraph why``.
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
@@ -472,7 +472,7 @@ def _took(request: Mapping[str, Any]) -> Iterator[str]:
         yield f"It waited {seconds(waited)}."
 
 
-# ``kvgraph explain``: what the graph believes of a block, a session or a memory.
+# ``kvgraph explain``.
 
 # A block's key, or the beginning of one.
 _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)

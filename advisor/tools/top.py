@@ -21,8 +21,6 @@ from ..words.words import ranker
 from .remote import RemoteError, ask, sidecar_urls
 from .terminal import FirstThatFits, facts_table, plain
 
-# ``Watcher``: asks the running sidecars again and again, on a thread of its own.
-
 _MISSES_EVERY: Final = 5  # looks; chosen
 
 
@@ -120,8 +118,6 @@ def _asked(before: Watched, anew: bool) -> Watched:
         return replace(before, trouble=f"{error}{since}")
     return Watched(before.url, now, misses)
 
-
-# What ``kvgraph top`` shows: a sidecar's answers as lines that fit any terminal.
 
 _SHADES: Final = " ▁▂▃▄▅▆▇█"
 _BAR: Final = 24  # characters of a bar; chosen

@@ -20,8 +20,6 @@ def time_of_day(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-# ``UnixTime``: turns times of a sidecar's own clock into those that people and tools know.
-
 Unix = Callable[[float], float]
 """Turns a time of the graph's clock into Unix seconds."""
 

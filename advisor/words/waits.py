@@ -11,8 +11,6 @@ from ...graph.logs.requests import Hold
 from ...graph.wire.events import HOLD_ENDS
 from .times import seconds
 
-# What would have let a request find more, in sentences.
-
 
 class Missing(NamedTuple):
     """A prompt's first missing block, as ``miss_remedy`` needs it.
@@ -165,8 +163,6 @@ _OTHERS: Final = {
     Reason.OTHER_SALT: "One cache salt for callers that may share.",
 }
 
-
-# Admission's rows of ``kvgraph status``.
 
 OFF: Final = "nobody waits: admission is off there (AITHER_KVCACHE_ADMISSION)"
 """What is said of an engine that has no report on admission."""

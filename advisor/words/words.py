@@ -247,8 +247,6 @@ def _whose(session: str | None) -> str:
     return "" if session is None else f" It was session {session}'s."
 
 
-# Who ranks an engine's blocks, and how the policy does beside LRU: in words.
-
 LATELY: Final = "over the last requests"
 
 
@@ -278,8 +276,6 @@ def beside_lru_lately(ahead: float) -> str:
     """``beside_lru``, with the time span it refers to."""
     return f"{beside_lru(ahead)} {LATELY}"
 
-
-# What the terms of a score mean, the rules that bind all scores, and the weights: in words.
 
 _HEEDED: Final[Mapping[str, str]] = {
     "classic": "all weights below: their sum is its score",
