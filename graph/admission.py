@@ -58,7 +58,7 @@ class Pacing:
         """
         return math.inf if self._block_s is None else blocks * self._block_s
 
-    def looks(self, now: float, free: bool, again: float = 0.0) -> None:
+    def note_step(self, now: float, free: bool, again: float = 0.0) -> None:
         """Update at each step whether the engine could take another request.
 
         Args:
@@ -88,7 +88,8 @@ _KEPT_S: Final = 10.0  # starts are remembered so long; advice is acted on for 2
 class RoomLedger:
     """Tracks how much of the advised room is used by requests that the advice does not know.
 
-    That is: requests let go and not yet started, and those that started since it was made.
+    These are requests released but not yet started, and those started since the advice was
+    computed.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ _REMEMBERED: Final = 64
 SATURATED: Final = 0.4
 """Share of requests that met others in the queue, from which on the engine counts as saturated.
 Chosen in the closed loop of the replay lab, on other sessions than those of the figures: there an
-engine that keeps up shows at most .2, and one whose cache thrashes 1. From .3 to .5 nothing
+engine that keeps up shows at most 0.2, and one whose cache thrashes 1. From 0.3 to 0.5 nothing
 changes."""
 AT_EASE: Final = 0.15
 """Below this share a saturated engine no longer counts as such. Chosen."""
@@ -149,15 +150,15 @@ class Saturation:
     It counts requests rather than seconds, so it means the same at any pace of users or engine.
 
     Attributes:
-        share: Of these requests, later ones counting more.
-        is_reached: Whether prompts queue so often that the engine has no time to spare.
+        share: Share of these requests, recent ones weighted more.
+        is_reached: Whether requests queue so often that the engine cannot keep up.
     """
 
     def __init__(self) -> None:
         self.share = 0.0
         self.is_reached = False
 
-    def came(self, *, queued: bool) -> None:
+    def note_arrival(self, *, queued: bool) -> None:
         """Count a request that arrived.
 
         Args:
@@ -218,13 +219,13 @@ class HoldingBounds:
 class HoldingRule:
     """Decides which requests wait, for how long, and in which order they start.
 
-    A request does not wait if it brings no new context, and none waits while the sidecar is silent
-    or sees room for all, while nothing else runs, or longer than the bound. While few prompts
-    queue, nobody begins to wait except behind others, and those that wait need no patience: they
-    start as many at a time as one step computes. All times are seconds of one clock.
+    A request does not wait if it brings no new context. No request waits while the sidecar is
+    silent or reports room for all, while nothing else runs, or longer than the bound. While few
+    requests queue, a request is held only behind other held ones, and held requests need no
+    patience: as many start at a time as one step computes. All times are seconds of one clock.
 
     Attributes:
-        saturation: Whether prompts queue so often that the engine gains by letting some wait.
+        saturation: Whether requests queue so often that holding some is worthwhile.
     """
 
     def __init__(self, bounds: HoldingBounds) -> None:
@@ -233,7 +234,7 @@ class HoldingRule:
         self._room = RoomLedger()
         self._pacing = Pacing()
         self.saturation = Saturation()
-        self._counted = False  # whether one came since the last step: it counts for all who did
+        self._counted = False  # at most one arrival is counted per step
         self._ran_at = -math.inf
 
     def __len__(self) -> int:
@@ -253,7 +254,7 @@ class HoldingRule:
         if not self._counted:
             # Who waits for room would stand in the queue otherwise: without these, holding would
             # end itself by shortening the queue, and the engine would thrash again.
-            self.saturation.came(queued=queued or len(self._order) > 0)
+            self.saturation.note_arrival(queued=queued or len(self._order) > 0)
         self._counted = True
         if self._rests(idle, asks.since) and not len(self._order):
             self._pass(asks)
@@ -325,7 +326,7 @@ class HoldingRule:
         self._counted = False
         if not idle or not len(self._order):
             self._ran_at = now
-        self._pacing.looks(now, free, 0.0 if advice is None else advice.again)
+        self._pacing.note_step(now, free, 0.0 if advice is None else advice.again)
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]

@@ -37,8 +37,8 @@ from .types import (
     Tier,
 )
 
-_WHO = {Authority.CALLER: "as a caller stated", Authority.OPERATOR: "as the operator stated"}
-_READ_OFF = {
+_STATED_BY = {Authority.CALLER: "as a caller stated", Authority.OPERATOR: "as the operator stated"}
+_INFERRED = {
     int(DEFAULT_LAYER): "as the engine read it, or by default",
     int(SourceLayer.GENERATION): "as an answer of the model",
 }
@@ -74,76 +74,76 @@ def why_linked(tables: Tables, edge: Edge) -> str:
 def beliefs(tables: Tables, row: int, now: float) -> list[str]:
     """Sentences about a block: layer, importance, attention, confidence, use and leases."""
     blocks = tables.blocks
-    said = [
-        f"It is of the layer {LAYER_NAMES[blocks.layer[row]]}, {_who_said(tables, row)}.",
+    sentences = [
+        f"It is of the layer {LAYER_NAMES[blocks.layer[row]]}, {_who_stated(tables, row)}.",
         f"{int(blocks.walkers[row])} requests walked it, and {int(blocks.hit_count[row])} found it "
         "in a pool.",
     ]
     if blocks.attention[row] > 0:
-        said.append(
+        sentences.append(
             f"Sampled steps gave it {float(blocks.attention[row]):.1%} of their attention in the "
             "mean, which raises its importance if it is much and nobody stated it."
         )
     if blocks.confidence[row] < 1:
-        said.append(
+        sentences.append(
             f"Where an answer stood at this block, the model was sure by "
             f"{float(blocks.confidence[row]):.2f} of 1 in the mean."
         )
     memories = _memories(tables, row)
     if memories:
-        said.append(f"It holds what is remembered as {', '.join(memories)}.")
+        sentences.append(f"It holds what is remembered as {', '.join(memories)}.")
     if blocks.flags[row] & BlockFlag.SUPERSEDED:
-        said.append(
+        sentences.append(
             "Its session left it behind, or an intent demoted it: it goes first until a request "
             "walks it again."
         )
     if (left := float(blocks.pinned_until[row]) - now) > 0:
-        said.append(f"A lease keeps it for {left:.0f} s more.")
+        sentences.append(f"A lease keeps it for {left:.0f} s more.")
     if (left := float(blocks.wanted_until[row]) - now) > 0:
-        said.append(f"For {left:.0f} s more, somebody waits for its copy to be brought back.")
-    return said
+        sentences.append(f"For {left:.0f} s more, somebody waits for its copy to be brought back.")
+    return sentences
 
 
 def session_beliefs(tables: Tables, row: int, now: float) -> list[str]:
     """Sentences about a session: its name, its state and since when, and when it is due."""
     sessions, state = tables.sessions, int(tables.sessions.state[row])
     idle = now - float(sessions.last_seen[row])
-    said = [
+    sentences = [
         "No caller named it: each of its requests goes on with the blocks of the one before."
         if sessions.inferred[row]
         else "A caller named it."
     ]
     if state == SessionState.RUNNING:
-        return [*said, f"{int(sessions.running[row])} of its requests are in the engine."]
+        return [*sentences, f"{int(sessions.running[row])} of its requests are in the engine."]
     if state == SessionState.ENDED:
         last = f"It was last heard of {idle:.0f} s ago."
-        return [*said, "Somebody said that it is over, and its blocks go early.", last]
-    said.append(_STOPS[StopReason(int(sessions.stop[row]))])
+        return [*sentences, "Somebody said that it is over, and its blocks go early.", last]
+    sentences.append(_STOPS[StopReason(int(sessions.stop[row]))])
     if state == SessionState.WAITING_FOR_TOOL:
         tool = sessions.tools.name(int(sessions.tool[row]))
         waited = f"the tool {tool}" if tool else "a tool"
-        said.append(f"It has waited for {waited} for {idle:.0f} s.")
+        sentences.append(f"It has waited for {waited} for {idle:.0f} s.")
         due, stated = float(sessions.due()[row]) - now, sessions.expected_return[row] > NEVER
         if math.isfinite(due):
             whence = "as was stated, or as the tool mostly takes" if stated else "by earlier pauses"
             when = f"is expected in {due:.0f} s" if due >= 0 else f"was expected {-due:.0f} s ago"
-            said.append(f"It {when}, {whence}.")
-        return said
+            sentences.append(f"It {when}, {whence}.")
+        return sentences
     share = float(sessions.return_probability()[row])
     return [
-        *said,
+        *sentences,
         f"It has rested for {idle:.0f} s. Of sessions with as many turns, {share:.0%} went on.",
     ]
 
 
-def _who_said(tables: Tables, row: int) -> str:
+def _who_stated(tables: Tables, row: int) -> str:
     """Who stated the block's layer."""
     blocks = tables.blocks
     authority = Authority(int(blocks.stated[row]))
     if authority is not Authority.INFERRED:
-        return _WHO[authority]
+        return _STATED_BY[authority]
     read_off = "as the engine read it off the borders of messages"
-    return _READ_OFF.get(int(blocks.layer[row]), read_off)
+    return _INFERRED.get(int(blocks.layer[row]), read_off)
 
 
 def _memories(tables: Tables, row: int) -> list[str]:

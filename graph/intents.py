@@ -177,7 +177,7 @@ def _room(
 def target_rows(tables: Tables, target: Target) -> Rows:
     """int32 ``[n]``: the target's rows, nearest to the start of their chains first.
 
-    Rows of other tenants than the target's are left out.
+    Rows of other tenants are left out.
 
     Raises:
         GraphError: The target names none or several things, or no such block is known.
@@ -266,11 +266,11 @@ class IntentBook:
         self._clock = clock
         self.bounds = LeaseBounds()
 
-    def signal(self, said: SessionSignal) -> IntentAnswer:
+    def signal(self, signal: SessionSignal) -> IntentAnswer:
         """Apply what a caller states about a session outside any request."""
-        if said.waiting_for_tool is None and not said.ended:
+        if signal.waiting_for_tool is None and not signal.ended:
             return IntentAnswer(Verdict.REJECTED, _NO_SIGNAL)
-        if not self._signalled(said, self._clock()):
+        if not self._signalled(signal, self._clock()):
             return IntentAnswer(Verdict.MISSING, "this tenant has no session of that name")
         return IntentAnswer(Verdict.ACCEPTED, "it counts, unless a request of the session runs")
 

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple, TypeGuard
 _MOST_TENANTS: Final = 4096
 """Remembered of those that were served once, and of those that were served again: the one that
 started a request longest ago is forgotten. Chosen."""
-_STRANGERS: Final = "\0strangers"  # no tenant has this name
-"""Whoever was never served: all of them are one tenant, since a caller may take a new name, or
-cache salt, for each request."""
+_UNKNOWN: Final = "\0strangers"  # no tenant has this name
+"""Tenants that were never served count as this one, since a caller may take a new name, or cache
+salt, for each request."""
 _DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
-_MOST_LOOKED_AT: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
+_MOST_EXAMINED: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ also where a request that stood in one stands in another now."""
 class HoldingOrder:
     """Held requests, by age for the bound on waiting, and by fair order for the room.
 
-    Order: by priority; within one, sessions served here before come first; then fairly among
-    tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each tenant's own
-    requests in order of arrival. A client with a thousand sessions therefore delays only itself.
-    A tenant pays for what starts, and not for what goes away before. Tenants of which nothing
-    started yet are one, so that who takes a new name for each request has the share of one. Every
-    operation costs O(log n) of those that wait, spread over all.
+    The fair order: by priority; within one, sessions served here before come first; then fairly
+    among tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each
+    tenant's own requests in order of arrival. A client with a thousand sessions therefore delays
+    only itself. A tenant is charged for requests that start, not for those that are cancelled.
+    Tenants that were never served count as one, so that a client that uses a new name for each
+    request gets the share of one. Each operation costs amortised O(log n) of the held requests.
 
-    Where there is no room, what a request will cost counts too: see ``pop_patient``.
+    Without room, a request's size counts too: see ``pop_patient``.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,9 @@ class HoldingOrder:
         self._once: OrderedDict[str, float] = OrderedDict()
         """The same of tenants that were served once: names that nobody uses again push out no
         others."""
-        self._strange: dict[str, dict[str, _Place]] = {}  # who waits as a stranger, by name and id
+        self._unknown: dict[
+            str, dict[str, _Place]
+        ] = {}  # held requests of unknown tenants, by name and id
         self._now = 0.0  # blocks started so far, as a fair share of one tenant
         self._count = 0
 
@@ -109,9 +111,9 @@ class HoldingOrder:
         self._count += 1
         self._held[held.request_id] = held
         tenant = held.tenant
-        if self._is_stranger(tenant):
-            place = _Place(self._now, self._count, held, _STRANGERS)
-            self._strange.setdefault(tenant, {})[held.request_id] = place
+        if self._is_unknown(tenant):
+            place = _Place(self._now, self._count, held, _UNKNOWN)
+            self._unknown.setdefault(tenant, {})[held.request_id] = place
         else:
             place = _Place(self._now, self._count, held, tenant)
         self._queue(place)
@@ -154,7 +156,7 @@ class HoldingOrder:
             return None
         start, payer, priority = found
         lanes = [self._lanes[priority].get((payer, kind)) for kind in (False, True)]
-        waiting = (held for lane in lanes if lane for held in _looked_at(lane))
+        waiting = (held for lane in lanes if lane for held in _examined(lane))
         patient = (held for held in waiting if held.since <= latest)
         best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
@@ -168,9 +170,9 @@ class HoldingOrder:
         held, start = place.held, self._start(place)
         if self._turns and self._turns[0][3] == place.number:
             self._now = max(self._now, start)
-        if place.payer == _STRANGERS:
-            self._ends[_STRANGERS] = start + held.blocks
-            self._ends.move_to_end(_STRANGERS)  # the longest silent tenant is forgotten, not they
+        if place.payer == _UNKNOWN:
+            self._ends[_UNKNOWN] = start + held.blocks
+            self._ends.move_to_end(_UNKNOWN)  # never forgotten before a longer silent tenant
         self._end(held.tenant, start + held.blocks)
         lanes, key = self._lanes.get(held.priority), (place.payer, held.returning)
         if lanes is not None and key in lanes:
@@ -186,7 +188,7 @@ class HoldingOrder:
         """Start, payer and priority of the tenant whose turn it is, among requests held since
         ``latest``."""
         for priority in sorted(self._lanes):
-            firsts = map(_first, islice(self._lanes[priority].values(), _MOST_LOOKED_AT))
+            firsts = map(_first, islice(self._lanes[priority].values(), _MOST_EXAMINED))
             patient = [place for place in firsts if place.held.since <= latest]
             if patient:
                 turns = ((self._start(each), each.number, each.payer) for each in patient)
@@ -199,12 +201,12 @@ class HoldingOrder:
         if held is None:
             return None
         name = held.tenant or ""
-        strange = self._strange.get(name, {})
+        strange = self._unknown.get(name, {})
         if strange.pop(request_id, None) is None:
             return self._unqueue(held, held.tenant)
         if not strange:
-            del self._strange[name]
-        return self._unqueue(held, _STRANGERS)
+            del self._unknown[name]
+        return self._unqueue(held, _UNKNOWN)
 
     def _queue(self, place: _Place) -> None:
         held = place.held
@@ -225,15 +227,15 @@ class HoldingOrder:
             del self._lanes[held.priority]
         return place
 
-    def _is_stranger(self, tenant: str | None) -> TypeGuard[str]:
+    def _is_unknown(self, tenant: str | None) -> TypeGuard[str]:
         return tenant is not None and tenant not in self._ends and tenant not in self._once
 
     def _end(self, tenant: str | None, end: float) -> None:
         """Remember where a tenant's last started request ends; the tenant is known from now on."""
-        if tenant is not None and self._is_stranger(tenant):
+        if tenant is not None and self._is_unknown(tenant):
             book: OrderedDict[Any, float] = self._once
-            for place in self._strange.pop(tenant, {}).values():  # in order of arrival
-                self._unqueue(place.held, _STRANGERS)
+            for place in self._unknown.pop(tenant, {}).values():  # in order of arrival
+                self._unqueue(place.held, _UNKNOWN)
                 self._queue(place._replace(payer=tenant))
         else:
             book = self._ends
@@ -266,9 +268,9 @@ def _first(lane: _Lane) -> _Place:
     return next(iter(lane.values()))
 
 
-def _looked_at(lane: _Lane) -> Iterator[Held]:
+def _examined(lane: _Lane) -> Iterator[Held]:
     """The first requests of a lane, as many as one step may examine."""
-    return (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
+    return (place.held for place in islice(lane.values(), _MOST_EXAMINED))
 
 
 def _claim(held: Held, due: float, now: float) -> tuple[bool, float]:

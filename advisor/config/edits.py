@@ -32,12 +32,12 @@ from .sections import EdgeTypesConfig, ScoreConfig
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     """Set these keys of a section in the text of a TOML file.
 
-    All else stays as it was: comments, also behind a value that changes, and line ends. Only
-    comments between the items of an array go with the array.
+    Everything else stays as it was: comments, also after a changed value, and line ends. Only
+    comments between the items of an array are lost with the array.
 
     Raises:
         ValueError: The text is not TOML.
-        TypeError: The section's name is a value's.
+        TypeError: The section's name is that of a value.
     """
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
@@ -74,8 +74,8 @@ def read_whole(path: Path) -> str:
 def replace_whole(path: Path, text: str) -> None:
     """Replace a file's content atomically.
 
-    A link stays a link, and what it names is written. Mode, and owner and group where this user
-    may give them, stay; nobody else can read the text while it is written.
+    A symbolic link stays, and its target is written. The mode stays, and so do owner and group
+    where this user may set them; no other user can read the text while it is written.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -280,7 +280,7 @@ def change_in_words(change: Change) -> str:
     )
 
 
-LOOK_EVERY_S: Final = 1.0  # chosen
+POLL_EVERY_S: Final = 1.0  # chosen
 LIVE_SECTIONS: Final = ("score", "graph", "prefetch")
 """Sections that take effect while running; the others at the next start."""
 LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
@@ -290,7 +290,7 @@ LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
 class ConfigWatch:
     """Reloads ``path`` when its modification time changes, or on request.
 
-    An invalid file changes nothing: the values in force stay, and one line says why.
+    An invalid file changes nothing: the present values stay, and one log line says why.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class ConfigWatch:
         self._overrides = dict(overrides)
         self._clock = clock
         self._seen = self._stamp()
-        self._next_look = clock() + LOOK_EVERY_S
+        self._next_poll = clock() + POLL_EVERY_S
         self._asked = False
 
     @property
@@ -323,9 +323,9 @@ class ConfigWatch:
     def poll(self) -> Config | None:
         """The new configuration, once after each valid change; None otherwise."""
         now = self._clock()
-        if not self._asked and now < self._next_look:
+        if not self._asked and now < self._next_poll:
             return None
-        self._next_look = now + LOOK_EVERY_S
+        self._next_poll = now + POLL_EVERY_S
         stamp = self._stamp()
         if stamp == self._seen and not self._asked:
             return None

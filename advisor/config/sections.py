@@ -82,9 +82,9 @@ class Section(BaseModel):
 class ObserveConfig(Section):
     """A vLLM engine without our hook, followed through its own KV events.
 
-    These events are in clear and hold token ids: they are read beyond loopback only with
-    ``allow_remote``. They do not say which ``model`` the engine runs; without it, the engine shares
-    no blocks with others.
+    These events are unencrypted and contain token ids: beyond loopback they are read only with
+    ``allow_remote``. They do not name the engine's ``model``; without it, the engine shares no
+    blocks with others.
     """
 
     endpoint: ConnectEndpoint

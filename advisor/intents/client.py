@@ -19,7 +19,7 @@ Reply = dict[str, Any]
 """``answer``, ``reason``, ``blocks``, ``asked`` and ``seconds``; see ``/v1/openapi.json``."""
 
 
-class Of(TypedDict, total=False):
+class IntentTarget(TypedDict, total=False):
     """The target of an intent: one of the first four fields, and its tenant."""
 
     block: int
@@ -44,25 +44,25 @@ class IntentClient:
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self._endpoint = EditEndpoint("/v1/intents", url, token)
 
-    def pin(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
+    def pin(self, seconds: float | None = None, **of: Unpack[IntentTarget]) -> Reply:
         """Keep blocks for some seconds, as far as lease bounds allow."""
-        return self._wish("pin", of, seconds=seconds)
+        return self._send("pin", of, seconds=seconds)
 
-    def retain(self, importance: float, **of: Unpack[Of]) -> Reply:
+    def retain(self, importance: float, **of: Unpack[IntentTarget]) -> Reply:
         """Set blocks' importance, from 0 to 1."""
-        return self._wish("retain", of, importance=importance)
+        return self._send("retain", of, importance=importance)
 
-    def demote(self, **of: Unpack[Of]) -> Reply:
+    def demote(self, **of: Unpack[IntentTarget]) -> Reply:
         """Let blocks be evicted first."""
-        return self._wish("demote", of)
+        return self._send("demote", of)
 
-    def prefetch(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
+    def prefetch(self, seconds: float | None = None, **of: Unpack[IntentTarget]) -> Reply:
         """Load copies of blocks back, as room allows."""
-        return self._wish("prefetch", of, seconds=seconds)
+        return self._send("prefetch", of, seconds=seconds)
 
-    def share(self, **of: Unpack[Of]) -> Reply:
+    def share(self, **of: Unpack[IntentTarget]) -> Reply:
         """State that other sessions will use these blocks as well."""
-        return self._wish("share", of)
+        return self._send("share", of)
 
     def waiting(
         self,
@@ -72,25 +72,25 @@ class IntentClient:
         tenant: str | None = None,
     ) -> Reply:
         """State that a session waits for a tool."""
-        return self._wish(
+        return self._send(
             "signal", _of(session, tenant), waiting_for_tool=True, tool=tool,
             expected_return_s=expected_return_s,
         )  # fmt: skip
 
     def turn_ended(self, session: str, tenant: str | None = None) -> Reply:
         """State that a session's last answer ended its turn: a person reads it."""
-        return self._wish("signal", _of(session, tenant), waiting_for_tool=False)
+        return self._send("signal", _of(session, tenant), waiting_for_tool=False)
 
     def ended(self, session: str, tenant: str | None = None) -> Reply:
         """State that a session is over."""
-        return self._wish("signal", _of(session, tenant), session_ended=True)
+        return self._send("signal", _of(session, tenant), session_ended=True)
 
-    def _wish(self, kind: str, of: Of, **fields: object) -> Reply:
-        wish = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
-        if "block" in wish:
-            wish["block"] = str(wish["block"])
+    def _send(self, kind: str, of: IntentTarget, **fields: object) -> Reply:
+        intent = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
+        if "block" in intent:
+            intent["block"] = str(intent["block"])
         try:
-            (reply,) = self._endpoint.send({"intents": [wish]})["answers"]
+            (reply,) = self._endpoint.send({"intents": [intent]})["answers"]
         except RefusedError as error:
             return {"answer": "rejected", "reason": str(error), "blocks": 0, "asked": 0,
                     "seconds": None}  # fmt: skip
@@ -98,7 +98,7 @@ class IntentClient:
         return answered
 
 
-def _of(session: str, tenant: str | None) -> Of:
+def _of(session: str, tenant: str | None) -> IntentTarget:
     return {"session": session} if tenant is None else {"session": session, "tenant": tenant}
 
 
@@ -150,16 +150,16 @@ def hints(
         ValueError: A field is unknown or its value is not allowed; the message says what is.
             (Without this check the engine drops such a hint, with a warning.)
     """
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "session": session, "tenant": tenant, "waiting_for_tool": waiting_for_tool,
         "expected_return_s": expected_return_s, "tool": tool, "session_ended": session_ended,
         "secret": secret, "warming": warming,
     }  # fmt: skip
-    said = {name: value for name, value in said.items() if value is not None}
-    _check("hints", said)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    _check("hints", fields)
     if messages:
-        said["messages"] = [_checked(each) for each in messages]
-    return {"kv_transfer_params": {"kvgraph": said}}
+        fields["messages"] = [_checked(each) for each in messages]
+    return {"kv_transfer_params": {"kvgraph": fields}}
 
 
 def _checked(hint: MessageHint) -> dict[str, Any]:
@@ -184,9 +184,9 @@ _FLAGS: Final = ("waiting_for_tool", "session_ended", "warming")
 _MAX_INDEX: Final = (1 << 31) - 1
 
 
-def _check(where: str, said: Mapping[str, Any]) -> None:
+def _check(where: str, fields: Mapping[str, Any]) -> None:
     """Raise ValueError for the first value that is not allowed."""
-    for name, value in said.items():
+    for name, value in fields.items():
         if (allowed := _allowed(name, value)) is not None:
             raise ValueError(f"{where}: {name} is {str(value)[:40]!r}; allowed: {allowed}")
 

@@ -53,7 +53,7 @@ class Notices:
     """Logs each kind of problem at most once per ``every_s`` seconds, with the count of omitted
     lines.
 
-    Kinds are our own words, never input, so that their number is bounded.
+    Kinds are constants, never input, so that their number is bounded.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Notices:
             self._logger.warning(message, *args)
 
 
-_CUT: Final = "ASGI callable returned without completing response"
+_TRUNCATED: Final = "ASGI callable returned without completing response"
 """What uvicorn logs when an answer ends early. We end one so when its engine is gone, and log that
 engine ourselves."""
 
@@ -102,11 +102,11 @@ def log_for_people() -> None:
     """Log to standard error, without lines for our own requests and truncated answers."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
 
 
-def _is_news(line: logging.LogRecord) -> bool:
-    return _CUT not in line.getMessage()
+def _is_worth_logging(line: logging.LogRecord) -> bool:
+    return _TRUNCATED not in line.getMessage()
 
 
 # HTTP serving in front of engines.
@@ -120,7 +120,7 @@ Kubernetes' proxies and most load balancers know by then."""
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 _STOP_S: Final = 24
 """For requests that run then; chosen: Kubernetes gives a pod 30 s in all."""
-_LOOKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
+_CHECKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
 _LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
 _NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
@@ -131,9 +131,8 @@ class HeadDeadline(H11Protocol):
     uvicorn's own HTTP/1.1 protocol waits for ever for both.
 
     Attributes:
-        head_s: Seconds for a whole head; chosen: as long as a whole body has.
-        read_s: Seconds for which a client may leave an answer unread for which there is no more
-            room; chosen.
+        head_s: Seconds for a request's whole head; chosen: as long as for a whole body.
+        read_s: Seconds for which a client may leave an answer unread once buffers are full; chosen.
     """
 
     head_s: float = 25.0
@@ -149,8 +148,8 @@ class HeadDeadline(H11Protocol):
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait_no_more()
-        self._watch_no_more()
+        self._cancel_timer()
+        self._cancel_watch()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
@@ -165,14 +164,14 @@ class HeadDeadline(H11Protocol):
 
     def resume_writing(self) -> None:
         """Stop watching a client that has read on."""
-        self._watch_no_more()
+        self._cancel_watch()
         super().resume_writing()
 
     def _wait_for_head(self) -> None:
-        self._wait_no_more()
+        self._cancel_timer()
         self._timer = self.loop.call_later(self.head_s, self._cut_if_waiting)
 
-    def _wait_no_more(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
@@ -180,21 +179,21 @@ class HeadDeadline(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             reset(self.transport)
 
-    def _watch_reader(self, looks: int = _LOOKS) -> None:
-        self._watch_no_more()
-        wait_s = self.read_s / _LOOKS
-        self._reading = self.loop.call_later(wait_s, self._look_at_reader, self._unread, looks - 1)
+    def _watch_reader(self, checks: int = _CHECKS) -> None:
+        self._cancel_watch()
+        wait_s = self.read_s / _CHECKS
+        self._reading = self.loop.call_later(wait_s, self._check_reader, self._unread, checks - 1)
 
-    def _watch_no_more(self) -> None:
+    def _cancel_watch(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
 
-    def _look_at_reader(self, before: int, looks: int) -> None:
+    def _check_reader(self, before: int, checks: int) -> None:
         """Close the connection of a client that read too little since the last checks."""
         if before - self._unread >= _LEAST_READ:  # the kernels' buffers filled, or it is slow
-            self._watch_reader(_LOOKS - 1)
-        elif looks > 0:
-            self._watch_reader(looks)
+            self._watch_reader(_CHECKS - 1)
+        elif checks > 0:
+            self._watch_reader(checks)
         else:
             reset(self.transport)
 
@@ -205,7 +204,7 @@ class HeadDeadline(H11Protocol):
         return self.transport.get_write_buffer_size() + held
 
 
-class Front:
+class ApiGate:
     """ASGI middleware: allows only API methods, and tells probes when the service is stopping.
 
     Args:
@@ -230,8 +229,8 @@ class Front:
         is_probe = scope["path"] in PROBES
         if scope["method"] not in METHODS:
             allowed = ", ".join(METHODS)
-            said = {"message": f"method not allowed; allowed: {allowed}", "code": 405}
-            refusal = JSONResponse({"error": said}, 405, {"Allow": allowed})
+            body = {"message": f"method not allowed; allowed: {allowed}", "code": 405}
+            refusal = JSONResponse({"error": body}, 405, {"Allow": allowed})
             return await refusal(scope, receive, send)
         if is_probe and self.leaving:
             return await JSONResponse({"status": "stopping"}, 503)(scope, receive, send)
@@ -241,7 +240,7 @@ class Front:
 class _Server(uvicorn.Server):
     """Stops some time after probes were told; at once on an interrupt or a second signal."""
 
-    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+    def __init__(self, config: uvicorn.Config, front: ApiGate) -> None:
         super().__init__(config)
         self._front = front
         self._until = 0.0
@@ -290,7 +289,7 @@ async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[s
     """
     # A page of another origin must not reach engines through a browser on this machine.
     guards = is_loopback(host) or allowed_hosts
-    front = Front(app, [*LOOPBACK_HOSTS, host, *allowed_hosts] if guards else None)
+    front = ApiGate(app, [*LOOPBACK_HOSTS, host, *allowed_hosts] if guards else None)
     config = uvicorn.Config(
         front, host=host, port=port, http=HeadDeadline, ws="none", lifespan="on", log_config=None,
         access_log=False, server_header=False, h11_max_incomplete_event_size=_MOST_HEADERS,

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 class SnapshotKeeper:
     """Saves ``graph`` to ``path`` every ``interval_s`` seconds, on its own thread.
 
-    A disk that is full or read-only costs one log line, until it works again: the sidecar serves
-    from memory.
+    A full or read-only disk costs one log line, until it works again: the sidecar serves from
+    memory.
     """
 
     def __init__(

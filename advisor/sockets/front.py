@@ -32,7 +32,7 @@ _CURVE: Final = 7  # … mechanism, public key
 _MECHANISM: Final = 5  # its place
 
 
-class Door:
+class Authenticator:
     """Authenticates connections for ZeroMQ (ZAP); used by the loop's thread only.
 
     Args:
@@ -71,24 +71,24 @@ class Door:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self.socket.send_multipart(self._judge(request))
+            self.socket.send_multipart(self._reply_to(request))
 
     def close(self) -> None:
         """Close the socket; no further connection is accepted."""
         self.socket.close(linger=0)
 
-    def _judge(self, request: list[bytes]) -> list[bytes]:
+    def _reply_to(self, request: list[bytes]) -> list[bytes]:
         version, number = [*request, b"", b""][:2]
-        if self._lets_in(request):
+        if self._is_allowed(request):
             return [version, number, b"200", b"OK", b"engine", b""]
         self.refused += 1
         return [version, number, b"400", b"the token is wrong, or the key not allowed", b"", b""]
 
-    def _lets_in(self, request: list[bytes]) -> bool:
+    def _is_allowed(self, request: list[bytes]) -> bool:
         if self._keys is None:
             return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)
-        asks_by_key = len(request) == _CURVE and request[_MECHANISM] == b"CURVE"
-        return asks_by_key and z85.encode(request[-1]) in self._keys.allowed()
+        is_curve = len(request) == _CURVE and request[_MECHANISM] == b"CURVE"
+        return is_curve and z85.encode(request[-1]) in self._keys.allowed()
 
 
 _LOCKED_S: Final = 5.0  # a start or an end of another sidecar takes milliseconds; chosen
@@ -117,8 +117,8 @@ def unlink(endpoint: str) -> None:
     if not endpoint.startswith("ipc://"):
         return
     path = Path(endpoint.removeprefix("ipc://"))
-    with contextlib.suppress(OSError, ConfigError), _alone_at(path):
-        if not _somebody_listens(path):
+    with contextlib.suppress(OSError, ConfigError), _locked_path(path):
+        if not _is_served(path):
             path.unlink(missing_ok=True)
 
 
@@ -128,8 +128,8 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # ZeroMQ would silently take the path away from a sidecar that serves it, and two that
         # start at one moment would both find nobody there.
-        with _alone_at(path):
-            if _somebody_listens(path):
+        with _locked_path(path):
+            if _is_served(path):
                 raise ConfigError(f"sidecar.endpoint = {endpoint!r}: another sidecar serves it")
             umask = os.umask(0o177)
             try:
@@ -144,7 +144,7 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 @contextlib.contextmanager
-def _alone_at(path: Path) -> Iterator[None]:
+def _locked_path(path: Path) -> Iterator[None]:
     """Hold a lock beside a socket's path, while checking who listens there and binding.
 
     Raises:
@@ -177,7 +177,7 @@ def _locked(lock: Path) -> int | None:
     return None
 
 
-def _somebody_listens(path: Path) -> bool:
+def _is_served(path: Path) -> bool:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"sidecar.endpoint: {str(path)!r} exists and is not a socket")
@@ -197,7 +197,7 @@ RCVHWM: Final = 256
 _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 
-class Front:
+class EngineListener:
     """The bound ROUTER socket, with authentication at a TCP endpoint; for the loop's thread only.
 
     Args:
@@ -217,11 +217,11 @@ class Front:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = new_router(self.context)
         is_tcp = endpoint.startswith("tcp://")
-        self._door = Door(self.context, token, keys) if is_tcp else None
+        self._authenticator = Authenticator(self.context, token, keys) if is_tcp else None
         self.endpoint = ""
         try:
-            if self._door is not None:
-                self._door.guard(self.socket)
+            if self._authenticator is not None:
+                self._authenticator.guard(self.socket)
             if is_ipv6(endpoint):
                 self.socket.setsockopt(zmq.IPV6, 1)
             self.endpoint = bind(self.socket, endpoint)
@@ -232,23 +232,23 @@ class Front:
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """Sockets to poll."""
-        return [self.socket, *([self._door.socket] if self._door else [])]
+        return [self.socket, *([self._authenticator.socket] if self._authenticator else [])]
 
     @property
     def is_tcp(self) -> bool:
         """Whether it listens at a TCP endpoint, which authenticates engines."""
-        return self._door is not None
+        return self._authenticator is not None
 
-    def answer_the_door(self, limit: int) -> None:
+    def answer_handshakes(self, limit: int) -> None:
         """Answer up to ``limit`` pending handshakes."""
-        if self._door is not None:
-            self._door.answer(limit)
+        if self._authenticator is not None:
+            self._authenticator.answer(limit)
 
     def close(self) -> None:
         """Close the sockets and remove their files."""
         self.socket.close(linger=0)
-        if self._door is not None:
-            self._door.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self.context.term()
         if self.endpoint:
             unlink(self.endpoint)

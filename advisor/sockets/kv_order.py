@@ -27,15 +27,15 @@ _END: Final = (-1).to_bytes(8, "big", signed=True)
 class KvReplay:
     """Requests one gap at a time from a publisher, a few times; live batches wait meanwhile.
 
-    It does not know the order of batches: the source says what is missing, and takes what waits.
+    It does not know the order of batches: ``KvOrder`` says what is missing and takes what waits.
 
     Args:
-        endpoint: The publisher's replay socket; None if it has none: then nothing is asked.
-        timeout_s: An attempt ends when nothing came for so many seconds.
+        endpoint: The publisher's replay socket; None if it has none: then nothing is requested.
+        timeout_s: An attempt ends after this many seconds without a message.
 
     Attributes:
         active: Whether a gap is being filled.
-        attempts: Requests for this gap.
+        attempts: Requests for the present gap.
         requests: All requests so far.
     """
 
@@ -188,7 +188,7 @@ class SourceState(StrEnum):
 
 
 @dataclass(slots=True)
-class Life:
+class PublisherRun:
     """One run of a publisher, whose batches are numbered from 0.
 
     Attributes:
@@ -206,21 +206,21 @@ class Life:
 class KvOrder:
     """Follows a publisher's sequence numbers, and decides what happens to each batch.
 
-    It opens no socket: it has ``replay`` ask for what is missing.
+    It opens no socket: ``replay`` requests what is missing.
 
     Args:
-        name: The publisher's name, for the log.
-        counters: Counts what happens, besides its owner's counts.
+        name: The publisher's name in the log.
+        counters: Where to count what happens; shared with the owner.
 
     Attributes:
-        life: The present run of the publisher.
+        life: The publisher's present run.
     """
 
     def __init__(
         self, name: str, replay: KvReplay, counters: Counter[str], clock: Callable[[], float]
     ) -> None:
         self.sequence = SequenceTracker()
-        self.life = Life(SourceState.WAITING)
+        self.life = PublisherRun(SourceState.WAITING)
         self._name = name
         self._replay = replay
         self._counters = counters
@@ -233,7 +233,7 @@ class KvOrder:
 
     def begin(self, known: SourceState) -> None:
         """Start over: the publisher was restarted."""
-        self.life = Life(known)
+        self.life = PublisherRun(known)
         self.sequence.expected = 0
         self._replay.reset()
 

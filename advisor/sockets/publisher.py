@@ -31,14 +31,14 @@ from .subscriber import Peer
 TIPS_S: Final = 10.0
 """Seconds for which engines are asked to tell requests by their tips; chosen."""
 
-_NO_WORD: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
+_NO_ADVICE: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 
 
 class AdvicePublisher:
     """Sends each engine its newest ranking, or a few bytes if it has not changed.
 
-    Nothing here waits: what an engine cannot take now is dropped and counted, and the next
-    ranking supersedes it anyway.
+    Sending never blocks: what an engine cannot take now is dropped and counted, and the next
+    ranking supersedes it.
 
     Args:
         socket: The bound ROUTER, with ``ROUTER_MANDATORY`` set; used by the calling thread only.
@@ -64,7 +64,7 @@ class AdvicePublisher:
         peers: Iterable[Peer],
         rankings: Mapping[str, EvictionRanking],
         wanted: Mapping[str, PrefetchOrder],
-        admissions: Mapping[str, AdmissionAdvice] = _NO_WORD,
+        admissions: Mapping[str, AdmissionAdvice] = _NO_ADVICE,
     ) -> None:
         """Send each synced peer its new ranking, prefetch order and admission advice."""
         peers = list(peers)

@@ -78,7 +78,7 @@ _PATIENT_RESYNCS: Final = 4  # after so many in vain, the pauses between them do
 _LONGEST_PAUSE_S: Final = 30.0
 _REST: Final = 10.0  # seconds between two listings per second that the last one took; chosen
 _STEADY_S: Final = 10.0  # in step for so long, an engine lost what it lost by chance; chosen
-_STRANGERS: Final = 256  # identities whose last answer is remembered; chosen
+_UNKNOWN: Final = 256  # identities whose last answer is remembered; chosen
 _LOST: Final = 16  # engines that went are remembered, the last ones; chosen
 
 
@@ -136,12 +136,12 @@ def engine_id(identity: bytes) -> str:
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
-class Strangers:
+class UnknownPeers:
     """When each unknown sender was last answered, so that answers are rate-limited."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answered: FIFOCache[bytes, float] = FIFOCache(_STRANGERS)
+        self._answered: FIFOCache[bytes, float] = FIFOCache(_UNKNOWN)
 
     def __len__(self) -> int:
         return len(self._answered)
@@ -224,10 +224,10 @@ class BatchReader:
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[bytes, str], None]
+Send = Callable[[bytes, str], None]
 
 
-class Heard(NamedTuple):
+class ReceivedBatch(NamedTuple):
     """Events to apply from one engine's batch.
 
     Attributes:
@@ -242,8 +242,8 @@ class Heard(NamedTuple):
 class EventSubscriber:
     """Receives the ROUTER's messages as events by engine.
 
-    Garbage is dropped and counted by reason. A batch from an identity that never said hello, or
-    one that follows a gap, makes us ask that engine to say hello and list its blocks again.
+    Malformed messages are dropped and counted. An engine whose batch comes before its hello, or
+    after a gap, is asked to send its hello and list its blocks again.
 
     Args:
         socket: The bound ROUTER; only the thread that calls ``receive`` may use it.
@@ -259,8 +259,8 @@ class EventSubscriber:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        request_resync: Tell,
-        refuse: Tell,
+        request_resync: Send,
+        refuse: Send,
         clock: Callable[[], float],
         *,
         engine_timeout_s: float,
@@ -271,7 +271,7 @@ class EventSubscriber:
         self._clock = clock
         self._timeout_s = engine_timeout_s
         self._capacity = capacity
-        self._strangers, self._notices = Strangers(clock), Notices(logger, clock)
+        self._unknown_peers, self._notices = UnknownPeers(clock), Notices(logger, clock)
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
@@ -284,7 +284,7 @@ class EventSubscriber:
         """A copy of the known engines, callable from any thread."""
         return list(self._peers.copy().values())
 
-    def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[Heard]:
+    def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[ReceivedBatch]:
         """Events that arrived, to apply in order.
 
         Args:
@@ -304,7 +304,7 @@ class EventSubscriber:
             events = self._take(identity, frames)
             if events:
                 peer = self._peers[identity]
-                yield Heard(peer.engine, events, peer.sequence.expected or 0)
+                yield ReceivedBatch(peer.engine, events, peer.sequence.expected or 0)
 
     def expire(self) -> list[str]:
         """Forget engines that have been silent for too long; returns their ids.
@@ -318,7 +318,7 @@ class EventSubscriber:
         gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
         return self._forget(gone, "silent")
 
-    def hang_up(self, identities: set[bytes]) -> list[str]:
+    def drop_disconnected(self, identities: set[bytes]) -> list[str]:
         """Forget engines whose connection is gone; returns their ids."""
         gone = [peer for peer in self._peers.values() if peer.identity in identities]
         return self._forget(gone, "gone")
@@ -339,7 +339,7 @@ class EventSubscriber:
         """The engine with this id; None if unknown."""
         return next((each for each in self.peers if each.engine == engine), None)
 
-    def lose(self, engine: str) -> None:
+    def withhold_advice(self, engine: str) -> None:
         """Withhold advice from ``engine``, whose residency is uncertain, and request a resync."""
         if (peer := self.peer(engine)) is not None:
             peer.synced = False
@@ -359,17 +359,17 @@ class EventSubscriber:
         if start is None:
             self.counters["batches_before_hello"] += 1
             if events:
-                self._ask_stranger(identity)
+                self._ask_unknown_peer(identity)
             return []
         if len(self._peers) >= self._capacity:
             self.counters["engines_refused"] += 1
-            self._turn_away(identity)
+            self._refuse_peer(identity)
             return []
         hello, now = events[start], self._clock()
         assert isinstance(hello, EngineHello)
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
         self._peers[identity] = peer
-        self._strangers.forget(identity)
+        self._unknown_peers.forget(identity)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
         _warn_of_hashing(self._notices, hello.model, self.peers)
@@ -426,16 +426,16 @@ class EventSubscriber:
         self._notices.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
         self._request_resync(peer.identity, reason)
 
-    def _ask_stranger(self, identity: bytes) -> None:
-        if self._strangers.note_answer(identity):
+    def _ask_unknown_peer(self, identity: bytes) -> None:
+        if self._unknown_peers.note_answer(identity):
             self.counters["resyncs"] += 1
             self._request_resync(identity, "unknown engine")
 
-    def _turn_away(self, identity: bytes) -> None:
+    def _refuse_peer(self, identity: bytes) -> None:
         self._notices.warn(
             "capacity", "an engine was refused: %d are served already", self._capacity
         )
-        if self._strangers.note_answer(identity):
+        if self._unknown_peers.note_answer(identity):
             self._refuse(identity, f"it serves {self._capacity} engines already; start another "
                                    "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
 

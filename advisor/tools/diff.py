@@ -46,12 +46,12 @@ def diff(
     console = Console()
     for sentence in words(*both):
         console.print(plain(sentence))
-    console.print(_table((both[0].name, both[1].name), [r for r in rows(*both) if _is_told(r)]))
+    console.print(_table((both[0].name, both[1].name), [r for r in rows(*both) if _is_known(r)]))
     for text in unknown:
         console.print(plain(f"note: {text}"))
 
 
-def _is_told(row: Row) -> bool:
+def _is_known(row: Row) -> bool:
     """Whether a row has a figure other than zero or unknown."""
     return bool(row.before or row.after)
 
@@ -314,19 +314,19 @@ def _mover(what: str, mine: int | None, theirs: int | None, before: Sums, after:
 
 def words(before: Sums, after: Sums) -> list[str]:
     """The comparison in sentences."""
-    said = [_found(before, after), *_pool_sizes(before, after)]
+    sentences = [_found(before, after), *_pool_sizes(before, after)]
     if before.regret is not None and after.regret is not None:
-        said.append(
+        sentences.append(
             f"Of the blocks that left, {before.regret:.1%} were wanted again within ten minutes in "
             f"{before.name}, and {after.regret:.1%} in {after.name}."
         )
     for each in movers(before, after):
         way = "rose" if each.by > 0 else "fell"
-        said.append(
+        sentences.append(
             f"{each.what[0].upper()}{each.what[1:]} {way} from {100 * each.before:.1f} to "
             f"{100 * each.after:.1f} blocks per 100 asked for{_meaning(each.what)}."
         )
-    return said
+    return sentences
 
 
 def _found(before: Sums, after: Sums) -> str:

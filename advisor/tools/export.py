@@ -220,7 +220,7 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
     """Write requests, evictions, blocks and edges as files into a new directory; returns row
     counts.
 
-    A snapshot has no requests, and a trace has no graph: those files are not written then.
+    A snapshot has no requests and a trace has no graph: those files are not written then.
 
     Raises:
         OSError: They cannot be written.

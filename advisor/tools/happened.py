@@ -295,12 +295,12 @@ class PlayedLog:
 
     def _unknown(self) -> list[str]:
         lost = sum(number for _, number in self._taken_of.values()) - len(self._evictions)
-        said = ["A raw log holds no rankings: by which rule a block left is not known."]
+        notes = ["A raw log holds no rankings: by which rule a block left is not known."]
         if self._taken > len(self._requests):
-            said.append(f"Only the last {len(self._requests):,} requests are here.")
+            notes.append(f"Only the last {len(self._requests):,} requests are here.")
         if lost > 0:
-            said.append(f"{lost:,} earlier evictions are not here.")
-        return said
+            notes.append(f"{lost:,} earlier evictions are not here.")
+        return notes
 
     def _play(self, batch: RawBatch) -> None:
         self._now = batch.at
@@ -352,8 +352,8 @@ def _unruled(request: RequestView) -> RequestView:
     if miss is None or miss.reason != "evicted":
         return request
     ago = "" if miss.evicted_at is None else f" {seconds(request.at - miss.evicted_at)} before"
-    said = f"Block {miss.index + 1} of {request.blocks.asked} left the pool{ago}."
-    return request.model_copy(update={"miss": miss.model_copy(update={"sentence": said})})
+    sentence = f"Block {miss.index + 1} of {request.blocks.asked} left the pool{ago}."
+    return request.model_copy(update={"miss": miss.model_copy(update={"sentence": sentence})})
 
 
 _PAGE: Final = 1_000  # records of one answer: the API's bound

@@ -89,7 +89,7 @@ def engines_report(engines: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in cells:
         columns.add_row(*(plain(each[name]) for name in _ENGINE_COLUMNS))
     return FirstThatFits(
-        columns, facts_table("engines", ((each["name"], _told(each)) for each in cells))
+        columns, facts_table("engines", ((each["name"], _sentences(each)) for each in cells))
     )
 
 
@@ -110,7 +110,7 @@ def _cells(engine: Mapping[str, Any]) -> dict[str, str]:
         "name": str(engine["name"]),
         "model": str(engine["model"]),
         "state": engine["state"],
-        "ranks": _ruler(engine),
+        "ranks": _who_ranks(engine),
         "resident": str(graph.get("resident", 0)),
         "ranking age": "-" if age is None else f"{age:.2f} s",
         "moved": str(applied.get("moved", "-")),
@@ -119,7 +119,7 @@ def _cells(engine: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _told(cells: Mapping[str, str]) -> str:
+def _sentences(cells: Mapping[str, str]) -> str:
     counts = ("moved", "dropped", "gaps")
     return "\n".join(
         (
@@ -130,7 +130,7 @@ def _told(cells: Mapping[str, str]) -> str:
     )
 
 
-def _ruler(engine: Mapping[str, Any]) -> str:
+def _who_ranks(engine: Mapping[str, Any]) -> str:
     """Who ranks the engine's blocks, and how the policy compares with LRU."""
     name, ruling = ranker(engine["ranked_by"]), engine["ruling"]
     return name if ruling is None else f"{name} (policy {beside_lru(ruling['ahead'])})"

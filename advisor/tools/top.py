@@ -21,7 +21,7 @@ from ..words.words import ranker
 from .remote import RemoteError, ask, sidecar_urls
 from .terminal import FirstThatFits, facts_table, plain
 
-_MISSES_EVERY: Final = 5  # looks; chosen
+_MISSES_EVERY: Final = 5  # polls; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Watcher:
 
     Attributes:
         latest: Result of the last poll.
-        looks: Number of polls.
+        polls: Number of polls.
     """
 
     def __init__(self, url: str | None, interval_s: float) -> None:
@@ -58,9 +58,9 @@ class Watcher:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-top", daemon=True)
         self.latest: Sequence[Watched] = ()
-        self.looks = 0
+        self.polls = 0
 
-    def first_look(self) -> None:
+    def first_poll(self) -> None:
         """Poll once.
 
         Raises:
@@ -79,7 +79,7 @@ class Watcher:
         """Stop polling; does not wait for a pending answer."""
         self._stopping.set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll again; a sidecar that does not answer keeps its last answer."""
         before = {each.url: each for each in self.latest}
         try:
@@ -88,18 +88,18 @@ class Watcher:
             waits = "it is gone; waiting for a sidecar to start"
             self._note([replace(each, trouble=waits) for each in self.latest])
             return
-        anew = self.looks % _MISSES_EVERY == 0
+        anew = self.polls % _MISSES_EVERY == 0
         self._note([_asked(before.get(url, Watched(url)), anew) for url in urls])
 
     def _note(self, found: Sequence[Watched]) -> None:
         self.latest = found
-        self.looks += 1
+        self.polls += 1
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             try:
-                self.look()
-            except Exception as error:  # whatever it is, the next look may go better
+                self.poll()
+            except Exception as error:  # whatever it is, the next poll may go better
                 why = f"the look failed ({type(error).__name__})"
                 self._note([replace(each, trouble=why) for each in self.latest])
 
@@ -175,11 +175,11 @@ def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in cells:
         table.add_row(*each)
     titles = _WINDOW_COLUMNS[1:]
-    told = ((row[0], _told(titles, row[1:])) for row in cells)
-    return FirstThatFits(table, facts_table("prompt tokens", told))
+    facts = ((row[0], _sentence(titles, row[1:])) for row in cells)
+    return FirstThatFits(table, facts_table("prompt tokens", facts))
 
 
-def _told(titles: Sequence[str], cells: Sequence[str]) -> str:
+def _sentence(titles: Sequence[str], cells: Sequence[str]) -> str:
     return ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
 
 
@@ -255,7 +255,7 @@ def _misses(misses: Mapping[str, Any]) -> RenderableType:
     return facts_table("\nwhy requests found no more", rows) if rows else Text("")
 
 
-_LOOK_EVERY_S: Final = 0.1  # whether there is something new to draw; chosen
+_CHECK_EVERY_S: Final = 0.1  # whether there is something new to draw; chosen
 
 
 def top(
@@ -270,7 +270,7 @@ def top(
 ) -> None:
     """Show live whether kvgraph helps; Ctrl-C ends it. In a pipe, one look is printed."""
     watcher, console = Watcher(url, interval), Console()
-    watcher.first_look()
+    watcher.first_poll()
     if as_json:
         seen = [{"url": w.url, "now": w.now, "misses": w.misses} for w in watcher.latest]
         typer.echo(json.dumps(seen))
@@ -288,10 +288,10 @@ def _follow(watcher: Watcher, console: Console) -> None:
     try:
         with screen:
             while True:
-                if drawn != (watcher.looks, console.size):
-                    drawn = watcher.looks, console.size
+                if drawn != (watcher.polls, console.size):
+                    drawn = watcher.polls, console.size
                     screen.update(top_screen(watcher.latest), refresh=True)
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_CHECK_EVERY_S)
     except KeyboardInterrupt:
         pass
     finally:

@@ -93,10 +93,10 @@ def host_memory(copies: int) -> str:
 def _kept(missing: Missing) -> str:
     """What would have kept an evicted block."""
     larger = larger_pool(missing.short, missing.pool)
-    said = f"{larger}, or {_a_copy(missing.copies)}."
+    text = f"{larger}, or {_a_copy(missing.copies)}."
     if missing.was_there:
-        return f"Its turn sooner: the block was there when it came. Or {said}"
-    return said[0].upper() + said[1:]
+        return f"Its turn sooner: the block was there when it came. Or {text}"
+    return text[0].upper() + text[1:]
 
 
 def _a_copy(copies: int) -> str:
@@ -165,7 +165,7 @@ _OTHERS: Final = {
 
 
 OFF: Final = "nobody waits: admission is off there (AITHER_KVCACHE_ADMISSION)"
-"""What is said of an engine that has no report on admission."""
+"""Shown for an engine that sends no report on admission."""
 
 
 def fit_and_live(fitting: int, live: int) -> str:
@@ -211,19 +211,19 @@ def room_sentence(
         lifted: Whether the limit was lifted because it saved nothing.
     """
     (waiting, oldest_s), (fitting, live), (begun, longest_s) = now, sessions, lately
-    said = "Nobody waits for room now"
-    said += ", since letting sessions wait saved nothing" if lifted else ""
+    text = "Nobody waits for room now"
+    text += ", since letting sessions wait saved nothing" if lifted else ""
     if waiting:
         who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
         first = "" if waiting == 1 else "the first "
-        said = f"{who} for room, {first}for {seconds(oldest_s)} by now"
+        text = f"{who} for room, {first}for {seconds(oldest_s)} by now"
     if fitting is not None and live is not None:
-        said += f": {_fit(fitting)}, {live:,} {'is' if live == 1 else 'are'} live"
+        text += f": {_fit(fitting)}, {live:,} {'is' if live == 1 else 'are'} live"
     if not begun:
-        return f"{said}."
+        return f"{text}."
     who = "1 request" if begun == 1 else f"{begun:,} requests"
     most = f"of {'' if begun == 1 else 'at most '}{seconds(longest_s)}"
-    return f"{said}. {who} of the last 10 min began after a wait for room, {most}."
+    return f"{text}. {who} of the last 10 min began after a wait for room, {most}."
 
 
 def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:

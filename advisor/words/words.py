@@ -26,7 +26,7 @@ _STATES: Final = (
 )  # fmt: skip
 
 
-class Gone(NamedTuple):
+class Departure(NamedTuple):
     """How a request's missing block left the pool.
 
     Attributes:
@@ -45,7 +45,7 @@ def miss_sentence(
     reason: Reason,
     detail: int,
     place: tuple[int, int],
-    gone: Gone,
+    gone: Departure,
     session: str | None,
     engine: str | None,
     token: int | None = None,
@@ -68,14 +68,14 @@ def miss_sentence(
     where = f"Block {index + 1} of {blocks} "
     if reason is Reason.OTHER_GROUP:
         return where + _other_group(detail, group)
-    said = where + _WHY[reason](detail, gone, session)
+    text = where + _WHY[reason](detail, gone, session)
     if engine is not None and reason is Reason.OTHER_ENGINE:
-        said += f" Engine {engine} has it, and would have found it."
+        text += f" Engine {engine} has it, and would have found it."
     elif engine is not None:
-        said += f" Engine {engine} has it."
+        text += f" Engine {engine} has it."
     if token is not None:
-        said += f" Token {token + 1:,} of the prompt is the first that differs from another one's."
-    return said
+        text += f" Token {token + 1:,} of the prompt is the first that differs from another one's."
+    return text
 
 
 def _not_cacheable(detail: int, index: int, blocks: int) -> str:
@@ -91,11 +91,11 @@ def _not_cacheable(detail: int, index: int, blocks: int) -> str:
     return "Nothing was missing: all that can be reused was found; the rest is always computed."
 
 
-def _never_seen(detail: int, gone: Gone, session: str | None) -> str:
+def _never_seen(detail: int, gone: Departure, session: str | None) -> str:
     return "was never asked for before, or longer ago than is remembered."
 
 
-def _diverged(detail: int, gone: Gone, session: str | None) -> str:
+def _diverged(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.OWN_HISTORY:
         return (
             f"differs from what session {session} itself asked for before: its history was edited "
@@ -104,7 +104,7 @@ def _diverged(detail: int, gone: Gone, session: str | None) -> str:
     return f"differs: up to there the prompt is that of session {session or '(not named)'}."
 
 
-def _evicted(detail: int, gone: Gone, session: str | None) -> str:
+def _evicted(detail: int, gone: Departure, session: str | None) -> str:
     if detail == DepartureRule.FORGOTTEN:
         return f"left the pool longer ago than the log reaches.{_whose(session)}"
     why = RULE_TEXTS[detail]
@@ -115,24 +115,24 @@ def _evicted(detail: int, gone: Gone, session: str | None) -> str:
     return f"{_left(gone)}. Why: {why}.{_whose(session)}"
 
 
-def _copy_lost(detail: int, gone: Gone, session: str | None) -> str:
+def _copy_lost(detail: int, gone: Departure, session: str | None) -> str:
     if gone.ago_s is None and detail in STORE_CAUSES:
         return f"was in the shared store, and its copy there is lost: {CAUSE_TEXTS[detail]}."
     return f"{_left(gone)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
 
 
-def _load_slower(detail: int, gone: Gone, session: str | None) -> str:
+def _load_slower(detail: int, gone: Departure, session: str | None) -> str:
     return "has a copy in a colder tier, but computing it was judged faster than loading."
 
 
-def _in_store(detail: int, gone: Gone, session: str | None) -> str:
+def _in_store(detail: int, gone: Departure, session: str | None) -> str:
     return (
         "is in the shared store, but did not come from there: computing it was judged faster than "
         "loading, or the store did not answer in time."
     )
 
 
-def _other_engine(detail: int, gone: Gone, session: str | None) -> str:
+def _other_engine(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.ELSEWHERE:
         return "was never in this engine's pool, but in another one's, which has it no more."
     return "was never in this engine's pool."
@@ -146,11 +146,11 @@ def _other_group(place: int, group: CacheGroup | None) -> str:
     return f"is in the pool, but {name} had let go of {needs}."
 
 
-def _reset(detail: int, gone: Gone, session: str | None) -> str:
+def _reset(detail: int, gone: Departure, session: str | None) -> str:
     return "was in the pool until the prefix cache was reset."
 
 
-def _other_salt(detail: int, gone: Gone, session: str | None) -> str:
+def _other_salt(detail: int, gone: Departure, session: str | None) -> str:
     whose = f"session {session}'s prompt says" if session else "a prompt of another tenant says"
     return (
         f"is new under this cache salt, though {whose} the same up to there under another one: "
@@ -158,7 +158,7 @@ def _other_salt(detail: int, gone: Gone, session: str | None) -> str:
     )
 
 
-def _unknown(detail: int, gone: Gone, session: str | None) -> str:
+def _unknown(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.UNHEARD:
         return "left the pool while news of its engine was lost: nobody told why."
     if detail == Detail.UNCOMPUTED:
@@ -218,15 +218,15 @@ def eviction_sentence(
         words.append(f"unused for {seconds(idle_s)}")
     if rule != DepartureRule.SESSION_OVER:
         words.append(f"its session was {_STATES[min(state, len(STATE_NAMES))]}")
-    said = ", ".join(words)
-    return f"{said[0].upper()}{said[1:]}."
+    text = ", ".join(words)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _blocks_were(count: int) -> str:
     return "one block was" if count == 1 else f"{count:,} blocks were"
 
 
-def _left(gone: Gone) -> str:
+def _left(gone: Departure) -> str:
     """When the block left, relative to the request."""
     ago_s, waited_s = gone.ago_s, gone.waited_s
     if ago_s is None:
@@ -286,7 +286,7 @@ _HEEDED: Final[Mapping[str, str]] = {
 BEYOND_SHARE: Final = "beyond_protected_share"
 """Instead of ``protected_layer``, where a block is beyond the share that is protected."""
 
-_LONGEST_S: Final = 86_400.0  # what is expected later than that is said to be so; chosen
+_LONGEST_S: Final = 86_400.0  # a later expected use is described as such; chosen
 _TERMS: Final[Mapping[str, str]] = {
     "return_time": "how long its session is expected to take to ask again: 1,000 times the "
     "logarithm of the seconds, so 4.6K stands for 100 s, and 700 more for twice as long",

@@ -175,7 +175,7 @@ class ChurnRecorder:
         if (first := next(places, None)) is None:
             return churn
         self._apply(engine, churn[: first + 1], now)
-        open_cases.step_told(engine, now)
+        open_cases.step_reported(engine, now)
         return churn[first + 1 :]
 
     def listing(self, engine: int, event: BlocksResident, now: float) -> Iterator[None]:

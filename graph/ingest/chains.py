@@ -23,10 +23,10 @@ _DEEPEST: Final = np.iinfo(np.int32).max
 class ChainLinker:
     """Sets ``parent`` and ``depth``; keeps every parent strictly shallower than its child.
 
-    This invariant makes a cycle impossible, whatever an engine or an attacker sends: a link that
-    cannot hold it is not made, and counted as ``links_refused``. Once a row has a depth, it only
-    becomes shallower, so that no link below it is ever looked at: blocks of which nobody said what
-    stands before them begin deep (``UNPLACED``), and rise when it is told.
+    This invariant makes cycles impossible, whatever an engine or an attacker sends: a link that
+    would break it is not made, and is counted as ``links_refused``. A row's depth only ever
+    decreases, so no link below it needs checking: blocks whose predecessors are unknown start deep
+    (``UNPLACED``) and rise once these are reported.
     """
 
     def __init__(self, tables: Tables, counters: Counter[str]) -> None:
@@ -51,7 +51,7 @@ class ChainLinker:
             moved = self._place_in_order(rows, new, before, starts, counts)
         else:
             within = np.arange(len(rows)) - np.repeat(starts, counts)
-            moved = self._place(rows, new, np.repeat(self._behind(before), counts) + within)
+            moved = self._place(rows, new, np.repeat(self._depth_after(before), counts) + within)
         self._link(rows, parents, moved)
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64]) -> None:
@@ -100,18 +100,18 @@ class ChainLinker:
             row = int(blocks.parent[row - count + 1])
         return chain if row == NO_ROW and not at else chain[:0]
 
-    def _behind(self, before: Rows) -> npt.NDArray[np.int64]:
+    def _depth_after(self, before: Rows) -> npt.NDArray[np.int64]:
         """int64 ``[n]``: the depth after each row; 0 after ``NO_ROW``."""
         depth = self._tables.blocks.depth[before].astype(np.int64)
         return np.where(before == NO_ROW, 0, depth + 1)
 
-    def _place(self, rows: Rows, new: Flags, told: npt.NDArray[np.int64]) -> Flags:
+    def _place(self, rows: Rows, new: Flags, depths: npt.NDArray[np.int64]) -> Flags:
         """Set the depths of new rows and of rows without a known place; returns which changed."""
         depth = self._tables.blocks.depth
         known = depth[rows]
-        moved: Flags = new | ((known >= UNPLACED) & (told < UNPLACED))
-        moved &= known != told
-        depth[rows[moved]] = np.minimum(told[moved], _DEEPEST)
+        moved: Flags = new | ((known >= UNPLACED) & (depths < UNPLACED))
+        moved &= known != depths
+        depth[rows[moved]] = np.minimum(depths[moved], _DEEPEST)
         return moved
 
     def _place_in_order(
@@ -126,7 +126,7 @@ class ChainLinker:
         moved = np.empty(len(rows), dtype=np.bool_)
         for run, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
             part = slice(start, start + count)
-            base = self._behind(before[run : run + 1])
+            base = self._depth_after(before[run : run + 1])
             moved[part] = self._place(rows[part], new[part], base + np.arange(count))
         return moved
 
@@ -136,7 +136,7 @@ class ChainLinker:
         if moved.any():
             above = blocks.parent[rows]
             astray = (above != NO_ROW) & (blocks.depth[above] >= blocks.depth[rows])
-            if astray.any():  # where a chain begins is told, and contradicts what was said before
+            if astray.any():  # the reported start of a chain contradicts earlier reports
                 self._counters["links_refused"] += int(astray.sum())
                 links.cut(distinct(rows[astray]))
         orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW)
@@ -173,7 +173,7 @@ class ChainLinker:
         """
         blocks, path, at = self._tables.blocks, list[int](), parent
         room = int(blocks.depth[row]) - 1
-        least = UNPLACED if room >= UNPLACED else 0  # what is not known stays told from what is
+        least = UNPLACED if room >= UNPLACED else 0  # unknown depths stay distinct from known ones
         can_rise = True
         while can_rise and at != NO_ROW and (depth := int(blocks.depth[at])) > room:
             can_rise = at != row and depth >= UNPLACED and room >= least and len(path) < most

@@ -70,7 +70,7 @@ class Ingest:
         """Apply one engine's events in order, in slices; meaningless ones are counted."""
         keys, before = 0, SINGLE
         for run in event_runs(events):
-            if _begins_anew(before, run):
+            if _is_later_step(before, run):
                 self._tables.history.open_cases.step_over(engine)
             before = run.kind
             if run.kind is CHURN:
@@ -82,7 +82,7 @@ class Ingest:
             elif isinstance(event, BlocksCleared):
                 yield from self._emptying(engine, now)
             elif isinstance(event, EngineHello):
-                yield from self._greeted(engine, event, now)
+                yield from self._connected(engine, event, now)
             else:
                 self._apply_one(engine, event, now)
             keys += run.keys
@@ -90,13 +90,13 @@ class Ingest:
                 keys = 0
                 yield
                 yield from self._tables.blocks.tidying()
-        self._told(engine, events, before, now)
+        self._message_over(engine, events, before, now)
         yield from self._ghosts.releasing()
         yield from self._co_attendance.fading(now)
         yield from self._tables.blocks.tidying()
         yield from self._tables.edges.tidying()
 
-    def _told(
+    def _message_over(
         self, engine: int, events: Sequence[AnyEvent], last: tuple[type, ...], now: float
     ) -> None:
         """Handle the end of a message whose last run is of kind ``last``."""
@@ -107,9 +107,9 @@ class Ingest:
         elif history.open_cases.awaits(engine) and any(type(each) in TURNS for each in events):
             history.open_cases.message_over(engine)
 
-    def signalled(self, said: SessionSignal, now: float) -> bool:
+    def signalled(self, signal: SessionSignal, now: float) -> bool:
         """Apply what a caller states about a session; False if it is unknown."""
-        return self._turns.signalled(said, now)
+        return self._turns.signalled(signal, now)
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
         """Forget an engine that is gone, and its copies, in slices.
@@ -184,7 +184,7 @@ class Ingest:
             self._tables.blocks.unmark(engine, part, Tier.HOT)
             yield
 
-    def _greeted(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:
+    def _connected(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:
         """Apply an engine's hello; if its model changed, it holds none of the old blocks."""
         self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
         if event.model != self._tables.models.get(engine, ""):
@@ -212,7 +212,7 @@ class Ingest:
             self._tables.sessions.sure(session, event.confidence)
 
 
-def _begins_anew(before: tuple[type, ...], run: Run) -> bool:
+def _is_later_step(before: tuple[type, ...], run: Run) -> bool:
     """Whether a run belongs to a later step than the requests before it.
 
     A step's requests are reported first, then its blocks; events about a whole pool come between

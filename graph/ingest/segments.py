@@ -29,9 +29,9 @@ from ..wire.events import RequestStarted, Segment
 class LayerBook:
     """Sets layers and importances of blocks.
 
-    What an operator stated holds against callers, and what a caller stated against what is
-    inferred. Among equals the most precious layer holds while a session that stated it lives: only
-    the tenant that raised a block may lower it before that.
+    An operator's statement takes precedence over a caller's, and a caller's over inference. Among
+    equals the most precious layer holds while a session that stated it lives: until then only the
+    same tenant may lower it.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -88,7 +88,7 @@ class LayerBook:
 
 _GAIN: Final = 0.1
 """Of what a block's importance lacks to 1, with each recall after the first: ten of them bring a
-memory's default of .5 to .83. Chosen."""
+memory's default of 0.5 to 0.83. Chosen."""
 _PER_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
 
 
@@ -190,7 +190,7 @@ class SegmentTagger:
 def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:
     """The segments that a request of ``blocks`` blocks may have, least precious first.
 
-    In sum they cover each block twice at most, and share one more block each with a neighbour:
+    In total they cover each block at most twice, plus one block each shared with a neighbour:
     otherwise a thousand overlapping segments would write every block a thousand times.
     """
     room, kept = 2 * blocks + len(segments), []

@@ -29,18 +29,18 @@ _SUMMARY: Final = 0.05  # of the history that it stands for, at least; others st
 def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
     """The session that a prompt continues; ``NO_ROW`` if it begins a new one.
 
-    It continues a session if the deepest block that was seen before was walked by that session
-    alone (a system prompt that many share is nobody's), and if it keeps more than half of that
-    session's last prompt, or is the summary of it: see ``_compacts``. If it shares a part of that
-    session's first prompt alone, it begins a session of its own: two chats with one system prompt
-    look like that. A last block that differs shows nothing.
+    It continues the session that alone walked its deepest known block (a system prompt that many
+    share has no owner), if it keeps more than half of that session's last prompt, or is a summary
+    of it (see ``_compacts``). If it shares only part of that session's first prompt, it begins a
+    new one: two chats with one system prompt look like that. A last block that differs proves
+    nothing.
 
     Args:
-        owners: int32 ``[n]``: who walked each block, from the start of its chain; ``NO_ROW``
-            where nobody did, ``SHARED`` where several did.
+        owners: int32 ``[n]``: which session walked each block, from the start of its chain;
+            ``NO_ROW`` for none, ``SHARED`` for several.
         first_reach: int32 ``[sessions]``: full blocks of each session's first prompt.
         reach: int32 ``[sessions]``: full blocks of each session's last prompt.
-        turns: int32 ``[sessions]``: how many each had.
+        turns: int32 ``[sessions]``: turns of each session.
     """
     session, known = deepest(owners)
     if session < 0:
@@ -150,9 +150,9 @@ class RequestSessions:
     def _forked_from(self, rows: Rows, tenant: int) -> int:
         """The session whose subagent begins with ``rows``; ``NO_ROW`` for none.
 
-        It alone walked the deepest block that was seen before, and is at work or waits for a tool.
-        A stranger that shares its system prompt is no fork of it: a fork keeps at least half of its
-        last prompt, and a block at least that came after its first prompt.
+        The parent alone walked the deepest known block, and is running or waits for a tool. A
+        request that only shares its system prompt is no fork: a fork keeps at least half of the
+        parent's last prompt, and a block that came after its first prompt.
         """
         blocks, sessions = self._tables.blocks, self._tables.sessions
         parent, known = deepest(owners(blocks, rows))

@@ -147,7 +147,7 @@ class TurnRecorder:
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
         """Apply requests that started and ended, in order.
 
-        What their chains tell about blocks is written for all of them at once; what they tell about
+        What their chains show about blocks is written at once for all of them; what they show about
         sessions, one after the other.
         """
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
@@ -158,10 +158,10 @@ class TurnRecorder:
             self._counters["events_refused"] += len(turns) - len(chains)
         if not chains:
             return
-        told_by = [turn.session or turn.request_id for turn in chains]
-        rows = self._lay(keys, counts, now, self._tables.salt(engine), told_by)
+        names = [turn.session or turn.request_id for turn in chains]
+        rows = self._lay(keys, counts, now, self._tables.salt(engine), names)
         for turn, name, end, count in zip(
-            chains, told_by, np.cumsum(counts).tolist(), counts.tolist(), strict=True
+            chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
         ):
             chain = rows[end - count : end]
             self._known.note(name, chain)
@@ -262,10 +262,10 @@ class TurnRecorder:
         return replace(turn, hashes=before + turn.hashes, skipped=0)
 
     def _lay(
-        self, keys: Keys, counts: Counts, now: float, salt: np.uint64, told_by: Sequence[str]
+        self, keys: Keys, counts: Counts, now: float, salt: np.uint64, names: Sequence[str]
     ) -> Rows:
         """Ensure and link whole chains; returns their rows, chain after chain."""
-        blocks, guessed = self._tables.blocks, self._known.guess(told_by, counts)
+        blocks, guessed = self._tables.blocks, self._known.guess(names, counts)
         rows, new = blocks.ensure(keys, now, salt, counts, guessed)
         self._chains.lay(rows, new, counts)
         blocks.last_attended[rows] = now
@@ -305,19 +305,19 @@ class TurnRecorder:
             self._tables.sessions.tip[session] = rows[-1]
 
     def _signal(
-        self, session: int, ended: bool, said: RequestFinished | SessionSignal, now: float
+        self, session: int, ended: bool, signal: RequestFinished | SessionSignal, now: float
     ) -> None:
         sessions = self._tables.sessions
         if ended:
             sessions.end(session)
-        elif said.waiting_for_tool:
+        elif signal.waiting_for_tool:
             tenant = int(sessions.tenant[session])
-            tool = sessions.tools.number(said.tool, tenant) if said.tool else NO_ROW
-            pause_s = said.expected_return_s
+            tool = sessions.tools.number(signal.tool, tenant) if signal.tool else NO_ROW
+            pause_s = signal.expected_return_s
             if pause_s is None:
                 pause_s = sessions.tools.expected_s(tool)
             sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
-        elif said.waiting_for_tool is not None:
+        elif signal.waiting_for_tool is not None:
             sessions.rest(session)
 
 
@@ -335,8 +335,8 @@ def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts]:
     keys = as_keys(b"".join([turn.hashes for turn in turns]))
     counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
     chain = np.repeat(np.arange(len(turns), dtype=np.uint64), counts)
-    told_apart = np.sort(keys ^ (chain * _APART))
-    if not (told_apart[1:] == told_apart[:-1]).any():  # much the fastest question
+    distinct = np.sort(keys ^ (chain * _APART))
+    if not (distinct[1:] == distinct[:-1]).any():  # much the fastest question
         return turns, keys, counts
     order = np.lexsort((keys, chain))
     twice = (np.diff(keys[order]) == 0) & (np.diff(chain[order]) == 0)

@@ -23,7 +23,7 @@ from ..types import (
     Tier,
     layer_mask,
 )
-from .evictions import NO_TERMS, UNPLACED, EvictionLog, Left, Places, TermsThen, Way
+from .evictions import NO_TERMS, UNPLACED, EvictedBlocks, EvictionLog, Places, TermsThen, Way
 from .reasons import Cause, DepartureRule
 from .requests import Bytes, Origin
 
@@ -209,7 +209,7 @@ class Departures:
         state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
         shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
         used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
-        left = Left(
+        left = EvictedBlocks(
             keys=blocks.keys[rows],
             place=place,
             rule=self._rules(rows, place, state, shared, in_force, used),

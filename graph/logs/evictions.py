@@ -20,7 +20,10 @@ _LARGEST: Final = float(np.finfo(np.float16).max)
 
 
 class TermsThen(NamedTuple):
-    """Score terms of blocks when they were ranked."""
+    """Score terms of blocks when they were ranked.
+
+    ``parts`` is ``[n, names]``; NaN for a block whose terms are unknown.
+    """
 
     names: tuple[str, ...]
     parts: Parts
@@ -47,7 +50,7 @@ NO_TERMS: Final = TermsThen((), np.empty((0, 0), dtype=np.float16))
 class TermRing:
     """Score terms of an engine's last evictions, by record id.
 
-    Terms of other names, as another policy has, begin the ring anew.
+    Terms with other names, as another policy has, restart the ring.
     """
 
     def __init__(self) -> None:
@@ -105,7 +108,7 @@ Places = npt.NDArray[np.uint16]
 Ids = npt.NDArray[np.int64]
 
 
-class Left(NamedTuple):
+class EvictedBlocks(NamedTuple):
     """Columns about blocks that leave together, all of one length; see ``Eviction``."""
 
     keys: Keys
@@ -153,8 +156,8 @@ class Way:
 class EvictionLog:
     """A ring of eviction records, and each block row's slot of its last one.
 
-    Ids count from 0 and never repeat; ``first`` is the oldest that is still there. ``owner`` is the
-    engine's id, and ``name`` tells the log from all others.
+    Ids count from 0 and never repeat; ``first`` is the oldest still stored. ``owner`` is the
+    engine's id, and ``name`` is unique among logs.
     """
 
     def __init__(self, origin: Origin, owner: str) -> None:
@@ -183,14 +186,14 @@ class EvictionLog:
             for name in ("_slot", "marks"):
                 setattr(self, name, grown(getattr(self, name), size))
 
-    def add(self, rows: Rows, left: Left, terms: TermsThen, now: float) -> None:
+    def add(self, rows: Rows, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
         """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""
         self.terms.add(self.next, terms)
         self.marks[rows] = Way.EVICTED
         self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
         unrecorded = max(0, len(rows) - LIMIT)
         self.next += unrecorded
-        rows, left = rows[unrecorded:], Left._make(column[unrecorded:] for column in left)
+        rows, left = rows[unrecorded:], EvictedBlocks._make(column[unrecorded:] for column in left)
         self._grow(len(rows))
         slots = (self.next + np.arange(len(rows))) % LIMIT
         first = self.next % LIMIT

@@ -94,9 +94,9 @@ _SLOT: Final = np.dtype([("content", "<u8"), ("key", "<u8"), ("salt", "<u8")])
 class ContentIndex:
     """Finds a block with the same content under another cache salt.
 
-    Contents and salts are digests (see ``ContentKey``), keys the graph's. Each content has two
-    slots that it may stand in; when others stand in both, one of these goes. It takes no memory
-    before the first content is told.
+    Contents and salts are digests (see ``ContentKey``), keys the graph's. Each content may stand in
+    two slots; if others occupy both, one of these is overwritten. No memory is used before the
+    first content.
     """
 
     def __init__(self) -> None:
@@ -261,20 +261,21 @@ class History(Departures):
     """Logs requests beside departures: what they asked for and found, and why they missed.
 
     Attributes:
-        requests: Of all engines.
-        running: Those whose end is awaited.
-        open_cases: Of these, those whose missing block the pool has by the books, until it is heard
-            what their step evicted.
-        tokens: Of prompts, in steps of ten seconds for four hours.
+        requests: The log of requests of all engines.
+        running: Requests whose end is awaited.
+        open_cases: Running requests that miss a block which the tables say is in the pool; judged
+            again once their step's evictions are reported.
+        tokens: Prompt tokens, in steps of ten seconds for four hours.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
-        minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
-            blocks that left, and blocks that were wanted again by then.
+        minutes: In steps of a minute for twelve hours: prompt tokens, full prompt blocks, tokens
+            found, blocks evicted, and evicted blocks requested again.
         totals: Sums of ``reasons`` since the start.
         given: Sums of ``tokens`` since the start.
-        lost: Blocks computed again, by whose they were: own turns or shared prefixes.
-        beyond: By whose they were, and by powers of two: how many blocks had left between a lost
-            block's eviction and its return, which is by how many the pool was too small for it.
-        contents: What prompts say, where callers use salts.
+        lost: Blocks computed again, in the session's own turns or in shared prefixes
+            (``LOST_WAYS``).
+        beyond: The same, by powers of two of the number of blocks evicted between a block's
+            eviction and its return, which is by how much the pool was too small for it.
+        contents: Prompt contents, where callers use cache salts.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -375,7 +376,9 @@ class History(Departures):
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
         self.running.add(event.request_id, Running(number, engine, rows, whose, found + loaded))
-        self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size)
+        self._record_walk(
+            engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size
+        )
         while (surplus := self.running.surplus()) is not None:  # we never heard of their ends
             self._drop(*surplus)
         self._found[engine] += (found + loaded) * size
@@ -394,7 +397,9 @@ class History(Departures):
         """Record that a request with these blocks ended."""
         if (running := self._drop(engine, event.request_id)) is None:
             return
-        self._tell(engine, running.session, rows, len(running.rows), -1, event.total_tokens, now)
+        self._record_walk(
+            engine, running.session, rows, len(running.rows), -1, event.total_tokens, now
+        )
         self.requests.finish(running.number, event, now)
 
     def _drop(self, engine: int, name: str) -> Running | None:
@@ -420,7 +425,7 @@ class History(Departures):
             self._heard = HeardQueue()
         return self._heard.take()
 
-    def _tell(
+    def _record_walk(
         self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int,
         now: float, loaded: int = 0, size: int = 0,
     ) -> None:  # fmt: skip

@@ -231,13 +231,13 @@ class OpenCase(NamedTuple):
 class OpenCases:
     """Misses that are judged once their step's evictions are reported, by engine and request id.
 
-    An engine tells of a step's requests before it tells what the step evicted for them, all of that
-    in one event. So the first evictions that are told after a request are its step's, unless more
-    was told before: a request after blocks were stored, or a message that tells of requests alone.
+    An engine reports a step's requests first, then all of the step's evictions in one event. So the
+    first evictions after a request belong to its step, unless something else was reported in
+    between: a request after stored blocks, or a message of requests only.
 
     Args:
         evictions: By residency column.
-        closed: Is told each case that is closed, by its request's id, with the miss that stays.
+        closed: Called for each closed case with its request's id.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class OpenCases:
         if not cases:
             self._open.pop(engine, None)
 
-    def step_told(self, engine: int, now: float) -> None:
+    def step_reported(self, engine: int, now: float) -> None:
         """Close an engine's cases now that their step's evictions are reported.
 
         A case whose block is among these gets a new miss.

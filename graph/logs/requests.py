@@ -176,7 +176,10 @@ class Repeats(NamedTuple):
 
 
 class RequestLog:
-    """A ring of requests."""
+    """A ring of requests.
+
+    Ids count from 0 and never repeat; ``first`` is the oldest still stored.
+    """
 
     def __init__(self) -> None:
         self._ring = np.zeros(0, dtype=_RECORD)
@@ -403,11 +406,11 @@ class Running(NamedTuple):
 class RunningRequests:
     """Running requests by engine column and request id, oldest first.
 
-    An engine that lost news may have told the ends of its requests in vain: these are doubted from
-    then on, and overdue after ten minutes.
+    An engine that lost events may have reported ends that never arrived: its requests are doubted
+    from then on, and overdue after ten minutes.
 
     Attributes:
-        nbytes: Of their rows.
+        nbytes: Bytes of their rows.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class SidecarKeys:
         try:
             with os.scandir(self.engines) as entries:
                 seen = {
-                    each.path: self._looked_at(each)
+                    each.path: self._cached_key(each)
                     for each in entries
                     if each.name.endswith(PUBLIC)
                 }
@@ -80,7 +80,7 @@ class SidecarKeys:
         self._read = seen
         return frozenset(key for _, key in seen.values() if key is not None)
 
-    def _looked_at(self, entry: os.DirEntry[str]) -> tuple[tuple[int, ...], bytes | None]:
+    def _cached_key(self, entry: os.DirEntry[str]) -> tuple[tuple[int, ...], bytes | None]:
         """A file's version and key; it is read again only if it has changed."""
         try:
             found = entry.stat()

@@ -44,21 +44,21 @@ def refusal(error: BaseException, kind: type[msgspec.Struct]) -> str:
 
 def _field(kind: type[msgspec.Struct], steps: str) -> str:
     """Translate msgspec's positions, as ``[1][0][3]``, to names, as ``.field[0].field``."""
-    words, here = "", kind
+    path, here = "", kind
     for position, name in _STEP.findall(steps):
         within = _struct_in(here)
         if name or within is None or not position.isdigit():
-            words += f".{name}" if name else f"[{position}]"
+            path += f".{name}" if name else f"[{position}]"
             here = _type_of(within, name) if within is not None and name else _item(here)
             continue
         tagged = within.__struct_config__.tag is not None
         fields = msgspec.structs.fields(within)
         place = int(position) - tagged
         if not 0 <= place < len(fields):
-            return words
-        words += f".{fields[place].name}"
+            return path
+        path += f".{fields[place].name}"
         here = fields[place].type
-    return words
+    return path
 
 
 def _struct_in(kind: Any) -> Any:

@@ -37,7 +37,7 @@ _MEDIA: Final = {
     **dict.fromkeys(("STORAGE", "DISK"), Tier.COLD),
 }
 _FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-_NOT_TOLD: Final = frozenset({None, "unknown"})
+_UNSTATED: Final = frozenset({None, "unknown"})
 _LARGEST_BLOCK: Final = 65_535  # tokens
 _MOST_COUNTED: Final = 1 << 20  # hashes whose copies in the pool are counted; chosen
 
@@ -150,8 +150,8 @@ class KvEventDecoder:
             for batch, raw, event in _SHAPES
         ]
         self._chosen: tuple[Any, Any, Any] | None = None
-        self._group: tuple[int, int] | None = None  # what speaks for it, and its number
-        self._copies: Counter[int] = Counter()  # blocks of the pool with a hash, as far as told
+        self._group: tuple[int, int] | None = None  # its rank as a choice, and its number
+        self._copies: Counter[int] = Counter()  # the pool's blocks, by hash, as far as reported
         self.unknown_events = 0
         self.left_out = 0
         self.last_left_out = ""
@@ -198,14 +198,14 @@ class KvEventDecoder:
 
     def translate(self, events: Sequence[KvEvent]) -> list[AnyEvent]:
         """Translate events to our own; call it in the publisher's order."""
-        told: list[AnyEvent] = []
+        translated: list[AnyEvent] = []
         for event in events:
             try:
-                told.extend(self._translate(event))
+                translated.extend(self._translate(event))
             except WireError as error:
                 # Nobody's pool is called by a medium that is not known.
                 self._leave_out(str(error), _tier_of(event) is Tier.HOT)
-        return told
+        return translated
 
     def forget(self) -> None:
         """Forget the pool's contents, which are no longer known."""
@@ -250,21 +250,21 @@ class KvEventDecoder:
         before = None if parent is None else _key(parent)
         session = getattr(event, "session_id", None)
         name = session[:MAX_NAME] if session else None
-        told: list[AnyEvent] = []
-        if self._is_better(event):  # what others of its groups told does not count any more
+        translated: list[AnyEvent] = []
+        if self._is_better(event):  # reports about its other groups no longer count
             self._copies.clear()
-            told.append(BlocksCleared())
+            translated.append(BlocksCleared())
         if self._is_observed(event.group_idx):
             self._count(packed, parent is not None)
-            told.append(BlocksStored(packed, before, event.block_size, name))
-        return told
+            translated.append(BlocksStored(packed, before, event.block_size, name))
+        return translated
 
     def _is_better(self, event: _Stored) -> bool:
         """Whether the event's KV cache group replaces the one followed so far."""
         number, kind = event.group_idx, event.kv_cache_spec_kind
         if number is None:
             return False
-        group = (0 if kind in _FULL_ATTENTION else 1 if kind in _NOT_TOLD else 2, number)
+        group = (0 if kind in _FULL_ATTENTION else 1 if kind in _UNSTATED else 2, number)
         if self._group is not None and group >= self._group:
             return False
         changed = self._group is not None and self._group[1] != number

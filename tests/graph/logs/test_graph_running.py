@@ -85,7 +85,7 @@ def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world
     (row,) = tables.blocks.find(as_keys([1]), tables.salt(0))
     world.history.evicted(0, np.array([row], dtype=np.int32), world.now)
     tables.blocks.keys[row] ^= np.uint64(1)
-    world.history.open_cases.step_told(0, world.now)
+    world.history.open_cases.step_reported(0, world.now)
     assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
 
 
