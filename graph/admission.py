@@ -16,15 +16,15 @@ from .release_order import Held, HoldingOrder
 from .wire.advice import HOLD_PATIENCE_S, AdmissionAdvice
 
 _REST: Final = 0.1
-"""Share of the time from such a start until the engine could take another, for which it is left
-alone then. Chosen in the closed loop of the replay lab, on other sessions than those of the
-figures."""
+"""After a request that started without room, the rest before the next one, as a share of the time
+until the engine could take another. Chosen in the closed loop of the replay lab, on other sessions
+than those of the figures."""
 _CALM: Final = 0.06  # of the prompts computed again: so little is chance
 _WASTE: Final = 5.0
-"""How much longer that rest is for each part of the prompts beyond it that is computed again. Such
-a start evicts what another session asks for soon, the sooner the shorter pauses are beside the
-computing of prompts: then starting without room brings nobody forward. Chosen: more of it computes
-less again, and finishes fewer turns."""
+"""How much the rest grows per share of prompts computed again beyond ``_CALM``. A start without
+room evicts blocks that another session needs soon, the sooner the shorter its pauses are compared
+with prefill: then such starts gain nothing. Chosen: a higher value computes less again, but
+finishes fewer turns."""
 _LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
 
 
@@ -80,9 +80,9 @@ class Pacing:
 
 
 _SURELY_KNOWN_S: Final = 1.0
-"""Advice made at ``ts`` knows of every start before ``ts`` less this; events are sent every 0.2 s.
-Chosen: five times that."""
-_KEPT_S: Final = 10.0  # starts are remembered so long; advice is acted on for 2 s. Chosen
+"""Advice accounts for every start earlier than its ``ts`` minus this. Chosen: five times the 0.2 s
+between two messages of an engine."""
+_KEPT_S: Final = 10.0  # starts are remembered this long; advice is valid for 2 s. Chosen
 
 
 class RoomLedger:
@@ -134,12 +134,11 @@ class RoomLedger:
 # Only an engine that cannot keep up gains by holding requests.
 
 _REMEMBERED: Final = 64
-"""Requests over which what they met fades to 1/e. Chosen."""
+"""Number of requests after which an observation's weight has decayed to 1/e. Chosen."""
 SATURATED: Final = 0.4
-"""Share of requests that met others in the queue, from which on the engine counts as saturated.
-Chosen in the closed loop of the replay lab, on other sessions than those of the figures: there an
-engine that keeps up shows at most 0.2, and one whose cache thrashes 1. From 0.3 to 0.5 nothing
-changes."""
+"""Share of requests that found others queued from which the engine counts as saturated. Chosen in
+the closed loop of the replay lab, on other sessions than those of the figures: there an engine that
+keeps up shows at most 0.2, and one whose cache thrashes 1. From 0.3 to 0.5 nothing changes."""
 AT_EASE: Final = 0.15
 """Below this share a saturated engine no longer counts as such. Chosen."""
 
@@ -169,18 +168,19 @@ class Saturation:
 
 
 _ABOUT_TO_RUN_S: Final = 0.5
-"""An engine that ran so short a time ago is between two requests rather than idle: agents' tools
-answer soon. Chosen."""
+"""An engine that ran this recently is between two requests rather than idle: agents' tools answer
+soon. Chosen."""
 _LAST_STEPS: Final = 0.02
-"""Share of the bound: a request goes when it has waited 98 % of it, since the next step may be
-long. Chosen."""
+"""Share of the bound: a request is released after 98 % of it, since the next step may be long.
+Chosen."""
 _OVERDUE: Final = 0.5
-"""Share of the bound: while anybody has waited longer there is no rest, and of a tenant's requests
-that one goes first, since all that reach the bound start whatever else is queued. Chosen."""
+"""Share of the bound: while a request has waited longer there is no rest, and of its tenant's
+requests it goes first, since all requests that reach the bound start regardless of the queue.
+Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 _SHORT: Final = 256
-"""A prompt is short if so many like it fit into the pool: it takes little room, and no agent's
-context is so small. Chosen."""
+"""A prompt is short if this many like it fit into the pool: it takes little room, and no agent's
+context is that small. Chosen."""
 
 
 def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:

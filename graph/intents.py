@@ -22,15 +22,15 @@ class IntentKind(StrEnum):
     """What to do with the target's blocks."""
 
     PIN = "pin"
-    """Keep them for some seconds, whatever a policy says: a lease."""
+    """Lease them for some seconds, whatever the policy says."""
     RETAIN = "retain"
-    """Value them so much, from 0 to 1, until a request says otherwise."""
+    """Set their importance, from 0 to 1, until a request states another."""
     DEMOTE = "demote"
-    """Let them go first, until a request walks them again."""
+    """Evict them first, until a request walks them again."""
     PREFETCH = "prefetch"
-    """Bring their copies back: they will be asked for."""
+    """Load their copies back, since a request will need them."""
     SHARE = "share"
-    """Other sessions will use them: the end of theirs does not end them."""
+    """Other sessions will use them, so the end of their session does not demote them."""
 
 
 class Verdict(StrEnum):

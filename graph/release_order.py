@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeGuard
 
 _MOST_TENANTS: Final = 4096
-"""Remembered of those that were served once, and of those that were served again: the one that
+"""Tenants remembered that were served once, and as many that were served again; the one that
 started a request longest ago is forgotten. Chosen."""
 _UNKNOWN: Final = "\0strangers"  # no tenant has this name
 """Tenants that were never served count as this one, since a caller may take a new name, or cache
@@ -60,8 +60,8 @@ class _Place(NamedTuple):
 _Lane = OrderedDict[str, _Place]
 """Requests of one tenant, priority and kind (returning or new), by id, in order of arrival."""
 _Turn = tuple[int, bool, float, int, int, _Lane]
-"""Where a lane stands among all, by its first request, and the lane's ``id``: lanes never compare,
-also where a request that stood in one stands in another now."""
+"""A lane's place in the order, by its first request, and the lane's ``id``, so that lanes
+themselves are never compared, not even after a request moved to another lane."""
 
 
 class HoldingOrder:

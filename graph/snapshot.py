@@ -84,7 +84,7 @@ def load(graph: KVCacheGraph, path: Path) -> None:
         graph.adopt(tables, _section(arrays, "embeddings"))
     except SnapshotError:
         raise
-    # A digest that is right says nothing of the content: another build may have written it, and
+    # A correct digest does not prove valid content: another build may have written it, and
     # what numpy and zipfile raise of strange content is anything, as RuntimeError or MemoryError.
     except Exception as error:
         why = str(error) or type(error).__name__

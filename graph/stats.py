@@ -31,13 +31,13 @@ class EngineStats:
     kept: int  # protected or leased, within the share
     kept_share: float  # of the pool, that may be
     budget: ProtectionBudget | None  # what that costs; None: nothing was ever named
-    protection: str  # the same in words
+    protection: str  # the same as a sentence
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
     applied: AdviceApplied | None
     tiers: TierReport | None
-    admission: AdmissionReport | None  # None: nobody is ever held there
+    admission: AdmissionReport | None  # None: it never holds requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ def _live_states(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 EngineColumns = npt.NDArray[np.int8]
 Mask = npt.NDArray[np.bool_]
 
-_WINDOW: Final = 64  # rows that are looked at together; chosen
+_WINDOW: Final = 64  # rows compared together; chosen
 _MOST_WINDOWS: Final = 256
-"""Of a chain, from its end on; of one that lost more, nothing is said. Chosen: it bounds what a
-question costs, and blocks that came together stand in consecutive rows."""
+"""Windows scanned from a chain's end; longer losses are not reported. Chosen: it bounds the cost of
+a query, and blocks stored together stand in consecutive rows."""
 
 
 class HeldChains(NamedTuple):

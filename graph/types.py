@@ -15,12 +15,12 @@ Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int32]
 
 MAX_ENGINES: Final = 64
-"""Engines that one sidecar advises at once: eight machines of eight ranks; chosen. Each has a
-residency column, made when it connects."""
+"""Most engines per sidecar: eight machines of eight ranks; chosen. Each has a residency column,
+made when it connects."""
 
 NO_ROW: Final = -1
 NEVER: Final = float("-inf")
-"""A time that has not come: monotonic clocks may start anywhere, below zero too."""
+"""A time before any other; monotonic clocks may start below zero."""
 
 
 class SourceLayer(IntEnum):
@@ -42,12 +42,12 @@ LAYER_NAMES: Final = tuple(layer.name.lower() for layer in SourceLayer)
 LAYER_BY_NAME: Final = {layer.name.lower(): layer for layer in SourceLayer}
 PROTECTED_LAYERS: Final = frozenset({SourceLayer.AXIOMS, SourceLayer.IDENTITY, SourceLayer.RULES})
 MOST_SHARE: Final = 0.5
-"""Share of a pool that is ever kept whatever scores say, unless an operator says otherwise: half of
-it still serves those who protect nothing. Chosen."""
+"""Most of a pool that may be protected, unless an operator sets another share: the other half still
+serves callers that protect nothing. Chosen."""
 DEFAULT_IMPORTANCE: Final = np.array(
     [1.0, 0.95, 0.9, 0.7, 0.5, 0.5, 0.4, 0.35, 0.3, 0.2], dtype=np.float32
 )
-"""Importance of a block whose segment names none, by layer."""
+"""Importance by layer, for blocks whose segment states none."""
 
 
 def layer_mask(layers: Iterable[SourceLayer]) -> npt.NDArray[np.bool_]:
@@ -79,7 +79,7 @@ class Tier(IntFlag):
 
 
 HELD: Final = int(Tier.HOT | Tier.WARM | Tier.COLD)
-"""Tiers of an engine's own: what is in POOL alone, nobody holds."""
+"""An engine's own tiers; a block that is in POOL alone is held by no engine."""
 
 
 class EdgeType(IntEnum):
@@ -101,8 +101,8 @@ class StopReason(IntEnum):
 
     UNKNOWN = 0
     TOOL_CALL = 1  # a tool runs; its result is the next turn
-    END_OF_TURN = 2  # somebody reads the answer
-    TRUNCATED = 3  # it was cut at a length; who goes on with it, and when, is not known
+    END_OF_TURN = 2  # a person reads the answer
+    TRUNCATED = 3  # it was cut at a length limit; whether it continues is unknown
 
 
 class SessionState:

@@ -44,7 +44,7 @@ _LISTS: Final = frozenset({"tuple_type", "list_type", "frozen_set_type"})
 _SHOWN: Final = 80  # characters shown of a wrong value; chosen
 
 Layers = Mapping[str, Mapping[str, Any]]
-"""Where values came from: the name of each layer, highest priority first, and its content."""
+"""Values by layer, for naming their origin: layer name (highest priority first) → content."""
 
 
 def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layers) -> ConfigError:

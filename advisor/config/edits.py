@@ -82,7 +82,7 @@ def replace_whole(path: Path, text: str) -> None:
     """
     target = Path(os.path.realpath(path))
     try:
-        # A name that nobody can have taken before, not even with a link.
+        # A fresh name, which no link can have been planted at.
         number, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with open(number, "wb") as file:
@@ -125,7 +125,7 @@ NO_FILE: Final = (
 _KEPT: Final = 32  # changes that can be taken back
 
 Change = Mapping[str, Mapping[str, Any]]
-"""By section, ``score``, ``score.edge_types`` or ``policy``: values by key."""
+"""Section (``score``, ``score.edge_types`` or ``policy``) → key → value."""
 
 
 class WeightEditor:
@@ -282,9 +282,9 @@ def change_in_words(change: Change) -> str:
 
 POLL_EVERY_S: Final = 1.0  # chosen
 LIVE_SECTIONS: Final = ("score", "graph", "prefetch")
-"""Sections that take effect while running; the others at the next start."""
+"""Sections that take effect while running; others need a restart."""
 LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
-"""Keys of [graph] that size tables which exist already."""
+"""Keys of [graph] that need a restart, since they size existing tables."""
 
 
 class ConfigWatch:

@@ -146,7 +146,7 @@ class SidecarConfig(Section):
     @field_validator("endpoint")
     @classmethod
     def _stays_here(cls, endpoint: str, known: ValidationInfo) -> str:
-        has_keys = known.data.get("keys") is not None  # which stands before it
+        has_keys = known.data.get("keys") is not None  # validated before it
         return check_endpoint(endpoint, any_host=has_keys) if endpoint else endpoint
 
 

@@ -84,8 +84,8 @@ class Notices:
 
 
 _TRUNCATED: Final = "ASGI callable returned without completing response"
-"""What uvicorn logs when an answer ends early. We end one so when its engine is gone, and log that
-engine ourselves."""
+"""uvicorn logs this when an answer ends early. We end an answer early when its engine is gone, and
+log that engine ourselves."""
 
 
 def refuse_remote(host: str, allow_remote: bool) -> None:
@@ -112,14 +112,14 @@ def _is_worth_logging(line: logging.LogRecord) -> bool:
 # HTTP serving in front of engines.
 
 PROBES: Final = frozenset({"/health", "/healthz", "/ping"})
-"""Paths at which load balancers and orchestrators ask whether requests may come."""
+"""Paths at which load balancers and orchestrators check readiness."""
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 NOT_READY_S: Final = 5.0
-"""For which a service that is told to stop says so to probes, and serves all the same. Chosen:
-Kubernetes' proxies and most load balancers know by then."""
+"""Seconds for which a stopping service still serves, but tells probes that it is stopping. Chosen:
+Kubernetes' proxies and most load balancers have noticed by then."""
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 _STOP_S: Final = 24
-"""For requests that run then; chosen: Kubernetes gives a pod 30 s in all."""
+"""Seconds for running requests to finish; chosen: Kubernetes gives a pod 30 s in all."""
 _CHECKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
 _LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
 _NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")

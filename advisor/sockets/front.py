@@ -168,7 +168,7 @@ def _locked(lock: Path) -> int | None:
     number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it removed the file: a lock on that one keeps nobody out any more.
+        # The previous holder removed the file: a lock on it excludes no other process.
         if os.path.samestat(os.fstat(number), lock.lstat()):
             return number
     except (BlockingIOError, FileNotFoundError):
@@ -193,7 +193,7 @@ def _is_served(path: Path) -> bool:
 
 
 RCVHWM: Final = 256
-"""Messages of an engine held for a sidecar that falls behind: three seconds."""
+"""Messages queued per engine while the sidecar falls behind: three seconds' worth."""
 _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 

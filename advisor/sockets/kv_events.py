@@ -78,7 +78,7 @@ class KvSubscription:
 logger = logging.getLogger(__name__)
 
 Observed = list[AnyEvent] | None
-"""Events to apply, or None: forget everything that was known of this engine's residency."""
+"""Events to apply; None: forget the engine's residency."""
 
 
 class KvEventSource:

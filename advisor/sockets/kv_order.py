@@ -20,7 +20,7 @@ from .subscriber import Arrival, SequenceTracker
 MAX_ATTEMPTS: Final = 5  # per gap; chosen
 REPLAY_TIMEOUT_S: Final = 0.5  # chosen
 MAX_PENDING: Final = 10_000
-"""Live batches that wait for a replay, at most."""
+"""Most live batches that wait for a replay."""
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -174,7 +174,7 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, hwm: int) -> 
 logger = logging.getLogger(__name__)
 
 Batch = list[KvEvent] | None
-"""A publisher's events, or None: forget everything that was known of this engine's residency."""
+"""A publisher's events; None: forget the engine's residency."""
 
 
 class SourceState(StrEnum):

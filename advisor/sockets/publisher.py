@@ -29,7 +29,7 @@ from ..planner import PrefetchOrder
 from .subscriber import Peer
 
 TIPS_S: Final = 10.0
-"""Seconds for which engines are asked to tell requests by their tips; chosen."""
+"""Seconds for which engines are asked to report tips only; chosen."""
 
 _NO_ADVICE: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 
@@ -53,7 +53,7 @@ class AdvicePublisher:
         self._epoch: dict[bytes, int] = {}  # the last ranking that an engine was sent whole
         self._ts: dict[bytes, float] = {}
         self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
-        self._admitted: dict[bytes, float] = {}  # when the last word on room was true
+        self._admitted: dict[bytes, float] = {}  # ``ts`` of the last admission advice sent
         self._tips_asked = float("-inf")
         self._content_key = ContentKey(secrets.token_bytes(32))
         self._keyed: dict[bytes, bool] = {}  # engines, and whether they took the key

@@ -74,10 +74,10 @@ class SequenceTracker:
 
 
 RESYNC_EVERY_S: Final = 0.5  # seconds between two requests, at least; chosen
-_PATIENT_RESYNCS: Final = 4  # after so many in vain, the pauses between them double; chosen
+_PATIENT_RESYNCS: Final = 4  # after this many in vain, pauses double; chosen
 _LONGEST_PAUSE_S: Final = 30.0
 _REST: Final = 10.0  # seconds between two listings per second that the last one took; chosen
-_STEADY_S: Final = 10.0  # in step for so long, an engine lost what it lost by chance; chosen
+_STEADY_S: Final = 10.0  # synced for this long: the next loss is by chance; chosen
 _UNKNOWN: Final = 256  # identities whose last answer is remembered; chosen
 _LOST: Final = 16  # engines that went are remembered, the last ones; chosen
 

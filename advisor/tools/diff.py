@@ -215,7 +215,7 @@ def _by_session(happened: Happened) -> Counter[str]:
 
 
 _MOVERS: Final = 5  # shown at most; chosen
-_SAME: Final = 0.005  # of the asked tokens or blocks: what is nearer is told as equal; chosen
+_SAME: Final = 0.005  # of all tokens or blocks; smaller differences count as equal; chosen
 
 
 class Row(NamedTuple):

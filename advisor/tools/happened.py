@@ -39,10 +39,10 @@ from ..words.times import seconds, time_of_day
 from .remote import ask_patiently, only_sidecar_url
 
 _LONGEST_RECORDING_S: Final = 1e6
-"""Times beyond are Unix seconds: eleven days, and 1970. Chosen."""
+"""Later times are Unix seconds: no recording lasts eleven days. Chosen."""
 
 NOT_RECORDED = "not recorded"
-"""Stands for the rule of an eviction in a recording: it holds no rankings."""
+"""The rule of an eviction in a raw log, which holds no rankings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def time_of_day(at: float) -> str:
 
 
 Unix = Callable[[float], float]
-"""Turns a time of the graph's clock into Unix seconds."""
+"""Converts a time of the graph's clock to Unix seconds."""
 
 
 class UnixTime:

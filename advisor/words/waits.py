@@ -182,7 +182,7 @@ UNTIL: Final = {
     "gone": "until its client went away",
     "patience": "until no other request was queued, although there was no room",
 }
-"""What a held request waited for, by why it waited no longer."""
+"""Reason of release → until when the request was held."""
 
 
 def hold_sentence(hold: Hold) -> str:
@@ -273,9 +273,9 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_MUCH_AGAIN: Final = 0.25  # share of what was computed before it; chosen
-_MOSTLY: Final = 0.5  # of a wait: who was held for so much of it waited for room; chosen
-_ALL_BUT: Final = 0.1  # of a wait: what is left needs no words; chosen
+_MUCH_AGAIN: Final = 0.25  # share of the tokens computed ahead of it; chosen
+_MOSTLY: Final = 0.5  # of a wait: held for this share of it, a request waited for room; chosen
+_ALL_BUT: Final = 0.1  # of a wait: a smaller rest is not mentioned; chosen
 
 
 class WorkAhead(NamedTuple):

@@ -284,7 +284,7 @@ _HEEDED: Final[Mapping[str, str]] = {
     "lru": "none of the weights: the longest unused goes first",
 }
 BEYOND_SHARE: Final = "beyond_protected_share"
-"""Instead of ``protected_layer``, where a block is beyond the share that is protected."""
+"""Replaces ``protected_layer`` for a block beyond the share that is protected."""
 
 _LONGEST_S: Final = 86_400.0  # a later expected use is described as such; chosen
 _TERMS: Final[Mapping[str, str]] = {

@@ -50,7 +50,7 @@ class LayerBook:
             return
         blocks = self._tables.blocks
         number, rank = int(layer), int(authority)  # numpy is slow with an enumeration's
-        if authority is Authority.INFERRED:  # seen again: what was said of its worth stands
+        if authority is Authority.INFERRED:  # seen again: a stated importance stays
             rows = rows[blocks.layer[rows] != number]
         worth = np.float32(DEFAULT_IMPORTANCE[number] if importance is None else importance)
         rows = rows[self._may_state(rows, number, worth, rank, session)]
@@ -69,7 +69,7 @@ class LayerBook:
     ) -> npt.NDArray[np.bool_]:
         blocks = self._tables.blocks
         stated, raised_by = blocks.stated[rows], blocks.raised_by[rows]
-        if (raised_by == NO_ROW).all():  # as always where nobody says anything
+        if (raised_by == NO_ROW).all():  # as always where nothing is stated
             return np.asarray(stated <= authority)
         before = blocks.layer[rows]
         less = (before < layer) | ((before == layer) & (blocks.importance[rows] > worth))
@@ -87,8 +87,8 @@ class LayerBook:
 
 
 _GAIN: Final = 0.1
-"""Of what a block's importance lacks to 1, with each recall after the first: ten of them bring a
-memory's default of 0.5 to 0.83. Chosen."""
+"""Share of the gap between a block's importance and 1 that each recall after the first closes: ten
+recalls raise a memory's default of 0.5 to 0.83. Chosen."""
 _PER_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
 
 
@@ -109,7 +109,7 @@ class MemoryBook:
             return
         facts = self._tables.memory_facts.setdefault(memory, MemoryFacts(now))
         self._count(facts, memory, rows, session, now)
-        if segment.importance is None:  # what is said of it stands
+        if segment.importance is None:  # a stated importance stays
             self._raise(facts, rows)
         blocks = self._tables.blocks
         rows = rows[blocks.sums_of(EdgeType.MEMORY_REF).degree[rows] < _PER_BLOCK]

@@ -17,7 +17,7 @@ from .chains import ChainLinker
 # If no caller names a request's session, it is inferred from the request's blocks.
 
 SHARED: Final = -2
-"""The owner of a block that several sessions walked: nobody."""
+"""Owner of a block that several sessions walked."""
 
 # All chosen, with recorded agents' sessions in sight.
 _NEAR_FULL: Final = 0.75  # of the longest prompt: from here on histories are compacted
@@ -130,7 +130,7 @@ class RequestSessions:
                 self.forks.forked(session, parent)
             self._take_over(session, rows)
         self._inferred[engine, event.request_id] = session
-        if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
+        if len(self._inferred) > _MAX_INFERRED:  # requests whose end was never reported
             del self._inferred[next(iter(self._inferred))]
         return session
 

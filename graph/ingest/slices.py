@@ -23,8 +23,8 @@ from ..wire.events import (
 )
 
 SLICE_KEYS: Final = 8_192
-"""Block keys that are applied in one hold of the graph's lock: some milliseconds; chosen. More only
-where one request has a longer chain."""
+"""Block keys applied while the graph's lock is held once: some milliseconds; chosen. A single
+request with a longer chain exceeds it."""
 
 CHURN: Final = (BlocksStored, BlocksRemoved)
 TURNS: Final = (RequestStarted, RequestFinished)

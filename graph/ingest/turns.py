@@ -100,8 +100,9 @@ class HeldBook:
 
 
 _GROWS: Final = 2
-"""Turns, each longer than the one before, behind which another longer one goes on with its session,
-whether or not it has a block more. Of four texts of any lengths, one in 24 rises so. Chosen."""
+"""After this many turns, each longer than the one before, another longer prompt continues its
+session even without a block more. Of four texts of random lengths, one sequence in 24 rises like
+that. Chosen."""
 
 
 def goes_on_from(sessions: SessionTable, row: int, engine: int, blocks: int, tokens: int) -> int:

@@ -244,8 +244,8 @@ class StepSums:
 
 
 WINDOW_S: Final = 600.0
-"""A block that is wanted within this after its eviction is regretted; chosen, as long as a session
-counts as live."""
+"""An eviction is regretted if the block is requested again within this time; chosen, as long as a
+session counts as live."""
 
 TOKEN_COLUMNS: Final = ("requests", "asked", "pool", "loaded", "prefetched")
 REASON_COLUMNS: Final = tuple(
@@ -284,7 +284,7 @@ class History(Departures):
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
-        self._heard: HeardQueue | None = None  # nobody listens
+        self._heard: HeardQueue | None = None  # no listener yet
         self.open_cases = OpenCases(tables, self.evictions, self._closed)
         self.requests = RequestLog()
         self.contents = ContentIndex()
@@ -379,7 +379,7 @@ class History(Departures):
         self._record_walk(
             engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size
         )
-        while (surplus := self.running.surplus()) is not None:  # we never heard of their ends
+        while (surplus := self.running.surplus()) is not None:  # their ends were never reported
             self._drop(*surplus)
         self._found[engine] += (found + loaded) * size
         self._asked[engine] += asked.tokens
@@ -415,7 +415,7 @@ class History(Departures):
         running = self.running.pop(engine, name)
         if running is None:
             return None
-        self.requests.lose(running.number)  # until its end is noted, if it was heard of
+        self.requests.lose(running.number)  # until its end is recorded, if it was reported
         self.open_cases.drop(engine, running.number)
         return running
 

@@ -39,7 +39,7 @@ def missed(
         key = int(tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
         detail = Detail.PARTIAL if is_last else Detail.READS_NONE
         return Miss(index, key, Reason.NOT_CACHEABLE, detail)
-    if event.lacking is not None:  # the engine saw the block as it looked
+    if event.lacking is not None:  # the engine itself found the block
         key = int(tables.blocks.wire_keys(rows[index]))
         return Miss(index, key, Reason.OTHER_GROUP, event.lacking)
     miss = judge(tables, evictions, engine, session, rows, index, now)
@@ -67,7 +67,7 @@ def judge(
     if held and blocks.walkers[row] > 1:
         return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
     if held:
-        # An engine's list of its pool came before the news of what it had computed until then.
+        # An engine's listing arrived before its reports of the blocks computed until then.
         return _unseen(tables, session, rows, index, key, now)
     if mark & Way.COMING:
         return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
@@ -317,5 +317,5 @@ class OpenCases:
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
         miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, now)
-        left = miss.left if isnan(miss.left) else case.at  # in its step, heard of later
+        left = miss.left if isnan(miss.left) else case.at  # in its step, though reported later
         return case._replace(miss=replace(miss, left=left).keeping_all(case.short))

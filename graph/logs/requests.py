@@ -118,9 +118,9 @@ class RequestNames:
 
 
 UNHEARD: Final = "end_not_heard"
-"""Why a request ended whose end was not heard of, or not yet; instead of when it did:"""
-DOUBTED: Final = -1.0  # its engine lost news since it began: it runs, or its end was among that
-LOST: Final = -2.0  # nobody awaits it any more: its engine went, or it was doubted for too long
+"""The end reason of a request whose end was not reported (yet). Instead of its running time:"""
+DOUBTED: Final = -1.0  # its engine lost events since: it runs, or its end was lost
+LOST: Final = -2.0  # no longer awaited: its engine is gone, or it was doubted too long
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
 _MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
 _WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string
@@ -383,7 +383,7 @@ def _other(miss: Miss) -> Other:
 
 
 MOST_BLOCKS: Final = 1 << 22  # of all of them: 17 MB; chosen
-AWAITED_S: Final = 600.0  # so long the end of a doubted request is awaited; chosen
+AWAITED_S: Final = 600.0  # how long a doubted request's end is awaited; chosen
 _MOST_REQUESTS: Final = 65_536  # chosen
 _AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
 

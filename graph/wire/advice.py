@@ -12,17 +12,17 @@ from ..types import Keys, as_keys
 from .events import MAX_NAME, Count, Hashes, Seconds, Unit
 
 PRESSING_SHARE: Final = 0.02
-"""Share of a pool: when so much happened since the last ranking, a new one is made at once (see
-``Tables.turnover``). So the faster an engine evicts, the younger is its advice. Chosen."""
+"""Share of a pool: after this much turnover since the last ranking, a new one is made at once (see
+``Tables.turnover``), so that a faster engine gets fresher advice. Chosen."""
 
 HOLD_MAX_S: Final = 300.0
-"""The longest that a request is held. Chosen: a request released by the bound costs a whole
-prefill, during which no resident session is answered, so that a short bound brings the collapse
-back; and it is half of what clients wait (the OpenAI client's default is 600 s)."""
+"""The longest that a request is held, in seconds. Chosen: releasing a request at the bound costs a
+whole prefill that delays resident sessions, so a short bound brings the collapse back; and it is
+half of what clients wait (the OpenAI client's default is 600 s)."""
 
 HOLD_PATIENCE_S: Final = 10.0
-"""A request held for as long may start when nobody else is queued, and earlier where a whole pool
-of prompts takes less to compute. Chosen: room comes by then, or the engine has time to compute the
+"""Seconds after which a held request may start once no other is queued; sooner if a pool's worth of
+prompts takes less to compute. Chosen: by then there is room, or the engine has time to compute the
 context again."""
 
 

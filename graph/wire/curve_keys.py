@@ -19,10 +19,11 @@ from typing import Any, Final, NamedTuple
 from ..errors import ConfigError
 
 KEYS_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR_KEYS"
-"""Names an engine's folder."""
+"""Environment variable that names an engine's key folder."""
 
 PublicOf = Callable[[bytes], bytes]
-"""Makes the public key of a secret one: ``zmq.curve_public``, as nothing here needs ZeroMQ."""
+"""Derives the public key from a secret one, as ``zmq.curve_public`` does; passed in so that this
+module does not need ZeroMQ."""
 
 _KEY: Final = r'-key\s*=\s*"([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})"'  # Z85, 32 bytes
 _PUBLIC_KEY: Final = re.compile("public" + _KEY)

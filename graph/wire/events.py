@@ -68,7 +68,7 @@ class EngineHello(Event, tag=1, frozen=True):
     num_blocks: PoolSize
     version: Name  # "vllm 0.32.0"
     groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
-    # Its algorithm and a digest of what it begins with, as "sha256 5be0cd19"; "": not told.
+    # Its algorithm and a digest of its initial hash, as "sha256 5be0cd19"; "": unknown.
     hashing: Plain = ""
 
 
@@ -126,15 +126,15 @@ class RequestStarted(Event, tag=6, frozen=True):
     )
     reads_cache: bool = True  # False: it computes its whole prompt, whatever is cached
     skipped: Count = 0  # blocks before ``hashes[0]``, left out: see ``SendTips``
-    contents: Hashes = b""  # of what the prompt says up to each block's end: see ``ContentKey``
-    salt: Hash = 0  # a digest of its cache salt, where ``contents`` are told; 0: it has none
+    contents: Hashes = b""  # digests of the prompt up to each block's end: see ``ContentKey``
+    salt: Hash = 0  # a digest of its cache salt, with ``contents``; 0: none
     waited_s: Seconds = 0.0  # since it arrived at the engine
     spliced_tokens: Count = 0  # of ``loading_tokens``: that come from other positions
     same_tokens: Count = 0  # of the first missing block: that another prompt has there too
     # The first missing block is in the pool, but this one of ``EngineHello.groups`` lacks what a
     # match up to its end needs.
     lacking: GroupPlace | None = None
-    warms: bool = False  # it only has its prompt computed, for others: no hit, and nobody's miss
+    warms: bool = False  # it only warms the cache: counts neither as hit nor as miss
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it
@@ -156,7 +156,7 @@ class RequestFinished(Event, tag=7, frozen=True):
     session_ended: bool = False
     tool: Name | None = None  # that it waits for
     skipped: Count = 0  # blocks of the chain before ``hashes[0]``, left out
-    ran_s: Seconds = 0.0  # since it was first scheduled; 0: not told
+    ran_s: Seconds = 0.0  # since it was first scheduled; 0: unknown
 
 
 class SessionSignal(Event, tag=8, frozen=True):
@@ -279,8 +279,8 @@ class RequestHeld(Event, tag=18, frozen=True):
     blocks: Count  # of context that the pool does not hold yet
     session: Name | None = None
     tenant: Name | None = None
-    fitting: Count = 0  # sessions, by the advice because of which it waits; 0: not told
-    live: Count = 0  # sessions, by the same
+    fitting: Count = 0  # sessions that fit, by the advice that holds it; 0: unknown
+    live: Count = 0  # live sessions, by the same
 
 
 class RequestReleased(Event, tag=19, frozen=True):
@@ -309,10 +309,9 @@ class AdmissionReport(Event, tag=20, frozen=True):
 
 
 HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")
-"""Why a request is no longer held: its turn came and there was room; it had waited as long as
-allowed; the engine was idle; admission opened for all; the sidecar fell silent; its client went
-away; it had been patient and nobody else was queued. On the wire a reason is its place here: a new
-one goes last."""
+"""Why a held request was released: there was room; it reached the bound; the engine was idle;
+admission opened for all; the sidecar fell silent; its client disconnected; it had been patient and
+no other request was queued. On the wire a reason is its index here, so a new one is appended."""
 
 AnyEvent = (
     EngineHello
@@ -342,12 +341,12 @@ RESIDENCY: tuple[type[Event], ...] = (
     EngineHello, BlocksStored, BlocksRemoved, BlocksCleared, BlocksResident, BlocksSpilled,
     BlocksLoaded, CopiesDropped,
 )  # fmt: skip
-"""Kinds that say where blocks are: if one is missed, the graph is wrong until a resync."""
+"""Kinds that report where blocks are: if one is lost, the graph is wrong until a resync."""
 
 KINDS: dict[int, type[Event]] = {
     kind.__struct_config__.tag: kind for kind in typing.get_args(AnyEvent)
 }
-"""Every kind by its tag on the wire."""
+"""Wire tag → kind."""
 
 MAX_EVENTS = 65_536  # per batch; chosen
 

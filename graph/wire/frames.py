@@ -23,7 +23,7 @@ from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, U
 BAD_PAYLOAD: Final = (
     msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError,
 )  # fmt: skip
-"""What decoding may raise: malformed text and absurd nesting come as errors of others."""
+"""What decoding may raise; malformed text and deep nesting raise errors other than msgspec's."""
 
 _PATH: Final = re.compile(r" - at `\$(?P<steps>[^`]*)`$")
 _STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]|\.(\w+)")

@@ -90,7 +90,7 @@ _ArrayEvent = _StoredArray | _RemovedArray | _ClearedArray
 _Stored = _StoredMap | _StoredArray
 _Removed = _RemovedMap | _RemovedArray
 KvEvent = _MapEvent | _ArrayEvent
-"""An event as the publisher sent it; ``KvEventDecoder.translate`` says what it means."""
+"""An event as the publisher sent it; see ``KvEventDecoder.translate``."""
 
 
 class _ArrayOfArrays(msgspec.Struct, array_like=True):
@@ -235,7 +235,7 @@ class KvEventDecoder:
                 return [CopiesDropped(packed, int(tier))]
             gone = self._last_copies(packed)
             return [BlocksRemoved(gone)] if gone else []
-        if tier is not Tier.HOT:  # a copy is of what is known: it need not say more than its hash
+        if tier is not Tier.HOT:  # a copy is of a known block: its hash is enough
             known = self._is_observed(event.group_idx)
             return [BlocksSpilled(packed, int(tier), 0)] if known else []
         return self._stored(event, packed)
