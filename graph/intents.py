@@ -310,8 +310,13 @@ class IntentBook:
                 Verdict.REJECTED, "other leases take all that may be leased", 0, len(rows)
             )
         blocks.for_writing("pinned_until")[kept] = now + seconds
-        return _done(kept, rows, _lease_reason(len(kept), int(resident.sum()), len(rows), cut),
-                     seconds, clipped=bool(cut))  # fmt: skip
+        return _done(
+            kept,
+            rows,
+            _lease_reason(len(kept), int(resident.sum()), len(rows), cut),
+            seconds,
+            clipped=bool(cut),
+        )
 
     def _retain(self, rows: Rows, intent: Intent) -> IntentAnswer:
         worth = float(np.clip(intent.importance, 0.0, 1.0))

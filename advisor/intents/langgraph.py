@@ -145,8 +145,11 @@ class SessionSignals:
             return
         self._logged.discard("silent")
         if answer == "missing" and not self._queue_again(session, due):
-            self._log("missing", "kvgraph: the sidecar knows no session of an agent's name; do "
-                      "its requests carry kvgraph.hints(session=…)?")  # fmt: skip
+            self._log(
+                "missing",
+                "kvgraph: the sidecar knows no session of an agent's name; do "
+                "its requests carry kvgraph.hints(session=…)?",
+            )
 
     def _queue_again(self, session: str, due: _Due) -> bool:
         """Queue a signal once more if it was sent only once; whether the session has a pending

@@ -37,8 +37,12 @@ def new_sidecar_keys(folder: Path) -> None:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         (folder / ALLOWED).mkdir(0o700, exist_ok=True)
         public, secret = zmq.curve_keypair()
-        _write({folder / f"{SIDECAR}{SECRET}": _text(public, secret),
-                folder / f"{SIDECAR}{PUBLIC}": _text(public)})  # fmt: skip
+        _write(
+            {
+                folder / f"{SIDECAR}{SECRET}": _text(public, secret),
+                folder / f"{SIDECAR}{PUBLIC}": _text(public),
+            }
+        )
 
 
 def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
@@ -61,10 +65,14 @@ def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         allowed.parent.mkdir(0o700, exist_ok=True)
         public, secret = zmq.curve_keypair()
-        _write({folder / f"{ENGINE}{SECRET}": _text(public, secret),
+        _write(
+            {
+                folder / f"{ENGINE}{SECRET}": _text(public, secret),
                 folder / f"{ENGINE}{PUBLIC}": _text(public),
                 folder / f"{SIDECAR}{PUBLIC}": _text(own),
-                allowed: _text(public)})  # fmt: skip
+                allowed: _text(public),
+            }
+        )
     return allowed
 
 

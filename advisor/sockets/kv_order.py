@@ -369,6 +369,9 @@ class KvOrder:
     def _lose(self, state: SourceState, why: str) -> None:
         self.life.known = state
         self._notices.warn(
-            "lost", "KV events of %s were lost (%s): its picture is %s",
-            self._name, why, state.value,
-        )  # fmt: skip
+            "lost",
+            "KV events of %s were lost (%s): its picture is %s",
+            self._name,
+            why,
+            state.value,
+        )

@@ -411,8 +411,13 @@ class EventSubscriber:
         if listed <= most:
             return False
         self.counters["refused_listings"] += 1
-        self._notices.warn("listing", "engine %r lists %d blocks of a pool of %d: refused",
-                           peer.hello.engine, listed, most)  # fmt: skip
+        self._notices.warn(
+            "listing",
+            "engine %r lists %d blocks of a pool of %d: refused",
+            peer.hello.engine,
+            listed,
+            most,
+        )
         return True
 
     def _resync(self, peer: Peer, reason: str) -> None:
@@ -436,8 +441,11 @@ class EventSubscriber:
             "capacity", "an engine was refused: %d are served already", self._capacity
         )
         if self._unknown_peers.note_answer(identity):
-            self._refuse(identity, f"it serves {self._capacity} engines already; start another "
-                                   "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
+            self._refuse(
+                identity,
+                f"it serves {self._capacity} engines already; start another "
+                "sidecar for this one (AITHER_KVCACHE_SIDECAR)",
+            )
 
 
 def _warn_of_hashing(notices: Notices, model: str, peers: list[Peer]) -> None:

@@ -292,10 +292,15 @@ def movers(before: Sums, after: Sums) -> list[Mover]:
     if before.reasons is not None and after.reasons is not None:
         names = (name for name in REASON_TEXTS if name != "not_cacheable")
         found += [
-            _mover(f"computed because of {name}", _of(before.reasons, name, 1),
-                   _of(after.reasons, name, 1), before, after)
+            _mover(
+                f"computed because of {name}",
+                _of(before.reasons, name, 1),
+                _of(after.reasons, name, 1),
+                before,
+                after,
+            )
             for name in names
-        ]  # fmt: skip
+        ]
     for layer in {**(before.left_by_layer or {}), **(after.left_by_layer or {})}:
         if before.left_by_layer is not None and after.left_by_layer is not None:
             gone = _count(before.left_by_layer, layer), _count(after.left_by_layer, layer)

@@ -342,8 +342,9 @@ class PlayedLog:
 
 
 _NO_RULE: Final = {
-    "rule": NOT_RECORDED, "sentence": "A raw log does not say by which rule it left."
-}  # fmt: skip
+    "rule": NOT_RECORDED,
+    "sentence": "A raw log does not say by which rule it left.",
+}
 
 
 def _unruled(request: RequestView) -> RequestView:

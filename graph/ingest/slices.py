@@ -31,8 +31,9 @@ TURNS: Final = (RequestStarted, RequestFinished)
 SINGLE: Final[tuple[type, ...]] = ()
 
 _RUNS: Final[dict[type, tuple[type, ...]]] = {
-    **dict.fromkeys(CHURN, CHURN), **dict.fromkeys(TURNS, TURNS)
-}  # fmt: skip
+    **dict.fromkeys(CHURN, CHURN),
+    **dict.fromkeys(TURNS, TURNS),
+}
 _CUT: Final = (BlocksStored, BlocksRemoved, BlocksSpilled, BlocksLoaded, CopiesDropped)
 _BYTES: Final = 8 * SLICE_KEYS
 
