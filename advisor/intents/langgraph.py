@@ -230,7 +230,7 @@ class LangGraphCallbacks(BaseCallbackHandler):
             self._signals.turn_ended(thread)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Signal the same for a run that failed."""
+        """Signal that a person reads the error of a failed run."""
         if (thread := self._graphs.pop(run_id, None)) is not None:
             self._signals.turn_ended(thread)
 
@@ -254,7 +254,7 @@ class LangGraphCallbacks(BaseCallbackHandler):
             self._signals.goes_on(thread)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Handle it like a tool that ended; an interrupt is signalled when the graph's run ends."""
+        """End the wait for a failed tool; an interrupt is signalled when the graph's run ends."""
         self.on_tool_end(None, run_id=run_id)
 
     def thread_deleted(self, thread_id: str) -> None:

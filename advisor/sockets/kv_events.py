@@ -202,7 +202,7 @@ class KvEventSource:
             self._refuse(error)
             return
         if seq == 0:
-            yield from self._order.meet_first(_digest(frames[2]))
+            yield from self._order.take_first(_digest(frames[2]))
         yield from self._order.take_live(seq, events)
 
     def _take_replayed(self, frames: list[bytes]) -> Iterator[Batch]:

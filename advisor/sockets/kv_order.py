@@ -96,13 +96,13 @@ class KvReplay:
         """Request everything from number ``first`` on."""
         self.attempts += 1
         self.requests += 1
-        self.goes_on()
+        self.restart_timeout()
         if self.socket is None:
             self.socket = self._connected()
         with contextlib.suppress(zmq.Again):  # nobody there: the deadline counts it as an attempt
             self.socket.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)
 
-    def goes_on(self) -> None:
+    def restart_timeout(self) -> None:
         """Restart the attempt's timeout after a message."""
         self._deadline = self._clock() + self._timeout_s
 
@@ -245,7 +245,7 @@ class KvOrder:
             if self._replay.is_possible:
                 self._start_replay()
 
-    def meet_first(self, digest: bytes) -> Iterator[Batch]:
+    def take_first(self, digest: bytes) -> Iterator[Batch]:
         """Take a batch 0; if its content changed, the publisher was restarted unnoticed."""
         known = self.life.first
         if known != digest and (known is not None or self._expected > 0):
@@ -276,7 +276,7 @@ class KvOrder:
         """Take a replayed batch that is next."""
         self.life.joining = False
         self.sequence.accept(seq)
-        self._replay.goes_on()
+        self._replay.restart_timeout()
         yield events
         yield from self._flush()
 

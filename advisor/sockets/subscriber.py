@@ -350,9 +350,9 @@ class EventSubscriber:
         if message is None:
             return []
         peer = self._peers.get(identity)
-        return self._meet(identity, message) if peer is None else self._follow(peer, message)
+        return self._accept_peer(identity, message) if peer is None else self._follow(peer, message)
 
-    def _meet(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
+    def _accept_peer(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
         """Take the first batch of an identity, which must contain a hello."""
         events = message.events
         start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
@@ -373,7 +373,7 @@ class EventSubscriber:
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
         _warn_of_hashing(self._notices, hello.model, self.peers)
-        return self._noted(peer, message._replace(events=events[start:]))
+        return self._graph_events(peer, message._replace(events=events[start:]))
 
     def _follow(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
         arrival = peer.sequence.accept(message.seq)
@@ -384,12 +384,12 @@ class EventSubscriber:
             self.counters["gaps"] += 1
             peer.lost_step(self._clock())
         peer.last_seen = self._clock()
-        events = self._noted(peer, message)
+        events = self._graph_events(peer, message)
         if not peer.synced:
             self._resync(peer, _REASONS.get((arrival, message.torn), "not in step"))
         return events
 
-    def _noted(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
+    def _graph_events(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
         """Handle a batch's hello and listing; returns the events for the graph."""
         events: list[AnyEvent] = []
         for event in message.events:

@@ -228,7 +228,7 @@ class Row(NamedTuple):
 
 
 class Mover(NamedTuple):
-    """A change of a part of all requested blocks; ``by`` is a share of them."""
+    """A part of all requested blocks that changed; ``by`` is the change of its share."""
 
     what: str
     before: float

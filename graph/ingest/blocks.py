@@ -207,7 +207,7 @@ class ChurnRecorder:
             yield
             gone = np.flatnonzero(blocks.has(engine, part, Tier.HOT) & others[part])
             lost = (part.start + gone).astype(np.int32)
-            self._tables.history.unheard(engine, lost)
+            self._tables.history.left_unreported(engine, lost)
             blocks.unmark(engine, lost, Tier.HOT)
 
     def _list(self, engine: int, keys: Keys, now: float) -> Rows:

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from ..logs.evictions import Way
+from ..logs.evictions import RowMark
 from ..logs.history import LoggedTables
 from ..types import NO_ROW, Tier, as_keys
 from ..wire.events import (
@@ -108,7 +108,7 @@ class Ingest:
             history.open_cases.message_over(engine)
 
     def signalled(self, signal: SessionSignal, now: float) -> bool:
-        """Apply what a caller states about a session; False if it is unknown."""
+        """Apply what a caller states about a session; False if the session is unknown."""
         return self._turns.signalled(signal, now)
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
@@ -133,7 +133,7 @@ class Ingest:
         yield from self._tables.history.forgetting(engine)
         for part in self._tables.blocks.parts():
             yield
-            self._tables.history.emptied(engine, part, Way.UNHEARD)
+            self._tables.history.emptied(engine, part, RowMark.UNHEARD)
             self._copies.forget(engine, now, part)
             self._tables.blocks.tiers[engine, part] = 0
 
@@ -180,7 +180,7 @@ class Ingest:
         """Mark all blocks of a pool as gone, in slices."""
         self._tables.emptied(engine, now)
         for part in self._tables.blocks.parts():
-            self._tables.history.emptied(engine, part, Way.RESET)
+            self._tables.history.emptied(engine, part, RowMark.RESET)
             self._tables.blocks.unmark(engine, part, Tier.HOT)
             yield
 

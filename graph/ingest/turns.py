@@ -229,7 +229,7 @@ class TurnRecorder:
         self._sessions.forks.works(session, now)
 
     def signalled(self, event: SessionSignal, now: float) -> bool:
-        """Apply what a caller states about a session; False if it is unknown."""
+        """Apply what a caller states about a session; False if the session is unknown."""
         session = self._tables.sessions.find(event.session, self._sessions.tenant(event.tenant))
         if session == NO_ROW:
             self._counters["signals_of_nobody"] += 1

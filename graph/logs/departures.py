@@ -23,7 +23,7 @@ from ..types import (
     Tier,
     layer_mask,
 )
-from .evictions import NO_TERMS, UNPLACED, EvictedBlocks, EvictionLog, Places, TermsThen, Way
+from .evictions import NO_TERMS, UNPLACED, EvictedBlocks, EvictionLog, Places, RowMark, TermsThen
 from .reasons import Cause, DepartureRule
 from .requests import Bytes, Origin
 
@@ -62,7 +62,7 @@ class _Order:
         return found
 
 
-class InForce:
+class CurrentRanking:
     """The ranking that an engine evicts by, the times of earlier ones, and recent score terms.
 
     Attributes:
@@ -78,7 +78,7 @@ class InForce:
         self.layers = IS_PROTECTED
 
     @property
-    def is_lrus(self) -> bool:
+    def is_lru(self) -> bool:
         """Whether the engine keeps its own order: without a ranking, or with an empty one."""
         return not len(self._order)
 
@@ -100,7 +100,7 @@ class InForce:
         if terms is not None:
             self._termed, self._terms, self._termed_at = self._order, terms, ranking.ts
 
-    def gave_up(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
+    def unprotected(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
         """Which of these protected blocks the ranking knew and did not protect.
 
         Layers are protected up to a share only. ``used`` is when each block was used last.
@@ -145,7 +145,7 @@ class Departures:
         self._tables = tables
         self._origin = Origin()
         self.copies = CopyLog()
-        self._in_force: dict[int, InForce] = {}
+        self._current: dict[int, CurrentRanking] = {}
         self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
         self.evictions: dict[int, EvictionLog] = {}
 
@@ -185,26 +185,26 @@ class Departures:
             terms: Score terms of the blocks it evicts first; None: those of an earlier ranking
                 still hold.
         """
-        self._in_force.setdefault(engine, InForce()).adopt(ranking, layers, terms)
+        self._current.setdefault(engine, CurrentRanking()).adopt(ranking, layers, terms)
 
     def wants_terms(self, engine: int, now: float) -> bool:
         """Whether a ranking made now should include score terms of its first blocks."""
-        in_force = self._in_force.get(engine)
-        return in_force is None or in_force.wants_terms(now)
+        current = self._current.get(engine)
+        return current is None or current.wants_terms(now)
 
     def ranking_at(self, engine: int, then: float) -> int | None:
         """The epoch of the ranking in force at time ``then``; None without one."""
-        in_force = self._in_force.get(engine)
-        return None if in_force is None else in_force.at(then)
+        current = self._current.get(engine)
+        return None if current is None else current.at(then)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         """Record that blocks left the pool."""
         if not len(rows):
             return
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        in_force = self._in_force.setdefault(engine, InForce())
+        current = self._current.setdefault(engine, CurrentRanking())
         keys = blocks.wire_keys(rows)
-        place = in_force.places(keys)
+        place = current.places(keys)
         owner = blocks.session[rows]
         state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
         shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
@@ -212,7 +212,7 @@ class Departures:
         left = EvictedBlocks(
             keys=blocks.keys[rows],
             place=place,
-            rule=self._rules(rows, place, state, shared, in_force, used),
+            rule=self._rules(rows, place, state, shared, current, used),
             layer=blocks.layer[rows],
             importance=blocks.importance[rows],
             hits=blocks.hit_count[rows],
@@ -221,15 +221,15 @@ class Departures:
             shared=shared,
             idle_s=now - used,
         )
-        self._log(engine).add(rows, left, in_force.terms(keys, place), now)
+        self._log(engine).add(rows, left, current.terms(keys, place), now)
 
     def _rules(
-        self, rows: Rows, place: Places, state: Bytes, shared: Mask, in_force: InForce,
+        self, rows: Rows, place: Places, state: Bytes, shared: Mask, current: CurrentRanking,
         used: npt.NDArray[np.float64],
     ) -> Bytes:  # fmt: skip
         blocks = self._tables.blocks
         is_over = (state == SessionState.ENDED) & ~shared
-        if in_force.is_lrus:
+        if current.is_lru:
             rule = np.full(len(rows), int(DepartureRule.LRU), dtype=np.uint8)
         else:
             named = place != UNPLACED
@@ -239,15 +239,16 @@ class Departures:
             rule[named & is_over] = DepartureRule.SESSION_OVER
             superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
             rule[named & superseded] = DepartureRule.SUPERSEDED
-        protected = in_force.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
+        protected = current.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
         if protected.any():
-            gave_up = in_force.gave_up(blocks.wire_keys(rows), place, used)
+            unprotected = current.unprotected(blocks.wire_keys(rows), place, used)
             rule[protected] = DepartureRule.PROTECTED_LAYER
-            rule[protected & gave_up] = DepartureRule.PROTECTED_SHARE
+            rule[protected & unprotected] = DepartureRule.PROTECTED_SHARE
         return rule
 
     def emptied(self, engine: int, part: slice, way: int) -> None:
-        """Mark all of the pool's blocks in this part of the table as gone, in the given ``Way``.
+        """Mark all of the pool's blocks in this part of the table as gone, in the given
+        ``RowMark``.
 
         Call it while they are still listed as resident. An engine that is gone gets no log for
         this.
@@ -257,10 +258,11 @@ class Departures:
         if there.any() and not is_gone:
             self._log(engine).marks[part][there] = way
 
-    def unheard(self, engine: int, gone: Rows) -> None:
+    def left_unreported(self, engine: int, gone: Rows) -> None:
         """Mark blocks as gone from the pool for an unknown reason."""
-        self._log(engine).marks &= ~np.uint8(Way.COMING)  # ends of requests may be lost as well
-        self._mark(engine, gone, Way.UNHEARD)
+        # Ends of requests may be lost as well.
+        self._log(engine).marks &= ~np.uint8(RowMark.COMPUTING)
+        self._mark(engine, gone, RowMark.UNHEARD)
 
     def _mark(self, engine: int, rows: Rows, way: int) -> None:
         if len(rows):
@@ -268,34 +270,34 @@ class Departures:
 
     # Blocks that are being computed ---------------------------------------------------------------
 
-    def comes_no_longer(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
+    def stop_computing(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
         """Note that a request no longer computes these blocks.
 
         ``others`` are the blocks that the engine's other requests compute.
         """
         marks = self._log(engine).marks
-        open_ends = rows[(marks[rows] & Way.COMING) != 0]
-        marks[rows] &= ~np.uint8(Way.COMING)
+        open_ends = rows[(marks[rows] & RowMark.COMPUTING) != 0]
+        marks[rows] &= ~np.uint8(RowMark.COMPUTING)
         open_ends = open_ends[~self._tables.blocks.has(engine, open_ends, Tier.HOT)]
         if not len(open_ends):
             return  # it was computed to its end, as nearly always
         for computed in others:
-            marks[np.intersect1d(open_ends, computed)] |= np.uint8(Way.COMING)
+            marks[np.intersect1d(open_ends, computed)] |= np.uint8(RowMark.COMPUTING)
 
-    def nothing_comes(self, engine: int) -> None:
+    def stop_computing_all(self, engine: int) -> None:
         """Note that an engine no longer computes any block."""
         if engine in self.evictions:
-            self.evictions[engine].marks &= ~np.uint8(Way.COMING)
+            self.evictions[engine].marks &= ~np.uint8(RowMark.COMPUTING)
 
     # Copies -------------------------------------------------------------------------------------
 
     def prefetched(self, engine: int, rows: Rows) -> None:
         """Note that blocks were loaded back before any request asked for them."""
-        self._log(engine).marks[rows] |= np.uint8(Way.PREFETCHED)
+        self._log(engine).marks[rows] |= np.uint8(RowMark.PREFETCHED)
 
     def copied(self, engine: int, rows: Rows) -> None:
-        """Note that blocks have a copy now."""
-        self._log(engine).marks[rows] &= ~np.uint8(Way.CAUSE)
+        """Note that blocks now have a copy: why an earlier one was lost no longer matters."""
+        self._log(engine).marks[rows] &= ~np.uint8(RowMark.CAUSE)
 
     def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:
         """Note that blocks lost their last copy."""
@@ -315,7 +317,7 @@ class Departures:
         log = self.evictions.get(engine)
         if log is not None:
             self._left[engine] = log.owner
-        self._in_force.pop(engine, None)
+        self._current.pop(engine, None)
 
     def arrived(self, engine: int) -> None:
         """Bind an engine to its column: a returning engine keeps its log, a different one starts

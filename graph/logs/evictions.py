@@ -138,7 +138,7 @@ class Eviction(NamedTuple):
     shared: bool
 
 
-class Way:
+class RowMark:
     """Marks per block row: how it left the pool, whether it is being computed or was prefetched,
     and why its copy is gone."""
 
@@ -147,7 +147,7 @@ class Way:
     RESET: Final = 2
     UNHEARD: Final = 3
     MASK: Final = 0x03
-    COMING: Final = 0x04  # a running request computes it
+    COMPUTING: Final = 0x04  # a running request computes it
     CAUSE: Final = 0x70  # why its copy is gone; full: there is no room for an eighth
     CAUSE_SHIFT: Final = 4
     PREFETCHED: Final = 0x80  # brought back, and not asked for yet
@@ -165,7 +165,7 @@ class EvictionLog:
         self.owner, self.name = owner, token_hex(4)
         self._ring = np.zeros(1024, dtype=_RECORD)
         self._slot = np.zeros(0, dtype=np.uint16)  # by row
-        self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way
+        self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see RowMark
         self.terms = TermRing()
         self.next = 0
         self.evicted = np.zeros(len(DepartureRule), dtype=np.int64)
@@ -189,7 +189,7 @@ class EvictionLog:
     def add(self, rows: Rows, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
         """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""
         self.terms.add(self.next, terms)
-        self.marks[rows] = Way.EVICTED
+        self.marks[rows] = RowMark.EVICTED
         self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
         unrecorded = max(0, len(rows) - LIMIT)
         self.next += unrecorded
@@ -278,15 +278,15 @@ class EvictionLog:
 
     def take_prefetched(self, found: Rows) -> int:
         """Count blocks that were prefetched and are used for the first time now."""
-        brought = found[(self.marks[found] & Way.PREFETCHED) != 0]
+        brought = found[(self.marks[found] & RowMark.PREFETCHED) != 0]
         if len(brought):
-            self.marks[brought] &= ~np.uint8(Way.PREFETCHED)
+            self.marks[brought] &= ~np.uint8(RowMark.PREFETCHED)
         return len(brought)
 
     def lose_copies(self, rows: Rows, cause: Cause) -> None:
         """Record why copies of these blocks are gone."""
-        self.marks[rows] &= ~np.uint8(Way.CAUSE)
-        self.marks[rows] |= np.uint8((int(cause) + 1) << Way.CAUSE_SHIFT)
+        self.marks[rows] &= ~np.uint8(RowMark.CAUSE)
+        self.marks[rows] |= np.uint8((int(cause) + 1) << RowMark.CAUSE_SHIFT)
 
     def _grow(self, more: int) -> None:
         needed = min(self.next + more, LIMIT)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Keys, Rows, as_keys
 from .departures import Departures
-from .evictions import EvictionLog, Way
+from .evictions import EvictionLog, RowMark
 from .misses import OpenCase, OpenCases, apart, missed, named
 from .reasons import REASON_NAMES, Reason
 from .requests import Hold, Miss, PromptBlocks, RequestLog, RequestNames, Running, RunningRequests
@@ -320,7 +320,7 @@ class History(Departures):
         A request that still runs is closed when its end is reported within ten minutes.
         """
         self.arrived(engine)
-        self.nothing_comes(engine)
+        self.stop_computing_all(engine)
         for count, number in enumerate(self.running.doubt(engine, now), start=1):
             self.requests.doubt(number)
             if count % _REQUESTS == 0:
@@ -333,7 +333,7 @@ class History(Departures):
 
     def forgetting(self, engine: int) -> Iterator[None]:
         """Forget an engine that is gone, in slices; its requests stay in the log."""
-        self.nothing_comes(engine)
+        self.stop_computing_all(engine)
         for count, name in enumerate(self.running.of(engine), start=1):
             self._await_no_more(engine, name)
             if count % _REQUESTS == 0:
@@ -371,7 +371,7 @@ class History(Departures):
         )
         miss = self._by_content(engine, event, rows, miss)
         miss = miss.keeping_all(short)
-        log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
+        log.marks[rows[found + loaded :]] |= np.uint8(RowMark.COMPUTING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
@@ -407,7 +407,7 @@ class History(Departures):
         running = self._await_no_more(engine, name)
         if running is not None:
             computed = running.rows[running.first :]
-            self.comes_no_longer(engine, computed, self.running.computed(engine))
+            self.stop_computing(engine, computed, self.running.computed(engine))
         return running
 
     def _await_no_more(self, engine: int, name: str) -> Running | None:
@@ -441,7 +441,7 @@ class History(Departures):
         remembers.
         """
         blocks = self._tables.blocks
-        rows = rows[(log.marks[rows] & Way.MASK) != 0]
+        rows = rows[(log.marks[rows] & RowMark.MASK) != 0]
         if not len(rows):
             return 0, 0
         own = (blocks.session[rows] == session) & (session != NO_ROW)
@@ -491,16 +491,16 @@ class NoHistory(History):
     """
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Ignore."""
+        pass
 
     def started(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
-        """Ignore."""
+        pass
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
-        """Ignore."""
+        pass
 
 
 @dataclass(slots=True)

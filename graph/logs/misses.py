@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ..types import HELD, NO_ROW, Rows, Tier, as_keys
-from .evictions import EvictionLog, Way
+from .evictions import EvictionLog, RowMark
 from .reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
 from .requests import Miss
 
@@ -69,12 +69,12 @@ def judge(
     if held:
         # An engine's listing arrived before its reports of the blocks computed until then.
         return _unseen(tables, session, rows, index, key, now)
-    if mark & Way.COMING:
+    if mark & RowMark.COMPUTING:
         return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
     if _in_store(tables, engine, row):
         return Miss(index, key, Reason.IN_STORE)
     elsewhere = holder(tables, engine, row)
-    if mark & Way.MASK != Way.HERE:
+    if mark & RowMark.MASK != RowMark.HERE:
         return _gone(tables, log, row, index, key, elsewhere)
     if (lost := _lost(mark)) in STORE_CAUSES:
         return Miss(index, key, Reason.COPY_LOST, lost, engine=elsewhere)
@@ -97,7 +97,7 @@ def _in_store(tables: Tables, engine: int, row: int) -> bool:
 
 def _lost(mark: int) -> Cause | None:
     """Why a block's copy is gone; None if it is not, or there was none."""
-    cause = (mark & Way.CAUSE) >> Way.CAUSE_SHIFT
+    cause = (mark & RowMark.CAUSE) >> RowMark.CAUSE_SHIFT
     return Cause(cause - 1) if cause else None
 
 
@@ -110,7 +110,7 @@ def _was_known(tables: Tables, row: int, now: float) -> bool:
 def _was_elsewhere(evictions: Mapping[int, EvictionLog], engine: int, row: int) -> bool:
     """Whether the block once left another engine's pool."""
     return any(
-        column != engine and row < len(log.marks) and int(log.marks[row]) & Way.MASK
+        column != engine and row < len(log.marks) and int(log.marks[row]) & RowMark.MASK
         for column, log in evictions.items()
     )
 
@@ -119,10 +119,10 @@ def _gone(
     tables: Tables, log: EvictionLog, row: int, index: int, key: int, elsewhere: str | None
 ) -> Miss:
     """The reason for a block that left this pool."""
-    way = int(log.marks[row]) & Way.MASK
-    if way == Way.RESET:
+    way = int(log.marks[row]) & RowMark.MASK
+    if way == RowMark.RESET:
         return Miss(index, key, Reason.RESET, engine=elsewhere)
-    if way == Way.UNHEARD:
+    if way == RowMark.UNHEARD:
         return Miss(index, key, Reason.UNKNOWN, Detail.UNHEARD, engine=elsewhere)
     return _evicted(tables, log, row, index, key, elsewhere)
 

@@ -284,17 +284,17 @@ class RequestLog:
         return Hold(float(record["held"]), reason, int(record["fitting"]), int(record["live"]))
 
     def held(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds for which an engine's requests since then were held."""
+        """float32 ``[n]``: seconds for which requests that began after ``since`` were held."""
         begun = self._begun(engine, since)
         found: npt.NDArray[np.float32] = begun["held"][begun["until"] > 0]
         return found
 
     def again(self, engine: str, since: float) -> int:
-        """Blocks computed again by an engine's requests since then."""
+        """Blocks computed again by requests that began after ``since``."""
         return int(self._begun(engine, since)["again"].sum())
 
     def repeats(self, engine: str, since: float) -> Repeats:
-        """How an engine's requests since then fared that could have found a block."""
+        """How requests fared that began after ``since`` and could have found a block."""
         begun = self._begun(engine, since)
         could = begun[(begun["asked"] > 0) & (begun["reason"] != Reason.NOT_CACHEABLE)]
         found = could["pool"] + could["loaded"] + could["prefetched"]
@@ -304,14 +304,15 @@ class RequestLog:
         return Repeats(len(could), len(reasons), int(found.sum()), int(could["asked"].sum()), most)
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds an engine's requests since then queued, without holding time."""
+        """float32 ``[n]``: seconds that requests begun after ``since`` queued, without holding
+        time."""
         begun = self._begun(engine, since)
         held = np.where(begun["until"] > 0, begun["held"], np.float32(0.0))
         found: npt.NDArray[np.float32] = begun["waited"] - held
         return found
 
     def _begun(self, engine: str, since: float) -> npt.NDArray[np.void]:
-        """The records of an engine's requests since then."""
+        """The records of an engine's requests that began after ``since``."""
         theirs = self._ring["engine"] == crc32(engine.encode())
         found: npt.NDArray[np.void] = self._ring[theirs & (self._ring["at"] >= since)]
         return found

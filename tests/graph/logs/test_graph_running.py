@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kvgraph.graph.logs import history as queues
 from kvgraph.graph.logs import requests
-from kvgraph.graph.logs.evictions import EvictionLog, Way
+from kvgraph.graph.logs.evictions import EvictionLog, RowMark
 from kvgraph.graph.logs.history import Heard, HeardQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
 from kvgraph.graph.logs.requests import LIMIT, UNHEARD, Origin, Running, RunningRequests
@@ -23,7 +23,7 @@ def world() -> World:
 def coming(world: World, engine: int = 0) -> int:
     """Blocks that running requests compute, by an engine's marks."""
     log = world.history.evictions[engine]
-    return int(np.count_nonzero(log.marks & Way.COMING))
+    return int(np.count_nonzero(log.marks & RowMark.COMPUTING))
 
 
 def test_the_next_engine_in_a_column_does_not_judge_the_last_ones_requests(world: World) -> None:
