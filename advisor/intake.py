@@ -15,7 +15,7 @@ from ..graph.wire.events import AnyEvent, BlocksResident
 from .planner import GraphEvictionAdvisor
 from .process.process import Notices
 from .sockets.kv_events import KvEventSource
-from .sockets.subscriber import EventSubscriber, Heard
+from .sockets.subscriber import EventSubscriber, ReceivedBatch
 
 # ``BusyMeter``: which share of its time a loop works, and whether that is too much.
 
@@ -107,7 +107,7 @@ class Intake:
         """Take what has arrived, up to a bound."""
         for run in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
             if not self._apply(run.engine, run.events, run.batches):
-                self._subscriber.lose(run.engine)
+                self._subscriber.withhold_advice(run.engine)
             time.sleep(_BREATH_S)
         for source in self._sources:
             try:
@@ -147,7 +147,7 @@ class Intake:
     def forget_the_lost(self, unreachable: set[bytes]) -> None:
         """Forget engines that are ``unreachable`` or silent, and those whose reports cannot be
         right."""
-        lost = self._subscriber.hang_up(unreachable)
+        lost = self._subscriber.drop_disconnected(unreachable)
         for engine in (*lost, *self._subscriber.expire()):
             self._forget(engine)
         self._audit()
@@ -219,19 +219,19 @@ class Intake:
                     "overfull", "engine %r lists %d blocks of %d: forgotten", name, held, most
                 )
                 self._forget(peer.engine)
-                self._subscriber.lose(peer.engine)
+                self._subscriber.withhold_advice(peer.engine)
 
 
-def _joined(batches: Iterable[Heard]) -> Iterator[Heard]:
+def _joined(batches: Iterable[ReceivedBatch]) -> Iterator[ReceivedBatch]:
     """Consecutive batches of one engine, joined: the graph applies longer runs at less cost.
 
     At most ``KEYS_AT_ONCE`` keys: until they are applied, no other engine's events are.
     """
-    run, keys = Heard("", [], 0), 0
+    run, keys = ReceivedBatch("", [], 0), 0
     for batch in batches:
         if run.events and (batch.engine != run.engine or keys >= KEYS_AT_ONCE):
             yield run
-            run, keys = Heard("", [], 0), 0
+            run, keys = ReceivedBatch("", [], 0), 0
         run.events.extend(batch.events)
         run = batch._replace(events=run.events)
         keys += sum(len(getattr(event, "hashes", b"")) for event in batch.events) // 8

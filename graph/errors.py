@@ -32,11 +32,11 @@ class VersionError(WireError):
 
 
 class GraphError(KvGraphError):
-    """A graph operation was asked for something that cannot be."""
+    """A graph operation's arguments make it impossible, such as an unknown block."""
 
 
 class SnapshotError(KvGraphError):
-    """A snapshot cannot be written, or is damaged and was not loaded."""
+    """A snapshot could not be written, or is damaged and was not loaded."""
 
 
 class CompiledPartMissingError(KvGraphError):
