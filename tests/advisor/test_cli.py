@@ -219,7 +219,7 @@ class Engine:
 
 ENGINE = """
 import os, time, zmq
-from kvgraph.graph.messages import wire
+from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.events import *
 socket = zmq.Context().socket(zmq.DEALER)
 socket.setsockopt(zmq.IDENTITY, os.urandom(16))
