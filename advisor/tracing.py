@@ -6,16 +6,10 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
-
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.trace import set_span_in_context
 
 from .. import __version__
 from ..graph.errors import ConfigError
@@ -158,7 +152,7 @@ def sender_for(config: TracingConfig) -> Sender | None:
 
 def _configured(endpoint: str) -> Sender:
     try:
-        return _sender(_with_path(endpoint))
+        return OtlpSender(_with_path(endpoint))
     except ImportError as error:
         raise ConfigError(
             f"tracing.endpoint = {endpoint!r} needs OpenTelemetry ({error}): {_INSTALL}"
@@ -172,16 +166,11 @@ def _by_variable(named: str) -> Sender | None:
                        "sends none", named, spoken, _OURS)  # fmt: skip
         return None
     try:
-        return _sender(None)
+        return OtlpSender(None)
     except ImportError as error:
         logger.warning("%s is set, but OpenTelemetry is not installed (%s): no traces are sent; %s",
                        named, error, _INSTALL)  # fmt: skip
         return None
-
-
-def _sender(url: str | None) -> Sender:
-
-    return OtlpSender(url)
 
 
 def _with_path(endpoint: str) -> str:
@@ -263,54 +252,51 @@ def _of_miss(miss: Miss) -> dict[str, Any]:
     }
 
 
-# Sends requests as spans over OTLP/HTTP, with OpenTelemetry's own encoder and client.
-
 _NS: Final = 1_000_000_000
 
 
-class _Ended(SpanProcessor):
-    """Keeps spans that ended until they are taken."""
-
-    def __init__(self) -> None:
-        self._spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self._spans.append(span)
-
-    def take(self) -> list[ReadableSpan]:
-        """All of them, and forget them."""
-        taken, self._spans = self._spans, []
-        return taken
-
-
 class OtlpSender:
-    """Implements ``span_feed.Sender``.
+    """Sends requests as spans over OTLP/HTTP, with OpenTelemetry's own encoder and client.
 
     Samplers, headers, certificates and timeouts are those of OpenTelemetry's own variables.
 
     Args:
         url: Where to send, with its path; None: where OpenTelemetry's variables say.
+
+    Raises:
+        ImportError: OpenTelemetry, the extra ``otel``, is not installed.
     """
 
     def __init__(self, url: str | None) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+        class Ended(SpanProcessor):
+            def on_end(self, span: ReadableSpan) -> None:
+                ended.append(span)
+
         # Its failures are ours to tell, once for many.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint=url)
-        self._ended = _Ended()
+        self._ended = ended = deque[ReadableSpan]()  # until they are sent
         resource = Resource.create({
             "service.name": "kvgraph",
             "service.version": __version__,
             "service.instance.id": str(os.getpid()),
         })  # fmt: skip
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(self._ended)
+        provider.add_span_processor(Ended())
         self._tracer = provider.get_tracer("kvgraph", __version__)
 
     def send(self, requests: Sequence[RequestView]) -> bool:
         """Send a trace of each; returns whether the receiver took them."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
         for request in requests:
             self._make(spans_of(request))
-        spans = self._ended.take()
+        spans = [*self._ended]
+        self._ended.clear()
         return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
@@ -319,6 +305,8 @@ class OtlpSender:
 
     def _make(self, told: Sequence[SpanRecord]) -> None:
         """Make spans: the first is the parent of the others."""
+        from opentelemetry.trace import set_span_in_context
+
         first, *children = told
         parent = self._tracer.start_span(
             first.name, attributes=_known(first.attributes), start_time=_ns(first.begin)

@@ -12,7 +12,7 @@ import typer
 
 from ...graph.errors import ConfigError
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
-from ..process.process import log_for_people, refuse_remote, serve_at
+from ..process.process import checked_hosts, log_for_people, refuse_remote, serve_at
 from ..tools.remote import TOKEN_VARIABLE, secret_of
 from .app import ProxyApp
 from .proxy import FleetProxy
@@ -77,17 +77,6 @@ def route(
     allowed_host: AllowedHosts = None,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
-    try:
-        from ..process.process import checked_hosts
-        from .residency import ResidencyView
-
-        pass
-        pass
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is missing; install it with pip install 'kvgraph[route]'"
-        ) from None
-
     refuse_remote(host, allow_remote)
     if named_sidecars and not ask_sidecars:
         raise ConfigError("--sidecar and --no-sidecars exclude each other")

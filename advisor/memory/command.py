@@ -20,7 +20,7 @@ from ..fleet.app import Relay, refuse, say
 from ..fleet.callers import is_served
 from ..fleet.command import AllowedHosts
 from ..fleet.upstream import engine_in
-from ..process.process import PROBES, log_for_people, refuse_remote, serve_at
+from ..process.process import PROBES, checked_hosts, log_for_people, refuse_remote, serve_at
 from ..tools.remote import only_sidecar_url
 from .attention import (
     Attention,
@@ -40,7 +40,6 @@ from .store import ChatStore
 _MIB: Final = 1 << 20
 _KEY: Final = "OPENAI_API_KEY"
 _SECRET: Final = "KVGRAPH_MEMORY_SECRET"
-_INSTALLS: Final = "pip install 'kvgraph[memory]', or in a clone with pip install '.[memory]'"
 _CHATTY: Final = "bm25s"  # logs a line for each comparison, and sets its own level on import
 
 Engine = Annotated[str, typer.Argument(help="The engine's address: http://127.0.0.1:8000")]
@@ -102,13 +101,6 @@ def memory(
     embeds = (
         EmbeddingSettings(embeddings, embedding_model, os.environ.get(_KEY)) if embeddings else None
     )
-    try:
-        from ..process.process import checked_hosts
-
-        pass
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing; install it with {_INSTALLS}") from None
-
     hosts = checked_hosts(allowed_host or [])
     log_for_people()
     logging.getLogger(_CHATTY).setLevel(logging.WARNING)

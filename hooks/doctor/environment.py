@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...graph.errors import ConfigError
-from ...kernels.tensors import KernelError, StorageError
+from ...kernels.errors import KernelError, StorageError
 from ..recall.gate import calibration_file, kept_calibrations
 from ..requests.borders import read_table
 from ..requests.ends import read_marks

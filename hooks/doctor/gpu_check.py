@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...kernels.tensors import BuildError, TransferError
+from ...kernels.errors import BuildError, TransferError
 from .environment import Check
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ...kernels.tensors import StorageError
+from ...kernels.errors import StorageError
 from ..settings import MOONCAKE, StoreSettings
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from ...kernels.disk import remove_unused
-from ...kernels.tensors import StorageError
+from ...kernels.errors import StorageError
 from ..settings import DISK_SUFFIX, FILE_PREFIX
 from ..threads import shown
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import torch
 
 from ...kernels.arena import Arena
+from ...kernels.errors import StorageError
 from ...kernels.gpu.streams import Fence, Ticket, TransferStream
-from ...kernels.tensors import StorageError
 from ..threads import TaskThread, shown
 from .jobs import Demote, Job, Load, Share, positions
 

@@ -14,10 +14,10 @@ import torch
 from ...kernels import ops
 from ...kernels.arena import Arena
 from ...kernels.disk import DiskTier
+from ...kernels.errors import KernelError, RopeError, StorageError
 from ...kernels.gpu.streams import Fence, mark
 from ...kernels.layout import Blocks, PagedKv, SlotMap
 from ...kernels.rope import Rope
-from ...kernels.tensors import KernelError, RopeError, StorageError
 from ..threads import Once, TaskThread
 from .jobs import Answers, Demote, Job, Load, Share, Spill, TierWork, WorkerStart, positions
 from .lanes import (

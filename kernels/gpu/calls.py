@@ -14,10 +14,11 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from ..errors import LayoutError, SlotError
 from ..layout import Blocks, KvLayout, PagedKv, SlotMap
 from ..rope import Pairing, Rope
 from ..runs import Runs, block_runs, check_same_model
-from ..tensors import LayoutError, SlotError, Tensor
+from ..tensors import Tensor
 
 # The arguments of each CUDA kernel, with the names and in the order of its source.
 #
