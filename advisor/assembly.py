@@ -1,4 +1,4 @@
-"""``assemble``: makes the parts of a sidecar and joins them, by its configuration."""
+"""``assemble``: makes the parts of a sidecar by its configuration, and connects them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sidecar:
 
     Attributes:
         token: Opens a tcp endpoint, and HTTP answers about sessions and blocks.
-        wake: Ends the loop's sleep.
+        wake: Wakes the loop.
     """
 
     token: str
@@ -64,14 +64,14 @@ def assemble(
     tap: Tap | None,
     clock: Callable[[], float],
 ) -> Sidecar:
-    """Make every part; engines can connect from here on, and are not read yet.
+    """Make every part. Engines can connect from here on, and are not read yet.
 
     Args:
         opened: Receives what must be closed, in that order.
         path: The configuration's file, watched for changes.
 
     Raises:
-        ConfigError: An address cannot be had.
+        ConfigError: An address cannot be used.
     """
     wake, graph = Wake(), new_graph(config, clock)
     opened.callback(wake.close)
@@ -98,7 +98,7 @@ def assemble(
 
 
 def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
-    """An empty graph, with the configured policy."""
+    """Make an empty graph with the configured policy."""
     return KVCacheGraph(
         policy=config.policy.policy(config.score.weights()),
         rules=config.rules(),

@@ -1,4 +1,4 @@
-"""Where traces go, by the configuration or by OpenTelemetry's own variables."""
+"""Sends finished requests as OpenTelemetry traces, where an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -19,27 +19,25 @@ from .page.misses import Miss, RequestView, Wait, request_view
 from .process.process import Notices
 from .words.times import UnixTime
 
-# ``SpanFeed``: a thread that takes finished requests from the log and hands them to be sent.
-
 logger = logging.getLogger(__name__)
 
 BATCH: Final = 64  # requests of one message, and of one hold of the graph's lock; chosen
 _EVERY_S: Final = 1.0  # chosen
-_LAST_WORDS_S: Final = 1.0  # that the end of a sidecar waits for what is left; chosen
+_LAST_WORDS_S: Final = 1.0  # that a sidecar's end waits for the last traces; chosen
 
 
 class Sender(Protocol):
-    """Sends requests somewhere."""
+    """Sends requests to a trace receiver."""
 
     def send(self, requests: Sequence[RequestView]) -> bool:
-        """Send them; returns whether they were taken. May block."""
+        """Send requests; returns whether the receiver took them. May block."""
 
     def close(self) -> None:
-        """Give up what is under way; from another thread."""
+        """Abort what is under way; called from another thread."""
 
 
 class SpanFeed:
-    """Reads the log from where it stands when the sidecar starts.
+    """Takes finished requests from the log and sends them, on a thread of its own.
 
     Args:
         sender: None: nothing is read and nothing is sent.
@@ -47,10 +45,8 @@ class SpanFeed:
         wall: Unix seconds.
 
     Attributes:
-        counters: Requests that were ``sent``; ``dropped``, since the receiver did not take them;
-            and ``overtaken``, since the log forgot them before their end was heard of, or before
-            they could be sent;
-            ``failed``: looks at the log that an error of ours ended.
+        counters: Requests ``sent``; ``dropped`` by the receiver; ``overtaken``: the log forgot them
+            before they could be sent; and ``failed``: rounds that an error of ours ended.
     """
 
     def __init__(
@@ -66,17 +62,17 @@ class SpanFeed:
         self._notices = Notices(logger, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-traces", daemon=True)
-        self._next = 0  # the first request of the log that was not looked at
-        self._running: list[int] = []  # looked at, and not ended yet
+        self._next = 0  # the first request of the log that was not read
+        self._running: list[int] = []  # read, and not ended yet
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Start the thread, if there is anywhere to send to."""
+        """Start the thread, if there is a sender."""
         if self._sender is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """Send what is left, but wait for it no longer than a second."""
+        """Send what is left, and wait for it a second at most."""
         self._stopping.set()
         if self._sender is not None:
             if self._thread.is_alive():
@@ -94,7 +90,7 @@ class SpanFeed:
                                    "are left out of them")  # fmt: skip
 
     def _take(self) -> list[RequestView]:
-        """Up to ``BATCH`` requests that ended, the oldest first."""
+        """Return up to ``BATCH`` requests that ended, the oldest first."""
         with self._graph.lock:
             history = self._graph.tables.history
             log = history.requests
@@ -134,10 +130,11 @@ _INSTALL: Final = "pip install 'kvgraph[otel]'"
 
 
 def sender_for(config: TracingConfig) -> Sender | None:
-    """What sends traces; None where no endpoint is set, or OpenTelemetry is switched off.
+    """Make a sender by the configuration or by OpenTelemetry's variables; None where neither names
+    an endpoint.
 
-    Variables may have been set for the engine that started the sidecar: what they ask for and
-    cannot be had is told in the log. What our own configuration asks for must be there.
+    Variables may have been set for the engine that started the sidecar, so what they ask for and is
+    missing is a warning. What the configuration asks for must be there.
 
     Raises:
         ConfigError: ``tracing.endpoint`` is set, and OpenTelemetry is not installed.
@@ -178,11 +175,8 @@ def _with_path(endpoint: str) -> str:
     return base if base.endswith(_PATH) else base + _PATH
 
 
-# What a request's trace says: the request, its wait, its lookup, its load, and its miss.
-
-
 class SpanRecord(NamedTuple):
-    """One span; times are Unix seconds, and an attribute that is None is not known."""
+    """One span; times are Unix seconds, and attributes that are None are left out."""
 
     name: str
     begin: float
@@ -191,9 +185,9 @@ class SpanRecord(NamedTuple):
 
 
 def spans_of(request: RequestView) -> list[SpanRecord]:
-    """The request's own span, and then those within it.
+    """Return a request's own span, and then those within it.
 
-    Names and keys are those that the API shows. vLLM's own traces have the beginning of
+    Names and keys are those of the HTTP API. vLLM's own traces have the beginning of
     ``kvgraph.request`` as ``gen_ai.request.id``: the engine adds a random part to it.
     """
     ended = request.at if request.ended_at is None else max(request.at, request.ended_at)
@@ -215,11 +209,11 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
 
 
 def _within(request: RequestView) -> Iterator[SpanRecord]:
-    """Its wait, and what happened when it was first scheduled, which takes no time by the engine's
-    account."""
+    """Yield the spans of a request's wait, lookup, load and miss."""
     at, blocks = request.at, request.blocks
     if request.wait is not None:
         yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))
+    # Lookup, load and miss take no time by the engine's account.
     yield SpanRecord("lookup", at, at, {
         "kvgraph.blocks.asked": blocks.asked,
         "kvgraph.blocks.pool": blocks.pool,
@@ -290,7 +284,7 @@ class OtlpSender:
         self._tracer = provider.get_tracer("kvgraph", __version__)
 
     def send(self, requests: Sequence[RequestView]) -> bool:
-        """Send a trace of each; returns whether the receiver took them."""
+        """Send a trace of each request; returns whether the receiver took them."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         for request in requests:
@@ -300,11 +294,11 @@ class OtlpSender:
         return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
-        """End what is under way, retries included."""
+        """Abort what is under way, retries included."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _make(self, told: Sequence[SpanRecord]) -> None:
-        """Make spans: the first is the parent of the others."""
+        """Make a trace: the first span is the parent of the others."""
         from opentelemetry.trace import set_span_in_context
 
         first, *children = told

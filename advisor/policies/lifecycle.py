@@ -1,4 +1,4 @@
-"""``LifecyclePolicy``: keeps what is likely to be asked for again soon, session by session."""
+"""``LifecyclePolicy``: keeps blocks whose session is likely to return soon."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MEMORY: Final = 2000.0  # values over which the mean moves on; chosen
 
 
 class Drift:
-    """Difference of a mean logarithm from the prior's: one factor by which a measure is scaled.
+    """Scales times or sizes of this traffic to those that the prior was learned from.
 
     A fleet that goes fourteen times as fast looks the same to the model: ages and pauses are
     multiplied by the ``exp(shift)`` of pauses, and numbers of tokens by that of prompts.
 
     Args:
-        usual: The mean where the prior was learned.
-        slack: Differences up to this are not scaled away, and of larger ones only what exceeds it:
+        usual: Mean logarithm where the prior was learned.
+        slack: Differences up to this are not scaled away, and of larger ones only the excess:
             scaling removes what the measure itself would tell.
     """
 
@@ -45,7 +45,7 @@ class Drift:
 
     @property
     def shift(self) -> float:
-        """What is added to a logarithm that was measured here."""
+        """Return what is added to a logarithm that was measured here."""
         off = self._usual - self._mean
         return math.copysign(max(0.0, abs(off) - self._slack), off)
 
@@ -66,11 +66,11 @@ _WEIGHTS: Final = ("into", "bias", "across", "offset", "out", "base")
 
 
 class Prior(NamedTuple):
-    """Weights of a ``ReturnModel``, and the traffic's pace that they are for.
+    """Weights of a ``ReturnModel``, and the pace of the traffic that they were learned from.
 
     Attributes:
         scales, weights: See ``ReturnModel``.
-        pause: The mean of ln(pause / s) over all pauses that ended.
+        pause: Mean of ln(pause / s) over all pauses that ended.
     """
 
     scales: Singles
@@ -79,14 +79,14 @@ class Prior(NamedTuple):
 
 
 def load_prior() -> Prior:
-    """The prior that ships with the package."""
+    """Load the prior that ships with the package."""
     with files(__package__).joinpath(FILE).open("rb") as file, np.load(file) as arrays:
         weights = [arrays[name].astype(np.float32) for name in _WEIGHTS]
         return Prior(arrays["scales"], weights, float(arrays["pause"]))
 
 
 def packed(prior: Prior) -> dict[str, np.ndarray]:
-    """The arrays of a prior's file; half precision is finer than what is known."""
+    """Return the arrays of a prior's file, in half precision."""
     weights = zip(_WEIGHTS, prior.weights, strict=True)
     arrays = {name: weight.astype(np.float16) for name, weight in weights}
     return {"scales": prior.scales, "pause": np.array(prior.pause), **arrays}
@@ -95,7 +95,7 @@ def packed(prior: Prior) -> dict[str, np.ndarray]:
 # How fast each session returns: by a prior, this traffic's pace and size, and what it taught.
 
 _WAITS_A_STEP: Final = 2  # new waits per step of learning; chosen
-_MOST_STEPS: Final = 8  # of learning per look; chosen
+_MOST_STEPS: Final = 8  # of learning per call; chosen
 _FEW_WAITS: Final = 64
 _COHORT: Final = 7200.0  # model seconds of waits that are learned from; chosen
 # Of Adam, and how strongly weights are drawn to the prior, in waits: at the prior's own pace, and
@@ -108,7 +108,7 @@ _RENEWED: Final = 256  # sessions at most per look; chosen
 
 
 class Returns:
-    """Rates of return by session row; learns in ``observe``."""
+    """Return rates by session row; ``observe`` learns."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         prior = prior or load_prior()
@@ -124,12 +124,11 @@ class Returns:
 
     @property
     def speed(self) -> float:
-        """How many seconds of the model one second here is."""
+        """Return how many seconds of the model one second here is."""
         return float(np.exp(self._pace.shift))
 
     def observe(self, sessions: SessionTable, now: float) -> None:
-        """Take in who waits and who returned; take as many steps of learning as there is
-        news for."""
+        """Take in who waits and who returned, and take learning steps as new waits allow."""
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
         self._size.note(news.prompts)
@@ -146,7 +145,7 @@ class Returns:
         self._model.learn(self._fitted(known), age * self.speed, returned, weight, steps)
 
     def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
-        """float64 ``[n]``, 1/model second: how fast each idle session returns from now on."""
+        """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
         self._renew(sessions, rows)
         age = np.maximum(0.0, now - sessions.last_seen[rows]) * self.speed
         rates = np.exp(self._log_rates[rows], dtype=np.float64)
@@ -159,8 +158,7 @@ class Returns:
         return np.asarray(np.interp(np.minimum(age * self.speed, OLDEST), AGES, known))
 
     def _trust_the_prior(self) -> None:
-        """Draw weights to the prior, the more strongly the closer this traffic is to the prior's
-        pace."""
+        """Draw weights to the prior, the more strongly the closer this traffic's pace is."""
         other = min(1.0, abs(self._pace.shift))
         self._model.step = _between(_STEPS, other)
         self._model.pull = _between(_PULLS, other)
@@ -185,13 +183,13 @@ class Returns:
 
 
 def _usual_size(prior: Prior) -> tuple[float, float]:
-    """Mean of ln(tokens of a prompt), and how far off the prior still knows such prompts."""
+    """Return the mean of ln(tokens of a prompt), and how far from it the prior still holds."""
     mean, spread = prior.scales[:, PROMPT_FEATURE]
     return float(mean), FAR * float(spread)
 
 
 def _between(ends: tuple[float, float], share: float) -> float:
-    """The geometric mean from the first to the second, weighted."""
+    """Return the weighted geometric mean of two rates."""
     return float(ends[0] ** (1.0 - share) * ends[1] ** share)
 
 
@@ -212,15 +210,14 @@ _IDLE_FACTOR: Final = 10.0  # a shared block's idle second counts as so many of 
 class LifecyclePolicy:
     """Scores a block by the rate at which its session is expected to return.
 
-    The rate (``Returns``) starts from what recorded agents teach, and is learned further from the
-    sessions of this sidecar. Blocks that several sessions share have a rate of their own, from how
-    often they are walked. Edges and importance, by the configured weights, are a bounded factor of
-    the rate. The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand
-    points.
+    The rate (``Returns``) starts from recorded agents and is learned further from this sidecar's
+    sessions. Blocks that several sessions share have a rate of their own, from how often they are
+    walked. Edges and importance, by the configured weights, are a bounded factor of the rate. The
+    score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand points.
 
     Args:
-        weights: What edges, importance and confidence count; assign others while it runs.
-        returns: What it knows of returns; None starts from the prior that ships.
+        weights: How much edges, importance and confidence count; may be replaced while it runs.
+        returns: Model of returns; None: one that starts from the prior that ships.
     """
 
     name: Final = "lifecycle"
@@ -230,11 +227,11 @@ class LifecyclePolicy:
         self._returns = returns or Returns()
 
     def observe(self, view: View) -> None:
-        """Find out which sessions returned, and learn from it."""
+        """Learn from sessions that returned."""
         self._returns.observe(view.sessions, view.now)
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """float64 ``[len(picked)]``, higher goes first."""
+        """float64 ``[len(picked)]``, higher is evicted first."""
         scores = np.multiply(picked.of(view.blocks.depth), DEPTH_TIE, dtype=np.float64)
         scores -= self._claims(view, picked)
         self._score_shared(scores, view, picked)
@@ -243,14 +240,14 @@ class LifecyclePolicy:
         return scores
 
     def _steered(self, view: View, picked: Selection) -> Floats:
-        """float64 ``[len(picked)]``: what edges, importance and confidence add, by the configured
-        weights."""
+        """float64 ``[len(picked)]``: what edges, importance and confidence add, by the weights."""
         worth = graph_worth(view, self.weights, picked)
         worth += self.weights.importance * _more_than_ordinary(view, picked)
         return np.asarray(SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """The score's parts: the session's rate of return, sharing, the place in the chain."""
+        """Return the score's terms: the session's rate of return, sharing, the place in the
+        chain."""
         own = -self._claims(view, picked)
         shared = own.copy()
         self._score_shared(shared, view, picked)
@@ -287,7 +284,7 @@ class LifecyclePolicy:
         return np.asarray(np.maximum(rates, _LEAST_RATE))
 
     def _score_shared(self, scores: Scores, view: View, picked: Selection) -> None:
-        """Score a block that several sessions walk by at least the rate at which they walk it."""
+        """Score a shared block by at least the rate at which its sessions walk it."""
         blocks = view.blocks
         places = np.flatnonzero(picked.of(blocks.flags) & int(BlockFlag.SHARED))
         if not places.size:
@@ -303,8 +300,8 @@ class LifecyclePolicy:
 
 
 def _more_than_ordinary(view: View, picked: Selection) -> Floats:
-    """float64 ``[len(picked)]``: by how much a session's blocks are more important in the mean than
-    those of a session that says nothing: who calls everything important says nothing either."""
+    """float64 ``[len(picked)]``: a block's importance relative to its session's mean, less an
+    ordinary session's: who calls everything important says nothing."""
     importance = picked.of(view.blocks.importance)
     if not len(importance) or importance.min() == importance.max() == _ORDINARY:
         return np.zeros(len(picked))
@@ -315,11 +312,8 @@ def _more_than_ordinary(view: View, picked: Selection) -> Floats:
 
 
 def _on_chain(view: View, picked: Selection) -> Mask:
-    """bool ``[len(picked)]``: blocks that the next turn of their session may match.
-
-    Not those behind the end of its last turn (a partial block), nor those of a branch that it left
-    behind.
-    """
+    """bool ``[len(picked)]``: blocks that their session's next turn may match: no partial block
+    behind its last turn, and no abandoned branch."""
     blocks, sessions = view.blocks, view.sessions
     tip = sessions.tip[: sessions.size]
     idle = sessions.running[: sessions.size] == 0

@@ -1,4 +1,4 @@
-"""Waits of sessions for their next turn, gathered from the session columns as they change."""
+"""``Waits``: follows how long sessions wait for their next turn, from the session columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEPT: Final = 4096  # waits that ended, and as many that have not; chosen
 
 
 def _signed_log(tokens: npt.ArrayLike) -> Floats:
-    """Logarithmic in both directions, and straight between -10 and 10."""
+    """Return a logarithm in both directions that is linear between -10 and 10."""
     value = np.asarray(tokens, dtype=np.float64)
     return np.asarray(np.sign(value) * np.log1p(np.abs(value) / 10.0))
 
@@ -29,7 +29,7 @@ FEATURES: Final = (
     "other_pause", "stated_pause",
 )  # fmt: skip
 """What is known of a session when its turn ends: natural logarithms of counts, tokens and seconds.
-``grown`` is by how many tokens its prompt extended the turn before, ``stop`` is 1 after a tool call
+``grown`` is by how many tokens its prompt extended the turn before; ``stop`` is 1 after a tool call
 and 0 after an end of turn; the others are columns of sessions."""
 
 _TIMED: Final = np.array([name.endswith("_pause") for name in FEATURES])
@@ -54,7 +54,7 @@ def stranger() -> Features:
 
 
 def features(sessions: SessionTable, rows: Sessions) -> Features:
-    """float32 ``[n, features]``: see ``FEATURES``; NaN where one is not known."""
+    """float32 ``[n, features]``: see ``FEATURES``; NaN where unknown."""
     written = sessions.written[rows]
     prompt = np.maximum(sessions.tokens[rows] - written, 1)
     grown = np.where(sessions.turns[rows] < 2, np.nan, _signed_log(sessions.grown[rows]))
@@ -66,8 +66,7 @@ def features(sessions: SessionTable, rows: Sessions) -> Features:
 
 
 def fitted(known: Features, log_speed: float, log_size: float) -> Features:
-    """The same features, with seconds scaled by ``exp(log_speed)`` and tokens by
-    ``exp(log_size)``."""
+    """Return features with seconds scaled by ``exp(log_speed)`` and tokens by ``exp(log_size)``."""
     stretched = known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0)).astype(np.float32)
     size = np.exp(np.float32(log_size))
     stretched[:, PROMPT_FEATURE] += np.float32(log_size)
@@ -85,7 +84,7 @@ def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
 
 
 class Cohort(NamedTuple):
-    """Waits to learn from; see ``ReturnModel.learn``. Seconds are as they were."""
+    """Waits to learn from; see ``ReturnModel.learn``. Seconds are unscaled."""
 
     features: Features
     age: Floats
@@ -94,7 +93,7 @@ class Cohort(NamedTuple):
 
 
 class News(NamedTuple):
-    """What was seen since the last look; float64 ``[n]``, natural logarithms.
+    """Waits that ended or began since the last call; float64 ``[n]``, natural logarithms.
 
     Attributes:
         pauses: Seconds of each wait that ended.
@@ -109,10 +108,10 @@ _NO_NEWS: Final = News(np.empty(0), np.empty(0))
 
 
 class Waits:
-    """Remembers, for every session, the wait that it is in, and the last waits that ended.
+    """Follows every session's present wait, and keeps the last waits that ended.
 
-    A wait ends with the next turn. Once a caller has ended a session, it is in no wait: no return
-    is expected.
+    A wait ends with the next turn. A session that its caller has ended is in no wait: no return is
+    expected.
     """
 
     def __init__(self) -> None:
@@ -127,7 +126,7 @@ class Waits:
         self.begun = 0  # waits ever seen
 
     def observe(self, sessions: SessionTable) -> News:
-        """Take in what changed; of many engines' looks at one moment, the first does."""
+        """Take in changed sessions; of several engines' calls at one moment, the first does."""
         seen = (sessions, sessions.changes)
         if seen == self._seen:
             return _NO_NEWS
@@ -152,7 +151,7 @@ class Waits:
         return News(np.log(np.maximum(lasted, _LEAST_S)), prompts)
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
-        """Every wait that began within ``oldest_s``, ended or not, so that neither kind is
+        """Return every wait that began within ``oldest_s``, ended or not, so that neither kind is
         favoured."""
         began = now - oldest_s
         if self._done > _KEPT:

@@ -1,3 +1,2 @@
-"""``kvgraph precache``: stable prefixes are computed before anybody asks, on any OpenAI-compatible
-server.
-"""
+"""`kvgraph precache`: has stable prefixes computed before they are asked for, on any
+OpenAI-compatible server."""

@@ -1,4 +1,4 @@
-"""``PrefixKeeper``: keeps prefixes warm: those of a file, and those of sessions that are open."""
+"""``PrefixKeeper``: keeps the prefixes of a file and of open sessions warm on a server."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from .prefixes import (
     warming_messages,
 )
 
-# Has prefixes computed by a server, keeps them, and says what came of each.
-
 _MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
 _MOST_ANSWERED: Final = 1 << 20  # bytes of an answer, one token or a list of models; chosen
 _FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
@@ -43,7 +41,7 @@ _RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody tou
 
 @dataclass(slots=True)
 class Prefix:
-    """A prefix that is kept.
+    """A prefix that is kept warm.
 
     Attributes:
         stable: Its messages.
@@ -66,20 +64,20 @@ class Prefix:
         self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
 
     def wants(self, now: float) -> bool:
-        """Whether it is to be warmed now."""
+        """Tell whether it is due to be warmed."""
         due = self.touched is None or now - self.touched >= _RENEW * self.lasts
         return due and not self.broken
 
 
 class Warmed(NamedTuple):
-    """What came of one prefix.
+    """The outcome for one prefix.
 
     Attributes:
-        how: ``cold``: it was computed, ``warm``: it was there, ``unknown``: one of them, the server
-            does not say which, ``leased``, or ``failed``.
+        how: ``cold``: it was computed, ``warm``: it was cached, ``unknown``: the server does not
+            say which, ``leased``, or ``failed``.
         tokens: Of the prompt; 0 where the server does not say.
-        cached: Of them.
-        reason: Why it failed, or is cold again; in words.
+        cached: Of them, tokens found in the cache.
+        reason: Why it failed, or is cold again.
     """
 
     key: str
@@ -91,22 +89,22 @@ class Warmed(NamedTuple):
 
 Ask = Callable[[str, dict[str, Any] | None], Any]
 Lease = Callable[[str, float], float]
-"""Leases what a session of this name walked, for some seconds; says for how many all of it is
-leased, 0 if not all of it is."""
+"""Leases the blocks of a named session for some seconds; returns for how many all of them are
+leased, 0 if not all are."""
 
 
 class Warmer:
-    """Sends what makes a server compute prefixes: one token, at temperature 0.
+    """Makes a server compute prefixes, by requests of one token at temperature 0.
 
-    Where a sidecar leases, what was computed is leased at once, so that other traffic does not take
-    its place. Best effort: a prefix that a server refuses is tried no more. One that it could not
-    be asked for is tried again in the next sweep.
+    Where a sidecar leases blocks, what was computed is leased at once, so that other traffic does
+    not displace it. A prefix that the server refuses is not tried again; after any other failure it
+    is tried in the next sweep.
 
     Args:
-        ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
-        lease: Asks a sidecar; None: there is none.
+        ask: Posts a body to a path of the API, or gets the path, and returns the JSON answer.
+        lease: Leases at a sidecar; None: there is none.
         clock: Monotonic seconds.
-        sleep: Waits for a sidecar to hear of what was computed.
+        sleep: Waits until a sidecar has received what was computed.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class Warmer:
         self._model = server.model
 
     def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
-        """Warm those that want it."""
+        """Warm the prefixes that are due."""
         now = self._clock()
         return [self._keep(each) for each in prefixes if each.wants(now)]
 
@@ -148,7 +146,7 @@ class Warmer:
         return warmed
 
     def _leased(self, prefix: Prefix, tries: int = 1) -> float:
-        """For how many seconds a sidecar leases all of it."""
+        """Lease a prefix; returns for how many seconds all of it is leased."""
         for number in range(tries if self._lease is not None else 0):
             if number:
                 self._sleep(_HEARD_S)
@@ -173,7 +171,7 @@ class Warmer:
 
 
 def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
-    """What came of a prefix of which a server says that so many tokens were cached."""
+    """Return the outcome by how many tokens the server found cached."""
     if cached is None:
         return Warmed(prefix.key, "unknown", tokens)
     if 2 * cached > tokens:
@@ -186,7 +184,7 @@ class ServerRefusalError(KvGraphError):
     """A server did not do what was asked.
 
     Attributes:
-        is_final: It would not do it another time either.
+        is_final: Whether it would refuse the same again.
     """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
@@ -195,10 +193,10 @@ class ServerRefusalError(KvGraphError):
 
 
 def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
-    """The JSON answer to a body, or to a GET without one.
+    """Post a body, or get a path without one; returns the JSON answer.
 
     Raises:
-        ServerRefusalError: It is not there, or refuses; says with which status.
+        ServerRefusalError: The server is not there, or refuses; the text has the status.
     """
     if not (server.key.isascii() and server.key.isprintable()):
         words = f"{server.key_variable} holds characters that no header may have"
@@ -262,14 +260,14 @@ class PrefixKeeper:
         self._warmer = Warmer(self._config.server, lease=lease, clock=clock)
 
     def sweep(self) -> list[Warmed]:
-        """Warm those that want it; says what came of each."""
+        """Warm the prefixes that are due; returns the outcomes."""
         long_ago = self._clock() - FORGOTTEN_S
         for conversation in [each for each, used in list(self._used.items()) if used < long_ago]:
             self.close(conversation)
         return self._warm(list(self._prefixes.values()))
 
     def run(self) -> None:
-        """Sweep again and again, until ``stop``; what opens meanwhile is warmed at once."""
+        """Sweep until ``stop``; a session that opens meanwhile is warmed at once."""
         while True:
             self._safely(self.sweep)
             until = time.monotonic() + self._pause()
@@ -298,16 +296,16 @@ class PrefixKeeper:
         tools: Sequence[dict[str, Any]] = (),
         ttl: str = "60m",
     ) -> None:
-        """Warm what a session's turns will begin with, and keep it until it is closed, or for an
-        hour after its last use.
+        """Warm a session's prefix, and keep it warm until ``close``, or for an hour after its last
+        use.
 
         Args:
             messages: The stable ones.
-            tools: Of its requests.
+            tools: As its requests will have them.
             ttl: ``5m``, ``60m`` or ``24h``.
 
         Raises:
-            ConfigError: Something of it is wrong.
+            ConfigError: An argument is not allowed.
         """
         config = new_prefix(
             conversation=conversation, messages=tuple(messages), tools=tuple(tools), ttl=ttl
@@ -319,7 +317,7 @@ class PrefixKeeper:
         self._opened.put(prefix)
 
     def used(self, conversation: str) -> None:
-        """Note that a request of a session has begun with its prefix: it is warm now."""
+        """Note that a request has just used a session's prefix: it is warm now."""
         prefix = self._prefixes.get(prefix_key(conversation))
         if prefix is not None:
             prefix.touch(now := self._clock(), 0.0)
@@ -327,7 +325,7 @@ class PrefixKeeper:
                 self._used[conversation] = now
 
     def close(self, conversation: str) -> None:
-        """Keep a session's prefix no longer."""
+        """Stop keeping a session's prefix."""
         if self._used.pop(conversation, None) is not None:
             self._prefixes.pop(prefix_key(conversation), None)
 
@@ -338,7 +336,7 @@ class PrefixKeeper:
         return done
 
     def _safely(self, sweep: Callable[[], object]) -> None:
-        """Go on with the next sweep, whatever one meets."""
+        """Sweep; log any error."""
         try:
             sweep()
         except Exception as error:
@@ -349,7 +347,7 @@ class PrefixKeeper:
         return self._prefixes.get(prefix.key) is prefix
 
     def _pause(self) -> float:
-        """Seconds until the next sweep; half of the shortest time to live, if that is less."""
+        """Return the seconds until the next sweep, at most half of the shortest time to live."""
         kept = list(self._prefixes.values())
         return min([self._config.sweep_s, *(each.seconds / 2 for each in kept)])
 
@@ -365,7 +363,7 @@ def _named(config: PrecacheConfig, directory: Path) -> dict[str, Prefix]:
 
 
 def _lease() -> Lease | None:
-    """Asks this user's only sidecar; None without one."""
+    """Return a function that leases at this user's only sidecar; None without one."""
     from ..intents.client import IntentClient
 
     try:

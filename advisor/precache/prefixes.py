@@ -1,4 +1,4 @@
-"""What ``kvgraph precache`` reads: a server, and the prefixes to compute on it."""
+"""The file that `kvgraph precache` reads: a server, and the prefixes to compute on it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ..config.edits import read_whole
 
 Message = dict[str, Any]
 Render = Callable[[Mapping[str, str]], Sequence[Message]]
-"""Makes the messages of a turn of its variables; what varies stands behind the mark."""
+"""Makes a turn's messages of its variables; whatever varies must stand behind the mark."""
 
 NOTHING: Final = "."
 """What a warming request's last message says, in place of what a user will."""
 
 
 def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
-    """The messages before the mark; the one that holds it is cut there.
+    """Return the messages before the mark; the one that holds it is cut there.
 
-    What renders the real turns renders this, so that both begin byte for byte alike.
+    The function that renders real turns renders these, so that both begin byte for byte alike.
 
     Args:
-        drop_from: The mark: it stands where a turn's own text begins.
+        drop_from: The mark, which stands where a turn's own text begins.
 
     Raises:
-        ConfigError: No message holds the mark: the whole turn would count as stable. Or these are
-            no messages.
+        ConfigError: No message holds the mark, so the whole turn would count as stable; or these
+            are no messages.
     """
     kept: list[Message] = []
     for message in as_messages(render({**variables, "drop_from": drop_from})):
@@ -50,10 +50,10 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
 
 
 def as_messages(made: object, what: str = "messages") -> list[Message]:
-    """Messages, or ``what`` else is such a list, checked: objects that JSON can hold.
+    """Check that ``value`` is a list of messages, and copy it through JSON.
 
     Raises:
-        ConfigError: They are something else; says what.
+        ConfigError: It is something else; the text says what.
     """
     if not isinstance(made, list | tuple):
         raise ConfigError(f"{what}: {type(made).__name__!r}; allowed: a list of objects")
@@ -69,7 +69,7 @@ def as_messages(made: object, what: str = "messages") -> list[Message]:
 
 
 def warming_messages(stable: Sequence[Message]) -> list[Message]:
-    """What is sent to have a stable prefix computed: templates want a user's message at the end."""
+    """Return the request's messages: chat templates want a user's message at the end."""
     if stable and stable[-1].get("role") == "user":
         return [*stable]
     return [*stable, {"role": "user", "content": NOTHING}]
@@ -79,7 +79,7 @@ def warming_messages(stable: Sequence[Message]) -> list[Message]:
 
 
 def renderer(name: str, directory: Path) -> Render:
-    """The function that ``FILE.py:FUNCTION`` names, its file seen from ``directory``.
+    """Load the function that ``FILE.py:FUNCTION`` names, relative to ``directory``.
 
     Raises:
         ConfigError: There is no such file or function, or the file cannot be run.
@@ -112,12 +112,12 @@ def prefix_key(
     prefix: str | None = None,
     request: Mapping[str, Any] | None = None,
 ) -> str:
-    """The first of ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that what is known allows.
+    """Return the most specific of the keys ``conv:``, ``seg:``, ``pfx:`` and ``v5:``.
 
     Args:
         segments: The stable parts of a prompt, in their order.
         prefix: The whole text of its stable prefix.
-        request: What is sent.
+        request: The body that is sent.
     """
     if conversation:
         return f"conv:{conversation}"
@@ -145,13 +145,13 @@ class _Section(BaseModel):
 
 
 class ServerConfig(_Section):
-    """Where requests go.
+    """The server that requests go to.
 
     Attributes:
         url: Of the API, with its ``/v1``.
-        model: As the server calls it; empty: the first that it lists.
-        key_variable: The environment variable that holds the API key.
-        timeout_s: For an answer.
+        model: The server's name for it; empty: the first that it lists.
+        key_variable: Environment variable with the API key.
+        timeout_s: Seconds for an answer.
     """
 
     url: HttpUrl = "http://127.0.0.1:8000/v1"
@@ -161,7 +161,7 @@ class ServerConfig(_Section):
 
     @property
     def key(self) -> str:
-        """The API key; servers without one take any."""
+        """Return the API key, or a placeholder: servers without keys take any."""
         return os.environ.get(self.key_variable, "") or "none"
 
 
@@ -169,14 +169,14 @@ class PrefixConfig(_Section):
     """One prefix.
 
     Attributes:
-        conversation: Whose it is; else its key is made of its texts.
-        system: The system text, or ``file:PATH`` of it, seen from the TOML file.
-        messages: What stands behind it.
-        render: In place of both, ``FILE.py:FUNCTION`` seen from the TOML file: it makes the
-            messages of a turn, given the mark as ``drop_from``.
-        tools: Of the requests that begin with it.
-        drop_from: The mark from which what is rendered is dropped; empty: all of it is stable.
-        ttl: How long it may be taken to last.
+        conversation: The conversation's name; without it the key is made of the texts.
+        system: The system text, or ``file:PATH``, relative to the TOML file.
+        messages: The messages after it.
+        render: In place of both, ``FILE.py:FUNCTION``, relative to the TOML file: it makes a turn's
+            messages, given the mark as ``drop_from``.
+        tools: As the requests that begin with it have them.
+        drop_from: The mark from which rendered text is dropped; empty: all of it is stable.
+        ttl: Time to live: ``5m``, ``60m`` or ``24h``.
     """
 
     conversation: str = ""
@@ -202,11 +202,11 @@ class PrefixConfig(_Section):
 
     @property
     def seconds(self) -> float:
-        """The time to live."""
+        """Return the time to live in seconds."""
         return TTL_S[self.ttl]
 
     def stable(self, directory: Path) -> list[Message]:
-        """Its messages up to the mark.
+        """Return the messages up to the mark.
 
         Raises:
             ConfigError: A file cannot be read or run, or the mark is missing.
@@ -220,8 +220,8 @@ class PrefixConfig(_Section):
         return stable_messages(lambda _: whole, self.drop_from, {})
 
     def key(self, directory: Path) -> str:
-        """By which it is known: its conversation, else its texts; with parts that are no text, all
-        of its messages; with tools, all that is sent."""
+        """Return the prefix's key: of its conversation, else of its texts; of all messages where a
+        part is no text; of the whole body with tools."""
         if self.conversation:
             return prefix_key(self.conversation)
         stable = self.stable(directory)
@@ -239,8 +239,8 @@ class PrecacheConfig(_Section):
     """The whole file.
 
     Attributes:
-        sweep_s: Between two sweeps.
-        pin: Whether a sidecar may be asked to lease what is cached still, in place of a request.
+        sweep_s: Seconds between two sweeps.
+        pin: Whether a sidecar may be asked to lease what is still cached, in place of a request.
     """
 
     server: ServerConfig = ServerConfig()
