@@ -61,7 +61,7 @@ Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256  # chosen
 TURN_S: Final = 0.25
-"""Seconds of reading before advice goes out again; chosen."""
+"""Seconds of receiving before advice goes out again; chosen."""
 KEYS_AT_ONCE: Final = 1 << 16  # chosen
 _BREATH_S: Final = 1e-4  # a pause, so that others get the graph's lock; chosen
 _AUDIT_EVERY_S: Final = 1.0  # chosen

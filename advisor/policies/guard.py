@@ -32,8 +32,8 @@ from .shadow import LruShadow, RankedShadow
 logger = logging.getLogger(__name__)
 
 _OF_THE_GAIN: Final = 0.1
-"""What protection may cost at most, of what the policy finds more than LRU: where there is little
-to gain, half a point would be much of it. Chosen."""
+"""Share of the policy's gain over LRU that protection may cost: where the gain is small, half a
+point would be much of it. Chosen."""
 _HERE: Final = "finds more than"
 _TOGETHER: Final = "finds more on all engines of its model together than"
 

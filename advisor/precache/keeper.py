@@ -220,8 +220,8 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
 logger = logging.getLogger(__name__)
 
 FORGOTTEN_S: Final = 3600.0
-"""Seconds after which a session that nobody used is not kept warm any more; chosen: a session that
-is never closed must not cost requests for ever."""
+"""Seconds without use after which a session is not kept warm any more; chosen: a session that is
+never closed must not cost requests for ever."""
 _LEASED: Final = ("accepted", "clipped")
 
 

@@ -17,14 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...graph.errors import ConfigError
 from ..config.edits import read_whole
 
-# A stable prefix: what all turns of a kind begin with, up to a mark from which it is dropped.
-
 Message = dict[str, Any]
 Render = Callable[[Mapping[str, str]], Sequence[Message]]
 """Makes a turn's messages of its variables; whatever varies must stand behind the mark."""
 
 NOTHING: Final = "."
-"""What a warming request's last message says, in place of what a user will."""
+"""Text of a warming request's last message, in place of a user's."""
 
 
 def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
@@ -50,7 +48,7 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
 
 
 def as_messages(made: object, what: str = "messages") -> list[Message]:
-    """Check that ``value`` is a list of messages, and copy it through JSON.
+    """Check that ``made`` is a list of objects that JSON can hold, and copy it.
 
     Raises:
         ConfigError: It is something else; the text says what.
@@ -100,10 +98,8 @@ def renderer(name: str, directory: Path) -> Render:
     return found
 
 
-# By which key a prefix is known: what is named, else what its stable parts are.
-
 SYSTEM_PREFIX: Final = "conv:__system_prefix__"
-"""The key of a system prefix that no conversation owns."""
+"""The key of a system prefix that belongs to no conversation."""
 
 
 def prefix_key(

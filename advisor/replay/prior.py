@@ -1,4 +1,4 @@
-"""Learns the lifecycle policy's prior from recorded sessions."""
+"""`kvgraph prior`: learns the lifecycle policy's prior from recorded sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..policies.waits import STATED_FEATURE, STOP_FEATURES, Cohort, features
 from .recordings import Session, Turn
 
 STEPS: Final = 4000
-"""Of learning; more learn the recorded sessions by heart (tried on held-out halves)."""
+"""Learning steps; more overfit the recorded sessions (tried on held-out halves)."""
 
 _STRIDE: Final = 20  # chosen
 _LONGEST_S: Final = 1800.0  # pauses are cut to this many seconds, as in fleets; chosen
@@ -39,8 +39,8 @@ def learn_prior(
 ) -> Prior:
     """Learn a prior from these sessions; deterministic.
 
-    Each session is learned from as three kinds of callers would show it: one that says nothing, one
-    that says why answers ended, and one that also says roughly how long a tool will take.
+    Each session is used as three kinds of callers would show it: one that states nothing, one that
+    states why answers ended, and one that also states roughly how long a tool will take.
     """
     whole = recorded_waits(sessions, seed)
     blind = np.array(whole.features)
@@ -70,7 +70,7 @@ def _scales(known: Features) -> Features:
 
 
 def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
-    """Every wait of recorded sessions, with all that a caller could say of it."""
+    """Return every wait of recorded sessions, with all that a caller could state of it."""
     rng = np.random.default_rng(seed)
     known: list[Features] = []
     ages: list[float] = []
@@ -84,7 +84,7 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
 
 
 def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """A session's turns by the context that they extend.
+    """Split a session's turns by the context that they extend.
 
     A turn that keeps at most half of every context before it (because it was compacted, or began
     anew) begins a new thread: no turn comes back to the blocks of the other.
@@ -100,13 +100,14 @@ def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _common(one: array[int], other: array[int]) -> int:
-    """How many numbers two chains share from the start: a number stands for its whole prefix."""
+    """Return how many numbers two chains share from the start: a number stands for its whole
+    prefix."""
     last = min(len(one), len(other))
     return bisect_left(range(last), True, key=lambda at: one[at] != other[at])
 
 
 def _waits(thread: Sequence[Turn], rng: np.random.Generator) -> Iterator[tuple[Features, float]]:
-    """What is known at the end of each turn, and how many seconds the session then waits."""
+    """Return what is known at the end of each turn, and how many seconds the session then waits."""
     table = SessionTable(1)
     row = table.ensure("thread", NO_ROW, 0.0)
     rows = np.array([row])
@@ -122,9 +123,6 @@ def _waits(thread: Sequence[Turn], rng: np.random.Generator) -> Iterator[tuple[F
             table.rest(row)
         yield features(table, rows), pause
         now += pause
-
-
-# ``kvgraph prior``.
 
 
 def prior(

@@ -36,10 +36,10 @@ class Turn:
     Attributes:
         at: Seconds since the session began.
         hash_ids: One number per full block; it stands for the block and everything before it.
-        stop: Why the answer ended: ``tool_use``, ``end_turn`` …; empty where nobody knows.
+        stop: Why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown.
         input_types: What came in since the turn before: ``text``, ``tool_result`` …
-        api_s: Seconds until the answer was complete; None where nobody knows.
-        think_s: Seconds before the request that no request ran; None where nobody knows.
+        api_s: Seconds until the answer was complete; None where unknown.
+        think_s: Seconds before the request in which none ran; None where unknown.
     """
 
     at: float
@@ -62,8 +62,9 @@ class Session:
         tool_tokens, system_tokens: The head of the prompt, in this order.
         began: Seconds after its parent's first request; 0 without a parent.
         turns: By time; at least one.
-        harness: Whose tools and system prompt these are; empty: whoever's have equal lengths.
-        is_global: Whether its blocks' numbers are all sessions', and not its own.
+        harness: Agent harness whose tools and system prompt these are; empty: shared by equal
+            lengths.
+        is_global: Whether block numbers hold across all sessions.
     """
 
     name: str
@@ -110,7 +111,7 @@ _decoder: Final = msgspec.json.Decoder(_File, strict=False)
 def read_sessions(
     path: Path, *, progress: Callable[[int], None] = lambda files: None
 ) -> list[Session]:
-    """The sessions of a file, or of all ``.json`` and ``.json.gz`` files of a directory, by name.
+    """Read the sessions of a file, or of a directory's ``.json`` and ``.json.gz`` files, by name.
 
     Raises:
         TraceError: Names the file and the field that cannot be used.
@@ -131,7 +132,7 @@ def read_sessions(
 
 
 def read_session(path: Path) -> Session:
-    """The session of one file, gzipped or not.
+    """Read the session of one file, gzipped or not.
 
     Raises:
         TraceError: Names the file and the field that cannot be used.
@@ -155,7 +156,7 @@ def read_session(path: Path) -> Session:
 
 
 class _Builder:
-    """Makes sessions of one file's entries, and checks what types cannot say."""
+    """Makes sessions of one file's entries, and checks what types cannot."""
 
     def __init__(self, block_size: int, is_global: bool) -> None:
         self._block_size, self._is_global = block_size, is_global
@@ -163,7 +164,7 @@ class _Builder:
         self._checked = array("Q")  # the last chain
 
     def session(self, name: str, entry: _Entry, where: str, depth: int = 0) -> Session:
-        """The session whose requests an entry holds; ``where`` is the field they stand in."""
+        """Return the session of an entry's requests; ``where`` is its field, for errors."""
         if depth > _MAX_DEPTH:
             raise TraceError(f"{where}: subagents are nested deeper than {_MAX_DEPTH}")
         entries = list(enumerate(entry.requests or ()))
@@ -220,7 +221,8 @@ class _Builder:
         )
 
     def _check_prefixes(self, hash_ids: array[int], where: str) -> None:
-        """A number stands for its whole prefix: it follows the same number wherever it stands."""
+        """Check that each number follows the same number everywhere: it stands for its whole
+        prefix."""
         known = len(self._checked)
         start = known if hash_ids[:known] == self._checked else 0
         before = hash_ids[start - 1] if start else -1
