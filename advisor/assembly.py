@@ -120,8 +120,12 @@ def _ears(
     if keys is not None and not front.is_tcp:
         logger.warning("sidecar.keys are not used: no key opens %s", front.endpoint)
     elif keys is not None:
-        logger.info("engines connect at %s by key; keys that are allowed, in %s: %d",
-                    front.endpoint, keys.engines, len(keys.allowed()))  # fmt: skip
+        logger.info(
+            "engines connect at %s by key; keys that are allowed, in %s: %d",
+            front.endpoint,
+            keys.engines,
+            len(keys.allowed()),
+        )
     sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]
     for source in sources:
         opened.callback(source.close)

@@ -193,8 +193,11 @@ class Service:
 def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
     hosts = {*LOOPBACK_HOSTS, http.host, *http.allowed_hosts}
     if http.allow_remote and not is_loopback(http.host):
-        logger.warning("the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
-                       "listen on the way reads the token and the answers", http.host)  # fmt: skip
+        logger.warning(
+            "the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
+            "listen on the way reads the token and the answers",
+            http.host,
+        )
     try:
         return HttpServer(
             create_app(

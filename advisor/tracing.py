@@ -86,8 +86,10 @@ class SpanFeed:
             is_taken = self._sender.send(ended)
             self.counters["sent" if is_taken else "dropped"] += len(ended)
             if not is_taken:
-                self._notices.warn("dropped", "no traces are taken at the OTLP endpoint: requests "
-                                   "are left out of them")  # fmt: skip
+                self._notices.warn(
+                    "dropped",
+                    "no traces are taken at the OTLP endpoint: requests are left out of them",
+                )
 
     def _take(self) -> list[RequestView]:
         """Return up to ``BATCH`` requests that ended, the oldest first."""
@@ -159,14 +161,22 @@ def _configured(endpoint: str) -> Sender:
 def _by_variable(named: str) -> Sender | None:
     spoken = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), _OURS)
     if spoken != _OURS:
-        logger.warning("%s is set for the protocol %s: the sidecar sends traces by %s only, and "
-                       "sends none", named, spoken, _OURS)  # fmt: skip
+        logger.warning(
+            "%s is set for the protocol %s: the sidecar sends traces by %s only, and sends none",
+            named,
+            spoken,
+            _OURS,
+        )
         return None
     try:
         return OtlpSender(None)
     except ImportError as error:
-        logger.warning("%s is set, but OpenTelemetry is not installed (%s): no traces are sent; %s",
-                       named, error, _INSTALL)  # fmt: skip
+        logger.warning(
+            "%s is set, but OpenTelemetry is not installed (%s): no traces are sent; %s",
+            named,
+            error,
+            _INSTALL,
+        )
         return None
 
 
@@ -214,11 +224,16 @@ def _within(request: RequestView) -> Iterator[SpanRecord]:
     if request.wait is not None:
         yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))
     # Lookup, load and miss take no time by the engine's account.
-    yield SpanRecord("lookup", at, at, {
-        "kvgraph.blocks.asked": blocks.asked,
-        "kvgraph.blocks.pool": blocks.pool,
-        "kvgraph.blocks.prefetched": blocks.prefetched,
-    })  # fmt: skip
+    yield SpanRecord(
+        "lookup",
+        at,
+        at,
+        {
+            "kvgraph.blocks.asked": blocks.asked,
+            "kvgraph.blocks.pool": blocks.pool,
+            "kvgraph.blocks.prefetched": blocks.prefetched,
+        },
+    )
     if blocks.loaded:
         yield SpanRecord("load", at, at, {"kvgraph.blocks.loaded": blocks.loaded})
     if request.miss is not None:
@@ -274,11 +289,13 @@ class OtlpSender:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint=url)
         self._ended = ended = deque[ReadableSpan]()  # until they are sent
-        resource = Resource.create({
-            "service.name": "kvgraph",
-            "service.version": __version__,
-            "service.instance.id": str(os.getpid()),
-        })  # fmt: skip
+        resource = Resource.create(
+            {
+                "service.name": "kvgraph",
+                "service.version": __version__,
+                "service.instance.id": str(os.getpid()),
+            }
+        )
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(Ended())
         self._tracer = provider.get_tracer("kvgraph", __version__)

@@ -123,9 +123,10 @@ class _ProxyCollector(Collector):
                 gauge.add_metric([each.url], float(column[each.number]))
             yield gauge
         flying = GaugeMetricFamily(
-            "kvgraph_route_engine_in_flight", "Requests that it has not answered to the end.",
+            "kvgraph_route_engine_in_flight",
+            "Requests that it has not answered to the end.",
             labels=["engine"],
-        )  # fmt: skip
+        )
         for each in self._proxy.engines.shown:
             flying.add_metric([each.url], each.asked + each.running)
         yield flying
@@ -274,8 +275,12 @@ class ProxyApp:
         elif path == "/fleet":
             await say(send, 200, proxy_status(self._proxy))
         elif path == "/metrics":
-            await _send(send, 200, [(b"content-type", b"text/plain; version=0.0.4")],
-                        exposition(self._proxy))  # fmt: skip
+            await _send(
+                send,
+                200,
+                [(b"content-type", b"text/plain; version=0.0.4")],
+                exposition(self._proxy),
+            )
         elif is_served(path):
             await self._relay.pass_on(scope, receive, send)
         else:

@@ -363,8 +363,11 @@ class EngineRoster:
             drains = sum(each.drains for each in engines)
             _log.info(
                 "engines are listed again: %d, of which %d are new and %d drain; %d are gone",
-                len(engines), len(self._listed - before), drains, len(before - self._listed),
-            )  # fmt: skip
+                len(engines),
+                len(self._listed - before),
+                drains,
+                len(before - self._listed),
+            )
             self._watch_listed()
 
     async def start(self) -> None:

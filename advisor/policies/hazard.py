@@ -88,8 +88,14 @@ class ReturnModel:
         """float32 ``[n, bins]``: the natural logarithm of the rate in each age bin, 1/s."""
         return np.asarray(self._forward(self._inputs(features))[-1].mean(axis=0))
 
-    def learn(self, features: Features, age: Floats, returned: npt.NDArray[np.bool_],
-              weight: Floats, steps: int) -> None:  # fmt: skip
+    def learn(
+        self,
+        features: Features,
+        age: Floats,
+        returned: npt.NDArray[np.bool_],
+        weight: Floats,
+        steps: int,
+    ) -> None:
         """Take ``steps`` gradient steps, each on a random batch.
 
         Args:

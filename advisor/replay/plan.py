@@ -374,17 +374,21 @@ def plan(
     """How many engines, how much host memory, which routing: hit rate and TTFT over cost."""
     from .reader import load_trace
 
-    plans = plans_of([int(each) for each in _numbers("--engines", engines, whole=True)],
-                     _numbers("--host", host))  # fmt: skip
+    plans = plans_of(
+        [int(each) for each in _numbers("--engines", engines, whole=True)], _numbers("--host", host)
+    )
     terms = PlanTerms(blocks, prefill, policy, host_cost)
     console = Console(stderr=True, quiet=as_json)
     with console.status(f"{len(plans)} plans") as status:
         read = load_trace(trace)
         terms, too_large = terms.for_trace(read)
         found = compare_plans(
-            read, plans, terms, processes=processes,
+            read,
+            plans,
+            terms,
+            processes=processes,
             progress=lambda done, total: status.update(f"{done} of {total} plans"),
-        )  # fmt: skip
+        )
     best = cheapest(found, ttft)
     draw_plans(found, best, ttft, picture)
     if as_json:
@@ -471,8 +475,15 @@ def draw_plans(
     times.set(xlabel="cost in engines", ylabel="TTFT p95 in seconds", yscale="log")
     times.axhline(ttft_s, color="#444444", linewidth=0.8, linestyle=":")
     if best is not None:
-        times.plot([best.cost], [best.ttft_p95_s], "o", markersize=14, fillstyle="none",
-                   color="#222222", label="cheapest that is fast enough")  # fmt: skip
+        times.plot(
+            [best.cost],
+            [best.ttft_p95_s],
+            "o",
+            markersize=14,
+            fillstyle="none",
+            color="#222222",
+            label="cheapest that is fast enough",
+        )
     times.legend(frameon=False, fontsize=8)
     try:
         figure.savefig(path, dpi=120)

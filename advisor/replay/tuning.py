@@ -99,8 +99,10 @@ def profile_of(weights: Mapping[str, float]) -> ScoreProfile:
     """Return the profile with these weights; weights that are not named keep their defaults."""
     default = ScoreProfile()
     plain = {name: value for name, value in weights.items() if "." not in name}
-    edges = {kind: weights.get(f"edge_types.{kind.name.lower()}", value)
-             for kind, value in default.edge_types.items()}  # fmt: skip
+    edges = {
+        kind: weights.get(f"edge_types.{kind.name.lower()}", value)
+        for kind, value in default.edge_types.items()
+    }
     return ScoreProfile(**plain, edge_types=edges)  # type: ignore[arg-type]
 
 

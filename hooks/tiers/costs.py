@@ -142,8 +142,8 @@ class TransferCosts:
 
     def step_began(self, tokens: int) -> None:
         """Note that a step with ``tokens`` tokens was scheduled."""
-        # The end of an empty step is reported only if a transfer ended; waiting for it in vain would
-        # pair all later steps with wrong ends.
+        # The end of an empty step is reported only if a transfer ended; waiting for it in vain
+        # would pair all later steps with wrong ends.
         if tokens:
             self._steps.append((tokens, self._clock()))
 
