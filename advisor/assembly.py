@@ -76,7 +76,7 @@ def assemble(
     wake, graph = Wake(), new_graph(config, clock)
     opened.callback(wake.close)
     token = config.sidecar.token or secrets.token_urlsafe(24)
-    front, sources = _ears(config, token, opened, clock)
+    front, sources = _open_sockets(config, token, opened, clock)
     publisher = AdvicePublisher(front.socket, clock)
     subscriber = _subscriber(config, front, publisher, clock)
     planner = _planner(config, graph, subscriber, wake, clock)
@@ -109,7 +109,7 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
     )
 
 
-def _ears(
+def _open_sockets(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[Front, list[KvEventSource]]:
     """Make the socket that engines connect to, and the sources of watched engines."""

@@ -166,16 +166,16 @@ class Intake:
                 peer.heard = batches
                 if any(isinstance(event, BlocksResident) for event in events):
                     peer.listing_s = self._clock() - began
-            self._tell_on(engine, events)
+            self._notify(engine, events)
             return True
         return False
 
-    def _tell_on(self, engine: str, events: list[AnyEvent]) -> None:
+    def _notify(self, engine: str, events: list[AnyEvent]) -> None:
         try:
             self._planner.applied()
             if self._tap is not None:
                 self._tap(engine, events)
-        except Exception as error:
+        except Exception as error:  # the graph has taken the events all the same
             self.counters["told_on_failed"] += 1
             self._notices.warn(
                 "told_on", "applied events were not told on (%s)", type(error).__name__

@@ -1,4 +1,4 @@
-"""``Access``: the keys or token with which an engine opens its sidecar's endpoint.
+"""``EndpointAccess``: the keys or token with which an engine opens its sidecar's endpoint.
 
 Only its owner can connect to an ipc socket; a tcp endpoint wants keys or a token.
 """
@@ -35,7 +35,7 @@ def engine_keys() -> EngineKeys | None:
         raise ConfigError(f"{KEYS_VARIABLE}: {error}") from None
 
 
-class Access:
+class EndpointAccess:
     """Authenticates at one endpoint: by keys if the environment names some, else by a token.
 
     The token is that of the endpoint, or of the sidecar's runtime note.

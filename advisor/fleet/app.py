@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Message, Receive, Scope, Send
 
 from ..process.process import PROBES
-from .callers import MOST_BODY, Asked, BadRequestError, Callers, is_served
+from .callers import MOST_BODY, BadRequestError, Callers, ParsedRequest, is_served
 from .proxy import Counts, FleetProxy
 from .residency import ResidencyView
 from .router import NoEngineError
@@ -217,7 +217,7 @@ class Passing(Protocol[Known]):
     @property
     def counts(self) -> Refusals: ...
 
-    async def begin(self, asked: Asked) -> tuple[Reply, Known]:
+    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
         """Get a request answered, as far as the answer's first bytes.
 
         Raises:
@@ -235,7 +235,7 @@ class Passing(Protocol[Known]):
         """
         ...
 
-    def finished(self, asked: Asked) -> None:
+    def finished(self, asked: ParsedRequest) -> None:
         """Note that a request was answered to its end."""
         ...
 
@@ -271,9 +271,9 @@ class ProxyApp:
         path = scope["path"]
         if path in PROBES:
             up = bool(self._proxy.board.takes.any())
-            await say(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
+            await send_json(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
         elif path == "/fleet":
-            await say(send, 200, proxy_status(self._proxy))
+            await send_json(send, 200, proxy_status(self._proxy))
         elif path == "/metrics":
             await _send(
                 send,
@@ -337,7 +337,9 @@ class Relay(Generic[Known]):
         with contextlib.suppress(asyncio.CancelledError):
             await answering
 
-    async def _asked(self, path: str, scope: Scope, receive: Receive, share: BodyShare) -> Asked:
+    async def _asked(
+        self, path: str, scope: Scope, receive: Receive, share: BodyShare
+    ) -> ParsedRequest:
         async with asyncio.timeout(BODY_S):
             body = await read_body(share.of(receive))
         asked = scope["method"], path, scope["headers"], body
@@ -346,7 +348,7 @@ class Relay(Generic[Known]):
                 return await asyncio.to_thread(self._proxy.callers.read, *asked)
         return self._proxy.callers.read(*asked)
 
-    async def _answer(self, asked: Asked, send: Send, share: BodyShare) -> None:
+    async def _answer(self, asked: ParsedRequest, send: Send, share: BodyShare) -> None:
         try:
             reply, known = await self._proxy.begin(asked)
         except BadRequestError as error:
@@ -405,7 +407,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def say(send: Send, status: int, answer: Any) -> None:
+async def send_json(send: Send, status: int, answer: Any) -> None:
     """Send JSON."""
     await _send(send, status, [_JSON], orjson.dumps(answer))
 

@@ -229,7 +229,7 @@ class EngineBoard:
         asked *= 0.5 ** (tokens / pools)
         asked[number] += tokens
 
-    def heard(self, number: int, refused: bool) -> None:
+    def note_answer(self, number: int, refused: bool) -> None:
         """Note whether an engine refused a request or began to answer it."""
         before = int(self.refusing[number])
         self.refusing[number] = min(MOST_REFUSING, before + 1) if refused else 0

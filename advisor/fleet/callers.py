@@ -152,7 +152,7 @@ class Turn(NamedTuple):
         session: Unique over all callers.
         name: The caller's name for the session, or a generated one.
         ends: Whether the session ends with this answer.
-        told: The name that is sent to the engine; empty: none, and the engine infers its own
+        engine_name: The name that is sent to the engine; empty: none, and the engine infers its own
             sessions.
     """
 
@@ -160,7 +160,7 @@ class Turn(NamedTuple):
     name: str
     prompt: Prompt
     ends: bool
-    told: str = ""
+    engine_name: str = ""
 
     @property
     def is_named(self) -> bool:
@@ -168,7 +168,7 @@ class Turn(NamedTuple):
         return not self.session.startswith(_UNNAMED)
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A request and its turn of a session; None: it generates nothing."""
 
     call: Call
@@ -201,12 +201,12 @@ class _Name(NamedTuple):
     """A session's name.
 
     Attributes:
-        told: As engines accept it; empty: vLLM refuses such a name.
+        engine_name: As engines accept it; empty: vLLM refuses such a name.
         shared: Whether several sessions may have it.
     """
 
     name: str
-    told: str
+    engine_name: str
     shared: bool = False
 
 
@@ -246,7 +246,7 @@ class Callers:
             with self._lock:
                 self._responses[turn.prompt.scope, found[1].decode()] = turn.session
 
-    def read(self, method: str, path: str, headers: Headers, body: bytes) -> Asked:
+    def read(self, method: str, path: str, headers: Headers, body: bytes) -> ParsedRequest:
         """Parse a request.
 
         Raises:
@@ -257,20 +257,20 @@ class Callers:
         call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
         what = what.removesuffix("/")
         if method != "POST" or what not in _GENERATES:
-            return Asked(call, None)
+            return ParsedRequest(call, None)
         fields = _fields(body)
         call = call._replace(effect=_effect(what, fields))
         if fields is None:
-            return Asked(call, None)
+            return ParsedRequest(call, None)
         try:
             turn = self.turn(fields, headers)
         except (orjson.JSONEncodeError, RecursionError):  # it is nested deeper than is read here
-            return Asked(call, None)
+            return ParsedRequest(call, None)
         call = call._replace(streams=fields.get("stream") is True)
-        if turn.told and _explicit(fields, headers) is None:  # a field might be refused
+        if turn.engine_name and _explicit(fields, headers) is None:  # a field might be refused
             others = [each for each in call.headers if each[0].lower() != _SESSION]
-            call = call._replace(headers=[*others, (_SESSION, turn.told.encode())])
-        return Asked(call, turn)
+            call = call._replace(headers=[*others, (_SESSION, turn.engine_name.encode())])
+        return ParsedRequest(call, turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
         """Find a request's session and read its prompt.
@@ -283,10 +283,10 @@ class Callers:
         """
         scope, hints = _scope(headers, fields), _hints(fields)
         prompt = self._reader.read(fields, scope)
-        session, told = self._session(prompt, fields, headers, _checked(named, "session"))
+        session, engine_name = self._session(prompt, fields, headers, _checked(named, "session"))
         name = session.partition(" ")[2]
         ends = hints.get("session_ended") is True
-        return Turn(session, name, prompt.known_by, ends, told)
+        return Turn(session, name, prompt.known_by, ends, engine_name)
 
     def _session(
         self, prompt: Prompt, fields: Mapping[str, Any], headers: Headers, named: str | None
@@ -299,7 +299,7 @@ class Callers:
         if found is not None:
             session = f"{scope.hex()} {found.name}"
             if not (found.shared and self._is_applications(session, prompt)):
-                return session, found.told
+                return session, found.engine_name
         before = fields.get("previous_response_id")
         if isinstance(before, str):
             with self._lock:
@@ -329,7 +329,7 @@ def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     if in_header:
         return _Name(in_header, in_header.encode().decode("latin-1"))  # as servers read headers
     in_xargs = xargs.get("session_id") if isinstance(xargs, dict) else None
-    if isinstance(in_xargs, str) and _told(in_xargs):  # vLLM checks nothing there
+    if isinstance(in_xargs, str) and _accepted(in_xargs):  # vLLM checks nothing there
         return _Name(in_xargs, in_xargs)
     name = _checked(_hints(fields).get("session"), "session")
     return _Name(name, name) if name else None
@@ -340,14 +340,14 @@ def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     known = {key.lower(): value for key, value in reversed(headers)}
     for header in _HEADERS:
         if name := _text(known.get(header, b"")).strip():
-            return _Name(name, _told(name))
+            return _Name(name, _accepted(name))
     for path in FIELDS:
         if name := _field(fields, path):
-            return _Name(name, _told(name))
+            return _Name(name, _accepted(name))
     if name := _in_user(_field(fields, _USER)):
-        return _Name(name, _told(name))
+        return _Name(name, _accepted(name))
     key = _field(fields, _CACHE_KEY)
-    return _Name(key, _told(key), shared=True) if key else None
+    return _Name(key, _accepted(key), shared=True) if key else None
 
 
 def _field(fields: Mapping[str, Any], path: tuple[str, ...]) -> str:
@@ -368,7 +368,7 @@ def _in_user(user: str) -> str:
     return found[1] if found else ""
 
 
-def _told(name: str) -> str:
+def _accepted(name: str) -> str:
     """Return a harness' name if vLLM accepts it, else an empty text."""
     fits = len(name) <= MOST_NAME and name.isascii() and name.isprintable()
     return name if fits and not _NOT_IN_NAMES & set(name) else ""

@@ -159,7 +159,7 @@ class HealthWatch:
         self.keyed: set[int] = set()
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
-    async def look(self, upstream: Upstream) -> None:
+    async def check(self, upstream: Upstream) -> None:
         """Check one engine and update the board."""
         number = upstream.number
         try:
@@ -173,7 +173,7 @@ class HealthWatch:
         except httpx.RequestError as error:
             self._down(upstream, f"{type(error).__name__} {error}".strip())
             if isinstance(error, httpx.ConnectError) and refuses(error):
-                upstream.is_gone()
+                upstream.drop_unanswered()
             return
         self._unanswered[number], upstream.is_silent = 0, False
         self.by_sidecars.compare(upstream, self._hashing(number))
@@ -372,8 +372,8 @@ class EngineRoster:
 
     async def start(self) -> None:
         """Check all engines once, and then for ever; the first one's models count."""
-        await self._look(self.upstreams[0])
-        await asyncio.gather(*(self._look(each) for each in self.upstreams[1:]))
+        await self._check(self.upstreams[0])
+        await asyncio.gather(*(self._check(each) for each in self.upstreams[1:]))
         self._started = True
         self._watch_listed()
 
@@ -393,14 +393,14 @@ class EngineRoster:
     async def _watch(self, upstream: Upstream) -> None:
         """Check an engine until it is unlisted and has answered what it has."""
         while self._counts(upstream):
-            await self._look(upstream)
+            await self._check(upstream)
             await asyncio.sleep(INTERVAL_S)
         self._board.up[upstream.number] = False
         del self._watched[upstream.number]
 
-    async def _look(self, upstream: Upstream) -> None:
+    async def _check(self, upstream: Upstream) -> None:
         try:
-            await self._health.look(upstream)
+            await self._health.check(upstream)
         except Exception:  # ours: the engine stays as it is, and is looked at again
             _log.exception("kvgraph cannot tell how engine %s is", upstream.url)
 

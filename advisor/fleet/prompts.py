@@ -66,7 +66,7 @@ class End(NamedTuple):
     digest: bytes
 
 
-class Said(NamedTuple):
+class MessageDigest(NamedTuple):
     """A message of a chat, or a whole piece of another prompt.
 
     Attributes:
@@ -101,7 +101,7 @@ class Prompt(NamedTuple):
     tokens: int
     end: End | None = None
     pieces: Sequence[Any] = ()
-    said: Sequence[Said] = ()
+    said: Sequence[MessageDigest] = ()
     texts: Sequence[str] = ()
     newest: Words = frozenset()
     system: Words = frozenset()
@@ -145,7 +145,7 @@ class PromptReader:
         end = self._end(digest, pieces, whole)
         begins = [0, *(link.tokens for link in links)]
         said = [
-            Said(link.key, link.key, link.tokens - begin, False)
+            MessageDigest(link.key, link.key, link.tokens - begin, False)
             for begin, link in zip(begins, links, strict=False)
             if isinstance(link.key, bytes)
         ]
@@ -159,7 +159,7 @@ class PromptReader:
         leading = [_leading(name, body[name]) for name in _LEADING if body.get(name)]
         shown = [each for message in messages if (each := _shown(message)) is not None]
         links: list[Link] = []
-        said, texts = list[Said](), deque[str](maxlen=NEAREST + 1)
+        said, texts = list[MessageDigest](), deque[str](maxlen=NEAREST + 1)
         digest = chain = scope
         tokens, system = 0, list[str]()
         for each in [*leading, *shown][:MOST_LINKS]:
@@ -171,7 +171,7 @@ class PromptReader:
                 system.append(each.text)
                 continue
             chain = self._digest(chain, own)
-            said.append(Said(own, chain, each.tokens, each.role in _MODELS))
+            said.append(MessageDigest(own, chain, each.tokens, each.role in _MODELS))
             texts.append(each.text)
         tokens = _with_rest(tokens, len(leading) + len(shown))
         newest = sample_of(words_of(texts[-1])) if said else frozenset[int]()
@@ -372,7 +372,7 @@ Digest = Callable[[bytes, Any], bytes]
 """Digest of a piece, given the digest of what is before it."""
 
 
-class _Owner(NamedTuple):
+class _MessageOwner(NamedTuple):
     """The session whose message it is; None: several sessions'.
 
     Attributes:
@@ -383,7 +383,7 @@ class _Owner(NamedTuple):
     first: bool = True
 
 
-class _Known(NamedTuple):
+class _LastPrompt(NamedTuple):
     """A session's last prompt.
 
     Attributes:
@@ -421,8 +421,8 @@ class LastPrompts:
         self._sessions: OrderedDict[End, str] = OrderedDict()  # of prompts without messages
         self._ends: dict[bytes, OrderedDict[End, None]] = {}  # by what they are behind
         self._chats: FIFOCache[bytes, str] = FIFOCache(most)  # by all that was said
-        self._owners: dict[bytes, _Owner] = {}  # by what was said
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._owners: dict[bytes, _MessageOwner] = {}  # by what was said
+        self._known: OrderedDict[str, _LastPrompt] = OrderedDict()
         self._by_word: dict[tuple[bytes, int], OrderedDict[str, None]] = {}
         self._noted = 0
 
@@ -484,7 +484,7 @@ class LastPrompts:
         answered, again = set[str](), dict[str, float]()
         digests = {each.digest for each in said[:-1]}
         for each in said[:-1]:
-            session, first = self._owners.get(each.digest, _Owner(None))
+            session, first = self._owners.get(each.digest, _MessageOwner(None))
             if session is None:
                 continue
             kept[session] += each.tokens
@@ -531,11 +531,11 @@ class LastPrompts:
 
     def _note_said(self, prompt: Prompt, session: str) -> None:
         said, before = prompt.said, self._known.pop(session, None)
-        owner = _Owner(session, before is None)
+        owner = _MessageOwner(session, before is None)
         for each in said:
             theirs = self._owners.setdefault(each.digest, owner)
             if theirs.session not in (session, None):
-                self._owners[each.digest] = _Owner(None)
+                self._owners[each.digest] = _MessageOwner(None)
         while len(self._owners) > self._most:
             del self._owners[next(iter(self._owners))]
         if before is not None:
@@ -543,7 +543,7 @@ class LastPrompts:
         found_by = tuple((prompt.scope, word) for word in sorted(prompt.newest)[:_FOUND_BY])
         self._noted += 1
         last, tokens = said[-1], sum(each.tokens for each in said)
-        self._known[session] = _Known(
+        self._known[session] = _LastPrompt(
             self._noted, len(said), tokens, prompt.newest, last.tokens, last.digest, prompt.system,
             found_by,
         )  # fmt: skip
@@ -555,7 +555,7 @@ class LastPrompts:
         if len(self._known) > _MOST_KNOWN:
             self._forget_words(*self._known.popitem(last=False))
 
-    def _forget_words(self, session: str, known: _Known) -> None:
+    def _forget_words(self, session: str, known: _LastPrompt) -> None:
         for word in known.found_by:
             if (sessions := self._by_word.get(word)) is not None:
                 sessions.pop(session, None)

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from .board import EngineBoard, Speed
-from .callers import Asked, Callers, Effect
+from .callers import Callers, Effect, ParsedRequest
 from .engines import NEEDS_KEY, EngineRoster, HealthWatch
 from .pools import PoolShadows
 from .residency import ResidencyView
@@ -135,7 +135,7 @@ class FleetProxy:
                 await asyncio.gather(self._asking, return_exceptions=True)
             await self.residency.close()
 
-    async def begin(self, asked: Asked) -> tuple[Reply, Upstream]:
+    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Upstream]:
         """Get the first bytes of an answer; afterwards the request's body is dropped.
 
         What one engine refuses, another one is asked once, if it may answer it.
@@ -154,7 +154,7 @@ class FleetProxy:
         return reply, upstream
 
     async def _elsewhere(
-        self, asked: Asked, refusal: Reply, refuser: Upstream
+        self, asked: ParsedRequest, refusal: Reply, refuser: Upstream
     ) -> tuple[Reply, Upstream]:
         """Ask another engine; return the first refusal if there is none, or if it only wants
         another key."""
@@ -172,7 +172,7 @@ class FleetProxy:
         return (refusal, refuser) if keeps else (reply, upstream)
 
     async def _begun(
-        self, asked: Asked, refused_by: frozenset[int]
+        self, asked: ParsedRequest, refused_by: frozenset[int]
     ) -> tuple[Reply, Upstream, Placed]:
         """Get the first bytes of an answer or refusal from any engine; raises as ``begin`` does."""
         for tries in count(1):
@@ -220,12 +220,12 @@ class FleetProxy:
         self.counts.answered += 1
         self.health.served(upstream)
 
-    def finished(self, asked: Asked) -> None:
+    def finished(self, asked: ParsedRequest) -> None:
         """Note that a request was answered to its end."""
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
-    async def _place_soon(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
+    async def _place_soon(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
         """Choose an engine; wait up to ``PAUSE_S`` for one that may take requests again."""
         until = time.monotonic() + PAUSE_S
         while not self.board.takes.any():
@@ -234,7 +234,7 @@ class FleetProxy:
             await asyncio.sleep(_LOOK_S)
         return self._place(asked, refused_by)
 
-    def _place(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
+    def _place(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
         """Choose an engine, and note what is sent there."""
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
@@ -246,8 +246,8 @@ class FleetProxy:
         holdings = self.pools.holdings(turn.prompt.links, len(self.board))
         if self.residency is not None:
             if before is not None:
-                self.residency.note_home(turn.told, before.engine)
-            holdings = self.residency.corrected(turn.told, holdings)
+                self.residency.note_home(turn.engine_name, before.engine)
+            holdings = self.residency.corrected(turn.engine_name, holdings)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1), refused_by)
         choice = self.router.route(wanted, holdings, now)
         pool_tokens = int(self.board.pool[choice.engine])
@@ -255,7 +255,7 @@ class FleetProxy:
         self.decided_s.append(time.perf_counter() - start)
         return Placed(choice, wanted, before, homes.of(turn.session), new)
 
-    def _taken(self, asked: Asked, placed: Placed, queued: int, seconds: float) -> None:
+    def _taken(self, asked: ParsedRequest, placed: Placed, queued: int, seconds: float) -> None:
         """Note that an engine began to answer, and learn its speed.
 
         Args:
@@ -263,20 +263,20 @@ class FleetProxy:
             seconds: Until the first byte.
         """
         engine = placed.choice.engine
-        self.board.heard(engine, refused=False)
+        self.board.note_answer(engine, refused=False)
         if asked.turn is not None:
             self.pools.taken(engine, int(self.board.pool[engine]))
             self.callers.sent(asked.turn)
         if asked.call.streams and queued >= _LEAST_TIMED:
             self.board.measured(engine, queued, seconds)
 
-    def _refused(self, asked: Asked, placed: Placed, reply: Reply) -> bool:
+    def _refused(self, asked: ParsedRequest, placed: Placed, reply: Reply) -> bool:
         """Note that an engine refused a request; returns whether another one may answer it."""
         engine = placed.choice.engine
         self._take_back(placed)
         if reply.status not in _ELSEWHERE and not reply.is_of_server:
             return False  # it is the request's fault
-        self.board.heard(engine, refused=True)
+        self.board.note_answer(engine, refused=True)
         others = self.board.takes
         others[engine] = False
         if reply.status in _BEFORE_IT_BEGAN:

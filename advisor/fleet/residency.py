@@ -29,7 +29,7 @@ class AdvisedEngine(NamedTuple):
     name: str
 
 
-class Held(NamedTuple):
+class HeldContext(NamedTuple):
     """The shares of a session's last context that an engine holds.
 
     Attributes:
@@ -47,13 +47,13 @@ class Held(NamedTuple):
     idle_s: float
 
 
-def sessions_in(sidecar: str, content: bytes) -> dict[str, Held]:
+def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
     """Parse a sidecar's ``/v1/sessions``; sessions that two tenants name alike are left out.
 
     Raises:
         BAD_PAYLOAD: The answer is not as expected.
     """
-    found: dict[str, Held | None] = {}
+    found: dict[str, HeldContext | None] = {}
     for each in _sessions.decode(content).sessions:
         found[each.session] = None if each.session in found else _held(sidecar, each)
     return {name: held for name, held in found.items() if held is not None}
@@ -96,13 +96,13 @@ _sessions: Final = msgspec.json.Decoder(_Sessions)
 _status: Final = msgspec.json.Decoder(_Status)
 
 
-def _held(sidecar: str, told: _Session) -> Held | None:
+def _held(sidecar: str, told: _Session) -> HeldContext | None:
     if told.engine is None or told.chain == 0:
         return None
     engine = AdvisedEngine(sidecar, told.engine)
     told_of = told.chain_pool, told.chain_copied, told.chain_shared
     pool, copied, shared = (min(blocks / told.chain, 1.0) for blocks in told_of)
-    return Held(engine, told.tokens, pool, max(pool, copied), shared, told.idle_s)
+    return HeldContext(engine, told.tokens, pool, max(pool, copied), shared, told.idle_s)
 
 
 INTERVAL_S: Final = 1.0
@@ -140,7 +140,7 @@ class ResidencyView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sidecars, self._clock = sidecars, clock
-        self._held: dict[str, list[Held]] = {}  # by session, the newest report first
+        self._held: dict[str, list[HeldContext]] = {}  # by session, the newest report first
         self._votes: dict[
             AdvisedEngine, Counter[int]
         ] = {}  # sessions at home at each of our numbers
@@ -149,7 +149,7 @@ class ResidencyView:
         self.silent: dict[str, str | None] = {}
         self.failed = 0
         self._began = clock()
-        self._heard: dict[str, float] = {}  # when each sidecar answered last
+        self._answered_at: dict[str, float] = {}  # when each sidecar answered last
 
     def __len__(self) -> int:
         return len(self._held)
@@ -158,7 +158,7 @@ class ResidencyView:
         """Poll for ever; errors are logged and counted."""
         while True:
             try:
-                await self.look()
+                await self.poll()
             except Exception:
                 if not self.failed:
                     _log.exception("kvgraph cannot ask sidecars; it goes on trying")
@@ -167,14 +167,14 @@ class ResidencyView:
 
     def unheard_s(self, sidecar: str) -> float:
         """Return the seconds since a sidecar answered, or since the start if it never did."""
-        return self._clock() - self._heard.get(sidecar, self._began)
+        return self._clock() - self._answered_at.get(sidecar, self._began)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll all sidecars once, concurrently."""
-        held: dict[str, list[Held]] = {}
+        held: dict[str, list[HeldContext]] = {}
         sidecars = self._sidecars()
         self._forget_others({each.http: self.silent.get(each.http) for each in sidecars})
-        for found in await asyncio.gather(*map(self._asked, sidecars)):
+        for found in await asyncio.gather(*map(self._poll_one, sidecars)):
             for name, each in found.items():
                 held.setdefault(name, []).append(each)
         for several in held.values():
@@ -228,13 +228,13 @@ class ResidencyView:
         self.silent = silent
         self._votes = {each: told for each, told in self._votes.items() if each.sidecar in silent}
         self._hashing = {each: told for each, told in self._hashing.items() if each in silent}
-        self._heard = {each: at for each, at in self._heard.items() if each in silent}
+        self._answered_at = {each: at for each, at in self._answered_at.items() if each in silent}
 
     def _likeliest(self, engine: AdvisedEngine) -> int | None:
         votes = self._votes.get(engine)
         return votes.most_common(1)[0][0] if votes else None
 
-    async def _asked(self, sidecar: RunningSidecar) -> dict[str, Held]:
+    async def _poll_one(self, sidecar: RunningSidecar) -> dict[str, HeldContext]:
         """Poll one sidecar; returns nothing if it does not answer."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -256,7 +256,7 @@ class ResidencyView:
             self._note(sidecar.http, f"does not answer as a sidecar does ({why})")
             return {}
         self._note(sidecar.http, None)
-        self._heard[sidecar.http] = self._clock()
+        self._answered_at[sidecar.http] = self._clock()
         await self._ask_hashing(sidecar, {each.engine.name for each in found.values()})
         return found
 

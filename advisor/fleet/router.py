@@ -23,13 +23,13 @@ class Home(NamedTuple):
     """The engine that has a session's KV, and the tokens of its last context.
 
     Attributes:
-        heard_at: Time of its last turn.
+        seen_at: Time of its last turn.
         fresh: Whether it has had one turn so far.
     """
 
     engine: int
     tokens: int
-    heard_at: float
+    seen_at: float
     fresh: bool = True
 
 
@@ -86,7 +86,7 @@ class Homes:
         self._came_back += home is not None and home.fresh
         self.forget(session)
         self._join(session, Home(engine, tokens, now, home is None))
-        self._let_go(now)
+        self._expire(now)
 
     def put_back(self, session: Hashable, made: Home | None, before: Home | None) -> None:
         """Undo ``settle`` for a turn that was not answered, unless there was a later one.
@@ -118,12 +118,12 @@ class Homes:
         self._board.live[home.engine] += sign * home.tokens
         self._board.fresh[home.engine] += sign * home.tokens * home.fresh
 
-    def _let_go(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         """Stop counting sessions that are idle for too long, and forget the oldest beyond
         ``most``."""
         while self._live:
             session, home = next(iter(self._live.items()))
-            if home.heard_at > now - self._live_s and len(self._live) <= self._most:
+            if home.seen_at > now - self._live_s and len(self._live) <= self._most:
                 break
             self.forget(session)
             self._idle[session] = home

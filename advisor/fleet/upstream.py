@@ -267,7 +267,7 @@ class Upstream:
         except TimeoutError:
             raise httpx.ReadTimeout(f"not all of the answer came in {timeout_s:g} s") from None
 
-    def is_gone(self) -> None:
+    def drop_unanswered(self) -> None:
         """Give up unanswered requests: nothing listens at the engine's port any more."""
         self._gone.set()
         self._gone = asyncio.Event()

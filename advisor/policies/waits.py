@@ -92,7 +92,7 @@ class Cohort(NamedTuple):
     weight: Floats
 
 
-class News(NamedTuple):
+class NewWaits(NamedTuple):
     """Waits that ended or began since the last call; float64 ``[n]``, natural logarithms.
 
     Attributes:
@@ -104,7 +104,7 @@ class News(NamedTuple):
     prompts: Floats
 
 
-_NO_NEWS: Final = News(np.empty(0), np.empty(0))
+_NO_WAITS: Final = NewWaits(np.empty(0), np.empty(0))
 
 
 class Waits:
@@ -125,11 +125,11 @@ class Waits:
         self._seen: tuple[SessionTable, int] | None = None  # the sessions, and their changes
         self.begun = 0  # waits ever seen
 
-    def observe(self, sessions: SessionTable) -> News:
+    def observe(self, sessions: SessionTable) -> NewWaits:
         """Take in changed sessions; of several engines' calls at one moment, the first does."""
         seen = (sessions, sessions.changes)
         if seen == self._seen:
-            return _NO_NEWS
+            return _NO_WAITS
         self._seen = seen
         self._grow(sessions.size)
         size = sessions.size
@@ -148,7 +148,7 @@ class Waits:
         self._features[fresh] = features(sessions, fresh)
         self.begun += len(fresh)
         prompts = np.asarray(self._features[fresh, PROMPT_FEATURE], dtype=np.float64)
-        return News(np.log(np.maximum(lasted, _LEAST_S)), prompts)
+        return NewWaits(np.log(np.maximum(lasted, _LEAST_S)), prompts)
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
         """Return every wait that began within ``oldest_s``, ended or not, so that neither kind is

@@ -22,12 +22,12 @@ from .recordings import Session
 from .simulator import Instance
 from .trace import AGENTS_SERVICE, HostLink, ReplayError, ServiceModel, Trace
 
-Word = Callable[[float], AdmissionAdvice]
+AdviceAt = Callable[[float], AdmissionAdvice]
 """Returns a sidecar's latest advice on admission, as of a time."""
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ArrivedRequest:
     """A request that arrived at the simulated engine.
 
     Attributes:
@@ -56,7 +56,7 @@ class Asked:
         return Held(self.name, now, self.brings, returning=not self.opens)
 
 
-class Hold:
+class SimulatedHold:
     """Holds simulated requests by ``HoldingRule``, with a sidecar's advice on room.
 
     The rule is asked when a request arrives, and again when its turn comes: contexts are lost in a
@@ -67,15 +67,15 @@ class Hold:
         bounds: Limits of holding.
     """
 
-    def __init__(self, word: Word | None, bounds: HoldingBounds) -> None:
+    def __init__(self, word: AdviceAt | None, bounds: HoldingBounds) -> None:
         self._word = word
         self._rule = HoldingRule(bounds)
-        self._held: dict[str, Asked] = {}
+        self._held: dict[str, ArrivedRequest] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def arrives(self, asked: Asked, now: float, *, idle: bool, queued: bool) -> bool:
+    def arrives(self, asked: ArrivedRequest, now: float, *, idle: bool, queued: bool) -> bool:
         """Note that a request arrived; returns whether it must wait for room.
 
         Args:
@@ -87,22 +87,22 @@ class Hold:
         held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
         return self._noted(asked, now, held)
 
-    def turn_comes(self, asked: Asked, now: float) -> bool:
+    def turn_comes(self, asked: ArrivedRequest, now: float) -> bool:
         """Note that a request is next to start; returns whether it must wait for room after all."""
         if self._word is None:
             return False
         held = self._rule.turn_comes(asked.as_held(now), self._word(now))
         return self._noted(asked, now, held)
 
-    def started(self, asked: Asked, now: float) -> None:
+    def started(self, asked: ArrivedRequest, now: float) -> None:
         """Note that a request got blocks."""
         self._rule.started(asked.name, now)
 
-    def still_held(self) -> list[Asked]:
+    def still_held(self) -> list[ArrivedRequest]:
         """Return the requests that wait for room now."""
         return list(self._held.values())
 
-    def released(self, now: float, *, idle: bool, free: bool) -> list[Asked]:
+    def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
         """Return the requests that may start now, in this order.
 
         Args:
@@ -117,7 +117,7 @@ class Hold:
             asked.held_s += now - asked.since
         return gone
 
-    def _noted(self, asked: Asked, now: float, held: bool) -> bool:
+    def _noted(self, asked: ArrivedRequest, now: float, held: bool) -> bool:
         if held:
             asked.since = now
             self._held[asked.name] = asked
@@ -300,15 +300,15 @@ def play(
 class _Play:
     """The state of a loop."""
 
-    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: Word | None) -> None:
+    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: AdviceAt | None) -> None:
         trace = runs.trace
         self._runs, self._instance, self._loop = runs, instance, loop
         self._chains, self._limits = trace.chains(), trace.matchable.tolist()
         self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
         self._pause, self._first = runs.pause.tolist(), runs.first.tolist()
         self._size = trace.block_size
-        self._hold = Hold(word, HoldingBounds(instance.capacity, loop.bound_s))
-        self._line: list[Asked] = []  # who may start, and waits for the engine
+        self._hold = SimulatedHold(word, HoldingBounds(instance.capacity, loop.bound_s))
+        self._line: list[ArrivedRequest] = []  # who may start, and waits for the engine
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = 0
         self._next_run = 0
@@ -368,7 +368,7 @@ class _Play:
             self._refused += 1  # as vLLM does; the user goes on without an answer
             self._answered(request, user, run, now)
             return
-        asked = Asked(request, user, run, request == self._first[run])
+        asked = ArrivedRequest(request, user, run, request == self._first[run])
         asked.brings = self._brings(asked)
         if not self._hold.arrives(asked, now, idle=self._idle, queued=bool(self._line)):
             self._line.append(asked)
@@ -377,11 +377,11 @@ class _Play:
     def _idle(self) -> bool:
         return not self._instance.running and not self._line
 
-    def _must_wait(self, asked: Asked, now: float) -> bool:
+    def _must_wait(self, asked: ArrivedRequest, now: float) -> bool:
         asked.brings = self._brings(asked)
         return self._hold.turn_comes(asked, now)
 
-    def _brings(self, asked: Asked) -> int:
+    def _brings(self, asked: ArrivedRequest) -> int:
         prompt = self._limits[asked.request]
         found = self._instance.reach(self._chains[asked.request], prompt)
         return new_context_blocks(prompt, found, self._instance.capacity, new=asked.opens)
@@ -402,7 +402,7 @@ class _Play:
             self._asking = True
             self._at(now + self._loop.recheck_s, self._wake)
 
-    def _next(self) -> Asked:
+    def _next(self) -> ArrivedRequest:
         if self._loop.queue is Queue.FCFS:
             return self._line[0]
         return max(self._line, key=lambda asked: self._matched(asked.request))
@@ -413,7 +413,7 @@ class _Play:
     def _wake(self, now: float) -> None:
         self._asking = False
 
-    def _start(self, asked: Asked, now: float) -> bool:
+    def _start(self, asked: ArrivedRequest, now: float) -> bool:
         """Start a request; returns whether there were blocks for it."""
         request, instance = asked.request, self._instance
         chain, limit = self._chains[request], self._limits[request]
@@ -432,7 +432,7 @@ class _Play:
             self._prefiller(asked)(now)
         return True
 
-    def _prefiller(self, asked: Asked) -> Callable[[float], None]:
+    def _prefiller(self, asked: ArrivedRequest) -> Callable[[float], None]:
         request = asked.request
         tokens = max(1, self._input[request] - int(self._found[request]) * self._size)
 
@@ -443,7 +443,7 @@ class _Play:
 
         return prefill
 
-    def _first_token(self, asked: Asked) -> Callable[[float], None]:
+    def _first_token(self, asked: ArrivedRequest) -> Callable[[float], None]:
         request = asked.request
 
         def decode(now: float) -> None:
@@ -454,7 +454,7 @@ class _Play:
 
         return decode
 
-    def _finish(self, asked: Asked) -> Callable[[float], None]:
+    def _finish(self, asked: ArrivedRequest) -> Callable[[float], None]:
         def finish(now: float) -> None:
             request = asked.request
             self._instance.finish(request, self._chains[request], now)

@@ -53,7 +53,7 @@ class ClosedCell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClosedPlan:
     """What cells share.
 
     Attributes:
@@ -145,7 +145,7 @@ class Arm:
 
 
 def closed_rows(
-    plan: Plan,
+    plan: ClosedPlan,
     cells: Sequence[ClosedCell],
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -158,7 +158,7 @@ def closed_rows(
     return [found[cell] for cell in cells]
 
 
-def run_cell(plan: Plan, cell: ClosedCell) -> ClosedRow:
+def run_cell(plan: ClosedPlan, cell: ClosedCell) -> ClosedRow:
     """Play one cell; the same plan and cell give the same row."""
     arm = Arm.of(cell.arm)
     queue = Queue.LPM if arm.order == LPM else plan.loop.queue
@@ -279,7 +279,7 @@ def _panel(
         axes.spines[side].set_visible(False)
 
 
-class Part(StrEnum):
+class SessionPart(StrEnum):
     """Which of the found sessions to play, by the rank of their names."""
 
     ALL = "all"
@@ -287,10 +287,14 @@ class Part(StrEnum):
     EVEN = "even"
 
 
-def part_of(sessions: Sequence[Session], part: Part) -> list[Session]:
+def part_of(sessions: Sequence[Session], part: SessionPart) -> list[Session]:
     """Return those sessions; the first is odd."""
     ordered = sorted(sessions, key=lambda session: session.name)
-    return {Part.ALL: ordered, Part.ODD: ordered[::2], Part.EVEN: ordered[1::2]}[part]
+    return {
+        SessionPart.ALL: ordered,
+        SessionPart.ODD: ordered[::2],
+        SessionPart.EVEN: ordered[1::2],
+    }[part]
 
 
 PrefillRate = Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")]
@@ -315,7 +319,7 @@ def closed(
     host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
     prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     decode: DecodeTime = AGENTS_SERVICE.decode_s_per_token,
-    part: Annotated[Part, typer.Option(help="Which sessions, by rank.")] = Part.ALL,
+    part: Annotated[SessionPart, typer.Option(help="Which sessions, by rank.")] = SessionPart.ALL,
     seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
@@ -354,14 +358,14 @@ def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
     ]
 
 
-def _plan(path: Path, part: Part, loop: Loop, host: float, seed: int) -> Plan:
+def _plan(path: Path, part: SessionPart, loop: Loop, host: float, seed: int) -> ClosedPlan:
     from .recordings import read_sessions
 
-    return Plan(part_of(read_sessions(path), part), loop, host, seed)
+    return ClosedPlan(part_of(read_sessions(path), part), loop, host, seed)
 
 
 def _played(
-    plan: Callable[[], Plan], cells: Sequence[ClosedCell], processes: int, quiet: bool
+    plan: Callable[[], ClosedPlan], cells: Sequence[ClosedCell], processes: int, quiet: bool
 ) -> list[ClosedRow]:
     """Play the cells; show progress unless ``quiet``."""
 

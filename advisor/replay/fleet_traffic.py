@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from .reader import HEADER_VERSION
-from .recordings import Session, Turn
+from .recordings import RecordedTurn, Session
 from .trace import ReplayError, TraceError
 
 MAX_GAP_S: Final = 1800.0
@@ -53,12 +53,12 @@ class FleetRequest:
     lap: int = 1
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> RecordedTurn:
         """Return the recorded turn."""
         return self.session.turns[self.index]
 
     @property
-    def next_turn(self) -> Turn | None:
+    def next_turn(self) -> RecordedTurn | None:
         """Return the session's next turn, if any."""
         after = self.index + 1
         return self.session.turns[after] if after < len(self.session.turns) else None
@@ -329,7 +329,7 @@ class BlockNumbers:
         return step
 
 
-def _extends(after: Turn, turn: Turn) -> bool:
+def _extends(after: RecordedTurn, turn: RecordedTurn) -> bool:
     return after.hash_ids[: len(turn.hash_ids)] == turn.hash_ids
 
 

@@ -26,7 +26,7 @@ from .trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class EngineUpdate:
     """An event of an engine, or, without one, the eviction of blocks.
 
     Attributes:
@@ -84,18 +84,18 @@ class SimulatedSidecar:
             clock=lambda: self.now,
         )
         self._block_size = trace.block_size
-        self._unheard: dict[str, deque[News]] = {}  # by engine, what the graph has not received yet
+        self._pending: dict[str, deque[EngineUpdate]] = {}  # by engine, not received yet
 
     def join(self, capacity: int) -> str:
         """Add an engine whose pool has ``capacity`` blocks; returns its name."""
-        engine = f"replay {len(self._unheard)}"
-        self._unheard[engine] = deque()
+        engine = f"replay {len(self._pending)}"
+        self._pending[engine] = deque()
         self.graph.apply(engine, [EngineHello(engine, "", self._block_size, capacity + 1, "")])
         return engine
 
-    def happened(self, engine: str, news: News) -> None:
+    def happened(self, engine: str, news: EngineUpdate) -> None:
         """Queue an event; the graph receives it later."""
-        self._unheard[engine].append(news)
+        self._pending[engine].append(news)
 
     def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
         """Rank an engine's blocks by the events received so far."""
@@ -113,8 +113,8 @@ class SimulatedSidecar:
         """
         stored: dict[str, list[AnyEvent]] = {}
         changed: dict[str, dict[int, bool]] = {}
-        while (heard := self._next_heard(engine, before, others_before)) is not None:
-            queue, turns = self._unheard[heard], list[AnyEvent]()
+        while (heard := self._next_due(engine, before, others_before)) is not None:
+            queue, turns = self._pending[heard], list[AnyEvent]()
             self.now = queue[0].at
             while queue and queue[0].at == self.now:
                 news = queue.popleft()
@@ -130,10 +130,10 @@ class SimulatedSidecar:
             if removed := [block for block, resident in blocks.items() if not resident]:
                 self.graph.apply(heard, [self.events.removed(removed)])
 
-    def _next_heard(self, engine: str, before: float, others_before: float) -> str | None:
+    def _next_due(self, engine: str, before: float, others_before: float) -> str | None:
         """Return the engine with the oldest event that may be applied."""
         first, oldest = None, before
-        for heard, queue in self._unheard.items():
+        for heard, queue in self._pending.items():
             until = before if heard == engine else others_before
             if queue and queue[0].at < min(until, oldest):
                 first, oldest = heard, queue[0].at
@@ -297,4 +297,4 @@ class GraphOrder(EvictionOrder):
         return found
 
     def _tell(self, now: float, event: AnyEvent | None, blocks: Sequence[int] = ()) -> None:
-        self._sidecar.happened(self._engine, News(now, event, blocks))
+        self._sidecar.happened(self._engine, EngineUpdate(now, event, blocks))

@@ -18,7 +18,7 @@ from ...graph.types import NO_ROW
 from ..policies.hazard import OLDEST, Features, ReturnModel
 from ..policies.lifecycle import Prior
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, Cohort, features
-from .recordings import Session, Turn
+from .recordings import RecordedTurn, Session
 
 STEPS: Final = 4000
 """Learning steps; more overfit the recorded sessions (tried on held-out halves)."""
@@ -83,13 +83,13 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
     return Cohort(np.concatenate(known), age, age < OLDEST, np.ones(len(age)))
 
 
-def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:
+def _threads(turns: Sequence[RecordedTurn]) -> list[list[RecordedTurn]]:
     """Split a session's turns by the context that they extend.
 
     A turn that keeps at most half of every context before it (because it was compacted, or began
     anew) begins a new thread: no turn comes back to the blocks of the other.
     """
-    threads: list[list[Turn]] = []
+    threads: list[list[RecordedTurn]] = []
     for turn in turns:
         kept = [(_common(each[-1].hash_ids, turn.hash_ids), each) for each in threads]
         most, thread = max(kept, key=lambda pair: pair[0], default=(0, []))
@@ -106,7 +106,9 @@ def _common(one: array[int], other: array[int]) -> int:
     return bisect_left(range(last), True, key=lambda at: one[at] != other[at])
 
 
-def _waits(thread: Sequence[Turn], rng: np.random.Generator) -> Iterator[tuple[Features, float]]:
+def _waits(
+    thread: Sequence[RecordedTurn], rng: np.random.Generator
+) -> Iterator[tuple[Features, float]]:
     """Return what is known at the end of each turn, and how many seconds the session then waits."""
     table = SessionTable(1)
     row = table.ensure("thread", NO_ROW, 0.0)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...graph.ingest.sessions import SHARED, continued
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, NO_ROW
 from ..policies.hazard import Floats
-from .trace import NOBODY, Ints, Said, ServiceModel, Trace, TraceError, last_turns
+from .trace import NOBODY, Ints, ServiceModel, Statements, Trace, TraceError, last_turns
 from .trace import Layers as TraceLayers
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
@@ -289,7 +289,7 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
     return sessions
 
 
-class SaidDraft:
+class StatementsDraft:
     """Collects callers' statements while a trace is read."""
 
     def __init__(self) -> None:
@@ -318,9 +318,9 @@ class SaidDraft:
             NOBODY if name is None else self._tenants.setdefault(name, len(self._tenants))
         )
 
-    def said(self, order: Sequence[int]) -> Said:
+    def said(self, order: Sequence[int]) -> Statements:
         """Return all statements, with the requests in this order."""
-        return Said(
+        return Statements(
             np.array(self._ended, dtype=np.bool_)[order],
             np.array(self._waiting, dtype=np.int8)[order],
             np.array(self._expected)[order],
@@ -410,7 +410,7 @@ class _Draft:
         self._same: list[int] = []  # row of a session → an earlier one that is the same, or itself
         self._free_at: dict[int, float] = {}  # session → when its turn before was done
         self._service = ServiceModel()
-        self._said = SaidDraft()
+        self._said = StatementsDraft()
 
     def add(self, line: Line) -> None:
         self._kind.check(line)

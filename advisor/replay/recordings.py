@@ -30,7 +30,7 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RecordedTurn:
     """One request of a session, as it was recorded.
 
     Attributes:
@@ -72,7 +72,7 @@ class Session:
     tool_tokens: int
     system_tokens: int
     began: float
-    turns: tuple[Turn, ...]
+    turns: tuple[RecordedTurn, ...]
     subagents: tuple[Session, ...]
     harness: str = ""
     is_global: bool = False
@@ -192,7 +192,7 @@ class _Builder:
         found = self.session(name, entry, where, depth + 1)
         return replace(found, began=max(0.0, entry.t - start))
 
-    def _turn(self, entry: _Entry, where: str, start: float) -> Turn:
+    def _turn(self, entry: _Entry, where: str, start: float) -> RecordedTurn:
         if entry.input_tokens is None or entry.hash_ids is None:
             missing = "in" if entry.input_tokens is None else "hash_ids"
             raise TraceError(f"{where}.{missing} is missing")
@@ -209,7 +209,7 @@ class _Builder:
             raise TraceError(f"{where}.hash_ids: allowed: numbers up to 2^64 - 1") from None
         if not self._is_global:
             self._check_prefixes(hash_ids, where)
-        return Turn(
+        return RecordedTurn(
             entry.t - start,
             entry.input_tokens,
             entry.output_tokens or 0,

@@ -20,7 +20,7 @@ NOBODY = -1  # said why an answer ended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
+class Statements:
     """Callers' statements: a row per request, in order of arrival.
 
     Attributes:
@@ -51,9 +51,9 @@ class Said:
         """Tell whether it is known of any answer why it ended."""
         return bool((self.waiting != NOBODY).any())
 
-    def rows(self, part: slice) -> Said:
+    def rows(self, part: slice) -> Statements:
         """Return the statements of some of the requests."""
-        return Said(
+        return Statements(
             self.ended[part],
             self.waiting[part],
             self.expected_return_s[part],
@@ -98,7 +98,7 @@ class Trace:
     session: Ints
     last: npt.NDArray[np.bool_]
     has_sessions: bool
-    said: Said | None = None
+    said: Statements | None = None
 
     def __len__(self) -> int:
         return len(self.at)

@@ -21,7 +21,7 @@ from ...graph.errors import ConfigError, VersionError, WireError
 from ...graph.wire import frames as wire
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ...graph.wire.events import REMEDY, BlockHashing, Pressure, disagreements
-from ..access import Access, answer_of
+from ..access import EndpointAccess, answer_of
 from ..settings import PLUGIN_GROUP, SIDECAR_VARIABLE, WARM_VARIABLE, engine_settings
 from ..sidecar import SocketDirectory
 from ..vllm.installed import (
@@ -280,7 +280,7 @@ def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
 
 def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
     """Send a message as an unknown engine: a sidecar asks who that is."""
-    patience_ms, access = round(timeout_s * 1000), Access(endpoint)
+    patience_ms, access = round(timeout_s * 1000), EndpointAccess(endpoint)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDTIMEO, patience_ms)

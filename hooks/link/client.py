@@ -24,7 +24,7 @@ from ...graph.wire import frames as wire
 from ...graph.wire.advice import AnyAdvice, Refused, ResyncRequest
 from ...graph.wire.endpoints import Wake
 from ...graph.wire.events import AnyEvent, BlocksResident, EngineHello
-from ..access import Access
+from ..access import EndpointAccess
 from ..threads import Once, shown
 from .mailbox import Clock, Mailbox
 from .outbox import Outbox
@@ -59,7 +59,7 @@ class Link:
         self._endpoint = endpoint
         self._identity = identity
         self._send_hwm = send_hwm
-        self._access = Access(endpoint)
+        self._access = EndpointAccess(endpoint)
         self._token_checked = float("-inf")
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -98,7 +98,7 @@ class Link:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)  # ms; chosen
 
 
-class Standing:
+class LinkState:
     """Tracks whether a sidecar answers, and logs changes.
 
     Args:
@@ -256,7 +256,7 @@ class AdvisorClient(Mailbox):
         self._listed = False
         self._once = Once(logger)
         waits = self.options.absent_s, self.options.silent_s, self.options.refused_s
-        self.standing = Standing(endpoint, *waits, clock)
+        self.standing = LinkState(endpoint, *waits, clock)
         self._link = Link(endpoint, self.identity, self.options.send_hwm)
         self._last_greeting = self._last_heartbeat = float("-inf")
 
@@ -337,7 +337,7 @@ class AdvisorClient(Mailbox):
             self._keep_nothing()
             return
         self.standing.warn_if_silent(now)
-        if self._check_reachable(socket, now) and self._greet_if_due(socket, now):
+        if self._check_reachable(socket, now) and self._send_hello_if_due(socket, now):
             self._beat_if_due(socket, now)
             if self.outbox.drain(socket, self.wants_tips()):
                 self.mark_sent(self.outbox.batches, until=now)
@@ -400,7 +400,7 @@ class AdvisorClient(Mailbox):
         self._listed = False
         self.linked_since = float("inf")
 
-    def _greet_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
+    def _send_hello_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
         if self._listed:
             return True
         if now - self._last_greeting < self.options.resync_gap_s:

@@ -180,7 +180,7 @@ class LateHashes:
         ]
 
 
-class Prompt(Protocol):
+class PromptRequest(Protocol):
     """A request as an engine has it; one without ``prompt_token_ids`` is not digested."""
 
     cache_salt: str | None
@@ -202,7 +202,7 @@ class SaltedContents:
         self._block_size = block_size
         self._has_salts = False
 
-    def of(self, request: Prompt) -> PromptDigests | None:
+    def of(self, request: PromptRequest) -> PromptDigests | None:
         """Return a request's content to be digested on the client's thread; reads a few attributes.
 
         None where hashes differ by more than a salt: with an adapter, images, or embeddings.

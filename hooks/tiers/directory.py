@@ -21,7 +21,7 @@ class Void(NamedTuple):
     named: tuple[tuple[int, bytes], ...]
 
 
-class Voided:
+class ReleasedCopies:
     """Collects what was given up or completed, until the workers are told.
 
     Attributes:
@@ -90,7 +90,7 @@ class CopyDirectory:
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._hashes: dict[int, bytes] = {}  # by the key that advice uses
         self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
-        self.voided = Voided()
+        self.voided = ReleasedCopies()
         self.holds_twice = self._order.holds_twice
         self.in_store: set[bytes] = set()
         self.told: Callable[[list[bytes]], None] = _nobody_listens
@@ -181,7 +181,7 @@ class CopyDirectory:
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
-        """Give up an incomplete copy: its memory is free."""
+        """Free the memory of a copy that is not found, or not any more."""
         self._held -= 1
         self.voided.released.append(copy.id)
 

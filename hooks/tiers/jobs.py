@@ -27,7 +27,7 @@ class Spill:
     overwritten: bool = False
 
 
-class Run(NamedTuple):
+class SpliceRun(NamedTuple):
     """Consecutive tokens of one copy that go to consecutive slots of the engine's cache.
 
     Attributes:
@@ -63,7 +63,7 @@ class Load:
     blocks: tuple[int, ...]
     from_disk: dict[int, bytes]
     request: str | None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SpliceRun, ...] = ()
     spliced: tuple[int, ...] = ()
     from_store: dict[int, bytes] = field(default_factory=dict)
     within_s: float = math.inf

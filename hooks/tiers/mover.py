@@ -32,10 +32,10 @@ from .lanes import (
 )
 
 if TYPE_CHECKING:
-    from .jobs import Run
+    from .jobs import SpliceRun
 
 
-class Unwritten:
+class DirtyCopies:
     """Complete copies that are on no disk, and that a later process may find there; by their ids.
 
     The scheduler says whether a copy is complete, and whose it is: a worker cannot know.
@@ -63,7 +63,7 @@ class Unwritten:
         return list(self._hashes.items())[::-1]
 
 
-def slot_map(runs: Sequence[Run], record: Callable[[int], int], block_size: int) -> SlotMap:
+def slot_map(runs: Sequence[SpliceRun], record: Callable[[int], int], block_size: int) -> SlotMap:
     """Return the slots of all tokens of ``runs``.
 
     Args:
@@ -83,7 +83,7 @@ def slot_map(runs: Sequence[Run], record: Callable[[int], int], block_size: int)
 
 
 def splicer(
-    runs: Sequence[Run],
+    runs: Sequence[SpliceRun],
     handles: Mapping[int, int],
     arena: Arena,
     cache: PagedKv,
@@ -162,7 +162,7 @@ class TierMover:
     ) -> None:
         self.cache, self._arena, self._rope = cache, arena, rope
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
-        self._unwritten = Unwritten()  # the memory's thread's own, too
+        self._unwritten = DirtyCopies()  # the memory's thread's own, too
         self._loads = TransferLane("kvgraph-loads", cache.memory.device, first=True)
         self._spills = TransferLane("kvgraph-spills", cache.memory.device)
         self._memory = TaskThread("kvgraph-memory")

@@ -133,7 +133,7 @@ MENDS: Final = (
     # The sidecar before engines that lie
     Mend("no more blocks than a pool has", "advisor/sockets/subscriber.py", "        if listed <= most:\n", "        if True:\n", f"{_SUBSCRIBER} -k more_blocks"),
     Mend("no line of the log is forged", "advisor/sockets/subscriber.py", "\"engine %r connected (%r)\"", "\"engine %s connected (%s)\"", f"{_SUBSCRIBER} -k forged"),
-    Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "if len(self._answered) > _STRANGERS:", "if False:", f"{_SUBSCRIBER} -k strangers"),
+    Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "FIFOCache(_STRANGERS)", "FIFOCache(1 << 40)", f"{_SUBSCRIBER} -k strangers"),
     Mend("a flood of garbage is one line", "advisor/sockets/subscriber.py", "self._notices.warn(\"wire\", \"a message was refused: %s\", error)", "logging.getLogger(__name__).warning(\"a message was refused: %s\", error)", f"{_SUBSCRIBER} -k flood"),
     Mend("segments cost what a prompt may", "graph/ingest/segments.py", "        if covered <= room:\n", "        if True:\n", "tests/graph/test_graph_callers.py"),
     Mend("nothing comes back behind a hole", "graph/ranking/copies.py", "(blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)", "blocks.parent[top] == NO_ROW", "tests/graph/ranking/test_graph_prefetch.py -k forgotten"),
@@ -153,7 +153,7 @@ MENDS: Final = (
     Mend("a priority that vLLM does not go by", "hooks/vllm/holding/queue.py", "return request.priority if self._goes_by_priority else 0", "return request.priority", "tests/hooks/vllm/holding/test_hooks_holding_orders.py -k claims"),
     Mend("a long answer's text is joined once", "advisor/memory/engine.py", "self._parts.setdefault(field, []).append(text)", "self._parts[field] = [\"\".join([*self._parts.get(field, []), text])]", "tests/memory/test_memory_protocol.py -k long_answer"),
     # What watches something
-    Mend("a first look that fails", "advisor/fleet/engines.py", "        await self._look(self.upstreams[0])\n", "        await self._health.look(self.upstreams[0])\n", f"{_HOSTILE} -k first_look"),
+    Mend("a first look that fails", "advisor/fleet/engines.py", "        await self._check(self.upstreams[0])\n", "        await self._health.check(self.upstreams[0])\n", f"{_HOSTILE} -k first_look"),
     Mend("a child's odd line ends no watch", "hooks/sidecar.py", "except (ValueError, RecursionError):", "except ValueError:", "tests/hooks/test_hooks_sidecar.py -k prints"),
     Mend("a start that failed is tried again", "hooks/sidecar.py", "except (FileNotFoundError, PermissionError) as error:  # nor", "except OSError as error:  # nor", "tests/hooks/test_hooks_sidecar.py -k later"),
     Mend("tenants that were served once push out no others", "graph/release_order.py", "            book: OrderedDict[Any, float] = self._once\n", "            book: OrderedDict[Any, float] = self._ends\n", "tests/graph/test_graph_holding.py -k served_once"),
