@@ -107,7 +107,7 @@ class EngineSettings(BaseModel):
 
     graph: _Switch = False
     sidecar: str = ""
-    child: str = ""  # which engine's child the sidecar is, if any's
+    child: str = ""  # endpoint of the sidecar if an engine started it
     hints: str = Field(
         "session",
         pattern="^((?i:all|session|off)$|secret:)",
@@ -115,13 +115,13 @@ class EngineSettings(BaseModel):
     )
     # JSON: token marks by which answers end; 0: off. Unset, they come from the chat template.
     ends: str = ""
-    # 0: nobody reads prompts' layers, and hints about messages are not understood. Our own
-    # processes hand the borders of messages over in it, beside a connector of the user's.
+    # 0: a prompt's layers are not found, and hints about messages are ignored. Our own processes
+    # pass message borders in it, beside a user's own connector.
     layers: str = Field("1", pattern=f"^((?i:{'|'.join(ON + OFF)})$|\\{{)", description="1 or 0")
     sections: str = ""  # a JSON object: lines that begin sections of a system text, their layers
     # Requests are held only while the sidecar measures that the engine thrashes, and prompts queue.
     admission: _Switch = True
-    hold_max_s: _Seconds = 300.0  # ``graph.messages.advice.HOLD_MAX_S``
+    hold_max_s: _Seconds = 300.0  # ``graph.wire.advice.HOLD_MAX_S``
     refuse_after_s: _Seconds = 60.0  # chosen
     protect_stale_s: _Seconds = PROTECT_STALE_S
     # Share of a worker's CPU time (on a GPU, of its decode steps) that attention sampling may take.

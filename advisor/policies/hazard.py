@@ -12,7 +12,7 @@ one thing after a short pause and another after a long one), which a product of 
 feature cannot express. The mean of a few networks from different starts errs less than one network.
 
 All times here are in the model's own seconds: the caller scales them to the pace of its traffic
-(``drift.Drift``).
+(``lifecycle.Drift``).
 """
 
 from __future__ import annotations

@@ -387,8 +387,6 @@ def _log_failure(done: Warmed) -> None:
         logger.warning("kvgraph: %s: not warmed: %s", done.key, done.reason)
 
 
-# ``kvgraph precache``.
-
 _UNTOLD: Final = (
     "the server does not say how much was cached (vLLM does with --enable-prompt-tokens-details)"
 )

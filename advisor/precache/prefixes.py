@@ -73,9 +73,6 @@ def warming_messages(stable: Sequence[Message]) -> list[Message]:
     return [*stable, {"role": "user", "content": NOTHING}]
 
 
-# A renderer of turns that is a function in a Python file, as an application has it.
-
-
 def renderer(name: str, directory: Path) -> Render:
     """Load the function that ``FILE.py:FUNCTION`` names, relative to ``directory``.
 

@@ -68,8 +68,6 @@ class PrefillQueues:
         return np.array([self._waited.get(engine, 0.0) for engine in range(engines)])
 
 
-# The live router before simulated engines.
-
 _ALL_LOST: Final = np.ones(1, dtype=np.bool_)
 
 
@@ -445,8 +443,6 @@ def _sentence(best: PlanFound | None, ttft: float) -> str:
         f"routing {plan.routing} (simulated: prompts one after the other, decoding free)"
     )
 
-
-# The picture of ``kvgraph plan``: hit rate and TTFT over cost.
 
 _COLORS: Final = dict(zip(ROUTINGS, ("#9a9a9a", "#4c78a8", "#e45756"), strict=True))
 

@@ -257,7 +257,7 @@ def spread_over_ticks(at: Floats) -> Floats:
 def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blocks: int) -> Ints:
     """int32 ``[requests]``: the session that each request continues, or a new one.
 
-    By the rules of the live graph, as far as a trace tells: ``lineage.continued``, and that nothing
+    By the rules of the live graph (``sessions.continued``), as far as a trace tells, and nothing
     continues a branch that its session left behind. A trace does not tell what runs at the same
     time.
 

@@ -104,7 +104,7 @@ class _File(msgspec.Struct):
 
 
 _SCOPES: Final = ("local", "global")  # of blocks' numbers
-# Not strict: see ``formats``.
+# Not strict: see ``reader``.
 _decoder: Final = msgspec.json.Decoder(_File, strict=False)
 
 
