@@ -1,11 +1,11 @@
-"""The host side of spill and load: one address range of records, committed slab by slab.
+"""The host memory of spilled blocks: one address range of records, committed slab by slab.
 
-What a GPU is to reach is page-locked, all of it and ahead of time: the driver takes seconds for it,
-during which an engine's launches would wait. Other memory is committed when it is first used.
+Memory that a GPU must reach is page-locked all at once, ahead of time: the driver takes seconds for
+it, during which an engine's launches would wait. Other memory is committed at first use.
 
 A record is one block, all layers of it (``KvLayout.record``). A handle is a record's number and its
-generation; freeing a record ends the generation, so that a handle kept too long is noticed instead
-of reading another block's bytes. One thread at a time may allocate and free.
+generation; freeing a record ends the generation, so that a stale handle is noticed instead of
+reading another block's bytes. One thread at a time may allocate and free.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Arena:
     """Records of KV bytes within a memory budget.
 
     Attributes:
-        kv: The records as a paged memory; a record's number is its block number there.
-        problem: Why there are fewer records than were asked for; None if there are not.
+        kv: The records as a paged memory, in which a record's number is its block number.
+        problem: Why there are fewer records than asked for; None otherwise.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Arena:
         Args:
             record: Layout of the records; its ``blocks`` is the capacity, unless the machine
                 refuses to page-lock so much.
-            pin: Page-lock for DMA; by default, where CUDA is present.
-            slab_bytes: How much is committed, pinned and given back at a time, about.
+            pin: Page-lock for DMA; by default, if CUDA is present.
+            slab_bytes: Approximate bytes to commit, pin and release at a time.
 
         Raises:
             TransferError: Next to nothing can be page-locked.
@@ -84,7 +84,7 @@ class Arena:
     def for_cache(
         cls, cache: KvLayout, budget_bytes: int, int8: bool = False, pin: bool | None = None
     ) -> Arena:
-        """An arena for a cache's blocks, as many as the budget holds.
+        """Create an arena for a cache's blocks, as many as the budget holds.
 
         Raises:
             LayoutError: The budget does not hold one block.
@@ -97,20 +97,21 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Records that are allocated."""
+        """Number of allocated records."""
         return int(self._slab_records.sum())
 
     @property
     def committed_bytes(self) -> int:
-        """Memory that is taken from the machine now."""
+        """Bytes taken from the machine now."""
         return int(self._committed.sum()) * self.per_slab * self.record_bytes
 
     def can_allocate(self, count: int) -> bool:
-        """Whether ``allocate(count)`` succeeds."""
+        """Return whether ``allocate(count)`` would succeed."""
         return count <= self.capacity - self.used
 
     def allocate(self, count: int) -> Int64s:
-        """Handles of ``count`` records, int64 [count]; what they hold is undefined.
+        """Allocate ``count`` records; return their handles, int64 [count]. Their content is
+        undefined.
 
         Raises:
             SlotError: There are fewer free records.
@@ -125,11 +126,12 @@ class Arena:
         return (self._generation[slots] << _SLOT_BITS) | slots
 
     def free(self, handles: Handles) -> None:
-        """Give records back, when nothing moves to or from them any more; slabs that fall empty
-        are returned to the machine, unless they are page-locked.
+        """Free records that nothing moves to or from any more.
+
+        Slabs that become empty are returned to the machine, unless they are page-locked.
 
         Raises:
-            SlotError: A handle is stale, or is there twice; then nothing is freed.
+            SlotError: A handle is stale, or is given twice; then nothing is freed.
         """
         slots = self.slots(handles)
         if len(np.unique(slots)) != len(slots):
@@ -138,7 +140,7 @@ class Arena:
         self._take_back(slots)
 
     def valid(self, handles: Handles) -> Bools:
-        """Which handles still name the record that they were given for; bool [n]."""
+        """Return which handles still name the record that they were given for; bool [n]."""
         handles = np.asarray(handles, dtype=np.int64)
         slots = handles & _SLOT_MASK
         known = slots < self.capacity
@@ -186,7 +188,7 @@ class Arena:
         np.add.at(self._slab_records, slots // self.per_slab, change)
 
     def _lock_all(self) -> str | None:
-        """Page-lock slab after slab; says why, and makes the arena smaller, if that ends early."""
+        """Page-lock slab after slab; if that ends early, shrink the arena and return why."""
         if hasattr(mmap, "MADV_DONTFORK"):
             # A child process would make the kernel move pages away from under the GPU.
             self._map.madvise(mmap.MADV_DONTFORK)
@@ -202,10 +204,10 @@ class Arena:
         return None
 
     def _leave_some(self, locked: int, error: TransferError) -> None:
-        """Of ``locked`` slabs, which are all that can be, keep what others will not miss.
+        """Release some of the ``locked`` slabs, so that the engine's own buffers can be locked too.
 
         Raises:
-            TransferError: That is none.
+            TransferError: None would be left.
         """
         kept = locked - max(_LEFT_SLABS, round(locked * _LEFT_SHARE))
         self._release(np.arange(max(kept, 0), locked))
@@ -251,6 +253,6 @@ def _unlock(locked: set[int]) -> None:
 
 
 def _records_per_slab(record_bytes: int, slab_bytes: int) -> int:
-    """About ``slab_bytes`` of records, and whole pages, as madvise wants them."""
+    """Return how many records make about ``slab_bytes`` and whole pages, as madvise needs."""
     step = mmap.PAGESIZE // np.gcd(record_bytes, mmap.PAGESIZE)
     return int(max(1, slab_bytes // (record_bytes * step)) * step)

@@ -1,6 +1,7 @@
-"""Where compiled kernels are kept: a cache directory outside the package, filled under a lock.
+"""Compiles C++ and CUDA sources at first use, and keeps the results in a cache directory.
 
-``AITHER_KVCACHE_KERNEL_CACHE`` names the directory; else it is below the user's cache directory.
+``AITHER_KVCACHE_KERNEL_CACHE`` names the directory; by default it is below the user's cache
+directory. It is filled under a lock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CACHE_ENV: Final = "AITHER_KVCACHE_KERNEL_CACHE"
 
 
 def cache_directory() -> Path:
-    """The directory of compiled kernels; it need not exist yet."""
+    """Return the directory of compiled kernels; it need not exist yet."""
     chosen = os.environ.get(CACHE_ENV)
     if chosen:
         return Path(chosen)
@@ -37,12 +38,12 @@ def cache_directory() -> Path:
 
 
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
-    """The file that ``build`` makes from ``ingredients``, made once a machine.
+    """Return the file that ``build`` makes from ``ingredients``, made once per machine.
 
     Args:
         name: File name, to which a digest of the ingredients is added.
         ingredients: Everything that the result depends on: sources, options, compiler, processor.
-        build: Writes the result to the path that it is given.
+        build: Writes the result to the given path.
 
     Raises:
         BuildError: The directory cannot be written, or what ``build`` raises.
@@ -66,7 +67,7 @@ def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -
 
 
 def _build_beside(path: Path, build: Callable[[Path], None]) -> None:
-    """A half-written file must never be loaded: build elsewhere, then rename."""
+    """Build in a scratch directory, then rename, so that no half-written file is ever loaded."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as scratch:
         made = Path(scratch) / path.name
         build(made)
@@ -78,9 +79,6 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-# C++ compiled by the machine's own compiler into a library that ctypes loads.
 
 
 def load_library(name: str, sources: list[Path], options: list[str]) -> ctypes.CDLL:
@@ -111,7 +109,7 @@ def _version(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on."""
+    """Return what ``-march=native`` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -119,14 +117,12 @@ def _processor() -> str:
     return "\n".join(sorted({ln for ln in lines if ln.startswith(("model name", "flags"))}))
 
 
-# Which CUDA the driver has, and which the compiler: the one must be able to load what the other
-# makes.
-
 OLDEST: Final = 8  # major compute capability: kernels copy to shared memory asynchronously
 
 
 def driver_cuda() -> str | None:
-    """The newest CUDA that the driver supports, such as ``12.8``; None where it does not say."""
+    """Return the newest CUDA that the driver supports, such as ``12.8``; None if it does not
+    say."""
     try:
         from cuda.bindings import driver
 
@@ -137,7 +133,7 @@ def driver_cuda() -> str | None:
 
 
 def compiler_cuda() -> str | None:
-    """The CUDA that NVRTC is of; None where it is missing."""
+    """Return NVRTC's CUDA version; None if it is missing."""
     try:
         from cuda.bindings import nvrtc
 
@@ -148,7 +144,7 @@ def compiler_cuda() -> str | None:
 
 
 def why_not_loaded(kernel: str, error: Exception) -> str:
-    """Why a driver may have refused a kernel that was compiled for its GPU, and what to do."""
+    """Return why a driver may have refused a kernel compiled for its GPU, and what to do."""
     has, made_by = driver_cuda(), compiler_cuda()
     said = f"the driver does not load {kernel} ({type(error).__name__}: {error})"
     if has is None or made_by is None or _major(has) >= _major(made_by):
@@ -163,9 +159,8 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-# CUDA C++ to machine code at first use, by NVRTC through cuda.core; needs no nvcc and no GPU.
-
-SOURCES: Final = Path(__file__).parents[1] / "cuda"
+# NVRTC through cuda.core compiles CUDA C++ without nvcc and without a GPU.
+SOURCES: Final = Path(__file__).parent / "cuda"
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_120")
 _STANDARD: Final = "c++17"
 _HEAD: Final = struct.Struct("<III")  # of a kept file: registers, spilled bytes, bytes of stack
@@ -191,7 +186,7 @@ class Compiled:
 
 
 def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Compiled:
-    """Machine code of ``cuda/<kernel>.cu``, from the cache if it was compiled before.
+    """Return the machine code of ``cuda/<kernel>.cu``, compiled or from the cache.
 
     Args:
         defines: Macros as ``NAME=value``.
@@ -216,7 +211,7 @@ def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Co
 
 
 def kernel_source(kernel: str) -> str:
-    """A kernel with its header pasted in: NVRTC then needs no files."""
+    """Return a kernel's source with its header pasted in, so that NVRTC needs no files."""
     common = (SOURCES / "common.cuh").read_text()
     return (SOURCES / f"{kernel}.cu").read_text().replace('#include "common.cuh"', common)
 
@@ -238,20 +233,18 @@ def _compile(
 
 
 def _resources(log: str) -> list[int]:
-    """Registers, spilled bytes and bytes of stack, as the assembler reports them; 0 if it does
-    not."""
+    """Return registers, spilled bytes and bytes of stack from the assembler's log; 0 where it says
+    nothing."""
     wanted = (r"Used (\d+) registers", r"(\d+) bytes spill stores", r"(\d+) bytes stack frame")
     found = (re.search(pattern, log) for pattern in wanted)
     return [int(match[1]) if match else 0 for match in found]
 
 
 def _cuda_core() -> dict[str, Any]:
-    """cuda.core, imported only here, so that machines without it can use everything else."""
+    """Import cuda.core, here only, so that machines without it can use everything else."""
     try:
         import cuda.core
         from cuda.core import Program, ProgramOptions
     except ImportError as error:
         raise BuildError(_MISSING) from error
-    return {
-        "Program": Program, "ProgramOptions": ProgramOptions, "version": cuda.core.__version__
-    }  # fmt: skip
+    return {"Program": Program, "ProgramOptions": ProgramOptions, "version": cuda.core.__version__}

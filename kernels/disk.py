@@ -1,7 +1,7 @@
 """A bounded file of records that survives a restart: the tier below the arena.
 
-Every record has a checksum, and an index entry with its own. A record's entry is erased before its
-bytes are overwritten and written after them, so that whatever is interrupted is not found again.
+Every record has a checksum, and an index entry with its own. An entry is erased before its record's
+bytes are overwritten and written after them, so that an interrupted write is not found again.
 Records are read and written with pread and pwrite: a failing disk under a mapped page would end the
 engine with SIGBUS, while these return an error that costs one record.
 """
@@ -34,9 +34,9 @@ _MAGIC: Final = b"KVGDISK2"
 _HEADER: Final = struct.Struct("<8sQQ16sI")  # magic, record bytes, capacity, identity, checksum
 KEY_BYTES: Final = 32  # a whole block hash, so that nothing but the exact content is matched
 # A void, not a string: numpy strips a string's trailing zero bytes.
-_ENTRY: Final = np.dtype([
-    ("key", f"V{KEY_BYTES}"), ("age", "<u8"), ("data", "<u4"), ("check", "<u4")
-])  # fmt: skip
+_ENTRY: Final = np.dtype(
+    [("key", f"V{KEY_BYTES}"), ("age", "<u8"), ("data", "<u4"), ("check", "<u4")]
+)
 _DATA_AT: Final = _ENTRY.fields["data"][1]  # type: ignore[index]
 _NO_ENTRY: Final = np.zeros((), _ENTRY)
 _PAGE: Final = 4096
@@ -44,14 +44,14 @@ _DIGEST_BYTES: Final = 16
 
 
 class DiskTier:
-    """Records by key, least recently written or read first to go.
+    """Records by key; the least recently written or read one is replaced first.
 
     A key is ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other.
 
     Attributes:
         path: The file.
-        damaged: Records whose bytes did not match their checksum, and were forgotten.
-        failed: Reads and writes that the disk refused.
+        damaged: Number of records that did not match their checksum and were forgotten.
+        failed: Number of reads and writes that the disk refused.
     """
 
     def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
@@ -60,7 +60,7 @@ class DiskTier:
         Args:
             path: The file; created with mode 0600.
             record_bytes: Size of every record.
-            capacity: Records that the file holds.
+            capacity: Number of records that the file holds.
             identity: Model, layout and whatever else the bytes depend on; a file of another
                 identity or size is started afresh.
 
@@ -93,7 +93,8 @@ class DiskTier:
         return iter(self._slots)
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Keep a copy of ``record``, in the place of the oldest if full; False if the disk fails.
+        """Store a copy of ``record``, replacing the oldest one if full; return False if the disk
+        fails.
 
         Args:
             record: A buffer of ``record_bytes``.
@@ -114,7 +115,7 @@ class DiskTier:
         return True
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill a writable buffer with a record; False if there is none that is whole.
+        """Fill a writable buffer with a record; return False if there is no intact one.
 
         ``into`` is undefined after False.
         """
@@ -134,7 +135,7 @@ class DiskTier:
         return True
 
     def touch(self, key: bytes) -> None:
-        """Make a record the last to go; the file learns of it with the record's next write."""
+        """Mark a record as used now; the file learns of it with the record's next write."""
         slot = self._slot(key)
         if slot is not None:
             self._slots.move_to_end(key)
@@ -152,9 +153,9 @@ class DiskTier:
                 self.failed += 1
 
     def disown(self) -> None:
-        """Let no later process find what the file holds; this one goes on with it.
+        """Hide the file's records from later processes; this process goes on using them.
 
-        The bytes to come no longer follow from the identity. Should the disk not take that note,
+        Called when new bytes no longer follow from the identity. If the disk cannot record it,
         nothing more is written.
         """
         if self._disowned:
@@ -168,7 +169,7 @@ class DiskTier:
             self._refusing = True
 
     def close(self) -> None:
-        """Write what is cached and let the file go, dated for ``remove_unused``."""
+        """Flush and close the file, with its time set for ``remove_unused``."""
         with contextlib.suppress(OSError):
             os.fsync(self._file)
             os.utime(self._file)
@@ -212,11 +213,11 @@ class DiskTier:
         return entries
 
     def _free_slot(self) -> int:
-        """A place that nothing stands in, or the oldest record's."""
+        """Return a free slot, or the oldest record's."""
         return int(self._free.popleft() if self._free else next(iter(self._slots.values())))
 
     def _erase(self, slot: int) -> None:
-        """In memory first: whatever the disk says, the old record is not found again."""
+        """Erase a record in memory first, so that it is not found again whatever the disk says."""
         if self._entries["age"][slot]:
             self._slots.pop(self._entries["key"][slot].tobytes(), None)
         self._entries[slot] = _NO_ENTRY
@@ -242,7 +243,7 @@ class DiskTier:
 
 
 def remove_unused(paths: Iterable[Path]) -> list[Path]:
-    """Remove tiers' files that no process has open; returns those that this removed.
+    """Remove tiers' files that no process has open; return the removed ones.
 
     Raises:
         StorageError: One cannot be removed.
@@ -261,11 +262,10 @@ def remove_unused(paths: Iterable[Path]) -> list[Path]:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Have all space now, so that a full disk is an error here and not in the middle of a write.
-
-    Not by ``posix_fallocate``: where a filesystem cannot (a network's), that writes every block,
-    which takes hours. There the free space is looked at once, and a write may fail later.
-    """
+    """Reserve all space now, so that a full disk is an error here and not in the middle of a
+    write."""
+    # Not by ``posix_fallocate``: where a filesystem cannot reserve (a network's), that writes every
+    # block, which takes hours. There the free space is checked once, and a write may fail later.
     if _libc().fallocate(file, 0, 0, size) == 0:
         return
     error = ctypes.get_errno()
@@ -285,7 +285,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _entry_checksum(entry: memoryview) -> int:
-    """Over key and data checksum; the age is only an order and may be stale on disk."""
+    """Return the checksum of key and data checksum; the age may be stale on disk."""
     return zlib.crc32(entry[_DATA_AT : _DATA_AT + 4], zlib.crc32(entry[:KEY_BYTES]))
 
 

@@ -8,7 +8,7 @@ class KernelError(Exception):
 
 
 class LayoutError(KernelError):
-    """A layout is impossible, or two layouts do not fit each other."""
+    """A layout cannot be described, or two layouts do not fit each other."""
 
 
 class SlotError(KernelError):
@@ -28,4 +28,5 @@ class StorageError(KernelError):
 
 
 class TransferError(KernelError):
-    """The GPU's driver refused a copy or a launch, or to page-lock memory; holds its error."""
+    """The GPU's driver refused a copy, a launch, or to page-lock memory; the message quotes its
+    error."""

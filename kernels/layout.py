@@ -1,8 +1,8 @@
-"""Where a token's K and V live: one descriptor for every paged cache and for the host arena.
+"""Describes where a token's K and V stand in a paged cache or in the host arena.
 
 A cache has the axes L (layers), B (blocks), H (KV heads), N (tokens of a block) and C (a token's
-content in one head: K, then V). All offsets and strides here are in *elements* of ``dtype``.
-A *slot* is ``block · N + token``.
+content in one head: K, then V). All offsets and strides here are in *elements* of ``dtype``. A
+*slot* is ``block · N + token``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SCALE_BYTES: Final = 4  # an int8 cell carries an fp32 scale after its values
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """K, or V, inside one (layer, block, head): where token n's dimension d stands.
+    """K or V inside one (layer, block, head): where dimension d of token n stands.
 
-    ``base + (n // token_tile)·token_outer + (n % token_tile)·token_inner
-    + (d // dim_tile)·dim_outer + (d % dim_tile)·dim_inner``
+    ``base + (n // token_tile)·token_outer + (n % token_tile)·token_inner + (d //
+    dim_tile)·dim_outer + (d % dim_tile)·dim_inner``
 
     Attributes:
-        dims: How many values a token has here; 0 where there is no such plane (V under MLA).
-        scale: Offset of token 0's fp32 scale in an int8 cell; the next is ``token_outer`` on.
+        dims: Values per token; 0 if there is no such plane (V under MLA).
+        scale: Offset of token 0's fp32 scale in an int8 cell; the next is ``token_outer`` further.
     """
 
     base: int
@@ -45,7 +45,8 @@ class Plane:
     scale: int | None = None
 
     def offset(self, token: Numbers, dim: Numbers) -> Numbers:
-        """Offsets in elements from the (layer, block, head)'s start; ints, numpy or torch ints."""
+        """Return offsets in elements from the start of the (layer, block, head); ints, numpy or
+        torch integers."""
         return (
             self.base
             + token // self.token_tile * self.token_outer
@@ -56,13 +57,13 @@ class Plane:
 
     @property
     def dims_adjoin(self) -> bool:
-        """Whether a token's values are one run in memory."""
+        """Whether a token's values are contiguous."""
         return self.dim_tile == 1 and self.dim_outer == 1
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """A paged K/V memory: a cache's, or the arena's."""
+    """The layout of a paged K/V memory: a cache's, or the arena's."""
 
     name: str
     dtype: torch.dtype
@@ -88,13 +89,13 @@ class KvLayout:
 
     @property
     def cell(self) -> int:
-        """Elements that one token occupies in one head, its scales included."""
+        """Elements of one token in one head, scales included."""
         scales = sum(SCALE_BYTES for plane in (self.key, self.value) if plane.scale is not None)
         return self.key.dims + self.value.dims + scales
 
     @property
     def interleaved(self) -> bool:
-        """Whether a (block, head) must be taken whole because tokens interleave in it."""
+        """Whether tokens interleave in a (block, head), so that it must be taken whole."""
         return not (self.key.dims_adjoin and self.value.dims_adjoin)
 
     @property
@@ -109,7 +110,7 @@ class KvLayout:
 
     @property
     def elements(self) -> int:
-        """Elements from the first to just after the last that the layout addresses."""
+        """Elements from the first to just after the last addressed one."""
         return 1 + sum(
             (extent - 1) * stride
             for extent, stride in (*self.axes(), (self.blocks, self.block_stride), (self.unit, 1))
@@ -121,19 +122,20 @@ class KvLayout:
         return self.tokens * self.cell if self.interleaved else self.cell
 
     def axes(self) -> list[tuple[int, int]]:
-        """(extent, stride) of L, H and, where tokens do not interleave, N."""
+        """Return (extent, stride) of L, H and, unless tokens interleave, N."""
         axes = [(self.layers, self.layer_stride), (self.heads, self.head_stride)]
         return axes if self.interleaved else [*axes, (self.tokens, self.key.token_outer)]
 
     def address(
         self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers, dim: Numbers
     ) -> Numbers:
-        """Element offset of one value; the arguments broadcast like numpy or torch integers."""
+        """Return the element offset of one value; arguments broadcast like numpy or torch
+        integers."""
         page = slot // self.tokens * self.block_stride + layer * self.layer_stride
         return page + head * self.head_stride + plane.offset(slot % self.tokens, dim)
 
     def scale_address(self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers) -> Numbers:
-        """Element offset of an int8 cell's fp32 scale.
+        """Return the element offset of an int8 cell's fp32 scale.
 
         Raises:
             LayoutError: The layout has no scales.
@@ -144,7 +146,8 @@ class KvLayout:
         return page + head * self.head_stride + plane.scale + slot % self.tokens * plane.token_outer
 
     def record(self, blocks: int) -> KvLayout:
-        """The arena's layout for this cache: blocks outermost, each one run, order within kept."""
+        """Return the arena's layout for this cache: blocks outermost and contiguous, inner order
+        kept."""
         strides = _compact([stride for _, stride in self.axes()], self.axes(), self.unit)
         size = math.prod(extent for extent, _ in self.axes()) * self.unit
         key, value = self.key, self.value
@@ -157,7 +160,8 @@ class KvLayout:
         )  # fmt: skip
 
     def int8_record(self, blocks: int) -> KvLayout:
-        """The arena's layout for int8 copies of this cache: [B, L, H, N, K | scale | V | scale]."""
+        """Return the arena's layout for int8 copies of this cache: [B, L, H, N, K | scale | V |
+        scale]."""
         return gpu_layout(
             "BLHNC", self.layers, blocks, self.heads, self.tokens,
             self.key.dims, self.value.dims, torch.int8,
@@ -179,10 +183,10 @@ def gpu_layout(
     order: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
     value_dim: int | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
-    """A cache in one of vLLM's GPU layouts, packed; ``order`` names its axes from outer to inner.
+    """Return a packed cache layout of vLLM's; ``order`` names its axes from outer to inner.
 
-    With ``dtype=torch.int8`` cells are vLLM's ``int8_per_token_head``: K | fp32 | V | fp32.
-    MLA is ``heads=1, head_dim=576, value_dim=0``.
+    With ``dtype=torch.int8`` cells are vLLM's ``int8_per_token_head``: K | fp32 | V | fp32. MLA is
+    ``heads=1, head_dim=576, value_dim=0``.
 
     Raises:
         LayoutError: The order or the dtype is not known.
@@ -204,12 +208,12 @@ def gpu_layout(
 
 
 def new_memory(layout: KvLayout, device: str = "cpu") -> PagedKv:
-    """Zeroed memory for a layout."""
+    """Allocate zeroed memory for a layout."""
     return PagedKv(torch.zeros(layout.elements, dtype=layout.dtype, device=device), layout)
 
 
 def packed_planes(key_dims: int, value_dims: int, dtype: torch.dtype) -> tuple[Plane, Plane]:
-    """K then V of one token; int8 with each one's scale behind it. Token strides come later."""
+    """Return K then V of one token, int8 with a scale after each; the caller sets token strides."""
     check_dtype(dtype)
     if dtype != torch.int8:
         return Plane(0, key_dims, 0), Plane(key_dims, value_dims, 0)
@@ -224,7 +228,7 @@ def packed_planes(key_dims: int, value_dims: int, dtype: torch.dtype) -> tuple[P
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Raise ``LayoutError`` for a dtype that no cache of ours has."""
+    """Raise ``LayoutError`` for a dtype that no supported cache has."""
     if dtype not in DTYPES:
         raise LayoutError(f"dtype {dtype} is not known; allowed: {', '.join(map(str, DTYPES))}")
 
@@ -235,7 +239,7 @@ def _cell(key: Plane, value: Plane) -> int:
 
 
 def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> list[int]:
-    """New strides for the axes, packed without holes in the order of their present strides."""
+    """Return packed strides for the axes, in the order of their present strides."""
     packed, step = [0] * len(axes), unit
     # An axis of extent 1 may carry any stride; by extent first, it sorts behind its equals.
     for i in sorted(range(len(axes)), key=lambda i: (strides[i], axes[i][0])):
@@ -244,15 +248,12 @@ def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> 
     return packed
 
 
-# What an operation addresses in a paged memory: whole blocks, or single token slots.
-
-
 class Blocks(NamedTuple):
     """Some blocks of one memory, in the order in which they are moved.
 
     Attributes:
         kv: The memory: an engine's cache, or an arena, whose blocks are its records.
-        numbers: int64 [n], block numbers; no number twice where blocks are written.
+        numbers: int64 [n], block numbers; no duplicates where blocks are written.
     """
 
     kv: PagedKv
@@ -260,16 +261,16 @@ class Blocks(NamedTuple):
 
     @property
     def layout(self) -> KvLayout:
-        """The layout of the memory."""
+        """The memory's layout."""
         return self.kv.layout
 
 
 class SlotMap(NamedTuple):
-    """Which token slot goes to which, and how far its position moves.
+    """Which token slot is copied to which, and how far its position moves.
 
     Attributes:
         source: int64 [T], slots of the source memory; a pair with a negative slot is skipped.
-        target: int64 [T], slots of the target memory; no slot twice.
+        target: int64 [T], slots of the target memory; no duplicates.
         delta: int64 [T], Δ: new position minus old, in tokens.
     """
 
@@ -278,11 +279,11 @@ class SlotMap(NamedTuple):
     delta: Tensor
 
     def kept(self) -> SlotMap:
-        """The pairs of which neither slot is negative."""
+        """Return the pairs without a negative slot."""
         keep = (self.source >= 0) & (self.target >= 0)
         return SlotMap(*(column[keep] for column in self))
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a column is in a GPU's memory, where looking at it would wait for the device."""
+        """Whether a column is in GPU memory, where reading it would wait for the device."""
         return any(column.is_cuda for column in self)

@@ -1,4 +1,4 @@
-"""Layouts of an engine's own cache: from its views, and the interleavings of vLLM's CPU backend."""
+"""Layouts of engines' own caches: from their views, and the interleavings of vLLM's CPU backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def cpu_layout(
     isa: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
-    """A cache of vLLM's CPU backend: LBHNC, with K and V interleaved inside a (block, head).
+    """Return a cache layout of vLLM's CPU backend: LBHNC, K and V interleaved inside a (block,
+    head).
 
     Raises:
         LayoutError: The instruction set or the dtype is not known, or the sizes do not fit it.
@@ -78,7 +79,8 @@ def from_views(
 
 
 def cpu_isa(dtype: torch.dtype, tokens: int, head_dim: int) -> str:
-    """The instruction set that vLLM's CPU backend chooses on x86; it decides the interleaving."""
+    """Return the instruction set that vLLM's CPU backend chooses on x86; it decides the
+    interleaving."""
     if head_dim % 32 != 0 and head_dim % 16 == 0:
         return "vec16"
     if torch.cpu._is_amx_tile_supported() and dtype == torch.bfloat16 and tokens % 32 == 0:
@@ -87,11 +89,7 @@ def cpu_isa(dtype: torch.dtype, tokens: int, head_dim: int) -> str:
 
 
 def _whole_blocks(view: Tensor, tokens: int) -> Tensor:
-    """A view [B, H, tokens, C] of one in parts of blocks [B · parts, H, N, C].
-
-    Where heads stand outside of tokens, it is [B, H · parts, N, C]: it has a block's bytes, which
-    is what copies need, though a head is not one there.
-    """
+    """Return a view [B, H, tokens, C] of whole blocks, given one of parts [B · parts, H, N, C]."""
     rows, heads, each, cell = view.shape
     parts, rest = divmod(tokens, each)
     if parts == 1 and not rest:
@@ -101,6 +99,8 @@ def _whole_blocks(view: Tensor, tokens: int) -> Tensor:
     if fits and each * token == block:
         shape = rows // parts, heads, tokens, cell
     elif fits and heads * head == block:
+        # Heads stand outside of tokens: the bytes are a block's, which is what copies need, though
+        # a head here is not one of the model's.
         shape = rows // parts, heads * parts, each, cell
     else:
         raise LayoutError(

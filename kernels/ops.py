@@ -1,8 +1,8 @@
-"""The operations as others call them: each checks its arguments and takes the fastest back end.
+"""The operations for callers: each checks its arguments and takes the fastest back end.
 
-``AITHER_KVCACHE_KERNELS=auto``, the default, takes the CUDA kernels for memory on a GPU, the
-compiled CPU path for memory on the host, and torch where that cannot be compiled; ``reference``
-always takes torch. The switch is read once per process.
+``AITHER_KVCACHE_KERNELS=auto``, the default, takes CUDA kernels for GPU memory, compiled C++ for
+host memory, and torch if that cannot be compiled; ``reference`` always takes torch. The variable is
+read once per process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from .backends import mixed
-from .backends import mixed as reference
 from .backends.base import Backend, Observer
 from .backends.choice import SWITCH, fastest, observer_named
-from .backends.mixed import Attended, Part
+from .backends.mixed import Attended, KvPart
 from .errors import BuildError, SlotError
 from .gpu.calls import uploaded
 from .layout import Blocks, PagedKv, SlotMap
@@ -26,7 +25,7 @@ from .tensors import Tensor
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile and measure now what the first copies would wait for otherwise: seconds on a GPU.
+    """Compile and measure ahead of the first copies, which would wait for it: seconds on a GPU.
 
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
@@ -65,24 +64,24 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """Rotate keys where they stand; raises like ``splice``."""
+    """Rotate keys without moving them; raises like ``splice``."""
     _check(cache, slots, cache.layout.slots, "slot", lowest=None)
     _check_pairs(slots, delta)
     backend(cache).rotate_in_place(cache, slots, delta, rope)
 
 
 def backend(*memories: PagedKv) -> Backend:
-    """The back end that moves bytes between these memories.
+    """Return the back end that moves bytes between these memories.
 
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
-        KernelError: The switch has a value that is not known.
+        KernelError: The switch has an unknown value.
     """
     return fastest(any(kv.memory.is_cuda for kv in memories))
 
 
 def observer(cache: PagedKv) -> Observer:
-    """What reads a decode step's attention where this memory is.
+    """Return the back end that reads a decode step's attention in this memory.
 
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
@@ -91,7 +90,7 @@ def observer(cache: PagedKv) -> Observer:
 
 
 def brought(cache: PagedKv, numbers: Tensor) -> Tensor:
-    """Small tensors of host memory where this memory is; nothing waits for a GPU."""
+    """Return a small host tensor on the cache's device, without waiting for the GPU."""
     if not cache.memory.is_cuda:
         return numbers
     return uploaded((numbers,), str(cache.memory.device))[0]
@@ -104,7 +103,8 @@ def _check_blocks(blocks: Blocks, records: Blocks) -> None:
 
 
 def _check(kv: PagedKv, numbers: Tensor, limit: int, what: str, lowest: int | None = 0) -> None:
-    """Refuse numbers out of range; those on a GPU are trusted: reading them would wait for it."""
+    """Refuse numbers out of range; those on a GPU are trusted, since reading them would wait for
+    it."""
     if numbers.is_cuda or not numbers.numel():
         return
     smallest, largest = (int(value) for value in numbers.aminmax())
@@ -121,22 +121,19 @@ def _check_pairs(*lists: Tensor) -> None:
         raise SlotError(f"lists that belong together have lengths {sorted(lengths)}")
 
 
-# ``mixed_attention`` as others call it: compiled where that can be, and else in torch.
-
-
 def mixed_attention(
-    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float
+    queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float
 ) -> Attended:
-    """Attention over tokens stored in parts; see ``backends.mixed_attention``."""
+    """Attend to tokens stored in parts, by compiled C++ if possible; see ``backends.mixed``."""
     if mixed.serves(queries, parts) and _is_compiled():
         threads = torch.get_num_threads()
         return mixed.native_mixed_attention(queries, parts, visible, scale, threads)
-    return reference.mixed_attention(queries, parts, visible, scale)
+    return mixed.mixed_attention(queries, parts, visible, scale)
 
 
 @functools.cache
 def _is_compiled() -> bool:
-    """Whether the compiled path is wanted and can be had; the switch is read once."""
+    """Return whether the compiled path is wanted and available."""
     if os.environ.get(SWITCH, "auto") == "reference":
         return False
     try:

@@ -1,4 +1,5 @@
-"""int8 with one scale per token and head, the arithmetic of vLLM's ``int8_per_token_head``."""
+"""int8 quantisation: per token and head as vLLM's ``int8_per_token_head``, or per head and
+channel."""
 
 from __future__ import annotations
 
@@ -29,31 +30,34 @@ def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(cells: Tensor, scale: Tensor) -> Tensor:
-    """Rows back in float32; int8 […, dims] and float32 scales […]."""
+    """Return rows in float32 from int8 […, dims] and float32 scales […]."""
     return cells.to(torch.float32) * scale[..., None]
 
 
-# int8 with one scale per head and channel, which all tokens of a store share.
+# Below: int8 with one scale per head and channel, which all tokens of a store share.
 
 STEPS = 127.0
 
 
 def channel_scale(values: Tensor) -> Tensor:
-    """The least symmetric scale that holds all tokens; [batch, heads, tokens, dims] → no tokens."""
+    """Return the smallest symmetric scale that fits all tokens; [batch, heads, tokens, dims] →
+    [batch, heads, dims]."""
     return (values.to(torch.float32).abs().amax(2) / STEPS).clamp_min(MIN_SCALE)
 
 
 def to_cells(values: Tensor, scale: Tensor) -> Tensor:
-    """Values [batch, heads, tokens, dims] as int8; off by half a step of ``scale`` at most."""
+    """Quantise values [batch, heads, tokens, dims] to int8; the error is at most half a step of
+    ``scale``."""
     steps = values.to(torch.float32) / scale[:, :, None, :]
     return steps.round_().clamp_(-STEPS, STEPS).to(torch.int8)
 
 
 def from_cells(cells: Tensor, scale: Tensor) -> Tensor:
-    """Cells back as float32."""
+    """Dequantise cells to float32."""
     return cells.to(torch.float32) * scale[:, :, None, :]
 
 
 def rescaled(cells: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Cells in a wider scale; those whose scale did not change keep their bits."""
+    """Requantise cells from ``old`` to the wider scale ``new``; cells whose scale did not change
+    keep their bits."""
     return to_cells(from_cells(cells, old), new)

@@ -1,8 +1,8 @@
-"""Rotary position embedding as far as moving a key needs it: pure angles, per pair of dimensions.
+"""Rotary position embedding, as far as moving a key needs it: angles per pair of dimensions.
 
 A key at position p is R(p)·k, a product of plane rotations by p·inv_freq; at p + Δ it is
 R(Δ)·R(p)·k. So a move needs only Δ and the inverse frequencies. A factor that a model multiplies
-into cos and sin (YaRN's attention factor) is in the stored key already and is not rotated again.
+into cos and sin (YaRN's attention factor) is in the stored key already and is not applied again.
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ class Rope:
 
     @property
     def dims(self) -> int:
-        """How many dimensions are rotated, from ``start`` on."""
+        """Number of rotated dimensions, from ``start`` on."""
         return 2 * int(self.inv_freq.shape[0])
 
     def rotation(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of Δ·inv_freq, taken in float64; float32 [T, pairs] for ``delta`` int [T]."""
+        """Return cos and sin of Δ·inv_freq, computed in float64; float32 [T, pairs] for ``delta``
+        int [T]."""
         angle = delta.to(torch.float64)[:, None] * self.inv_freq[None, :].to(delta.device)
         return angle.cos().to(torch.float32), angle.sin().to(torch.float32)
 
     def rotate(self, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate keys; ``key`` is float [T, heads, dims of a cell], cos and sin are [T, pairs].
+        """Rotate keys: ``key`` is float [T, heads, dims of a cell], cos and sin are [T, pairs].
 
-        Computed in the dtype of ``cos``: two products and one sum per value, none of them fused, so
-        that every back end rounds alike.
+        Computed in the dtype of ``cos``: two products and one sum per value, not fused, so that
+        every back end rounds alike.
         """
         out = key.clone()
         part = key[..., self.start : self.start + self.dims]
@@ -93,13 +94,13 @@ def rope_from_config(
     layer_type: str | None = None,
     pairing: Pairing | None = None,
 ) -> Rope:
-    """The rotation that a model applies, from its Hugging Face configuration.
+    """Return the rotation that a model applies, from its Hugging Face configuration.
 
     Args:
         config: A ``PretrainedConfig`` or its ``to_dict()``.
         max_model_len: Longest sequence that will ever be served; some variants change their
             frequencies beyond the trained length and are accepted only below it.
-        layer_type: Which of several rotations ("full_attention", …) where layers differ.
+        layer_type: Which of several rotations ("full_attention", …) if layers differ.
         pairing: Overrides what is known of the model type.
 
     Raises:
@@ -125,7 +126,7 @@ def rope_from_config(
 
 @dataclass(frozen=True)
 class _Model:
-    """What a variant's formula may ask for."""
+    """What a variant's formula may use."""
 
     name: str
     config: Settings
@@ -214,7 +215,7 @@ _VARIANTS: Final[dict[str, Callable[[_Model, Tensor], Tensor]]] = {
 
 
 def _base_frequencies(theta: float, dims: int) -> Tensor:
-    """In float32, as the models themselves compute them."""
+    """Return the frequencies in float32, as the models themselves compute them."""
     return 1.0 / (theta ** (torch.arange(0, dims, 2, dtype=torch.int64).float() / dims))
 
 
@@ -235,7 +236,7 @@ def _refuse_other_positions(model: Settings, name: str) -> None:
 
 
 def _settings(model: Settings, name: str, layer_type: str | None) -> dict[str, Any]:
-    """The rotation's settings, whichever of the two places that configurations use holds them."""
+    """Return the rotation's settings, from either place that configurations use."""
     found = model.get("rope_parameters") or model.get("rope_scaling") or {}
     by_layer = {key: value for key, value in found.items() if isinstance(value, Mapping)}
     if by_layer:
@@ -254,7 +255,7 @@ def _settings(model: Settings, name: str, layer_type: str | None) -> dict[str, A
 
 
 def _rotated(model: Settings, settings: Settings) -> tuple[int, int]:
-    """How many dimensions of a cell are rotated, and the first of them."""
+    """Return how many dimensions of a cell are rotated, and the first of them."""
     if model.get("kv_lora_rank"):  # MLA: a latent vector, then the part with positions
         return int(model["qk_rope_head_dim"]), int(model["kv_lora_rank"])
     head = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]

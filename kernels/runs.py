@@ -1,5 +1,4 @@
-"""How whole blocks are copied unchanged between two layouts: in the longest runs that both
-share."""
+"""Plans copies between two layouts in the longest contiguous runs that both share."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ class CopyPlan(NamedTuple):
 
     Attributes:
         run: Elements of one contiguous run.
-        axes: (extent, source stride, target stride) of what repeats within a block.
+        axes: (extent, source stride, target stride) of each repetition within a block.
     """
 
     run: int
@@ -27,10 +26,10 @@ class CopyPlan(NamedTuple):
 
 
 def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
-    """The longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
+    """Return the longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
 
     Raises:
-        LayoutError: The two hold different things, so that bytes cannot be copied as they are.
+        LayoutError: The layouts differ inside a block, so that bytes cannot be copied unchanged.
     """
     check_same_model(source, target)
     if source.dtype != target.dtype or _interior(source) != _interior(target):
@@ -50,12 +49,12 @@ def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
     return CopyPlan(run, axes)
 
 
-class Runs(NamedTuple):
+class ByteRuns(NamedTuple):
     """The runs of a copy, all of one size.
 
     Attributes:
-        sources: int64 [R], where each begins in the source memory, in bytes.
-        targets: int64 [R], likewise in the target memory.
+        sources: int64 [R], byte offsets in the source memory.
+        targets: int64 [R], byte offsets in the target memory.
         size: Bytes of one run.
     """
 
@@ -64,14 +63,14 @@ class Runs(NamedTuple):
     size: int
 
 
-def block_runs(source: Blocks, target: Blocks) -> Runs:
-    """The runs of whole blocks that go from one memory to another; raises like ``copy_plan``."""
+def block_runs(source: Blocks, target: Blocks) -> ByteRuns:
+    """Return the runs that copy whole blocks between two memories; raises like ``copy_plan``."""
     plan = copy_plan(source.layout, target.layout)
     sources, targets = (
         _starts(blocks, [(axis[0], axis[which]) for axis in plan.axes])
         for blocks, which in ((source, 1), (target, 2))
     )
-    return Runs(sources, targets, plan.run * source.layout.itemsize)
+    return ByteRuns(sources, targets, plan.run * source.layout.itemsize)
 
 
 def _starts(blocks: Blocks, axes: list[tuple[int, int]]) -> Int64s:
@@ -83,7 +82,7 @@ def _starts(blocks: Blocks, axes: list[tuple[int, int]]) -> Int64s:
 
 
 def check_same_model(source: KvLayout, target: KvLayout) -> None:
-    """Raise ``LayoutError`` unless both hold the K and V of the same layers and heads."""
+    """Raise ``LayoutError`` unless both hold K and V of the same layers and heads."""
     for what in ("layers", "heads", "tokens"):
         if getattr(source, what) != getattr(target, what):
             raise LayoutError(
@@ -100,9 +99,6 @@ def _interior(layout: KvLayout) -> tuple[Plane, Plane]:
     return replace(layout.key, token_outer=0), replace(layout.value, token_outer=0)
 
 
-# Slot maps as runs: consecutive tokens that stay within one block on both sides.
-
-
 class SlotRuns(NamedTuple):
     """A slot map, cut where either side leaves its block or Δ changes.
 
@@ -116,7 +112,7 @@ class SlotRuns(NamedTuple):
 
 
 def slot_runs(slots: SlotMap, tokens: int) -> SlotRuns:
-    """Cut a slot map [T] into runs; pairs in which either slot is negative are left out.
+    """Cut a slot map [T] into runs; pairs with a negative slot are left out.
 
     Args:
         tokens: Tokens per block.

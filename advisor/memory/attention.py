@@ -1,4 +1,4 @@
-"""``LookedAt``: which of a chat's blocks the model looks at, as a sidecar's samples tell."""
+"""How much each block is about what the user says, and how much the model attends to it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from ...graph.wire.events import MAX_NAME
 from ..tools.remote import BusySidecarError, RemoteError, UnknownError, ask
 from .chat import Block, ChatSession
 
-# How much a block is about what somebody says: from 0 to 1.
-
 _WORDS: Final = r"(?u)\w+"
 _WORD: Final = re.compile(_WORDS)
 _LENGTH_COUNTS: Final = 0.3
-"""BM25's ``b``, commonly .75; chosen: blocks are from two to thousands of words long, and a file is
-not spoken of less for being long."""
+"""BM25's ``b``, commonly 0.75. Chosen: blocks have two to thousands of words, and people do not
+speak less of a file because it is long."""
 _TIMEOUT_S: Final = 30.0  # for an embedding endpoint; chosen
-_MOST_VECTORS: Final = 20_000  # that are kept; chosen: 80 MB of 1,024 dimensions
+_MOST_VECTORS: Final = 20_000  # vectors to keep; chosen: 80 MB of 1,024 dimensions
 _AT_ONCE: Final = 64  # texts of one request; chosen: servers that bound their number allow as many
 _LONGEST: Final = 8192  # characters of a text that are embedded; chosen: most windows are shorter
 
@@ -39,24 +37,29 @@ _Vector = npt.NDArray[np.float32]
 
 
 class Similarity(Protocol):
-    """Compares blocks with what somebody says."""
+    """Compares blocks with a text."""
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
-        """float64 ``[blocks]``, each from 0 to 1."""
+        """Return how much each of ``blocks`` is about ``said``: float64 ``[blocks]``, each from 0
+        to 1.
+
+        Raises:
+            httpx.HTTPError: A server was asked, and did not answer.
+        """
         ...
 
     async def close(self) -> None:
-        """Give up connections."""
+        """Close connections."""
         ...
 
 
-async def tells_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -> Shares:
-    """How much each block tells of what somebody speaks of: float64 ``[blocks]``, from 0 to 1.
+async def relevance_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -> Shares:
+    """Return how much each block adds on what ``said`` is about: float64 ``[blocks]``, from 0 to 1.
 
-    A block whose words are all in ``said``, such as the same question asked before, tells nothing.
+    A block whose words are all in ``said``, such as the same question asked before, adds nothing.
 
     Raises:
-        httpx.HTTPError: Similarity could not be asked for.
+        httpx.HTTPError: The similarity's server did not answer.
     """
     shares = await similarity.of(said, blocks)
     like = np.flatnonzero(shares)
@@ -66,29 +69,28 @@ async def tells_of(similarity: Similarity, said: str, blocks: Sequence[Block]) -
 
 
 class WordSimilarity:
-    """BM25 (Lucene's form) of the words of ``said``, as a share of what ``said`` itself would get.
+    """BM25 (Lucene's form) of the words of ``said``, as a share of ``said`` 's own score.
 
-    Rare words weigh most; a block that has none of the words gets 0.
+    Rare words weigh most; a block without any of the words gets 0.
     """
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
-        """See ``Similarity``; another thread counts the words."""
         if not blocks or not said.strip():
             return np.zeros(len(blocks))
         return await asyncio.to_thread(_by_words, said, [block.text for block in blocks])
 
     async def close(self) -> None:
-        """There is nothing to give up."""
+        pass
 
 
 class EmbeddedSimilarity:
-    """Cosine of the vectors that an OpenAI-compatible ``/v1/embeddings`` gives; below 0 it is 0.
+    """Cosine similarity of embeddings from an OpenAI-compatible API; negative values count as 0.
 
     Args:
-        url: Of the API, with its ``/v1``.
-        model: As that server calls it.
-        key: Of its API, if it wants one.
-        most: Vectors that are kept, the ones that were used last.
+        url: The API, with its ``/v1``.
+        model: The model's name there.
+        key: API key, if needed.
+        most: Vectors to keep, the most recently used ones.
     """
 
     def __init__(
@@ -102,13 +104,11 @@ class EmbeddedSimilarity:
         self._vectors: FIFOCache[bytes, _Vector] = FIFOCache(most)  # by the digests of blocks
 
     async def of(self, said: str, blocks: Sequence[Block]) -> Shares:
-        """See ``Similarity``; raises ``httpx.HTTPError`` where the endpoint does not answer."""
         if not blocks:
             return np.zeros(0)
         keys = [b"".join(block.digests) for block in blocks]
         found = {key: self._vectors[key] for key in keys if key in self._vectors}
-        new = {key: block.text for key, block in zip(keys, blocks, strict=True)
-               if key not in found}  # fmt: skip
+        new = {key: block.text for key, block in zip(keys, blocks, strict=True) if key not in found}
         asked, *vectors = await self._embed([said, *new.values()])
         found.update(zip(new, vectors, strict=True))  # others may have been given up meanwhile
         if {vector.shape for vector in found.values()} != {asked.shape}:
@@ -118,11 +118,10 @@ class EmbeddedSimilarity:
         return np.clip([float(found[key] @ asked) for key in keys], 0.0, 1.0)
 
     async def close(self) -> None:
-        """Close connections."""
         await self._client.aclose()
 
     async def _embed(self, texts: Sequence[str]) -> list[_Vector]:
-        """Vectors of length 1, a few at once."""
+        """Return embeddings of length 1, requested in batches."""
         found: list[_Vector] = []
         for at in range(0, len(texts), _AT_ONCE):
             some = [text[:_LONGEST] or " " for text in texts[at : at + _AT_ONCE]]
@@ -134,7 +133,7 @@ class EmbeddedSimilarity:
 
 
 def _vectors(answer: httpx.Response, wanted: int) -> list[_Vector]:
-    """What an endpoint answered; raises ``httpx.DecodingError`` where that is something else."""
+    """Return an answer's embeddings; raises ``httpx.DecodingError`` if it is malformed."""
     try:
         rows = sorted(answer.json()["data"], key=lambda row: row["index"])
         vectors = [np.asarray(row["embedding"], dtype=np.float32) for row in rows]
@@ -170,7 +169,7 @@ def _by_words(said: str, texts: Sequence[str]) -> Shares:
 
 
 _PATH: Final = "/v1/sampled"
-_MOST_BLOCKS: Final = 1000  # of one answer: a page tells of no more
+_MOST_BLOCKS: Final = 1000  # most blocks of one answer of the page
 _MOST_S: Final = 1.0  # of one question; chosen: a client waits for it
 _EVERY_S: Final = 1.0  # between questions about one chat; chosen: samples change no faster
 _SOON_S: Final = 0.1  # between those about a chat of which nothing was sampled yet; chosen
@@ -180,15 +179,17 @@ _log = logging.getLogger(__name__)
 
 
 class Attention(Protocol):
-    """Tells which blocks of a chat its model looks at."""
+    """Reports which blocks of a chat its model attends to."""
 
     @property
     def wants_names(self) -> bool:
-        """Whether engines are to be told the names of blocks, by which samples are told."""
+        """Whether engines must be given the names of blocks, by which samples are reported."""
         ...
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        """float64 ``[chat.blocks]``, from 0 to 1: 1 is what those that may leave get at most.
+        """Return the model's attention to each of ``chat.blocks``: float64, from 0 to 1.
+
+        Blocks are scaled so that 1 is the most that any block gets that may leave.
 
         Args:
             always: ``id`` of the blocks that never leave.
@@ -197,12 +198,11 @@ class Attention(Protocol):
 
 
 class NoAttention:
-    """Nobody tells."""
+    """Reports no attention."""
 
     wants_names = False
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        """See ``Attention``; all are 0."""
         return np.zeros(len(chat.blocks))
 
 
@@ -215,39 +215,38 @@ class _Sampled(msgspec.Struct):
     blocks: list[_Block]
 
 
-class _Told(NamedTuple):
-    """What was told of a chat, by names, and until when nobody asks again."""
+class _Answer(NamedTuple):
+    """A sidecar's answer about a chat, by block name, and until when it is reused."""
 
-    looks: Mapping[str, float]
+    attention: Mapping[str, float]
     until: float
 
 
-class LookedAt:
-    """Asks a sidecar's page what the engine's samples found.
+class SampledAttention:
+    """Asks a sidecar's page for the attention that the engine sampled.
 
-    Where it does not answer, knows no such session, or nothing of it was sampled, the log says so
-    once, and no block is looked at.
+    If it does not answer, does not know the session, or has no samples of it, the log says so once,
+    and every block's attention is 0.
 
     Args:
-        url: Of the page; its token is that of the sidecar's note, or the environment's.
+        url: The page's; its token comes from the sidecar's note, or the environment.
 
     Attributes:
-        told: How often it told of a block that may leave.
+        told: How often it reported on a block that may leave.
     """
 
     wants_names = True
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._last: OrderedDict[str, _Told] = OrderedDict()  # by chats' keys, the oldest first
+        self._last: OrderedDict[str, _Answer] = OrderedDict()  # by chats' keys, the oldest first
         self._asks_from = 0.0
         self._said: set[str] = set()
         self.told = 0
 
     async def of(self, chat: ChatSession, always: Collection[int]) -> Shares:
-        """See ``Attention``."""
-        looks = await self._looks(chat)
-        found = np.array([looks.get(block.identity[:MAX_NAME], 0.0) for block in chat.blocks])
+        attention = await self._sampled(chat)
+        found = np.array([attention.get(block.identity[:MAX_NAME], 0.0) for block in chat.blocks])
         leave = [block.place is not None and id(block) not in always for block in chat.blocks]
         most = float(found[leave].max(initial=0.0))
         if not most:
@@ -255,19 +254,19 @@ class LookedAt:
         self.told += 1
         return np.clip(found / most, 0.0, 1.0)
 
-    async def _looks(self, chat: ChatSession) -> Mapping[str, float]:
-        """The attention of a chat's blocks, by their names: of each the most that any of the
-        engine's blocks gets."""
+    async def _sampled(self, chat: ChatSession) -> Mapping[str, float]:
+        """Return the attention by block name: the most that any of the block's engine blocks
+        gets."""
         now = time.monotonic()
         while self._last and next(iter(self._last.values())).until <= now:
             self._last.popitem(last=False)
         known = self._last.get(chat.key)
         if known is not None and known.until > now:
-            return known.looks
-        looks = await self._ask(chat.name) if now >= self._asks_from else {}
-        self._last[chat.key] = _Told(looks, now + (_EVERY_S if looks else _SOON_S))
+            return known.attention
+        attention = await self._ask(chat.name) if now >= self._asks_from else {}
+        self._last[chat.key] = _Answer(attention, now + (_EVERY_S if attention else _SOON_S))
         self._last.move_to_end(chat.key)
-        return looks
+        return attention
 
     async def _ask(self, session: str) -> dict[str, float]:
         path = f"{_PATH}?{urlencode({'session': session, 'limit': _MOST_BLOCKS})}"
@@ -288,16 +287,19 @@ class LookedAt:
             self._asks_from = time.monotonic() + _WITHOUT_S
             self._warn(type(error).__name__, str(error) or f"no answer within {_MOST_S:g} s")
             return {}
-        looks: dict[str, float] = {}
+        attention: dict[str, float] = {}
         for block in blocks:
             if block.identity is not None:
-                looks[block.identity] = max(looks.get(block.identity, 0.0), block.attention)
-        if not looks:
+                attention[block.identity] = max(attention.get(block.identity, 0.0), block.attention)
+        if not attention:
             self._warn("no block was sampled that has a name")
-        return looks
+        return attention
 
     def _warn(self, kind: str, why: str = "") -> None:
         if kind not in self._said:
             self._said.add(kind)
-            _log.warning("the sidecar at %s does not tell where the model looks: %s (said once)",
-                         self._url, why or kind)  # fmt: skip
+            _log.warning(
+                "the sidecar at %s does not tell where the model looks: %s (said once)",
+                self._url,
+                why or kind,
+            )

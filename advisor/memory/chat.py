@@ -1,7 +1,5 @@
-"""``Block``: messages that leave a prompt, and come back to it, together.
-
-A tool's results stay with the call that they answer, since engines refuse one without the other.
-"""
+"""``ChatSession`` and its ``Block`` s: messages that leave a prompt, and come back to it,
+together."""
 
 from __future__ import annotations
 
@@ -26,17 +24,18 @@ THOUGHTS: Final = ("reasoning_content", "reasoning")
 
 
 class Block(msgspec.Struct):
-    """One or more messages of a chat.
+    """One or more messages of a chat; a tool's results stay with their call, since engines require
+    that.
 
     Attributes:
-        name: By which people know it; unique in its chat.
+        name: Unique name within the chat.
         source: ``system``, ``user``, ``assistant`` or ``tool``.
-        messages: As engines get them; empty: forgotten, for want of room.
-        digests: Of each message, as clients repeat it.
-        tokens: What it takes of a prompt; 0: not counted yet.
-        turn: In which it was said, or last came back.
-        place: Where it stands in the prompt, behind all lower ones; None: it has left.
-        tags: What its client said of it, in the words of a message's hints.
+        messages: As sent to engines; empty if dropped from memory for want of room.
+        digests: One for each message, of what clients repeat of it.
+        tokens: Size in a prompt; 0 if not counted yet.
+        turn: Turn in which it was said, or last came back.
+        place: Order in the prompt, ascending; None if it has left.
+        tags: The client's hints about it.
     """
 
     name: str
@@ -50,24 +49,24 @@ class Block(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """What its messages say, with the names and arguments of called tools."""
+        """The messages' text, with the names and arguments of called tools."""
         return "\n".join(part for each in self.messages for part in _texts(each))
 
     @property
     def identity(self) -> str:
-        """By which an engine knows it: as its client calls it, or else its name."""
+        """The name by which an engine knows it: the client's, or else its own."""
         said = self.tags.get("identity")
         return said if isinstance(said, str) and said else self.name
 
     @property
     def priority(self) -> float:
-        """Its least score, from 0 to 1."""
+        """The least score that its client asks for, from 0 to 1."""
         said = self.tags.get("priority")
         return min(max(said / 100, 0.0), 1.0) if isinstance(said, int | float) else 0.0
 
     @property
     def pinned(self) -> bool:
-        """Whether it always stays."""
+        """Whether its client asks that it always stays."""
         return bool(self.tags.get("pinned"))
 
     @property
@@ -77,12 +76,12 @@ class Block(msgspec.Struct):
 
 
 def is_message(message: object) -> bool:
-    """Whether a message has the form that blocks are made of; the engine judges any other."""
+    """Return whether a message has the form that blocks need; the engine judges any other."""
     return isinstance(message, dict) and isinstance(message.get("tool_calls") or [], list)
 
 
 def source_of(message: Message) -> str:
-    """Which kind of block a message begins."""
+    """Return the source of the block that a message begins."""
     role = str(message.get("role"))
     if role == "assistant":
         return "tool" if message.get("tool_calls") else "assistant"
@@ -90,7 +89,8 @@ def source_of(message: Message) -> str:
 
 
 def digest_of(message: Message) -> bytes:
-    """Digest of what clients repeat of a message: no thoughts, no space at its ends."""
+    """Return a digest of what clients repeat of a message: without thoughts and outer white
+    space."""
     calls = [
         [call.get("id"), *called(call)]
         for call in message.get("tool_calls") or ()
@@ -107,7 +107,7 @@ def digest_of(message: Message) -> bytes:
 
 
 def without_thoughts(message: Message) -> Message:
-    """A message as later turns have it; the very same, if it has none of the assistant's."""
+    """Return a message without the assistant's thoughts; the same object if it has none."""
     if message.get("role") != "assistant":
         return message
     content = message.get("content")
@@ -119,14 +119,15 @@ def without_thoughts(message: Message) -> Message:
 
 
 def called(call: Mapping[str, Any]) -> Sequence[str]:
-    """The name of a called tool, and its arguments."""
+    """Return the name of a called tool, and its arguments."""
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     return str(function.get("name") or ""), str(function.get("arguments") or "")
 
 
 def _said_of(text: str) -> str:
-    """An answer without the thoughts before it; templates may have opened them."""
+    """Return an answer without the thoughts before it, whose opening tag templates may have
+    written."""
     return _THOUGHT.sub("", text, count=1) if _THOUGHTS_END in text else text
 
 
@@ -145,18 +146,12 @@ def _is_text(part: object) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
-# ``BlockNames``: names for a chat's blocks, by which people tell one from another.
-
 LONGEST_NAME: Final = 128  # characters, before a number
 _FILES: Final = ("path", "file_path", "filename", "file")  # of a tool's arguments: what it is about
 
 
 class BlockNames:
-    """Gives names that no other block of a chat has.
-
-    Args:
-        taken: Names of its blocks.
-    """
+    """Gives names that no other block of a chat has."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
@@ -165,12 +160,12 @@ class BlockNames:
             self._note(name)
 
     def of(self, message: Message) -> str:
-        """A name for the block that a message begins: its kind, and a number from 0."""
+        """Return a name for the block that a message begins: its kind, and a number from 0."""
         source = source_of(message)
         return self._numbered(_about(message) if source == "tool" else source)
 
     def given(self, name: str) -> str:
-        """The name that a client gives, with a number behind it where another block has it."""
+        """Return a client's name for a block, with a number after it if it is taken."""
         name = name[:LONGEST_NAME]
         if name in self._taken:
             return self._numbered(name)
@@ -178,7 +173,7 @@ class BlockNames:
         return name
 
     def _numbered(self, stem: str) -> str:
-        """A stem with the number behind the highest that is taken."""
+        """Return ``stem`` with the number after the highest that is taken."""
         stem = stem[:LONGEST_NAME]
         name = f"{stem}#{self._highest.get(stem, -1) + 1}"
         self._take(name)
@@ -195,7 +190,7 @@ class BlockNames:
 
 
 def _about(message: Message) -> str:
-    """``file:PATH`` where the first called tool is given a file, and else ``tool:NAME``."""
+    """Return ``file:PATH`` if the first called tool is given a file, else ``tool:NAME``."""
     calls: Sequence[object] = message.get("tool_calls") or [{}]
     name, arguments = called(calls[0] if isinstance(calls[0], dict) else {})
     try:
@@ -208,27 +203,24 @@ def _about(message: Message) -> str:
     return f"tool:{name or message.get('name') or 'unnamed'}"
 
 
-# ``ChatSession``: a chat's blocks, as its client knows them, and which are in the prompt.
-
-
 class ChatSession(msgspec.Struct, weakref=True):
-    """One chat.
+    """A chat: its blocks, and which of them are in the prompt.
 
     Attributes:
-        key: By which requests find it: whose it is, and its name.
-        name: As its client knows it.
-        caller, salt: Digests of the keys and the salt that it came with: who else names both may
-            read it. Empty: it has no salt.
-        named: Whether somebody gave it its name.
-        blocks: As its client knows them, the oldest first.
-        turn: In how many requests its user spoke.
-        requests: How many it had.
-        places: How many places in the prompt were given so far.
-        fixed: Tokens of a prompt that belong to no block: the tools' descriptions.
-        crumb: Tokens of the line in the prompt that names what has left.
-        evictions, recalls: Blocks that left the prompt, and that came back, so far.
-        gone_on: Orders the versions of a chat by when a client went on with each; 0: never.
-        other: Another version of the chat, as ``version_for`` keeps it, which has none itself.
+        key: Identifies the chat to requests: its owner, and its name.
+        name: The client's name for it.
+        caller, salt: Digests of its API keys and cache salt; who has both may read it. An empty
+            salt stands for none.
+        named: Whether the client named it.
+        blocks: In the client's order, oldest first.
+        turn: Number of requests in which the user spoke.
+        requests: Number of requests.
+        places: Next free place in the prompt.
+        fixed: Tokens of a prompt that belong to no block, such as the tools' descriptions.
+        crumb: Tokens of the line in the prompt that names the blocks that left.
+        evictions, recalls: How many blocks have left the prompt, and have come back.
+        gone_on: Orders versions by when a client last continued each; 0 for never.
+        other: Another version of the chat, see ``version_for``; that one has none itself.
     """
 
     key: str
@@ -249,38 +241,38 @@ class ChatSession(msgspec.Struct, weakref=True):
 
     @property
     def resident(self) -> list[Block]:
-        """Blocks that are in the prompt, in its order."""
+        """Blocks in the prompt, in its order."""
         there = [block for block in self.blocks if block.place is not None]
         return sorted(there, key=lambda block: block.place or 0)
 
     @property
     def away(self) -> list[Block]:
-        """Blocks that have left the prompt, the oldest first."""
+        """Blocks that have left the prompt, oldest first."""
         return [block for block in self.blocks if block.place is None]
 
     @property
     def tokens(self) -> int:
-        """What the prompt takes, as far as its blocks are counted."""
+        """Size of the prompt, as far as its blocks are counted."""
         there = (block.tokens for block in self.blocks if block.place is not None)
         return self.fixed + self.crumb + sum(there)
 
     @property
     def versions(self) -> list[ChatSession]:
-        """It, and its other version, if there is one."""
+        """The chat, and its other version if there is one."""
         return [self] if self.other is None else [self, self.other]
 
     def version_for(self, messages: Sequence[Message]) -> tuple[ChatSession, ChatSession]:
-        """Which version of the chat goes on with what a client says, and repeats.
+        """Choose the version of the chat that a client's messages continue.
 
-        Titles, tags and the like are asked for under a chat's name, and must not cut it: what
-        shares nothing with the chat is another version. So is what keeps half of it or less, which
-        is the chat at once, as an edit is, and leaves the version before it as the other. Whichever
-        the client goes on with is the chat; beside the newest version, the one stays that a client
-        went on with last.
+        Clients also ask for titles and tags under a chat's name, which must not truncate it. So
+        messages that share nothing with the chat get a version of their own. Messages that keep
+        half of it or less, as after an edit, become the chat at once, and the version before is
+        kept as the other. A version that the client continues becomes the chat. Beside the newest
+        version, the one continued last is kept.
 
         Returns:
             The chat from now on, and the version that ``messages`` belong to: the same, or its
-            other.
+                other.
         """
         digests = [digest_of(each) for each in messages]
         fits = [_Fit(each, messages, digests) for each in self.versions]
@@ -293,9 +285,11 @@ class ChatSession(msgspec.Struct, weakref=True):
                 self.other = None
             return version, version
         last = max(self.versions, key=lambda each: each.gone_on)
-        new = version._copy() if best.common else ChatSession(
-            self.key, self.name, self.caller, self.salt, self.named
-        )  # fmt: skip
+        new = (
+            version._copy()
+            if best.common
+            else ChatSession(self.key, self.name, self.caller, self.salt, self.named)
+        )
         self.other = last.other = None
         if best.common and version is self:
             new.other = last
@@ -306,14 +300,14 @@ class ChatSession(msgspec.Struct, weakref=True):
     def follow(
         self, messages: Sequence[Message], appends: bool, tags: Mapping[int, dict[str, Any]]
     ) -> list[Block]:
-        """Take over what a client sent; returns the blocks that are new, or grew.
+        """Apply a client's messages; return the blocks that are new or grew.
 
-        The system messages that it begins with replace those that the chat begins with. A client
-        that repeats its chat may have changed it: what it no longer says is forgotten.
+        Leading system messages replace the chat's own. A client that repeats its chat may have
+        changed it: what it no longer contains is forgotten.
 
         Args:
             appends: Whether ``messages`` continue the chat instead of repeating it.
-            tags: What the client says of messages, by their numbers.
+            tags: The client's hints, by message number.
         """
         self.requests += 1
         digests = [digest_of(each) for each in messages]
@@ -329,7 +323,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         return changed
 
     def add(self, messages: Sequence[Message]) -> list[Block]:
-        """Append messages; returns the blocks that are new, or grew."""
+        """Append messages; return the blocks that are new or grew."""
         names = BlockNames(block.name for block in self.blocks)
         changed: list[Block] = []
         for message in messages:
@@ -348,10 +342,10 @@ class ChatSession(msgspec.Struct, weakref=True):
         return changed
 
     def drop_thoughts(self, ended: bool) -> None:
-        """Forget what the assistant thought in earlier turns.
+        """Remove the assistant's thoughts of earlier turns.
 
         Args:
-            ended: Whether the turn under way is over too.
+            ended: Whether the current turn is over too.
         """
         spoke = [number for number, block in enumerate(self.blocks) if block.source == "user"]
         for block in self.blocks if ended else self.blocks[: spoke[-1] if spoke else 0]:
@@ -360,27 +354,28 @@ class ChatSession(msgspec.Struct, weakref=True):
                 block.messages, block.tokens = kept, 0
 
     def enter(self, block: Block) -> None:
-        """Let a block stand behind all others in the prompt, unless it is there already."""
+        """Put a block at the end of the prompt, unless it is in the prompt already."""
         if block.place is None:
             self.move_behind([block])
         block.turn = self.turn
 
     def move_behind(self, blocks: Sequence[Block]) -> None:
-        """Let blocks of the prompt stand behind all others, in this order."""
+        """Move blocks to the end of the prompt, in this order."""
         for block in blocks:
             block.place, self.places = self.places, self.places + 1
 
     def _copy(self) -> ChatSession:
-        """A version of its own, which nobody went on with yet."""
+        """Return a separate version that no client has continued yet."""
         blocks = [
-            msgspec.structs.replace(each, messages=[*each.messages], digests=[*each.digests],
-                                    tags={**each.tags})
+            msgspec.structs.replace(
+                each, messages=[*each.messages], digests=[*each.digests], tags={**each.tags}
+            )
             for each in self.blocks
-        ]  # fmt: skip
+        ]
         return msgspec.structs.replace(self, blocks=blocks, gone_on=0, other=None)
 
     def systems(self, messages: Sequence[Message]) -> int:
-        """With how many system messages both the chat and ``messages`` begin."""
+        """Return with how many system messages both the chat and ``messages`` begin."""
         number = 0
         for block, message in zip(self.blocks, messages, strict=False):
             if {block.source, source_of(message)} != {"system"}:
@@ -389,8 +384,7 @@ class ChatSession(msgspec.Struct, weakref=True):
         return number
 
     def _leading(self, messages: Sequence[Message], digests: Sequence[bytes]) -> int:
-        """Replace the system messages that the chat begins with by those that ``messages`` begin
-        with; how many those are."""
+        """Replace the chat's leading system messages by those of ``messages``; return how many."""
         number = self.systems(messages)
         for block, message, digest in zip(self.blocks[:number], messages, digests, strict=False):
             if block.digests != [digest]:
@@ -398,8 +392,8 @@ class ChatSession(msgspec.Struct, weakref=True):
         return number
 
     def _tag(self, tags: Mapping[int, dict[str, Any]], same: int, sent: int) -> None:
-        """Take over what a client says of the ``sent`` messages that it sent: the first ``same`` of
-        them are the chat's first, the others its last."""
+        """Apply hints to the ``sent`` messages: the first ``same`` are the chat's first, the others
+        its last."""
         of = [block for block in self.blocks for _ in block.digests]
         names = BlockNames(block.name for block in self.blocks) if tags else BlockNames(())
         for number, said in tags.items():
@@ -425,13 +419,13 @@ class ChatSession(msgspec.Struct, weakref=True):
 
 
 class _Fit:
-    """How a client's messages fit a version of its chat, apart from the systems' at the beginning.
+    """How well a client's messages match a version of its chat, leading system messages aside.
 
     Attributes:
-        known: Messages that the version has.
+        known: Number of the version's messages.
         common: How many of its first messages are repeated.
         goes_on: Whether all are, or all but a last answer, which clients may shorten.
-        is_edited: Whether more than half are, wherever they stand.
+        is_edited: Whether more than half are, in any order.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``PromptChooser``: which blocks of a chat are in its prompt, turn by turn."""
+"""``PromptChooser``: decides which blocks of a chat are in its prompt, turn by turn."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ import orjson
 from ..fleet.callers import Body, Call
 from ..fleet.prompts import CHARACTERS_PER_TOKEN
 from ..fleet.upstream import BrokenAnswerError, NothingAnsweredError, Upstream
-from .attention import Attention, Shares, Similarity, tells_of
+from .attention import Attention, Shares, Similarity, relevance_of
 from .chat import MOST_TOKENS, THOUGHTS, Block, ChatSession, Message
-from .requests import ClientWords
+from .requests import ChatRequest
 from .settings import MemorySettings, Mode
-
-# The line that names what has left a prompt.
 
 _MOST: Final = 32  # names in a line; chosen: it reminds, and is no list
 _NAME: Final = re.compile(r"((?:file|tool):)?(.*?)(#\d+)?", re.DOTALL)  # ours: kind, and number
 _ODD: Final = re.compile(r"[^\w./-]")
 
 
-def breadcrumb(chat: ChatSession, characters: int) -> str:
-    """One line that names what has left, the newest last; empty if nothing has.
+def summary_line(chat: ChatSession, characters: int) -> str:
+    """Return one line that names the blocks that left, newest last; empty if none did.
 
     Args:
-        characters: Of a line that names blocks; where none fits, it says how many have left.
+        characters: Longest line; if no name fits, the line gives only their number.
     """
     names = [block.name for block in chat.away]
     if not names:
@@ -43,7 +41,7 @@ def breadcrumb(chat: ChatSession, characters: int) -> str:
 
 
 def with_line(messages: Sequence[Message], line: str) -> list[Message]:
-    """Messages with a line before what the last one says; the same, if that is no text."""
+    """Put a line in front of the last message's text; unchanged if that is no text."""
     said = messages[-1].get("content") if line else None
     if not isinstance(said, str):
         return list(messages)
@@ -51,15 +49,15 @@ def with_line(messages: Sequence[Message], line: str) -> list[Message]:
 
 
 def _line(names: Sequence[str], shown: int) -> str:
-    """The line that names the newest blocks, and counts the older ones."""
+    """Return the line that names the ``shown`` newest blocks, and counts the older ones."""
     older = len(names) - shown
     parts = [f"{older} older"] if older else []
     return f"[left out: {', '.join([*parts, *map(_plain, names[older:])])}]"
 
 
 def _plain(name: str) -> str:
-    """A block's name without what could end the line, or speak for somebody: most of a name is a
-    tool's or a model's words, and the line stands in what the user says."""
+    """Escape whatever in a block's name could end the line or pose as a speaker."""
+    # Most of a name is a tool's or a model's text, and the line stands in the user's message.
     found = _NAME.fullmatch(name)
     assert found is not None, "it takes any text"
     kind, said, number = found.groups()
@@ -67,21 +65,19 @@ def _plain(name: str) -> str:
 
 
 def _escaped(odd: re.Match[str]) -> str:
-    """As in a URL."""
+    """Escape as in a URL."""
     return "".join(f"%{byte:02X}" for byte in odd[0].encode(errors="replace"))
 
 
-# ``TokenCounter``: how many tokens blocks take, by the engine's own tokenizer where it has one.
-
-_WRAPPING: Final = 8  # tokens of a message's borders, where nobody counts; chosen
-_AT_ONCE: Final = 8  # questions; chosen
+_WRAPPING: Final = 8  # estimated tokens around a message's text; chosen
+_AT_ONCE: Final = 8  # concurrent requests; chosen
 _MOST_S: Final = 5.0  # of one count; chosen: a client waits for it, and an engine may hang
 _WITHOUT_S: Final = 60.0  # until one that had none, or hung, is asked again; chosen: it may change
 _OK, _NO_SUCH_PATH = 200, 404
 
 
 class TokenCounter:
-    """Asks ``/tokenize``, as vLLM has it; without one, four characters are a token.
+    """Counts tokens by the engine's ``/tokenize``; without one, four characters are a token.
 
     Args:
         upstream: The engine.
@@ -105,7 +101,7 @@ class TokenCounter:
             block.tokens = block.tokens or about(block)
 
     async def more(self, model: object, block: Block, line: str) -> int:
-        """How many tokens a line adds to a counted block, before what its last message says."""
+        """Return how many tokens a line adds to a counted block."""
         if not line:
             return 0
         messages = with_line(block.messages, line)
@@ -134,28 +130,25 @@ class TokenCounter:
 
 
 def about(block: Block) -> int:
-    """What a block takes by the rule of thumb."""
+    """Return an estimate of a block's tokens."""
     characters = len(block.text)
     for message in block.messages:
         characters += sum(len(str(message.get(field) or "")) for field in THOUGHTS)
     return -(-characters // CHARACTERS_PER_TOKEN) + _WRAPPING * len(block.messages)
 
 
-# ``MemoryCounts``: what happened in a memory so far.
-
-
 @dataclass
 class MemoryCounts:
-    """What happened so far.
+    """Counts of a memory since its start.
 
     Attributes:
         turns: Requests of chats.
-        evicted, recalled: Blocks that left prompts, and that came back, as their chats count them.
-        beyond: Prompts that were longer than the budget, for want of blocks that may leave.
-        as_sent: Requests that the engine refused as we put them: it got what their client meant.
-        plain: Requests that it got without hints, since it takes none.
-        unscored: Times that similarity could not be asked for.
-        refused, unserved, left: As a proxy counts them.
+        evicted, recalled: Blocks that left prompts, and that came back.
+        beyond: Prompts longer than the budget because no further block may leave.
+        as_sent: Requests that the engine refused in our form and got in their client's.
+        plain: Requests sent without hints, because the engine rejects them.
+        unscored: How often the similarity's server did not answer.
+        refused, unserved, left: As the proxy counts them.
     """
 
     turns: int = 0
@@ -170,29 +163,26 @@ class MemoryCounts:
     unscored: int = 0
 
     def note(self, chat: ChatSession, left: int, back: int) -> None:
-        """Count blocks that left a chat's prompt, and that came back, here and there."""
+        """Count blocks that left a chat's prompt and that came back, in the chat too."""
         chat.evictions += left
         chat.recalls += back
         self.evicted += left
         self.recalled += back
 
 
-# What blocks are worth: scores from 0 to 1, and which of them always stay.
-
-
 def scores(
-    chat: ChatSession, blocks: Sequence[Block], about: Shares, looks: Shares, by: MemorySettings
+    chat: ChatSession, blocks: Sequence[Block], about: Shares, attention: Shares, by: MemorySettings
 ) -> Shares:
-    """float64 ``[blocks]`` from 0 to 1: similarity, recency and attention, and not below a block's
-    floor.
+    """Return each block's score from similarity, recency and attention, but not below its floor:
+    float64 ``[blocks]``, 0 to 1.
 
     Args:
-        about: How much each block is about what the user said last, from 0 to 1.
-        looks: How much the model looks at each, from 0 to 1.
+        about: How much each block is about the user's last message, from 0 to 1.
+        attention: How much the model attends to each, from 0 to 1.
     """
     age = np.array([chat.turn - block.turn for block in blocks], dtype=np.float64)
     worth = by.similarity * about + by.recency * np.exp2(-age / by.half_life)
-    worth = (1 - by.attention) * worth + by.attention * looks
+    worth = (1 - by.attention) * worth + by.attention * attention
     floors = [max(by.floors.get(block.source, 0.0), block.priority) for block in blocks]
     always = stays(chat, by)
     worth = np.maximum(worth, np.array(floors, dtype=np.float64))
@@ -201,10 +191,10 @@ def scores(
 
 
 def stays(chat: ChatSession, by: MemorySettings) -> set[int]:
-    """``id`` of the blocks that never leave: the system's, the first, the newest, what is pinned.
+    """Return the ``id`` of the blocks that never leave: the system's, the first, the newest, pinned
+    ones.
 
-    What stands behind the newest message of the user belongs to a turn under way, of which the
-    last ``tail`` blocks stay.
+    While a turn is in progress, its user message stays, and the last ``tail`` blocks after it.
     """
     system = [block for block in chat.blocks if block.source == "system"]
     spoken = [block for block in chat.blocks if block.source != "system"]
@@ -214,18 +204,16 @@ def stays(chat: ChatSession, by: MemorySettings) -> set[int]:
     return {id(block) for block in (*system, *spoken[: by.sinks], *asked, *newest, *pinned)}
 
 
-# Which blocks leave a prompt, and which come back.
-
-
 def evict(
-    chat: ChatSession, about: Shares, looks: Shares, by: MemorySettings, until: int
+    chat: ChatSession, about: Shares, attention: Shares, by: MemorySettings, until: int
 ) -> list[Block]:
-    """Let the blocks that are worth least leave, until the prompt takes ``until`` tokens at most.
+    """Let the lowest-scoring blocks leave until the prompt takes at most ``until`` tokens; return
+    them.
 
     Args:
-        about, looks: float64 ``[chat.blocks]``: see ``scores``.
+        about, attention: float64 ``[chat.blocks]``; see ``scores``.
     """
-    worth = scores(chat, chat.blocks, about, looks, by)
+    worth = scores(chat, chat.blocks, about, attention, by)
     always = stays(chat, by)
     gone: list[Block] = []
     taken = chat.tokens
@@ -241,14 +229,10 @@ def evict(
 
 
 def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> list[Block]:
-    """Let the blocks come back that a message is about, as long as there is room for them.
-
-    They stand before the newest of the others: an engine splices what adjoins text that it holds,
-    and does not hold the end of what it answered last. Those that are too short to be spliced stand
-    behind, where they keep nothing else from being spliced.
+    """Bring back the blocks that a message is about, as far as there is room; return them.
 
     Args:
-        about: float64 ``[chat.blocks]``: how much each is about the user's message.
+        about: float64 ``[chat.blocks]``, how much each is about the user's message.
         room: Tokens.
     """
     if by.mode is not Mode.KV_RESTORE:
@@ -267,6 +251,8 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
             back.append(number)
             taken += 1
             room -= block.tokens
+    # They go before the newest blocks: an engine splices next to text that it holds, and it does
+    # not hold the end of its last answer. Blocks too short to splice go last, out of the way.
     found = [chat.blocks[number] for number in sorted(back)]
     long = [block for block in found if block.tokens >= by.shortest]
     newest = _newest(chat, by) if long else []
@@ -279,10 +265,8 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
 
 
 def _newest(chat: ChatSession, by: MemorySettings) -> list[Block]:
-    """The newest blocks of earlier turns that have ``settled`` tokens together, in their order.
-
-    The system's and the chat's first are not among them; none are, if they are too long.
-    """
+    """Return the newest blocks of earlier turns with ``settled`` tokens together; none if they are
+    too long."""
     first = [block for block in chat.blocks if block.source != "system"][: by.sinks]
     fixed = {id(block) for block in first}
     newest: list[Block] = []
@@ -303,12 +287,12 @@ _LINE: Final = 8
 _log = logging.getLogger(__name__)
 
 
-class Chosen(NamedTuple):
-    """What a prompt has beside the blocks that were in it.
+class PromptChoice(NamedTuple):
+    """What was changed in a prompt.
 
     Attributes:
-        back: What came back, and stays.
-        line: Names what has left; empty: no line does.
+        back: Blocks that came back, and stay.
+        line: The line that names what has left; empty for none.
     """
 
     back: list[Block]
@@ -316,14 +300,14 @@ class Chosen(NamedTuple):
 
 
 class PromptChooser:
-    """Lets blocks leave and come back; whoever holds a chat's lock may ask it.
+    """Lets blocks leave and come back; the caller must hold the chat's lock.
 
     Args:
-        settings: What the operator chose.
+        settings: The operator's settings.
         similarity: Compares blocks with what users say.
-        attention: Tells which blocks the model looks at.
-        counts: Of the memory; changed.
-        counter: Counts the line that names what has left.
+        attention: Reports which blocks the model attends to.
+        counts: The memory's; changed.
+        counter: Counts the tokens of the line that names what has left.
     """
 
     def __init__(
@@ -338,13 +322,16 @@ class PromptChooser:
         self._similarity, self._attention = similarity, attention
         self._warned = False
 
-    async def choose(self, chat: ChatSession, new: Sequence[Block], words: ClientWords) -> Chosen:
-        """Let blocks come back that the user speaks of, and others leave until all fits.
+    async def choose(
+        self, chat: ChatSession, new: Sequence[Block], request: ChatRequest
+    ) -> PromptChoice:
+        """Bring back the blocks that the user speaks of, and let others leave until all fits.
 
         Args:
             new: Blocks that the request brings.
         """
-        by, speaks, room = self._settings, bool(new) and new[-1].source == "user", self._room(words)
+        by, room = self._settings, self._room(request)
+        speaks = bool(new) and new[-1].source == "user"
         found: list[Block] = []
         gone: list[Block] = []
         if chat.tokens > room or (speaks and chat.away):
@@ -358,9 +345,9 @@ class PromptChooser:
         back = [block for block in found if block.place is not None]
         # What came back and left again at once did neither.
         self._counts.note(chat, len(gone) - (len(found) - len(back)), len(back))
-        line = await self._line(chat, words, room)
+        line = await self._line(chat, request, room)
         self._counts.beyond += chat.tokens > room
-        return Chosen(back, line)
+        return PromptChoice(back, line)
 
     async def relieve(self, chat: ChatSession) -> None:
         """Let blocks leave if an answer left too many in the prompt."""
@@ -370,13 +357,13 @@ class PromptChooser:
             self._counts.note(chat, len(gone), 0)
 
     async def close(self) -> None:
-        """Give up connections."""
+        """Close connections."""
         await self._similarity.close()
 
-    def _room(self, words: ClientWords) -> int:
-        """Tokens of a prompt, beside those that are kept for its answer."""
+    def _room(self, request: ChatRequest) -> int:
+        """Return the tokens of a prompt, without those reserved for its answer."""
         budget = self._settings.budget
-        answer, most = words.answer or budget // _ANSWER, budget // _MOST_ANSWER
+        answer, most = request.answer or budget // _ANSWER, budget // _MOST_ANSWER
         if answer > most and not self._warned:
             self._warned = True
             _log.warning("an answer of %d tokens is asked for, and %d of the budget's %d are kept "
@@ -384,13 +371,13 @@ class PromptChooser:
                          answer, most, budget)  # fmt: skip
         return budget - min(answer, most)
 
-    async def _line(self, chat: ChatSession, words: ClientWords, room: int) -> str:
-        """The line that names what has left; others leave until it fits, and it is left out where
-        it does not."""
+    async def _line(self, chat: ChatSession, request: ChatRequest, room: int) -> str:
+        """Return the line that names what has left, letting blocks leave until it fits; empty if it
+        never does."""
         chat.crumb = 0
         while self._settings.mode is Mode.BREADCRUMB:
-            line = breadcrumb(chat, room // _LINE * CHARACTERS_PER_TOKEN)
-            chat.crumb = await self._counter.more(words.model, chat.resident[-1], line)
+            line = summary_line(chat, room // _LINE * CHARACTERS_PER_TOKEN)
+            chat.crumb = await self._counter.more(request.model, chat.resident[-1], line)
             if not line or chat.tokens <= room:
                 return line
             gone = await self._evict(chat, await self._about(chat), room)
@@ -401,17 +388,18 @@ class PromptChooser:
         return ""
 
     async def _evict(self, chat: ChatSession, about: Shares, until: int) -> list[Block]:
-        """Let blocks leave until a prompt takes no more tokens than these; which left."""
+        """Let blocks leave until the prompt takes at most ``until`` tokens; return them."""
         if chat.tokens <= until:
             return []
-        looks = await self._attention.of(chat, stays(chat, self._settings))
-        return evict(chat, about, looks, self._settings, until)
+        attention = await self._attention.of(chat, stays(chat, self._settings))
+        return evict(chat, about, attention, self._settings, until)
 
     async def _about(self, chat: ChatSession) -> Shares:
-        """How much each block is about what the user said last; 0 where nobody can tell."""
+        """Return how much each block is about the user's last message; 0 if the server does not
+        answer."""
         said = next((each.text for each in reversed(chat.blocks) if each.source == "user"), "")
         try:
-            return await tells_of(self._similarity, said, chat.blocks)
+            return await relevance_of(self._similarity, said, chat.blocks)
         except httpx.HTTPError as error:
             self._counts.unscored += 1
             _log.warning("similarity could not be asked for: %s", type(error).__name__)

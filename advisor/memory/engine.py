@@ -1,4 +1,4 @@
-"""``EngineAsker``: puts a chat's prompt to an engine in a form that it takes."""
+"""Sends a chat's prompt to an engine in a form that it accepts, and reads its answer."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ import orjson
 from ..fleet.callers import Body, Call
 from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
 from .chat import MOST_TOKENS, Message
-from .requests import ClientWords
+from .requests import ChatRequest
 
 _PLAIN_S: Final = 600.0
-"""Until an engine that takes no hints gets some again; chosen: it may be another by then, and to be
-refused once costs little."""
+"""Seconds until an engine that rejected hints gets some again. Chosen: it may have been replaced by
+then, and one refusal costs little."""
 _OK, _REFUSED = 200, 400
 
 
 class Form(IntEnum):
-    """How a request is put, in the order in which that is tried."""
+    """Forms of a request, in the order in which they are tried."""
 
     OURS = 0
     """Our messages, with hints."""
     PLAIN = 1
     """Our messages alone: servers exist that refuse fields which they do not know."""
     OWN = 2
-    """What its client means: some templates want roles to alternate."""
+    """The client's own messages: some templates require alternating roles."""
 
 
-class Prompt(NamedTuple):
+class EnginePrompt(NamedTuple):
     """A chat's request, in each form.
 
     Attributes:
         sent: Our messages.
         tags: Hints about them.
-        recalls: Whether the engine may recall, unless the client says.
-        own: What the client means: the body as it came, or all of the chat if it appends.
-        salt: Of the cache, where text may come back; empty: the client's.
+        recalls: Whether recall is asked for, unless the client says otherwise.
+        own: The client's own messages: the body as it came, or the whole chat if the client
+            appends.
+        salt: Cache salt where text may come back; empty for the client's own.
     """
 
-    words: ClientWords
+    request: ChatRequest
     sent: Sequence[Message]
     tags: Sequence[object]
     recalls: bool
@@ -52,39 +53,40 @@ class Prompt(NamedTuple):
     salt: str = ""
 
     def body(self, form: Form) -> bytes:
-        """The request's body."""
+        """Return the request's body in a form."""
         if form is Form.OURS:
-            return self.words.body(self.sent, self.tags, self.recalls, self.salt)
+            return self.request.body(self.sent, self.tags, self.recalls, self.salt)
         if form is Form.PLAIN:
-            return self.words.plain(self.sent)
+            return self.request.plain(self.sent)
         return (
             self.own
             if isinstance(self.own, bytes)
-            else self.words.body(self.own, (), False, self.salt)
+            else self.request.body(self.own, (), False, self.salt)
         )
 
 
 class EngineAsker:
-    """Asks one engine, and remembers for a while whether it takes hints.
+    """Sends requests to one engine, and remembers for a while that it rejects hints.
 
     Args:
-        plain_s: Seconds for which an engine that takes none gets none.
+        plain_s: Seconds for which an engine that rejects hints gets none.
     """
 
     def __init__(self, plain_s: float = _PLAIN_S) -> None:
         self._plain_s = plain_s
         self._hints_from = 0.0
 
-    async def begin(self, engine: Upstream, call: Call, prompt: Prompt) -> tuple[Reply, Form]:
-        """The beginning of an answer, and to which form; of those that are the same, one is tried.
+    async def begin(self, engine: Upstream, call: Call, prompt: EnginePrompt) -> tuple[Reply, Form]:
+        """Send a request in the first form that the engine accepts; return the answer's beginning,
+        and the form.
 
         Args:
-            call: The client's, whose body is replaced.
+            call: The client's request, whose body is replaced.
 
         Raises:
             NothingAnsweredError: The engine is gone.
             BadRequestError: The request cannot be passed on.
-            orjson.JSONEncodeError: Its hints are nested deeper than JSON is written here.
+            orjson.JSONEncodeError: Its hints are nested too deeply to be written as JSON.
         """
         first = Form.OURS if time.monotonic() >= self._hints_from else Form.PLAIN
         used, body = first, prompt.body(first)
@@ -107,27 +109,29 @@ async def _send(engine: Upstream, call: Call, body: bytes) -> Reply:
     return await engine.begin(call._replace(body=Body(body)))
 
 
-# Whether an engine can be reached: said in the log at the start, and to clients later.
-
-_START_S: Final = 2.0  # for a word of the engine's at the start; chosen: people wait for it
-_PATH: Final = "/v1/models"  # which engines and routers answer alike
+_START_S: Final = 2.0  # to wait for the engine at the start; chosen: people wait for it
+_PATH: Final = "/v1/models"  # answered by engines and routers alike
 _BAD_GATEWAY: Final = 502
 
 _log = logging.getLogger(__name__)
 
 
 async def warn_if_unreachable(engine: Upstream) -> None:
-    """Ask an engine once; the log says so if it does not answer. It may come later."""
+    """Log a warning if the engine does not answer at the start; it may come later."""
     try:
         await engine.ask(_PATH, _START_S)
     except httpx.RequestError as error:
-        _log.warning("the engine at %s does not answer (%s): until it does, requests get status %d",
-                     engine.url, f"{type(error).__name__} {error}".strip(),
-                     _BAD_GATEWAY)  # fmt: skip
+        _log.warning(
+            "the engine at %s does not answer (%s): until it does, requests get status %d",
+            engine.url,
+            f"{type(error).__name__} {error}".strip(),
+            _BAD_GATEWAY,
+        )
 
 
 def gone(engine: Upstream, call: Call, error: NothingAnsweredError) -> Reply:
-    """What a client reads whose engine answers nothing: where that is, and what is known of it."""
+    """Return the error for a client whose engine gives no answer: its address, and what is
+    known."""
     if not error.sent:
         what = "cannot be reached"
     elif call.repeatable:
@@ -145,23 +149,21 @@ def gone(engine: Upstream, call: Call, error: NothingAnsweredError) -> Reply:
     return Reply(_BAD_GATEWAY, headers, b"", response, response.aiter_raw())
 
 
-# ``CompletionReader``: the assistant's message, read off an answer while it is passed on.
-
 _MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any
 _DONE: Final = b"[DONE]"  # the last event of a stream
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class CompletionReader:
-    """Reads the first choice of a chat's completion; whatever it cannot read is no message.
+    """Collects the assistant's message from the first choice of a completion; malformed answers
+    give none.
 
     Args:
-        streams: Whether it comes as server-sent events.
+        streams: Whether the answer comes as server-sent events.
 
     Attributes:
-        streams: As given.
         is_over: Whether a stream's last event was read.
-        prompt_tokens: What the engine counted; 0: it did not say.
+        prompt_tokens: The engine's count; 0 if it gave none.
     """
 
     def __init__(self, streams: bool) -> None:
@@ -177,7 +179,7 @@ class CompletionReader:
         self.prompt_tokens = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Take over bytes as they come."""
+        """Read bytes as they come."""
         self._size += len(chunk)
         if self._size > _MOST:
             return
@@ -189,7 +191,7 @@ class CompletionReader:
                 self._line(bytes(line))
 
     def message(self) -> Message | None:
-        """The assistant's message; None if there is none, or it has not ended."""
+        """Return the assistant's message; None if there is none, or it has not ended."""
         if self._size > _MOST:
             return None
         if not self.streams:
@@ -250,7 +252,7 @@ class CompletionReader:
             self._ended = True
 
     def _listed(self, calls: object) -> list[dict[str, Any]]:
-        """Called tools, or parts of them; what is none makes an answer odd."""
+        """Return the valid ones of called tools; anything else marks the answer as odd."""
         listed = calls if isinstance(calls, list) else []
         found = [each for each in listed if isinstance(each, dict)]
         self._is_odd |= bool(calls) and (calls != found)
@@ -269,7 +271,7 @@ def _call_of(begun: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The first choice, if it is among those of an answer or of a part of it."""
+    """Return the first choice of an answer or event, if it is there."""
     listed = answer.get("choices")
     listed = listed if isinstance(listed, list) else ()
     found = [each for each in listed if isinstance(each, dict)]

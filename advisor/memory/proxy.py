@@ -1,4 +1,5 @@
-"""``MemoryProxy``: sends an engine what a chat's budget allows, and keeps what it answers."""
+"""``MemoryProxy``: sends an engine the prompt that a chat's budget allows, and stores the
+answer."""
 
 from __future__ import annotations
 
@@ -19,23 +20,21 @@ from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
 from .attention import Attention, Similarity
 from .chat import Block, ChatSession, Message
 from .chooser import MemoryCounts, PromptChooser, TokenCounter, with_line
-from .engine import CompletionReader, EngineAsker, Form, Prompt, gone
-from .requests import CACHE_SALT, ClientWords, client_words
+from .engine import CompletionReader, EngineAsker, EnginePrompt, Form, gone
+from .requests import CACHE_SALT, ChatRequest, read_chat_request
 from .settings import MemorySettings, Mode
 from .store import ChatStore
 
-# ``ChatTurn``: a chat's request under way, and the prompt that an engine gets for it.
 
-
-class OneByOne:
-    """Has requests that continue one chat wait for the one before them: nobody else has answers."""
+class ChatQueue:
+    """Lets requests that append to one chat run one at a time, since each needs the answer before
+    it."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def next(self, key: str) -> Callable[[], None]:
-        """Wait for those that came before; returns what lets the next one go on. The end of the
-        caller's task does so, too."""
+        """Wait for the chat's earlier requests; return a function that lets the next one run."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         await lock.acquire()
         held = [lock]
@@ -51,15 +50,16 @@ class OneByOne:
 
 
 class ChatTurn(NamedTuple):
-    """A chat's request under way.
+    """A chat's request in progress.
 
     Attributes:
-        chat: Or the version of it that the request belongs to.
-        before: It as it was, without another version: to go back to where there is no answer.
-        number: Of the chat's requests.
-        model: As the client calls it.
-        over: To be called when its answer is remembered, or there will be none.
-        counted: Tokens of the blocks in the prompt; None: the engine got what was meant.
+        chat: The chat, or the version of it that the request belongs to.
+        before: The encoded version before the request, to restore if no answer comes.
+        number: Number of the request within the chat.
+        model: The model's name in the request.
+        over: Called when the answer is stored, or none will come.
+        counted: Tokens of the blocks in the prompt; None if the engine got the client's own
+            messages.
         back: Names of blocks that came back.
     """
 
@@ -73,11 +73,11 @@ class ChatTurn(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether no other request of the chat came since."""
+        """Whether no later request of the chat has arrived."""
         return self.chat.requests == self.number
 
     def undo(self) -> bool:
-        """Let the chat be as it was, unless it went on since; whether it is as if never begun."""
+        """Restore the chat, unless a later request arrived; return whether it is empty then."""
         if not self.is_last:
             return False
         was = msgspec.msgpack.decode(self.before, type=ChatSession)
@@ -86,8 +86,8 @@ class ChatTurn(NamedTuple):
                 setattr(self.chat, field, getattr(was, field))
         return not was.blocks
 
-    def said(self) -> bytes:
-        """What a client reads of its chat's memory, as it was when the answer began."""
+    def header(self) -> bytes:
+        """Return the value of the response header that describes the chat's memory."""
         chat = self.chat
         said = {"resident": len(chat.resident), "away": len(chat.away), "tokens": chat.tokens,
                 "recalled": self.back}  # fmt: skip
@@ -97,16 +97,16 @@ class ChatTurn(NamedTuple):
 def prompt_of(
     blocks: Iterable[Block], line: str = "", names: bool = False
 ) -> tuple[list[Message], list[object]]:
-    """The messages of blocks, and what is said of them: what their client says first, since engines
-    take no more than so many hints.
+    """Return the messages of blocks and their hints, the client's own hints first because engines
+    cap the number.
 
     Args:
-        line: Stands before what the last message says; empty: none does.
-        names: Whether blocks that may leave one day are named, too.
+        line: Put in front of the last message's text; empty for none.
+        names: Whether blocks that may leave later get a hint with their name.
     """
     messages, said, named = list[Message](), list[object](), list[object]()
     for block in blocks:
-        # The system's never leave; a name would protect them in the engine, whoever else has them.
+        # System blocks never leave; a name would protect them in the engine for other chats too.
         name = {"identity": block.identity} if names and block.source != "system" else {}
         for message in block.messages:
             if block.tags:
@@ -118,22 +118,22 @@ def prompt_of(
 
 
 def caller_of(headers: Headers) -> str:
-    """Digest of the keys that a request came with."""
+    """Return a digest of the API keys of a request."""
     return hashlib.blake2b(b"\0".join(keys_of(headers)), digest_size=8).hexdigest()
 
 
 def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
-    """A cache's salt that no other API key gets, whatever salt it names.
+    """Return a cache salt that no other API key gets, whatever salt it sends.
 
-    What comes back for a caller was computed behind whatever somebody said before it, which an
-    answer then depends on.
+    Text that comes back was computed behind other text, so an answer can depend on it; it must not
+    be another caller's.
 
     Args:
-        salt: The client's own.
-        key: Of the hash; None: callers are not told apart.
+        salt: The client's own salt.
+        key: Key of the hash; None if callers share text.
 
     Returns:
-        32 hexadecimal digits; empty: the request has no API key, or ``key`` is None.
+        32 hexadecimal digits; empty if the request has no API key, or ``key`` is None.
     """
     keys = keys_of(headers)
     if key is None or not keys:
@@ -143,7 +143,7 @@ def caller_salt(headers: Headers, salt: object, key: bytes | None) -> str:
 
 
 def salt_of(salt: object) -> str:
-    """Digest of a cache's salt; empty if there is none."""
+    """Return a digest of a cache salt; empty without one."""
     return hashlib.blake2b(orjson.dumps(salt), digest_size=8).hexdigest() if salt else ""
 
 
@@ -157,14 +157,14 @@ _OK: Final = 200
 
 
 class MemoryProxy:
-    """Before one engine, or a router of several.
+    """Serves chats in front of one engine, or a router of several.
 
     Args:
-        url: Where it answers, without ``/v1``.
-        settings: What the operator chose.
-        store: Remembers chats.
+        url: The engine's address, without ``/v1``.
+        settings: The operator's settings.
+        store: Keeps chats.
         similarity: Compares blocks with what users say.
-        attention: Tells which blocks the model looks at.
+        attention: Reports which blocks the model attends to.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ class MemoryProxy:
         self._names = attention.wants_names
         self._counter, self._asker = TokenCounter(self.upstream), EngineAsker()
         self._chooser = PromptChooser(settings, similarity, attention, self.counts, self._counter)
-        self._appending = OneByOne()
+        self._appending = ChatQueue()
         self._remembering: set[asyncio.Task[None]] = set()
 
     async def begin(self, asked: ParsedRequest) -> tuple[Reply, ChatTurn | None]:
-        """The beginning of an answer; ours, where the engine gives none.
+        """Return the beginning of an answer: the engine's, or an error if it does not answer.
 
         Raises:
             BadRequestError: The request cannot be passed on.
@@ -194,21 +194,21 @@ class MemoryProxy:
         plain = [(key, value) for key, value in asked.call.headers if key != b"accept-encoding"]
         asked = asked._replace(call=asked.call._replace(headers=plain))
         is_chat = asked.call.path.partition("?")[0] == _CHATS and asked.turn is not None
-        words = client_words(asked.call.body.data) if is_chat else None
+        request = read_chat_request(asked.call.body.data) if is_chat else None
         try:
-            if words is not None:
+            if request is not None:
                 with contextlib.suppress(orjson.JSONEncodeError):  # it is nested too deep for us
-                    return await self._begin(asked, words)
+                    return await self._begin(asked, request)
             return await self.upstream.begin(asked.call), None
         except NothingAnsweredError as error:
             self.counts.unserved += 1
             return gone(self.upstream, asked.call, error), None
 
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
-        """All bytes of an answer that has begun; a chat's memory is ready when it ends.
+        """Yield the rest of an answer; the chat is stored by the time it ends.
 
         Raises:
-            BrokenAnswerError: The engine is gone before the end.
+            BrokenAnswerError: The engine disconnected before the end.
         """
         kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
         reader = CompletionReader(any(b"event-stream" in kind for kind in kinds))
@@ -235,25 +235,25 @@ class MemoryProxy:
             self.store.forget(asked.turn.session)
 
     def status(self) -> dict[str, Any]:
-        """Counts, for people."""
+        """Return counts for display."""
         return {**asdict(self.counts), "chats": len(self.store),
                 "unwritten": self.store.unwritten, "budget": self.settings.budget}  # fmt: skip
 
     async def close(self) -> None:
-        """Remember what was answered, and close connections."""
+        """Store the answers that ended, and close connections."""
         await asyncio.gather(*self._remembering, return_exceptions=True)
         await self._chooser.close()
         await self.upstream.close()
 
     async def _begin(
-        self, asked: ParsedRequest, words: ClientWords
+        self, asked: ParsedRequest, request: ChatRequest
     ) -> tuple[Reply, ChatTurn | None]:
-        """The beginning of an answer to a chat."""
+        """Begin the answer to a chat."""
         assert asked.turn is not None, "a chat has a prompt"
-        if words.appends and not asked.turn.is_named:
+        if request.appends and not asked.turn.is_named:
             raise BadRequestError(_NAMELESS)
-        over = await self._appending.next(asked.turn.session) if words.appends else _nothing
-        turn, prompt = await self._prepared(asked, asked.turn, words, over)
+        over = await self._appending.next(asked.turn.session) if request.appends else _nothing
+        turn, prompt = await self._prepared(asked, asked.turn, request, over)
         try:
             reply, form = await self._asker.begin(self.upstream, asked.call, prompt)
         except BaseException:
@@ -266,41 +266,41 @@ class MemoryProxy:
         if reply.status != _OK:
             self._undo(turn)
             return reply, None
-        return reply._replace(headers=[*reply.headers, (_HEADER, turn.said())]), turn
+        return reply._replace(headers=[*reply.headers, (_HEADER, turn.header())]), turn
 
     async def _prepared(
-        self, asked: ParsedRequest, of: Turn, words: ClientWords, over: Callable[[], None]
-    ) -> tuple[ChatTurn, Prompt]:
-        """Take a request over into its chat; what the engine gets."""
+        self, asked: ParsedRequest, of: Turn, request: ChatRequest, over: Callable[[], None]
+    ) -> tuple[ChatTurn, EnginePrompt]:
+        """Apply a request to its chat; return the turn, and the prompt for the engine."""
         by = self.settings
         self.callers.sent(of)
         self.counts.turns += 1
         async with self.store.lock(of.session):
-            chat = self.store.get(_new_chat(of, asked.call.headers, words))
-            if not words.appends:
-                whole, chat = chat.version_for(words.messages)
+            chat = self.store.get(_new_chat(of, asked.call.headers, request))
+            if not request.appends:
+                whole, chat = chat.version_for(request.messages)
                 self.store.put(whole)
             before = msgspec.msgpack.encode(msgspec.structs.replace(chat, other=None))
-            turn = ChatTurn(chat, before, chat.requests + 1, words.model, over)
+            turn = ChatTurn(chat, before, chat.requests + 1, request.model, over)
             try:
-                new = chat.follow(words.messages, words.appends, words.tags)
+                new = chat.follow(request.messages, request.appends, request.tags)
                 if by.strip_think:
                     chat.drop_thoughts(ended=False)
-                chat.fixed = chat.fixed or words.fixed
-                await self._counter.count(words.model, chat.blocks)
-                back, line = await self._chooser.choose(chat, new, words)
+                chat.fixed = chat.fixed or request.fixed
+                await self._counter.count(request.model, chat.blocks)
+                back, line = await self._chooser.choose(chat, new, request)
             except BaseException:  # its client is gone, perhaps
                 self._undo(turn)
                 raise
             sent, tags = prompt_of(chat.resident, line, self._names and chat.named)
-            own = prompt_of(chat.blocks)[0] if words.appends else asked.call.body.data
-            salt = caller_salt(asked.call.headers, words.fields.get(CACHE_SALT), by.salt_key)
-            prompt = Prompt(words, sent, tags, by.mode is Mode.KV_RESTORE, own, salt)
+            own = prompt_of(chat.blocks)[0] if request.appends else asked.call.body.data
+            salt = caller_salt(asked.call.headers, request.fields.get(CACHE_SALT), by.salt_key)
+            prompt = EnginePrompt(request, sent, tags, by.mode is Mode.KV_RESTORE, own, salt)
             counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
             return turn._replace(counted=counted, back=names), prompt
 
     async def _remember(self, turn: ChatTurn, reader: CompletionReader) -> None:
-        """Keep an answer that has ended, also where its client has all of it and is gone."""
+        """Store an answer that has ended, even if its client disconnected meanwhile."""
         remembering = asyncio.ensure_future(self._answered(turn, reader))
         self._remembering.add(remembering)
         remembering.add_done_callback(self._remembering.discard)
@@ -308,7 +308,7 @@ class MemoryProxy:
         await asyncio.shield(remembering)
 
     async def _answered(self, turn: ChatTurn, reader: CompletionReader) -> None:
-        """Keep an answer that has ended, and let blocks leave if there are too many."""
+        """Add an answer to its chat, and let blocks leave if there are too many."""
         said, chat, by = reader.message(), turn.chat, self.settings
         if said is None:
             return self._undo(turn)
@@ -324,7 +324,7 @@ class MemoryProxy:
             await self.store.keep(chat)
 
     def _undo(self, turn: ChatTurn) -> None:
-        """Let a chat be as it was before a request that has no answer, and its counts."""
+        """Restore a chat, and the counts, after a request without an answer."""
         chat, counts = turn.chat, self.counts
         left, back = chat.evictions, chat.recalls
         is_new = turn.undo()
@@ -336,15 +336,15 @@ class MemoryProxy:
 
 
 def _nothing() -> None:
-    """Nobody waits for the end of a request that repeats its chat."""
+    """Do nothing: no request waits for one that repeats its chat."""
 
 
-def _new_chat(turn: Turn, headers: Headers, words: ClientWords) -> ChatSession:
-    """The chat of a request, as it is before its first one."""
+def _new_chat(turn: Turn, headers: Headers, request: ChatRequest) -> ChatSession:
+    """Return an empty chat for a request."""
     return ChatSession(
         turn.session,
         turn.name,
         caller_of(headers),
-        salt_of(words.fields.get(CACHE_SALT)),
+        salt_of(request.fields.get(CACHE_SALT)),
         turn.is_named,
     )

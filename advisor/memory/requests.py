@@ -1,4 +1,4 @@
-"""``ClientWords``: a chat's request, and what its client says of its messages and its memory."""
+"""``ChatRequest``: a chat request, with its client's hints about messages and memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _APPEND, _OFF = "append", "off"
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
-class ClientWords(NamedTuple):
-    """A chat's request.
+class ChatRequest(NamedTuple):
+    """A chat request.
 
     Attributes:
-        fields: Of its body.
-        messages: As they came.
+        fields: The body's fields.
+        messages: The client's messages.
         appends: Whether they continue the chat instead of repeating it.
-        tags: What is said of messages, by their numbers.
+        tags: Hints about messages, by message number.
     """
 
     fields: dict[str, Any]
@@ -38,31 +38,31 @@ class ClientWords(NamedTuple):
 
     @property
     def model(self) -> object:
-        """Who shall answer."""
+        """The model's name."""
         return self.fields.get("model")
 
     @property
     def answer(self) -> int:
-        """The most tokens of an answer; 0: it is not said."""
+        """Most tokens of the answer; 0 if the request does not say."""
         said = [self.fields.get(name) for name in _LIMITS]
         return next((each for each in said if isinstance(each, int) and each > 0), 0)
 
     @property
     def fixed(self) -> int:
-        """About how many tokens the tools' descriptions take."""
+        """Approximate tokens of the tools' descriptions."""
         tools = self.fields.get("tools")
         return len(orjson.dumps(tools)) // CHARACTERS_PER_TOKEN if tools else 0
 
     def body(
         self, messages: Sequence[Message], tags: Sequence[object], recalls: bool, salt: str = ""
     ) -> bytes:
-        """The request as the engine gets it.
+        """Return the request's body for the engine.
 
         Args:
             messages: In place of the client's.
             tags: Hints about those.
-            recalls: Whether text that moved may come back approximately, unless the client says.
-            salt: Of the cache, in place of the client's where text may come back.
+            recalls: Whether recall is asked for, unless the client says otherwise.
+            salt: Cache salt in place of the client's, where text may come back.
         """
         ours = self._params.get(_OURS)
         ours = dict(ours) if isinstance(ours, dict) else {}
@@ -74,11 +74,8 @@ class ClientWords(NamedTuple):
         return self._with(messages, {_OURS: ours}, salted)
 
     def plain(self, messages: Sequence[Message]) -> bytes:
-        """The request as an engine gets it that takes no hints.
-
-        Args:
-            messages: In place of the client's.
-        """
+        """Return the body for an engine that rejects hints, with ``messages`` in place of the
+        client's."""
         return self._with(messages, {_OURS: {}})
 
     @property
@@ -96,11 +93,11 @@ class ClientWords(NamedTuple):
         )
 
 
-def client_words(body: bytes) -> ClientWords | None:
-    """What a body says; None where it is no chat, or its client wants no memory.
+def read_chat_request(body: bytes) -> ChatRequest | None:
+    """Parse a request's body; None if it is no chat, or its client wants no memory.
 
     Raises:
-        BadRequestError: It says of its memory what nobody knows.
+        BadRequestError: Its ``memory`` hint has an unknown value.
     """
     try:
         fields = orjson.loads(body)
@@ -121,12 +118,12 @@ def client_words(body: bytes) -> ClientWords | None:
         )
     if memory == _OFF or fields.get("n") not in (None, 1):
         return None
-    return ClientWords(fields, messages, memory == _APPEND, _tags(ours, messages))
+    return ChatRequest(fields, messages, memory == _APPEND, _tags(ours, messages))
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
-    """What hints say of messages, by number or by role, the last word of each kind; what is
-    malformed says nothing."""
+    """Return the hints about each message, by number or by role; the last hint of each kind
+    wins."""
     said: dict[int | str, dict[str, tuple[int, Any]]] = {}  # with the numbers of hints
     listed = ours.get("messages")
     for order, hint in enumerate(listed if isinstance(listed, list) else ()):

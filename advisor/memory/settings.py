@@ -1,4 +1,4 @@
-"""What the operator chooses: budgets, watermarks, what happens to what leaves."""
+"""Settings of a memory: budgets, watermarks, and what happens to blocks that leave."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...graph.errors import ConfigError
 
 LEAST_BUDGET: Final = 64  # tokens; chosen: less holds no question and answer
 FLOORS: Final = {"system": 1.0, "user": 0.2, "assistant": 0.1, "tool": 0.0}
-"""The least score of a block by its source; chosen: what people say costs little and means much."""
+"""Least score of a block by its source. Chosen: what people say is short and means much."""
 
-LOOKS: Final = 0.3
-"""The weight of attention in a score where a sidecar tells of it; chosen: what samples saw of a few
-steps counts for less than what the user speaks of."""
+ATTENTION_WEIGHT: Final = 0.3
+"""Weight of attention in a score where a sidecar reports it. Chosen: samples of a few steps count
+for less than what the user speaks of."""
 
 
 class Mode(StrEnum):
-    """What becomes of blocks that leave the prompt."""
+    """What happens to blocks that leave the prompt."""
 
     DISCARD = "discard"
     BREADCRUMB = "breadcrumb"
@@ -29,30 +29,30 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """All that a memory is told at its start.
+    """How a memory chooses prompts.
 
     Attributes:
         budget: Tokens of a chat's prompt and answer together.
-        high, low: Shares of it: above the first, blocks leave until the second is reached.
-        mode: What becomes of them.
+        high, low: Shares of the budget: above ``high``, blocks leave until ``low`` is reached.
+        mode: What happens to them.
         top: How many blocks a user's message may be about.
         least_similarity: Below it, a message is not about a block.
-        resident_gate: Whether blocks that are in the prompt count among ``top``.
-        similarity, recency: Weights of both in a score; together 1.
-        attention: Weight of where the model looks; the other two share the rest.
-        half_life: Turns after which recency is half.
-        sinks: Blocks behind the system's at the beginning of a chat that always stay.
+        resident_gate: Whether blocks in the prompt count among ``top``.
+        similarity, recency: Weights of both in a score; they add up to 1.
+        attention: Weight of the model's attention; the other two share the rest.
+        half_life: Turns after which recency has halved.
+        sinks: Blocks after the system's at the beginning of a chat that always stay.
         tail: Newest blocks that always stay.
-        settled: Tokens of the newest blocks that stand behind what comes back: an engine splices
-            only what adjoins text that it holds, and it holds whole blocks of its own alone.
-            Chosen: two of the largest that are common.
-        most_moved: If those newest blocks take more tokens than this, what comes back stands behind
-            them after all; chosen, for engines that compute what moves.
-        shortest: Blocks of fewer tokens are spliced by no engine; chosen: what engines splice at
-            least unless their model's calibration says more.
-        strip_think: Whether thoughts leave the prompt with the turn that they belong to.
-        salt_key: Of the keyed hash that gives each API key a cache salt of its own where recall is
-            asked for; None: what one caller said may come back for another.
+        settled: Tokens of the newest blocks that stand after what comes back, because an engine
+            splices only next to whole blocks that it holds. Chosen: two of the largest common
+            blocks.
+        most_moved: If those newest blocks take more tokens than this, what comes back stands after
+            them. Chosen, for engines that compute what moves.
+        shortest: Shortest block in tokens that engines splice. Chosen: their default.
+        strip_think: Whether an assistant's thoughts leave the prompt after their turn.
+        salt_key: Key of the hash that gives each API key its own cache salt where recall is asked
+            for; None lets one caller's text come back for another.
+        floors: Least score of a block, by its source.
     """
 
     budget: int
@@ -86,12 +86,12 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """Who gives vectors of texts.
+    """The server that embeds texts.
 
     Attributes:
-        url: Of an OpenAI-compatible API, with its ``/v1``.
-        model: As that server calls it.
-        key: Of its API, if it wants one.
+        url: An OpenAI-compatible API, with its ``/v1``.
+        model: The model's name there.
+        key: API key, if needed.
     """
 
     url: str
@@ -100,13 +100,13 @@ class EmbeddingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSettings:
+class ChatStoreSettings:
     """Where chats are kept.
 
     Attributes:
         ram_bytes: For the text of all chats.
-        directory: Where they survive a restart, in clear text; None: nowhere.
-        disk_bytes: Of that directory; the chats that were used longest ago go first.
+        directory: Keeps chats across restarts, in clear text; None for memory only.
+        disk_bytes: Limit of that directory; the least recently used chats go first.
     """
 
     ram_bytes: int = 512 << 20

@@ -1,4 +1,4 @@
-"""``ChatStore``: the chats that are remembered, within memory and, if there is one, a directory."""
+"""``ChatStore``: keeps chats in memory and, optionally, in a directory, within byte budgets."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ import msgspec
 from ...graph.errors import ConfigError
 from ...graph.wire.frames import BAD_PAYLOAD
 from .chat import Block, ChatSession, is_message
-from .settings import StoreSettings
+from .settings import ChatStoreSettings
 
-# ``ChatFiles``: chats in a directory, within a budget.
-#
-# A file is a line that names its form, a digest of the rest, and the chat. What cannot be read,
-# for damage or because somebody else made it, is set aside under another name: its chat begins
-# anew.
+# A file is a line that names its format, a digest of the rest, and the chat. A damaged or foreign
+# file is renamed, and its chat begins anew.
 
 _SUFFIX: Final = ".chat"
 _UNFINISHED: Final = ".new"  # of a file that is being written
@@ -36,14 +33,14 @@ _OURS: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})\.chat")
 _BEGUN: Final = re.compile(r"([0-9a-f]{16}-[0-9a-f]{32}\.|tmp)[a-z0-9_]{8}\.new")
 _HEAD: Final = b"kvgraph chat 3\n"
 _DIGEST: Final = 32  # bytes
-_OLD_HEAD: Final = b"\x82\xa7version\x02"  # of files that have no digest yet
+_OLD_HEAD: Final = b"\x82\xa7version\x02"  # beginning of the older format, without a digest
 _VERSION: Final = 2  # of their form
 
 _log = logging.getLogger(__name__)
 
 
 class _Kept(msgspec.Struct):
-    """The older form."""
+    """A chat in the older file format."""
 
     version: int
     chat: ChatSession
@@ -55,20 +52,20 @@ class _File(NamedTuple):
 
 
 class ChatFiles:
-    """Writes each chat to a file of its own; the chats that were used longest ago go first.
+    """Writes each chat to a file of its own; the least recently used go first.
 
-    Which files there are is read once, at the start: no other process of ours writes to the
-    directory. Files of others are left alone.
+    The directory is scanned once, at the start, because no other process of ours writes to it.
+    Files of others are left alone.
 
     Args:
-        directory: Is made if there is none.
+        directory: Created if missing.
         most: Bytes of all files; those set aside do not count.
 
     Attributes:
         unwritten: Keys of chats whose newest state could not be written.
 
     Raises:
-        ConfigError: ``directory`` cannot be one.
+        ConfigError: ``directory`` cannot be created or written to.
     """
 
     def __init__(self, directory: Path, most: int) -> None:
@@ -79,8 +76,10 @@ class ChatFiles:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise ConfigError(f"--store {directory}: {error.strerror}; allowed: a directory that "
-                              "can be made or written to") from None  # fmt: skip
+            raise ConfigError(
+                f"--store {directory}: {error.strerror}; allowed: a directory that "
+                "can be made or written to"
+            ) from None
         except OSError as error:  # a full disk, perhaps: it may have room later
             _log.warning("%s cannot be made: %s", directory, error.strerror)
         found: list[tuple[int, str, str, int]] = []
@@ -100,28 +99,34 @@ class ChatFiles:
             self._note(digest, _File(owner, size))
 
     def read(self, key: str) -> ChatSession | None:
-        """The chat that goes by a key; None if there is none that can be read."""
+        """Return the chat of a key; None if there is none that can be read."""
         digest = _digest(key)
         file = self._files.get(digest)
         return self._read(digest, file) if file is not None else None
 
     def of_owner(self, name: str, caller: str) -> list[ChatSession]:
-        """Chats of a caller under a name."""
+        """Return a caller's chats of this name."""
         owner = _owner(name, caller)
-        found = [self._read(digest, file) for digest, file in list(self._files.items())
-                 if file.owner == owner]  # fmt: skip
+        found = [
+            self._read(digest, file)
+            for digest, file in list(self._files.items())
+            if file.owner == owner
+        ]
         return [chat for chat in found if chat is not None]
 
     async def write(self, chat: ChatSession) -> int:
-        """Keep a chat, of which the first failure is logged; how many bytes it takes."""
+        """Write a chat; return its size in bytes. The first failure is logged."""
         digest, owner = _digest(chat.key), _owner(chat.name, chat.caller)
         data = msgspec.msgpack.encode(chat)
         try:
             await asyncio.to_thread(_replace, self._path(digest, owner), _signed(data))
         except OSError as error:
             if not self.unwritten:
-                _log.warning("chats cannot be written to %s, and are kept in memory alone: %s",
-                             self._directory, error.strerror)  # fmt: skip
+                _log.warning(
+                    "chats cannot be written to %s, and are kept in memory alone: %s",
+                    self._directory,
+                    error.strerror,
+                )
             self.unwritten.add(chat.key)
             return len(data)
         if chat.key in self.unwritten:
@@ -138,7 +143,7 @@ class ChatFiles:
         self._remove(_digest(key))
 
     def forget_aside(self, name: str, caller: str) -> int:
-        """Remove what was set aside of a caller's chats under a name; how many files that were."""
+        """Remove the unreadable files of a caller's chats of this name; return how many."""
         removed = 0
         for path in self._directory.glob(f"{_owner(name, caller)}-*{_SUFFIX}{_ASIDE}"):
             with contextlib.suppress(OSError):
@@ -147,7 +152,7 @@ class ChatFiles:
         return removed
 
     def _note(self, digest: str, file: _File) -> None:
-        """Take a chat's file over as the one written last; an earlier one of it goes."""
+        """Record a chat's file as the one written last."""
         before = self._files.get(digest)
         if before is not None and before.owner != file.owner:
             self._remove(digest)
@@ -183,7 +188,7 @@ class ChatFiles:
 
 
 def _regular_files(directory: Path) -> Iterator[tuple[str, os.stat_result, bytes]]:
-    """Names of files that may be ours, what is known of them, and how they begin."""
+    """Yield names of files that may be ours, their status, and their first bytes."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if not (_OURS.fullmatch(entry.name) or _BEGUN.fullmatch(entry.name)):
@@ -201,7 +206,7 @@ def _is_ours(head: bytes) -> bool:
 
 
 def _chat_in(data: bytes) -> ChatSession | None:
-    """The chat of a file's content; None where it is damaged, or of another form.
+    """Return the chat in a file's content; None if it is damaged, or of another format.
 
     Raises:
         BAD_PAYLOAD: Likewise.
@@ -216,7 +221,7 @@ def _chat_in(data: bytes) -> ChatSession | None:
         chat = kept.chat
         if kept.version != _VERSION:
             return None
-    # The older form has no digest: what is in a message may be anything.
+    # The older format has no digest, so a message may contain anything.
     fits = all(
         len(block.messages) in (0, len(block.digests)) and all(map(is_message, block.messages))
         for each in chat.versions
@@ -236,16 +241,19 @@ def _sum(data: bytes) -> bytes:
 
 
 def _set_aside(path: Path) -> None:
-    """Give a file that is no chat another name, and say so."""
+    """Rename a file that is no valid chat, and log it."""
     aside = path.with_name(path.name + _ASIDE)
     with contextlib.suppress(OSError):
         os.replace(path, aside)
-    _log.warning("%s is no chat that can be read: it is %s now, and its chat begins anew",
-                 path.name, aside.name)  # fmt: skip
+    _log.warning(
+        "%s is no chat that can be read: it is %s now, and its chat begins anew",
+        path.name,
+        aside.name,
+    )
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file as a whole."""
+    """Write a file atomically."""
     with contextlib.suppress(FileExistsError):  # a start may have found no room for it
         path.parent.mkdir(mode=0o700, parents=True)
     with tempfile.NamedTemporaryFile(
@@ -265,28 +273,27 @@ def _digest(key: str) -> str:
 
 
 def _owner(name: str, caller: str) -> str:
-    """By which a caller's files are found that go by one name."""
+    """Return the file name's part for a caller and a chat's name."""
     return hashlib.blake2b(f"{caller}\0{name}".encode(), digest_size=8).hexdigest()
 
 
 _OF_MESSAGE: Final = 600
-"""Bytes of memory that a message takes beside its text; chosen: what short messages were measured
-to take, as Python has them."""
+"""Bytes of memory that a message takes beside its text. Chosen: measured on short messages."""
 
 
 class ChatStore:
-    """Remembers chats, the ones that were used last; each has a lock for its changes.
+    """Keeps the most recently used chats; each has a lock for its changes.
 
     Args:
-        settings: Budgets, and where chats survive.
+        settings: Budgets, and where chats survive a restart.
     """
 
-    def __init__(self, settings: StoreSettings) -> None:
+    def __init__(self, settings: ChatStoreSettings) -> None:
         self._most = settings.ram_bytes
         self._chats: OrderedDict[str, ChatSession] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._bytes = 0
-        # A turn that is under way goes on with its chat, also where that left memory meanwhile.
+        # A running turn keeps its chat, even if the chat has left memory meanwhile.
         self._in_use: WeakValueDictionary[str, ChatSession] = WeakValueDictionary()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._files: ChatFiles | None = None
@@ -299,21 +306,21 @@ class ChatStore:
 
     @property
     def unwritten(self) -> int:
-        """Chats whose newest state should be in the directory, and could not be written."""
+        """Number of chats whose newest state could not be written."""
         return len(self._files.unwritten) if self._files is not None else 0
 
     def lock(self, key: str) -> asyncio.Lock:
-        """Whoever changes a chat holds it."""
+        """Return the lock to hold while changing a chat."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     def get(self, new: ChatSession) -> ChatSession:
-        """The chat that goes by the key of ``new``: remembered, read from its file, or ``new``."""
+        """Return the chat with the key of ``new``: from memory, from its file, or else ``new``."""
         key = new.key
         chat = self._chats.pop(key, None) or self._in_use.get(key)
         if chat is None:
             chat = self._files.read(key) if self._files is not None else None
         chat = new if chat is None else chat
-        # An earlier version may have kept it under less than what says whose it is.
+        # An earlier release may have stored fewer of the fields that identify the owner.
         for each in chat.versions:
             each.name, each.caller, each.salt, each.named = (
                 new.name,
@@ -328,28 +335,27 @@ class ChatStore:
         return chat
 
     def put(self, chat: ChatSession) -> None:
-        """Let a version be the chat of its key."""
+        """Make a version the chat of its key."""
         self._chats[chat.key] = self._in_use[chat.key] = chat
 
     def chats(self) -> list[ChatSession]:
-        """All that are in memory, the one used last at the end."""
+        """Return all chats in memory, most recently used last."""
         return list(self._chats.values())
 
     def of_caller(self, caller: str, salt: str, name: str) -> list[ChatSession]:
-        """Chats that a caller may read under a name; one for each model."""
+        """Return the chats of this name that a caller may read, one for each model."""
         kept = self._files.of_owner(name, caller) if self._files is not None else []
         found = {chat.key: chat for chat in (*kept, *self._in_use.values())}  # the latter are newer
         asked = (caller, salt, name)
         return [chat for chat in found.values() if (chat.caller, chat.salt, chat.name) == asked]
 
     def holds(self, chat: ChatSession) -> bool:
-        """Whether a chat, or a version of it, was not forgotten, nor begun anew since."""
+        """Return whether a chat, or a version of it, was neither forgotten nor replaced."""
         whole = self._in_use.get(chat.key)
         return whole is not None and any(each is chat for each in whole.versions)
 
     async def keep(self, version: ChatSession) -> None:
-        """Note that a version of a chat changed, unless it was forgotten; forgets what is beyond
-        the budgets."""
+        """Store a changed version of a chat, unless it was forgotten, and enforce the budgets."""
         if not self.holds(version):
             return
         chat = self._in_use[version.key]
@@ -365,7 +371,7 @@ class ChatStore:
         self._within_memory(chat, version)
 
     def forget_new(self, version: ChatSession) -> None:
-        """Forget a version of which nothing was said, and the chat if that is all of it."""
+        """Forget a version without an answer, and the chat if it is the only one."""
         if not self.holds(version):
             return
         chat = self._in_use[version.key]
@@ -375,29 +381,30 @@ class ChatStore:
             chat.other = None
 
     def forget_aside(self, caller: str, name: str) -> bool:
-        """Remove what could not be read of a caller's chats under a name; whether there was any."""
+        """Remove the unreadable files of a caller's chats of this name; return whether there were
+        any."""
         return self._files is not None and self._files.forget_aside(name, caller) > 0
 
     def forget(self, key: str) -> None:
-        """Forget a chat, its file too."""
+        """Forget a chat and its file."""
         self._in_use.pop(key, None)
         self._drop(key)
         if self._files is not None:
             self._files.forget(key)
 
     def _load(self, chat: ChatSession) -> None:
-        """Read the text that was given up, for want of room, from the chat's file."""
+        """Read text that was dropped for want of room back from the chat's file."""
         without = [block for block in _blocks(chat) if not block.messages]
         kept = self._files.read(chat.key) if without and self._files is not None else None
         if kept is not None:
-            texts = {tuple(block.digests): block.messages for block in _blocks(kept)
-                     if block.messages}  # fmt: skip
+            texts = {
+                tuple(block.digests): block.messages for block in _blocks(kept) if block.messages
+            }
             for block in without:
                 block.messages = texts.get(tuple(block.digests), [])
 
     def _within_memory(self, used: ChatSession, version: ChatSession) -> None:
-        """Give up the chats used longest ago, whole; those with files are read again from there,
-        and go first."""
+        """Drop the least recently used chats until the rest fits; those with a file go first."""
         unwritten = self._files.unwritten if self._files is not None else set[str]()
         for key, chat in sorted(self._chats.items(), key=lambda each: each[0] in unwritten):
             if self._bytes <= self._most:
@@ -431,7 +438,7 @@ class ChatStore:
 
 
 def _blocks(chat: ChatSession) -> list[Block]:
-    """Blocks of all versions of a chat."""
+    """Return the blocks of all versions of a chat."""
     return [block for each in chat.versions for block in each.blocks]
 
 
@@ -440,5 +447,5 @@ def _encoded(what: object) -> int:
 
 
 def _beside(blocks: Iterable[Block]) -> int:
-    """What the messages of blocks take beside their text."""
+    """Return the memory that messages take beside their text, in bytes."""
     return _OF_MESSAGE * sum(len(block.messages) for block in blocks)

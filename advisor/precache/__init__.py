@@ -1,2 +1,2 @@
-"""`kvgraph precache`: has stable prefixes computed before they are asked for, on any
-OpenAI-compatible server."""
+"""``kvgraph precache``: computes stable prefixes ahead of requests, on any OpenAI-compatible
+server."""

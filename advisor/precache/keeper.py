@@ -1,4 +1,4 @@
-"""``PrefixKeeper``: keeps the prefixes of a file and of open sessions warm on a server."""
+"""``PrefixKeeper``: keeps prefixes warm, those of a file and those of open sessions."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
 _MOST_ANSWERED: Final = 1 << 20  # bytes of an answer, one token or a list of models; chosen
 _FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
 _HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
-_TRIES: Final = 4  # of a lease, while the sidecar has not heard of the blocks; chosen
-_RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody touched is warmed again
+_TRIES: Final = 4  # to lease, while the sidecar does not know the blocks yet; chosen
+_RENEW: Final = 0.8  # share of its time to live after which an untouched prefix is warmed again
 
 
 @dataclass(slots=True)
 class Prefix:
-    """A prefix that is kept warm.
+    """A prefix to keep warm.
 
     Attributes:
         stable: Its messages.
         seconds: Its time to live.
-        touched: When it was last computed or leased, in monotonic seconds; None: never.
-        lasts: Seconds for which it is kept from then on.
+        touched: When it was last computed or leased, monotonic seconds; None for never.
+        lasts: Seconds that it is kept from then on.
         broken: Why it is not tried any more; empty while it is.
     """
 
@@ -60,24 +60,25 @@ class Prefix:
     broken: str = ""
 
     def touch(self, now: float, leased: float) -> None:
-        """Note that it was computed or leased; a lease may end before its time to live does."""
+        """Note that it was computed or leased; ``leased`` seconds may be less than its time to
+        live."""
         self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
 
     def wants(self, now: float) -> bool:
-        """Tell whether it is due to be warmed."""
+        """Return whether it is due to be warmed."""
         due = self.touched is None or now - self.touched >= _RENEW * self.lasts
         return due and not self.broken
 
 
 class Warmed(NamedTuple):
-    """The outcome for one prefix.
+    """The result of warming one prefix.
 
     Attributes:
-        how: ``cold``: it was computed, ``warm``: it was cached, ``unknown``: the server does not
-            say which, ``leased``, or ``failed``.
-        tokens: Of the prompt; 0 where the server does not say.
-        cached: Of them, tokens found in the cache.
-        reason: Why it failed, or is cold again.
+        how: ``cold``: it was computed; ``warm``: it was cached; ``unknown``: the server does not
+            say which; ``leased``; or ``failed``.
+        tokens: Tokens of the prompt; 0 if the server does not say.
+        cached: How many of them were cached.
+        reason: Why it failed or is cold again, as text.
     """
 
     key: str
@@ -89,22 +90,22 @@ class Warmed(NamedTuple):
 
 Ask = Callable[[str, dict[str, Any] | None], Any]
 Lease = Callable[[str, float], float]
-"""Leases the blocks of a named session for some seconds; returns for how many all of them are
-leased, 0 if not all are."""
+"""Leases a session's blocks, by its name, for some seconds; returns for how many seconds all of
+them are leased, and 0 if some are not."""
 
 
 class Warmer:
-    """Makes a server compute prefixes, by requests of one token at temperature 0.
+    """Has a server compute prefixes, by requests for one token at temperature 0.
 
-    Where a sidecar leases blocks, what was computed is leased at once, so that other traffic does
-    not displace it. A prefix that the server refuses is not tried again; after any other failure it
-    is tried in the next sweep.
+    If a sidecar leases, a computed prefix is leased at once, so that other traffic does not evict
+    it. A prefix that the server refuses is not tried again; one that could not be sent is tried in
+    the next sweep.
 
     Args:
-        ask: Posts a body to a path of the API, or gets the path, and returns the JSON answer.
-        lease: Leases at a sidecar; None: there is none.
+        ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
+        lease: Asks a sidecar; None without one.
         clock: Monotonic seconds.
-        sleep: Waits until a sidecar has received what was computed.
+        sleep: Waits for the sidecar to receive what the engine reports.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Warmer:
         self._model = server.model
 
     def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
-        """Warm the prefixes that are due."""
+        """Warm the prefixes that are due; return the results."""
         now = self._clock()
         return [self._keep(each) for each in prefixes if each.wants(now)]
 
@@ -146,7 +147,7 @@ class Warmer:
         return warmed
 
     def _leased(self, prefix: Prefix, tries: int = 1) -> float:
-        """Lease a prefix; returns for how many seconds all of it is leased."""
+        """Return for how many seconds a sidecar leases all of it; 0 if it does not."""
         for number in range(tries if self._lease is not None else 0):
             if number:
                 self._sleep(_HEARD_S)
@@ -156,9 +157,12 @@ class Warmer:
 
     def _body(self, prefix: Prefix) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._named(), "messages": warming_messages(prefix.stable), "max_tokens": 1,
-            "temperature": 0, "stream": False,
-        }  # fmt: skip
+            "model": self._named(),
+            "messages": warming_messages(prefix.stable),
+            "max_tokens": 1,
+            "temperature": 0,
+            "stream": False,
+        }
         if self._lease is not None:  # other servers may refuse a field that they do not know
             body |= hints(session=prefix.key, warming=True)
         return {**body, "tools": list(prefix.tools)} if prefix.tools else body
@@ -171,7 +175,8 @@ class Warmer:
 
 
 def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
-    """Return the outcome by how many tokens the server found cached."""
+    """Return the result for a prefix of which ``cached`` tokens were cached, None if that is not
+    known."""
     if cached is None:
         return Warmed(prefix.key, "unknown", tokens)
     if 2 * cached > tokens:
@@ -184,7 +189,7 @@ class ServerRefusalError(KvGraphError):
     """A server did not do what was asked.
 
     Attributes:
-        is_final: Whether it would refuse the same again.
+        is_final: Whether it would refuse again.
     """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
@@ -193,10 +198,10 @@ class ServerRefusalError(KvGraphError):
 
 
 def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
-    """Post a body, or get a path without one; returns the JSON answer.
+    """Send a body, or a GET without one, and return the JSON answer.
 
     Raises:
-        ServerRefusalError: The server is not there, or refuses; the text has the status.
+        ServerRefusalError: The server cannot be reached, or refuses; says with which status.
     """
     if not (server.key.isascii() and server.key.isprintable()):
         words = f"{server.key_variable} holds characters that no header may have"
@@ -220,24 +225,24 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
 logger = logging.getLogger(__name__)
 
 FORGOTTEN_S: Final = 3600.0
-"""Seconds without use after which a session is not kept warm any more; chosen: a session that is
-never closed must not cost requests for ever."""
+"""Seconds after which an unused session is not kept warm any more. Chosen: a session that is never
+closed must not cost requests for ever."""
 _LEASED: Final = ("accepted", "clipped")
 
 
 class PrefixKeeper:
-    """Warms prefixes before anybody asks, and again before they are too old.
+    """Computes prefixes ahead of requests, and again before they expire.
 
         keeper = PrefixKeeper("precache.toml").start()
         keeper.open("chat-7", [{"role": "system", "content": "…"}])  # before its first turn
         keeper.used("chat-7")                                        # a turn has just begun with it
         keeper.close("chat-7")
 
-    Requests are sent by a thread of its own: whoever opens a session waits for nothing.
+    Requests are sent by a thread of its own, so that opening a session never waits.
 
     Args:
-        file: What ``kvgraph precache`` reads.
-        say: Called with what came of each prefix; None: what failed is logged.
+        file: A configuration file of ``kvgraph precache``.
+        say: Called with the result for each prefix; by default, failures are logged.
         clock: Monotonic seconds.
 
     Raises:
@@ -260,14 +265,14 @@ class PrefixKeeper:
         self._warmer = Warmer(self._config.server, lease=lease, clock=clock)
 
     def sweep(self) -> list[Warmed]:
-        """Warm the prefixes that are due; returns the outcomes."""
+        """Warm the prefixes that are due; return the result for each."""
         long_ago = self._clock() - FORGOTTEN_S
         for conversation in [each for each, used in list(self._used.items()) if used < long_ago]:
             self.close(conversation)
         return self._warm(list(self._prefixes.values()))
 
     def run(self) -> None:
-        """Sweep until ``stop``; a session that opens meanwhile is warmed at once."""
+        """Sweep repeatedly until ``stop``; sessions opened meanwhile are warmed at once."""
         while True:
             self._safely(self.sweep)
             until = time.monotonic() + self._pause()
@@ -281,12 +286,12 @@ class PrefixKeeper:
                 self._safely(partial(self._warm, [prefix]))
 
     def start(self) -> PrefixKeeper:
-        """Run on a thread of its own; returns itself."""
+        """Run on a thread of its own; return the keeper."""
         threading.Thread(target=self.run, name="kvgraph-precache", daemon=True).start()
         return self
 
     def stop(self) -> None:
-        """End ``run``, once the request under way is answered."""
+        """End ``run``, once the current request is answered."""
         self._opened.put(None)
 
     def open(
@@ -296,16 +301,17 @@ class PrefixKeeper:
         tools: Sequence[dict[str, Any]] = (),
         ttl: str = "60m",
     ) -> None:
-        """Warm a session's prefix, and keep it warm until ``close``, or for an hour after its last
-        use.
+        """Warm the prefix of a session's turns, and keep it until the session is closed or unused
+        for an hour.
 
         Args:
-            messages: The stable ones.
-            tools: As its requests will have them.
+            conversation: The session's name.
+            messages: The stable messages at the start of each turn.
+            tools: Tools of its requests.
             ttl: ``5m``, ``60m`` or ``24h``.
 
         Raises:
-            ConfigError: An argument is not allowed.
+            ConfigError: An argument is wrong; names it.
         """
         config = new_prefix(
             conversation=conversation, messages=tuple(messages), tools=tuple(tools), ttl=ttl
@@ -317,7 +323,7 @@ class PrefixKeeper:
         self._opened.put(prefix)
 
     def used(self, conversation: str) -> None:
-        """Note that a request has just used a session's prefix: it is warm now."""
+        """Note that a session's request has begun with its prefix, which is therefore warm."""
         prefix = self._prefixes.get(prefix_key(conversation))
         if prefix is not None:
             prefix.touch(now := self._clock(), 0.0)
@@ -336,7 +342,7 @@ class PrefixKeeper:
         return done
 
     def _safely(self, sweep: Callable[[], object]) -> None:
-        """Sweep; log any error."""
+        """Run a sweep; log whatever error it raises."""
         try:
             sweep()
         except Exception as error:
@@ -347,7 +353,7 @@ class PrefixKeeper:
         return self._prefixes.get(prefix.key) is prefix
 
     def _pause(self) -> float:
-        """Return the seconds until the next sweep, at most half of the shortest time to live."""
+        """Return the seconds until the next sweep: at most half of the shortest time to live."""
         kept = list(self._prefixes.values())
         return min([self._config.sweep_s, *(each.seconds / 2 for each in kept)])
 
@@ -363,7 +369,7 @@ def _named(config: PrecacheConfig, directory: Path) -> dict[str, Prefix]:
 
 
 def _lease() -> Lease | None:
-    """Return a function that leases at this user's only sidecar; None without one."""
+    """Return a function that asks this user's only sidecar; None without one."""
     from ..intents.client import IntentClient
 
     try:

@@ -1,4 +1,4 @@
-"""The file that `kvgraph precache` reads: a server, and the prefixes to compute on it."""
+"""The configuration file of ``kvgraph precache``: a server, and the prefixes to compute on it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ..config.edits import read_whole
 
 Message = dict[str, Any]
 Render = Callable[[Mapping[str, str]], Sequence[Message]]
-"""Makes a turn's messages of its variables; whatever varies must stand behind the mark."""
+"""Makes the messages of a turn from its variables; everything before the mark must be stable."""
 
 NOTHING: Final = "."
 """Text of a warming request's last message, in place of a user's."""
 
 
 def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
-    """Return the messages before the mark; the one that holds it is cut there.
+    """Return the messages before the mark; the message that contains it is cut there.
 
-    The function that renders real turns renders these, so that both begin byte for byte alike.
+    The renderer of real turns also renders this, so that both begin with the same bytes.
 
     Args:
-        drop_from: The mark, which stands where a turn's own text begins.
+        drop_from: The mark: it stands where a turn's own text begins.
 
     Raises:
-        ConfigError: No message holds the mark, so the whole turn would count as stable; or these
-            are no messages.
+        ConfigError: No message contains the mark, so that the whole turn would count as stable; or
+            these are no messages.
     """
     kept: list[Message] = []
     for message in as_messages(render({**variables, "drop_from": drop_from})):
@@ -48,10 +48,11 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
 
 
 def as_messages(made: object, what: str = "messages") -> list[Message]:
-    """Check that ``made`` is a list of objects that JSON can hold, and copy it.
+    """Return messages, or another such list named ``what``, checked to be objects that JSON can
+    hold.
 
     Raises:
-        ConfigError: It is something else; the text says what.
+        ConfigError: They are something else; says what.
     """
     if not isinstance(made, list | tuple):
         raise ConfigError(f"{what}: {type(made).__name__!r}; allowed: a list of objects")
@@ -67,14 +68,15 @@ def as_messages(made: object, what: str = "messages") -> list[Message]:
 
 
 def warming_messages(stable: Sequence[Message]) -> list[Message]:
-    """Return the request's messages: chat templates want a user's message at the end."""
+    """Return the messages to send for a stable prefix; templates need a user's message at the
+    end."""
     if stable and stable[-1].get("role") == "user":
         return [*stable]
     return [*stable, {"role": "user", "content": NOTHING}]
 
 
 def renderer(name: str, directory: Path) -> Render:
-    """Load the function that ``FILE.py:FUNCTION`` names, relative to ``directory``.
+    """Return the function that ``FILE.py:FUNCTION`` names, relative to ``directory``.
 
     Raises:
         ConfigError: There is no such file or function, or the file cannot be run.
@@ -96,7 +98,7 @@ def renderer(name: str, directory: Path) -> Render:
 
 
 SYSTEM_PREFIX: Final = "conv:__system_prefix__"
-"""The key of a system prefix that belongs to no conversation."""
+"""Key of a system prefix without a conversation."""
 
 
 def prefix_key(
@@ -105,12 +107,13 @@ def prefix_key(
     prefix: str | None = None,
     request: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the most specific of the keys ``conv:``, ``seg:``, ``pfx:`` and ``v5:``.
+    """Return the first of the keys ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that the arguments
+    allow.
 
     Args:
-        segments: The stable parts of a prompt, in their order.
+        segments: The stable parts of a prompt, in order.
         prefix: The whole text of its stable prefix.
-        request: The body that is sent.
+        request: The request to send.
     """
     if conversation:
         return f"conv:{conversation}"
@@ -138,13 +141,13 @@ class _Section(BaseModel):
 
 
 class ServerConfig(_Section):
-    """The server that requests go to.
+    """The server that computes prefixes.
 
     Attributes:
-        url: Of the API, with its ``/v1``.
-        model: The server's name for it; empty: the first that it lists.
-        key_variable: Environment variable with the API key.
-        timeout_s: Seconds for an answer.
+        url: An OpenAI-compatible API, with its ``/v1``.
+        model: The model's name there; empty for the first that the server lists.
+        key_variable: The environment variable that holds the API key.
+        timeout_s: Seconds to wait for an answer.
     """
 
     url: HttpUrl = "http://127.0.0.1:8000/v1"
@@ -154,7 +157,7 @@ class ServerConfig(_Section):
 
     @property
     def key(self) -> str:
-        """Return the API key, or a placeholder: servers without keys take any."""
+        """The API key; servers without keys accept any."""
         return os.environ.get(self.key_variable, "") or "none"
 
 
@@ -162,14 +165,15 @@ class PrefixConfig(_Section):
     """One prefix.
 
     Attributes:
-        conversation: The conversation's name; without it the key is made of the texts.
-        system: The system text, or ``file:PATH``, relative to the TOML file.
+        conversation: The conversation that it belongs to; without one, its key is made of its
+            texts.
+        system: The system text, or ``file:PATH`` of it, relative to the TOML file.
         messages: The messages after it.
-        render: In place of both, ``FILE.py:FUNCTION``, relative to the TOML file: it makes a turn's
-            messages, given the mark as ``drop_from``.
-        tools: As the requests that begin with it have them.
-        drop_from: The mark from which rendered text is dropped; empty: all of it is stable.
-        ttl: Time to live: ``5m``, ``60m`` or ``24h``.
+        render: Instead of both, ``FILE.py:FUNCTION`` relative to the TOML file, which makes the
+            messages of a turn, given the mark as ``drop_from``.
+        tools: Tools of the requests that begin with it.
+        drop_from: The mark from which rendered text is dropped; empty if all of it is stable.
+        ttl: How long the server is expected to keep it.
     """
 
     conversation: str = ""
@@ -195,11 +199,11 @@ class PrefixConfig(_Section):
 
     @property
     def seconds(self) -> float:
-        """Return the time to live in seconds."""
+        """The time to live in seconds."""
         return TTL_S[self.ttl]
 
     def stable(self, directory: Path) -> list[Message]:
-        """Return the messages up to the mark.
+        """Return its messages up to the mark.
 
         Raises:
             ConfigError: A file cannot be read or run, or the mark is missing.
@@ -213,8 +217,7 @@ class PrefixConfig(_Section):
         return stable_messages(lambda _: whole, self.drop_from, {})
 
     def key(self, directory: Path) -> str:
-        """Return the prefix's key: of its conversation, else of its texts; of all messages where a
-        part is no text; of the whole body with tools."""
+        """Return its key: from its conversation, its tools, its texts, or all of its messages."""
         if self.conversation:
             return prefix_key(self.conversation)
         stable = self.stable(directory)
@@ -233,7 +236,8 @@ class PrecacheConfig(_Section):
 
     Attributes:
         sweep_s: Seconds between two sweeps.
-        pin: Whether a sidecar may be asked to lease what is still cached, in place of a request.
+        pin: Whether a sidecar may be asked to lease what is still cached, instead of sending a
+            request.
     """
 
     server: ServerConfig = ServerConfig()
@@ -243,7 +247,7 @@ class PrecacheConfig(_Section):
 
 
 def read_precache(path: Path) -> PrecacheConfig:
-    """The file's contents, checked.
+    """Read and check the file.
 
     Raises:
         ConfigError: Names the key that is wrong, its value and what is allowed.
@@ -262,7 +266,7 @@ def read_precache(path: Path) -> PrecacheConfig:
 
 
 def new_prefix(**fields: Any) -> PrefixConfig:
-    """A prefix that an application names, checked as one of a file.
+    """Return an application's prefix, checked as one of a file.
 
     Raises:
         ConfigError: Names the field that is wrong, and what is allowed.

@@ -1,7 +1,7 @@
-"""``kvgraph calibrate MODEL``: may this model's keys and values be brought to other positions?
+"""``kvgraph calibrate MODEL``: measures how far a model's keys and values may move.
 
-``spliced_model`` computes with spliced keys, ``trials`` measures it beside computing all again,
-``verdict`` judges what was measured, and ``calibrate_cli`` keeps the result where engines look.
+``trials`` measures spliced text against computing it again and judges the result; ``command`` is
+the command, and keeps the result where engines look for it.
 """
 
 from .command import app

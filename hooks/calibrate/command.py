@@ -1,4 +1,4 @@
-"""``kvgraph calibrate``: measures a model and keeps the result where engines look for it."""
+"""``kvgraph calibrate``: calibrates a model and keeps the result where engines look for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,16 +25,14 @@ from .trials import (
     FURTHEST,
     MARGINS,
     Bar,
+    CalibrationVerdict,
     Cell,
-    Measured,
+    CellResult,
     Tensor,
-    Verdict,
     grid,
     judge_margins,
     measure,
 )
-
-# What a calibration measured, for people.
 
 _HEADS: Final = (
     "tokens", "moved by", "pieces", "gen.", "behind", "KL", "p95", "same", "wrong Δ", "left out",
@@ -51,18 +50,18 @@ _WHAT_NOW: Final = (
     "--least-agreement lower the bar: answers then change as much as the table says."
 )
 _LAX: Final = (
-    "The bar is below the default's (.1 nats, 90 %): answers of requests with recall change as "
+    "The bar is below the default's (0.1 nats, 90 %): answers of requests with recall change as "
     "much as the table says."
 )
 
 
 def report(calibration: Calibration, kind: str, path: object, bar: Bar) -> None:
-    """Print what was measured and what follows.
+    """Print what was measured and the verdict.
 
     Args:
-        kind: What text it was measured with.
+        kind: Description of the text it was measured with.
         path: Where the calibration is kept.
-        bar: What was to be shown.
+        bar: What each cell had to reach.
     """
     console = Console()
     console.print(table_of(calibration.cells, bar))
@@ -77,7 +76,7 @@ def report(calibration: Calibration, kind: str, path: object, bar: Bar) -> None:
 
 
 def table_of(cells: Sequence[Mapping[str, Any]], bar: Bar) -> Table:
-    """A row for each cell; it fits into 80 columns."""
+    """Return a table with a row for each cell, within 80 columns."""
     table = Table(title="spliced beside computed", box=None, padding=(0, 1, 0, 0))
     for head in _HEADS:
         table.add_column(head, justify="right", no_wrap=True)
@@ -99,9 +98,7 @@ _FEW: Final = 2
 
 Model = Annotated[str, typer.Argument(help="As `vllm serve` is given it.")]
 Text = Annotated[Path | None, typer.Option(help="Text to measure with; else sources.")]
-Samples = Annotated[
-    int | None, typer.Option(min=1, help="Prompts of each kind: 8; 2 if --quick.")
-]  # fmt: skip
+Samples = Annotated[int | None, typer.Option(min=1, help="Prompts of each kind: 8; 2 if --quick.")]
 MostKl = Annotated[float, typer.Option(min=0, help="Mean divergence allowed, nats.")]
 LeastAgreement = Annotated[
     float, typer.Option(min=0, max=1, help="Share of tokens that must stay the same.")
@@ -138,7 +135,7 @@ def calibrate(
         bar = Bar(most_kl, least_agreement)
         calibration, kind = run(
             model, text, prompts, bar, max_model_len, device, quick, furthest, random.Random(seed)
-        )  # fmt: skip
+        )
     except ImportError as error:
         raise _given_up(f"{error.name} is not installed: pip install 'kvgraph[cpu]'") from None
     except (ConfigError, KernelError, OSError, ValueError) as error:
@@ -146,7 +143,7 @@ def calibrate(
     path = calibration_file(calibration.identity)
     save(calibration, path)
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "text": kind, **_plain(calibration)}))
+        typer.echo(json.dumps({"path": str(path), "text": kind, **asdict(calibration)}))
     else:
         report(calibration, kind, path, bar)
     if not calibration.passed:
@@ -157,11 +154,11 @@ def run(
     name: str, text: Path | None, samples: int, bar: Bar, max_model_len: int | None, device: str,
     quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
-    """Measure a model; returns the calibration, and what text it was measured with.
+    """Measure a model; return the calibration, and a description of the text.
 
     Raises:
         ConfigError: The model cannot be calibrated.
-        KernelError: Its keys cannot be moved, or its weights not be told from others.
+        KernelError: Its keys cannot be moved, or its weights cannot be identified.
     """
     import torch
 
@@ -186,12 +183,12 @@ def run(
 
 def _judged(
     loaded: Any, grids: Sequence[Sequence[Cell]], samples: int, draw: Callable[[int], Any], bar: Bar
-) -> tuple[Verdict, list[Measured]]:
-    """Measure and judge, and say on stderr what is under way."""
+) -> tuple[CalibrationVerdict, list[CellResult]]:
+    """Measure and judge, showing progress on stderr."""
     number, most = count(1), sum(map(len, grids))
     with Console(stderr=True).status("measuring") as status:
 
-        def shown(cell: Cell) -> Measured:
+        def shown(cell: Cell) -> CellResult:
             status.update(
                 f"splice {next(number)} of {most} at most: {cell.joints} × {cell.tokens} tokens "
                 f"moved by {cell.delta:+d}, the next {cell.margin} computed"
@@ -202,7 +199,7 @@ def _judged(
 
 
 def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:
-    """The model and its tokenizer; the latter is None if there is none."""
+    """Return the model and its tokenizer, which may be None."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ...kernels.rope import rope_from_config
@@ -222,18 +219,10 @@ def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:
     return SplicedModel(model, rope), tokenizer
 
 
-def _plain(calibration: Calibration) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(calibration)
-
-
 def _given_up(problem: str) -> typer.Exit:
     Console(stderr=True).print(f"kvgraph: {problem}", style="red", markup=False, soft_wrap=True)
     return typer.Exit(1)
 
-
-# Text to calibrate with: a file of the user's, or what every Python has, its own sources.
 
 _FILES: Final = 60  # sources that are read; chosen
 _VARIED: Final = 0.02  # distinct tokens per token, below which a text says nothing; chosen
@@ -244,18 +233,16 @@ class Texts:
 
     Args:
         ids: The text's tokens.
-        rng: Where a piece begins.
+        kind: Description of the text.
+        rng: Chooses where a piece begins.
         device: Where the model is.
-
-    Attributes:
-        kind: What text it is, in words.
     """
 
     def __init__(self, ids: list[int], kind: str, rng: random.Random, device: Any) -> None:
         self._ids, self.kind, self._rng, self._device = ids, kind, rng, device
 
     def draw(self, tokens: int) -> Tensor:
-        """Adjoining tokens from somewhere in the text, int64 [tokens]."""
+        """Return adjoining tokens from somewhere in the text, int64 [tokens]."""
         start = self._rng.randrange(max(1, len(self._ids) - tokens))
         return torch.tensor(
             self._ids[start : start + tokens], dtype=torch.int64, device=self._device
@@ -270,7 +257,8 @@ def texts_for(
     rng: random.Random,
     device: Any,
 ) -> Texts:
-    """Text of ``file``, or else Python sources; random tokens where the tokenizer knows neither.
+    """Return the text of ``file``, or else Python sources; random tokens if the tokenizer knows
+    neither.
 
     Raises:
         ConfigError: The file cannot be read, or holds less than four times the longest sequence.
@@ -286,7 +274,7 @@ def texts_for(
 
 
 def _unfit(ids: list[int], vocabulary: int, longest: int) -> str | None:
-    """Why these tokens are no text to measure with; None: they are."""
+    """Return why these tokens are no text to measure with; None if they are."""
     if len(ids) < 4 * longest:
         return f"{len(ids)} tokens of text are there; needed: {4 * longest}"
     if len(set(ids)) < _VARIED * min(len(ids), vocabulary):

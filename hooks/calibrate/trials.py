@@ -1,4 +1,4 @@
-"""Measures what a model says behind spliced tokens, beside what it says where all is computed."""
+"""Measures a model's next tokens after spliced text, against computing all of it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from ...kernels.quant import dequantize, quantize
 from ...kernels.rope import Rope
 from ..recall.cover import SpliceLimits
 
-# ``SplicedModel``: a Hugging Face model that reads keys and values from other positions.
-
 Tensor: TypeAlias = torch.Tensor
 Layers: TypeAlias = list[tuple[Tensor, Tensor]]
 """Keys and values by layer, each [1, heads, tokens, dims]."""
 
 _SHIFT: Final = 37  # positions; chosen: no multiple of anything
-_MOST_ERROR: Final = 0.02  # relative, of a rotated key; bfloat16 alone has .004; chosen
+_MOST_ERROR: Final = 0.02  # relative, of a rotated key; bfloat16 alone has 0.004; chosen
 
 
 @dataclass(frozen=True)
 class SplicedModel:
-    """A causal language model, and how its keys are moved.
+    """A causal language model that can read keys and values from other positions.
 
     Attributes:
         model: From ``transformers``, in evaluation mode.
@@ -37,10 +35,10 @@ class SplicedModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def states(self, ids: Tensor, start: int = 0, before: Layers | None = None) -> Layers:
-        """Keys and values of ``ids``, int64 [tokens], from position ``start`` on.
+        """Return keys and values of ``ids``, int64 [tokens], from position ``start`` on.
 
         Args:
-            before: Keys and values of all that stands before them, if anything does.
+            before: Keys and values of everything before them, if there is anything.
         """
         out = self._run(ids, start, before)
         known = _tokens(before)
@@ -51,20 +49,20 @@ class SplicedModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
-        """Logits of the tokens after each of ``ids``, float32 [tokens, vocabulary].
+        """Return logits of the tokens after each of ``ids``, float32 [tokens, vocabulary].
 
         Args:
             ids: int64 [tokens].
-            before: Keys and values of all that stands before them.
+            before: Keys and values of everything before them.
         """
         logits: Tensor = self._run(ids, _tokens(before), before).logits[0].float()
         return logits
 
     def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
-        """Keys and values as a splice brings them to positions that are ``delta`` further on.
+        """Return keys and values as a splice moves them by ``delta`` positions.
 
         Args:
-            int8: Whether the copy that they are read from is kept in int8.
+            int8: Whether they are read from a copy in int8.
         """
         return [
             (self._turned(_kept(keys, int8), delta), _kept(values, int8)) for keys, values in layers
@@ -98,7 +96,7 @@ class SplicedModel:
         )
 
     def _turned(self, keys: Tensor, delta: int) -> Tensor:
-        """As the kernels do it: in float32, rounded once."""
+        """Rotate keys as the kernels do: in float32, rounded once."""
         deltas = torch.full((keys.shape[2],), delta, dtype=torch.int64, device=keys.device)
         cos, sin = self.rope.rotation(deltas)
         turned = self.rope.rotate(keys[0].transpose(0, 1).float(), cos, sin)
@@ -106,12 +104,12 @@ class SplicedModel:
 
 
 def part(layers: Layers, first: int, end: int) -> Layers:
-    """Keys and values of the tokens ``[first, end)``."""
+    """Return keys and values of the tokens ``[first, end)``."""
     return [(keys[:, :, first:end], values[:, :, first:end]) for keys, values in layers]
 
 
 def joined(parts: Sequence[Layers]) -> Layers:
-    """Keys and values of parts that follow each other."""
+    """Concatenate keys and values of consecutive parts."""
     return [
         (torch.cat([keys for keys, _ in layer], 2), torch.cat([values for _, values in layer], 2))
         for layer in zip(*parts, strict=True)
@@ -137,18 +135,18 @@ _WRONG: Final = 37  # positions by which Δ is wrong in the control; chosen
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One kind of splice.
+    """One kind of splice to measure.
 
     Attributes:
-        tokens: Of each span, that are spliced.
-        distance: |Δ|, in tokens; spans come from further behind, unless they move ``later``.
+        tokens: Spliced tokens of each span.
+        distance: |Δ|, in tokens; spans move towards the beginning, unless ``later``.
         joints: How many spans follow each other, each from a text of its own.
         int8: Whether copies are kept in int8.
-        margin: Tokens of the last span behind those that are spliced; they are computed, as an
-            engine does.
-        generations: 1: all that stood before a span was computed; 2: it was spliced once, and so
+        margin: Tokens of the last span that follow the spliced ones and are computed, as in an
+            engine.
+        generations: 1 if everything before a span was computed, 2 if that was spliced once, and so
             on; see ``SpliceLimits``.
-        later: Whether spans come from nearer to the beginning (Δ > 0).
+        later: Whether spans move towards the end (Δ > 0).
         opening: Whether the span stood at the very beginning of its prompt.
     """
 
@@ -163,12 +161,12 @@ class Cell:
 
     @property
     def delta(self) -> int:
-        """By how much positions change."""
+        """Change of position, in tokens."""
         return self.distance if self.later else -self.distance
 
     @property
     def head(self) -> int:
-        """Tokens of the prompt that are exact, before what is spliced."""
+        """Exact tokens of the prompt before the spliced ones."""
         if self.opening:
             return self.distance
         return HEAD + self.distance * self.later
@@ -181,17 +179,17 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a cell showed.
+class CellResult:
+    """What was measured of a cell.
 
     Attributes:
         n: Tokens whose distributions were compared.
-        kl: Mean Kullback-Leibler divergence, in nats, of the spliced distributions from those
-            where all was computed.
-        kl_p95: 95 % of them are below.
-        agreement: Share of tokens of which both say the same first.
-        wrong_kl: The mean where Δ is wrong: whether the model notices positions at all.
-        without_kl: The mean where the spans are left out: what they are worth.
+        kl: Mean Kullback-Leibler divergence of the spliced distributions from the computed ones, in
+            nats.
+        kl_p95: Its 95th percentile.
+        agreement: Share of tokens with the same first choice in both.
+        wrong_kl: Mean divergence with a wrong Δ, which shows whether the model notices positions.
+        without_kl: Mean divergence without the spans, which shows what they are worth.
     """
 
     cell: Cell
@@ -203,16 +201,21 @@ class Measured:
     without_kl: float
 
     def plain(self) -> dict[str, Any]:
-        """As plain numbers, for a file."""
+        """Return the result as plain values, for a file."""
         values = asdict(self)
         return {**values.pop("cell"), **values}
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A prompt: its exact head, spans with the texts that they were computed behind (for each the
-    nearest first, one per generation), and what is computed behind them: the margin of the last
-    span, and a tail."""
+    """A prompt to measure.
+
+    Attributes:
+        head: Exact tokens at its start.
+        befores: For each span, the texts that it was computed after: nearest first, one per
+            generation.
+        rest: What is computed after the spans: the last one's margin, and a tail.
+    """
 
     head: Tensor
     spans: list[Tensor]
@@ -223,10 +226,10 @@ class _Trial:
 def grid(
     longest: int, quick: bool = False, margin: int = MARGINS[0], furthest: int = FURTHEST
 ) -> list[Cell]:
-    """The cells to measure on a model that takes sequences of ``longest`` tokens.
+    """Return the cells to measure on a model that takes sequences of ``longest`` tokens.
 
     Args:
-        furthest: The largest distance, unless it is ``quick``.
+        furthest: The largest distance, unless ``quick``.
     """
     lengths, distances = [32, 128, 512], [_NEAREST]
     while distances[-1] * _FURTHER <= furthest:
@@ -247,12 +250,12 @@ def grid(
 
 def measure(
     model: SplicedModel, cell: Cell, samples: int, text: Callable[[int], Tensor]
-) -> Measured:
-    """Measure ``cell`` on ``samples`` prompts of ``text``, which draws so many tokens of one
+) -> CellResult:
+    """Measure ``cell`` on ``samples`` prompts; ``text`` draws a given number of tokens of one
     text."""
     rows = [_row(model, cell, trial) for trial in _trials(cell, samples, text)]
     kl, wrong, without, agree = (torch.cat(column) for column in zip(*rows, strict=True))
-    return Measured(
+    return CellResult(
         cell, len(kl), float(kl.mean()), float(kl.quantile(0.95)), float(agree.mean()),
         float(wrong.mean()), float(without.mean()),
     )  # fmt: skip
@@ -264,13 +267,12 @@ def _trials(cell: Cell, samples: int, text: Callable[[int], Tensor]) -> Iterator
         last = text(cell.tokens + cell.margin)
         # Each stood elsewhere, in a prompt of other text.
         places = [cell.head + number * cell.tokens for number in range(cell.joints)]
-        befores = [[text(place - cell.delta), *_further(cell, text)] for place in places]
+        later = range(cell.generations - 1)
+        befores = [
+            [text(place - cell.delta), *(text(cell.distance) for _ in later)] for place in places
+        ]
         rest = torch.cat([last[cell.tokens :], text(TAIL)])
         yield _Trial(text(cell.head), [*spans, last[: cell.tokens]], befores, rest)
-
-
-def _further(cell: Cell, text: Callable[[int], Tensor]) -> list[Tensor]:
-    return [text(cell.distance) for _ in range(cell.generations - 1)]
 
 
 def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
@@ -286,7 +288,8 @@ def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
 
 
 def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tensor) -> Layers:
-    """Keys and values of a span behind the text before it, which is spliced if it has one too."""
+    """Return keys and values of a span computed after its texts, which may be spliced
+    themselves."""
     before, *further = befores
     if further:
         behind = model.moved(_read(model, cell, further, before), cell.delta, cell.int8)
@@ -298,38 +301,34 @@ def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tens
 def _behind(
     model: SplicedModel, cell: Cell, head: Layers, read: Sequence[Layers], rest: Tensor, delta: int
 ) -> Tensor:
-    """Logits of the tail behind the head and what was read, moved by ``delta``."""
+    """Return logits of the tail after the head and the spans, moved by ``delta``."""
     moved = [model.moved(each, delta, cell.int8) for each in read]
     return model.logits(rest, joined([head, *moved]))[-TAIL:]
 
 
 def _kl(truth: Tensor, other: Tensor) -> Tensor:
-    """Divergence of ``other`` from ``truth``, in nats, by row."""
+    """Return the divergence of ``other`` from ``truth``, in nats, by row."""
     p, q = truth.log_softmax(-1), other.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).cpu()
 
 
-# Judges what was measured: whether splicing is allowed, and how far.
-
-
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a cell must show.
+    """What a cell must reach.
 
     Attributes:
-        most_kl: Mean divergence, in nats; chosen: a tenth of a nat moves a coin's .5 to .72.
-        least_agreement: Share of tokens that stay the first choice; chosen.
+        most_kl: Mean divergence, in nats. Chosen: a tenth of a nat moves a coin's 0.5 to 0.72.
+        least_agreement: Share of tokens that stay the first choice. Chosen.
     """
 
     most_kl: float = 0.1
     least_agreement: float = 0.9
 
-    def passes(self, measured: Measured) -> bool:
-        """Whether a cell passes."""
+    def passes(self, measured: CellResult) -> bool:
         return self.allows(measured.kl, measured.agreement)
 
     def allows(self, kl: float, agreement: float) -> bool:
-        """Whether so much divergence, in nats, and a share of tokens that stay are allowed."""
+        """Return whether this divergence, in nats, and this agreement are allowed."""
         return kl <= self.most_kl and agreement >= self.least_agreement
 
 
@@ -337,7 +336,7 @@ DEFAULT_BAR: Final = Bar()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CalibrationVerdict:
     """Whether a model passed, why, and what is allowed."""
 
     passed: bool
@@ -346,14 +345,14 @@ class Verdict:
 
 
 def judge_margins(
-    grids: Iterable[Sequence[Cell]], measure: Callable[[Cell], Measured], bar: Bar = DEFAULT_BAR
-) -> tuple[Verdict, list[Measured]]:
+    grids: Iterable[Sequence[Cell]], measure: Callable[[Cell], CellResult], bar: Bar = DEFAULT_BAR
+) -> tuple[CalibrationVerdict, list[CellResult]]:
     """Judge one grid after the other, each of a longer margin, until one passes.
 
     Returns:
-        The verdict on the last that was measured, and what all showed.
+        The verdict on the last grid that was measured, and the results of all.
     """
-    verdict, shown = judge([], bar), list[Measured]()
+    verdict, shown = judge([], bar), list[CellResult]()
     for cells in grids:
         if shown and (verdict.passed or not cells):
             break
@@ -362,28 +361,27 @@ def judge_margins(
     return verdict, shown
 
 
-def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
+def judge(measured: Sequence[CellResult], bar: Bar = DEFAULT_BAR) -> CalibrationVerdict:
     """Allow what was measured and passed: nothing shorter, further or with more joints.
 
-    All of ``measured`` has one margin, which the limits keep.
-
-    The limits are found one after the other: the shortest span from which on all lengths pass at
-    the nearest distance, then the largest distance up to which all of these pass, then, up to that
-    distance, joints, and how often text that was computed behind spliced text may be spliced again.
-    How far text may move towards the end, and whether it may have opened its prompt, is judged
-    beside that.
+    All of ``measured`` has one margin, which the limits keep. The limits are found in turn: the
+    shortest span from which on all lengths pass at the nearest distance; the largest distance up to
+    which all of these pass; up to that distance, the number of joints and of generations. Moves
+    towards the end and openings of prompts are judged separately.
     """
     exact = [each for each in measured if not each.cell.int8]
     single = [each for each in exact if each.cell.joints == each.cell.generations == 1]
     later = [each for each in single if each.cell.later]
     single = [each for each in single if not each.cell.later]
     if not single:
-        return Verdict(False, "the model takes no sequence that is long enough", SpliceLimits())
+        return CalibrationVerdict(
+            False, "the model takes no sequence that is long enough", SpliceLimits()
+        )
     nearest = min(each.cell.distance for each in single)
     near = [each for each in single if each.cell.distance == nearest]
     least = _least((each.cell.tokens, bar.passes(each)) for each in near)
     if least is None:
-        return Verdict(False, _why_not(near, bar), SpliceLimits())
+        return CalibrationVerdict(False, _why_not(near, bar), SpliceLimits())
     fit = [each for each in single if each.cell.tokens >= least]
     furthest = _most((each.cell.distance, bar.passes(each)) for each in fit) or nearest
     within = [each for each in exact if each.cell.distance <= furthest and not each.cell.later]
@@ -397,11 +395,11 @@ def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
         least, furthest, joints or 1, single[0].cell.margin, generations or 1, most_later or 0,
         openings == {True},
     )  # fmt: skip
-    return Verdict(True, _words(limits, bar), limits)
+    return CalibrationVerdict(True, _words(limits, bar), limits)
 
 
 def _least(results: Iterable[tuple[int, bool]]) -> int | None:
-    """The smallest value from which on all pass."""
+    """Return the smallest value from which on all pass."""
     found: int | None = None
     for value, passes in sorted(results, reverse=True):
         if not passes:
@@ -411,7 +409,7 @@ def _least(results: Iterable[tuple[int, bool]]) -> int | None:
 
 
 def _most(results: Iterable[tuple[int, bool]]) -> int | None:
-    """The largest value up to which all pass."""
+    """Return the largest value up to which all pass."""
     found: int | None = None
     failed = False
     for value, passes in sorted(results, key=lambda each: (each[0], each[1])):
@@ -422,7 +420,7 @@ def _most(results: Iterable[tuple[int, bool]]) -> int | None:
     return found
 
 
-def _why_not(near: Sequence[Measured], bar: Bar) -> str:
+def _why_not(near: Sequence[CellResult], bar: Bar) -> str:
     longest = max(near, key=lambda each: each.cell.tokens)
     return (
         f"{longest.cell.tokens} tokens moved by {longest.cell.distance} change what it says, "

@@ -1,4 +1,5 @@
-"""The attention function that a model runs with the cache: exact as long as nothing is missing."""
+"""The attention function that a model runs with the cache; equal to sdpa until something is
+evicted."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from .layer import ConfLayer
 from .settings import UnsupportedError
 
 NAME: Final = "kvgraph_conf"
-AT_ONCE: Final = 64  # queries that are looked at together once tokens are missing; chosen
-REPLACED: Final = "sdpa"  # what it stands in for, and gives the bits of
+AT_ONCE: Final = 64  # queries computed together once tokens are missing; chosen
+REPLACED: Final = "sdpa"  # the attention that it replaces, bit for bit
 _UNKNOWN: Final = ("softcap", "s_aux", "position_bias", "head_mask")  # change what attention is
 
 
 def register() -> None:
-    """Make the function known to transformers, under ``NAME``."""
+    """Register the attention function with transformers, under ``NAME``."""
     AttentionInterface.register(NAME, conf_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
@@ -38,11 +39,11 @@ def conf_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Read a layer of the cache and tell it what was looked at; any other cache gets sdpa.
+    """Attend to a layer of the cache and report the attention to it; any other cache gets sdpa.
 
     Args:
         query: [batch, heads, queries, dims].
-        key: What the cache's ``update`` returned; it names its layer.
+        key: What the cache's ``update`` returned; it carries its layer.
 
     Returns:
         Output [batch, queries, heads, dims], and no weights.
@@ -72,9 +73,9 @@ def conf_attention(
 
 
 def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """What queries read, a few at a time, and what the newest of them looked at."""
+    """Return the output of queries, computed in groups, and the attention of the newest ones."""
     visible, count = layer.visible(query.shape[2]), query.shape[2]
-    # A ranker that hears of all queries, as H2O's, has them looked at together.
+    # A ranker that needs all queries, such as H2O's, gets them in one group.
     outputs, size = [], max(AT_ONCE, min(layer.observed, count))
     first = count % size or min(size, count)  # so that the last ones are ``size``
     for begin, end in pairwise([0, *range(first, count + 1, size)]):
@@ -85,7 +86,7 @@ def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor
 
 
 def _observed(layer: ConfLayer, query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """What the newest queries looked at; of a prompt, as many as the ranker wants."""
+    """Return the attention of the newest queries, as many as the ranker wants."""
     if query.shape[2] == 1:
         return mixed_attention(query, layer.store.parts(), layer.visible(1), scale).mass
     visible = layer.visible(query.shape[2])
@@ -96,7 +97,7 @@ def _observed(layer: ConfLayer, query: Tensor, key: Tensor, scale: float) -> Ten
 
 
 def _present(mask: Tensor | None, count: int) -> Tensor | None:
-    """Which of the new tokens are no padding, [batch, count]: those that the last one may read."""
+    """Return which new tokens are not padding, [batch, count]: those that the last one may read."""
     if mask is None or count == 1:
         return None
     newest = mask[:, 0, -1, -count:]

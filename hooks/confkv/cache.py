@@ -1,4 +1,4 @@
-"""``ConfKVCache``: what ``model.generate(..., past_key_values=…)`` is given."""
+"""``ConfKVCache``, to be passed to ``model.generate(..., past_key_values=…)``."""
 
 from __future__ import annotations
 
@@ -28,53 +28,49 @@ from .settings import (
     layer_shares,
 )
 
-# How the cache hears of a step's logits, whoever drives the model.
-#
-# A cache is handed to a model and never told which. Until the first output that carries the
-# cache, a hook on all modules looks for it; from then on a hook on that one model does. Both go
-# with the cache.
-
-Heard = Callable[[Any, Tensor], None]
+LogitsCallback = Callable[[Any, Tensor], None]
 
 
 class LogitsWatch:
-    """Tells ``heard(cache, logits)`` of every forward pass whose output carries the cache.
+    """Calls ``callback(cache, logits)`` after every forward pass whose output carries the cache.
 
-    ``heard`` must not hold the cache.
+    ``callback`` must not hold a reference to the cache.
     """
 
-    def __init__(self, cache: Any, heard: Heard) -> None:
+    def __init__(self, cache: Any, callback: LogitsCallback) -> None:
+        # A cache is never told its model. So a hook on all modules looks for an output that
+        # carries the cache, and is then replaced by a hook on that model; both go with the cache.
         self._cache = weakref.ref(cache)
-        self._heard = heard
+        self._callback = callback
         self._handle: RemovableHandle = register_module_forward_hook(self._found)
         weakref.finalize(cache, self.stop)
 
     @property
     def listening(self) -> bool:
-        """Whether a hook is there."""
+        """Whether the hook is installed."""
         hooks = self._handle.hooks_dict_ref()
         return hooks is not None and self._handle.id in hooks
 
     def stop(self) -> None:
-        """Take the hook away."""
+        """Remove the hook."""
         self._handle.remove()
 
     def _found(self, module: torch.nn.Module, given: Any, output: Any) -> None:
-        if self._tell(module, given, output):
+        if self._notify(module, given, output):
             self._handle.remove()
-            self._handle = module.register_forward_hook(self._tell_hook)
+            self._handle = module.register_forward_hook(self._notify_hook)
 
-    def _tell_hook(self, module: torch.nn.Module, given: Any, output: Any) -> None:
-        self._tell(module, given, output)
+    def _notify_hook(self, module: torch.nn.Module, given: Any, output: Any) -> None:
+        self._notify(module, given, output)
 
-    def _tell(self, module: torch.nn.Module, given: Any, output: Any) -> bool:
-        """Whether this output has logits and is about our cache."""
+    def _notify(self, module: torch.nn.Module, given: Any, output: Any) -> bool:
+        """Call the callback, and return True, if the output has logits and carries our cache."""
         cache, logits = self._cache(), getattr(output, "logits", None)
         if cache is None or logits is None:
             return False
         if getattr(output, "past_key_values", None) is not cache:
             return False
-        self._heard(cache, logits)
+        self._callback(cache, logits)
         return True
 
 
@@ -88,10 +84,10 @@ class Step(NamedTuple):
     """One step of a run.
 
     Attributes:
-        confidence: Of each row of the batch.
+        confidence: In the next token, for each row of the batch.
         budgets: Tokens that each row may keep in a layer of mean depth.
-        held: Slots of a layer, averaged over layers, after eviction.
-        at: When it was, in Unix seconds.
+        held: Slots of a layer after eviction, averaged over layers.
+        at: Time of the step, Unix seconds.
     """
 
     confidence: tuple[float, ...]
@@ -101,11 +97,11 @@ class Step(NamedTuple):
 
 
 class ConfKVCache(Cache):  # type: ignore[misc]
-    """A cache that keeps few tokens while the model is sure of its next one, and more while not.
+    """A cache that keeps fewer tokens while the model is confident of its next one.
 
-    ``model.generate(**inputs, past_key_values=ConfKVCache(model.config))`` is all there is to it.
-    From then on the model's attention runs through a function of ours, which does what ``sdpa``
-    does for every other cache, and for this one as long as nothing was evicted.
+    ``model.generate(**inputs, past_key_values=ConfKVCache(model.config))`` is all that is needed.
+    From then on the model's attention runs through a function of ours. It does what ``sdpa`` does
+    for every other cache, and for this one until something is evicted.
 
     Attributes:
         trace: The latest steps.
@@ -119,13 +115,13 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         budgets: Budgets | None = None,
         ranker: Ranker | None = None,
     ) -> None:
-        """Make the cache of a model.
+        """Create the cache of a model.
 
         Args:
             config: The model's own ``config``, not a copy.
-            settings: How much is kept; None: the defaults.
-            budgets: Who decides how many tokens stay, in the place of confidence.
-            ranker: Who decides which, in the place of attention and recency.
+            settings: How much is kept; None for the defaults.
+            budgets: Decides how many tokens are kept, instead of confidence.
+            ranker: Decides which tokens are kept, instead of attention and recency.
 
         Raises:
             UnsupportedError: The model has attention that the cache cannot serve; names it.
@@ -153,7 +149,7 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         self._adopt(config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConfKVCache:
-        """Refuse: a copy would hear of no logits.
+        """Refuse to copy, since a copy would receive no logits.
 
         Raises:
             UnsupportedError: Always.
@@ -166,9 +162,9 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         self.trace.clear()
 
     def observe(self, logits: Tensor) -> None:
-        """Choose budgets by a step's logits [batch, tokens, vocabulary] and evict; by itself.
+        """Choose budgets by a step's logits [batch, tokens, vocabulary], and evict.
 
-        A model tells the cache through a hook; call it where a model is run without its head.
+        A hook on the model calls it; call it yourself where a model runs without its head.
         """
         confidence = confidence_score(logits[:, -1]).tolist()
         budgets = self._budgets.choose(confidence)
@@ -176,42 +172,44 @@ class ConfKVCache(Cache):  # type: ignore[misc]
         for layer in ours:
             layer.shrink(budgets)
         if self._drops_at is not None and ours[0].get_seq_length() >= self._drops_at:
-            _log.warning("at %d tokens the model gives up its cache: this one is not used from "
-                         "here on", self._drops_at)  # fmt: skip
+            _log.warning(
+                "at %d tokens the model gives up its cache: this one is not used from here on",
+                self._drops_at,
+            )
             self._drops_at = None
         held = sum(layer.table.held for layer in ours) / len(ours)
         self.trace.append(Step(tuple(confidence), tuple(budgets), held, time.time()))
 
     def held(self) -> list[int]:
-        """Tokens that each layer of ours holds, of the row that holds most."""
+        """Return the tokens that each layer holds, of the row that holds most."""
         return [max(layer.table.valid) if layer.is_initialized else 0 for layer in self._ours()]
 
     def room(self) -> float:
-        """What a layer's tokens take on average, in tokens of the model's type at two bytes."""
+        """Return the average size of a layer's tokens, in tokens of two bytes a number."""
         ours = [layer for layer in self._ours() if layer.is_initialized]
         rows = [layer.store.room(held) for layer in ours for held in layer.table.valid]
         return sum(rows) / len(rows) if rows else 0.0
 
     def bytes(self) -> int:
-        """Bytes that keys and values take now, as allocated."""
+        """Return the allocated bytes of keys and values."""
         return sum(layer.store.bytes() for layer in self._ours() if layer.is_initialized)
 
     def schedule(self) -> list[tuple[int, ...]]:
-        """The budgets of each step, for ``Replayed``."""
+        """Return the budgets of each step, for ``Replayed``."""
         return [step.budgets for step in self.trace]
 
     def _ours(self) -> Sequence[ConfLayer]:
         return [layer for layer in self.layers if isinstance(layer, ConfLayer)]
 
     def _adopt(self, config: Any) -> None:
-        """Let the model's attention run through ours, and hear of its logits."""
+        """Switch the model to our attention function, and watch its logits."""
         attention.register()
         config.get_text_config(decoder=True)._attn_implementation = attention.NAME
         self._watch = LogitsWatch(self, ConfKVCache.observe)
 
 
 def _served(layer: Any, ours: ConfLayer) -> Any:
-    """Our layer in the place of a plain one; one with a sliding window stays transformers' own."""
+    """Return our layer in place of a plain one; transformers' own for one with a sliding window."""
     if type(layer) is DynamicLayer:
         return ours
     if type(layer) is DynamicSlidingWindowLayer:
@@ -254,8 +252,8 @@ def _check_model(config: Any) -> None:
 
 
 def _drops_at(text: Any) -> int | None:
-    """Tokens of a text at which the model gives up its cache, whatever that is: its rotary factors
-    change there. None: it never does."""
+    """Return the text length at which the model discards its cache to change rotary factors; None
+    if it never does."""
     drops = text.model_type in _DROP_CACHES
     return getattr(text, "original_max_position_embeddings", None) if drops else None
 

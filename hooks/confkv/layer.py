@@ -1,4 +1,4 @@
-"""One layer of the cache: its tokens, what is known of them, and how it shrinks."""
+"""One layer of the cache: its tokens, their scores, and how it shrinks."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from transformers.cache_utils import CacheLayerMixin
 from .settings import ConfKVSettings, UnsupportedError
 from .stores import FloatStore, MixedStore, room_for
 
-# Who goes first: what a cache remembers of each token's attention, and the score made of it.
-
 
 class Ranker(Protocol):
     """Orders the tokens of a layer; the lowest scores are evicted first.
 
-    What it remembers of a token is one float32, which moves with the token.
+    A ranker keeps one float32 per token, which moves with the token.
 
     Attributes:
-        queries: How many of a prompt's last queries it wants to hear of; at least 1.
+        queries: How many of a prompt's last queries the ranker needs the attention of; at least 1.
     """
 
     @property
     def queries(self) -> int: ...
 
     def first(self, mass: Tensor) -> Tensor:
-        """What to remember of a prompt's tokens.
+        """Return what to remember of a prompt's tokens.
 
         Args:
             mass: float32 [batch, queries, tokens], attention of the prompt's last queries, averaged
@@ -40,68 +38,72 @@ class Ranker(Protocol):
         """
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """What to remember after a step that paid ``mass`` to each token, both [batch, tokens]."""
-
-    def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """Scores of tokens, all [batch, tokens].
+        """Return what to remember after a step.
 
         Args:
-            position: int64, where tokens stood in the text.
-            open_to: bool, which of them may be evicted; the others' scores do not matter.
+            memory: float32 [batch, tokens], what was remembered before.
+            mass: float32 [batch, tokens], the attention that the step paid to each token.
+        """
+
+    def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
+        """Return the scores of tokens, [batch, tokens].
+
+        Args:
+            memory: float32 [batch, tokens].
+            position: int64 [batch, tokens], positions in the text.
+            open_to: bool [batch, tokens], which tokens may be evicted; the others' scores do not
+                matter.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionAndRecency:
-    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer."""
+    """Scores α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the
+    layer."""
 
     alpha: float
     gamma: float
     queries: int = 64
 
     def first(self, mass: Tensor) -> Tensor:
-        """The mean attention of the prompt's last queries."""
         return mean_of_queries(mass)
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """The moving average, one step on."""
         return memory.lerp(mass, 1.0 - self.gamma)
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """Both terms over what may be evicted."""
         attention = scaled(memory, open_to)
         recency = scaled(position.to(memory.dtype), open_to)
         return self.alpha * attention + (1.0 - self.alpha) * recency
 
 
 def mean_of_queries(mass: Tensor) -> Tensor:
-    """Mean over queries of mass [batch, queries, tokens]; padding in front has none, and does not
+    """Return the mean over queries of ``mass`` [batch, queries, tokens]; padding in front does not
     count."""
     present = (mass.sum(2) > 0.0).sum(1, keepdim=True).clamp_min(1)
     return mass.sum(1) / present
 
 
 def scaled(values: Tensor, among: Tensor) -> Tensor:
-    """Values [batch, tokens] between the least and the greatest ``among`` them, as 0 … 1."""
+    """Scale ``values`` [batch, tokens] to 0 … 1 between the least and the greatest of those
+    ``among``."""
     least = torch.where(among, values, torch.inf).amin(1, keepdim=True)
     most = torch.where(among, values, -torch.inf).amax(1, keepdim=True)
     return (values - least) / (most - least).clamp_min(torch.finfo(values.dtype).tiny)
 
 
-# What is known of each stored token of a layer: where it stood, and what it is worth.
-
-NOBODY = -1  # the position of a slot that holds no token: padding, or a row that keeps fewer
+EMPTY = -1  # position of a slot without a token: padding, or a row that keeps fewer
 
 
 class TokenTable:
     """Columns over the slots of a store, [batch, held], in the order of the text.
 
     Args:
-        most: Slots, unless a prompt brings more.
+        most: Capacity in slots, unless a prompt brings more.
 
     Attributes:
-        memory: float32, what the ranker remembers of each token's attention.
-        held: Slots.
+        memory: float32, what the ranker remembers of each token.
+        held: Slots in use.
         seen: Tokens of the text so far.
         valid: Tokens of each row.
     """
@@ -116,7 +118,8 @@ class TokenTable:
 
     @property
     def position(self) -> Tensor:
-        """int64, each token's place in the text, padding counted; ``NOBODY``: none."""
+        """int64, each token's position in the text, padding counted; ``EMPTY`` where there is
+        none."""
         return self._places[:, : self.held]
 
     @property
@@ -125,7 +128,8 @@ class TokenTable:
         return min(self.valid) == self.held
 
     def append(self, count: int, present: Tensor | None) -> None:
-        """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None: all."""
+        """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None that all
+        do."""
         begin, end = self.held, self.held + count
         if end > (room := self._places.shape[1]):
             more = room_for(end, self._most) - room
@@ -133,24 +137,24 @@ class TokenTable:
         device = self._places.device
         self._places[:, begin:end] = torch.arange(self.seen, self.seen + count, device=device)
         if present is not None:
-            self._places[:, begin:end].masked_fill_(~present, NOBODY)
+            self._places[:, begin:end].masked_fill_(~present, EMPTY)
         self.memory = torch.nn.functional.pad(self.memory, (0, count))
         self.held = end
         self.seen += count
         self._count(count if present is None else present.sum(1).tolist())
 
     def keep(self, slots: Tensor, emptied: Tensor) -> None:
-        """Gather slots [batch, n]; those ``emptied`` hold nobody from now on."""
-        position = self.position.gather(1, slots).masked_fill(emptied, NOBODY)
+        """Gather ``slots`` [batch, n], and mark those ``emptied`` as empty."""
+        position = self.position.gather(1, slots).masked_fill(emptied, EMPTY)
         self.held = slots.shape[1]
         if self._places.shape[1] > (room := room_for(self.held, self._most)):
             self._places = self._places.new_empty((len(position), room))
         self._places[:, : self.held] = position
         self.memory = self.memory.gather(1, slots).masked_fill(emptied, 0.0)
-        self.valid = (self.position != NOBODY).sum(1).tolist()
+        self.valid = (self.position != EMPTY).sum(1).tolist()
 
     def select(self, rows: Tensor) -> None:
-        """Take rows of the batch [n], each as often as it is named."""
+        """Take rows of the batch [n]; a row may be taken more than once."""
         self._places, self.memory = self._places[rows], self.memory[rows]
         self.valid = [self.valid[row] for row in rows.tolist()]
 
@@ -159,15 +163,12 @@ class TokenTable:
         self.valid = [now + new for now, new in zip(self.valid, added, strict=True)]
 
 
-# Which slots of a layer survive when its budget is exceeded.
-
-
 class Survivors(NamedTuple):
-    """Slots to gather, [batch, n] in the order of the text.
+    """Slots to keep, [batch, n] in the order of the text.
 
     Attributes:
         slots: int64; the last of each row are the protected ones.
-        emptied: bool: a row that keeps fewer than the others has slots that hold nobody, in front.
+        emptied: bool; a row that keeps fewer than the others has empty slots in front.
     """
 
     slots: Tensor
@@ -177,11 +178,11 @@ class Survivors(NamedTuple):
 def survivors(
     table: TokenTable, budgets: Sequence[int], protected: int, ranker: Ranker
 ) -> Survivors | None:
-    """Choose who stays; None: no row exceeds its budget.
+    """Choose the slots to keep; None if no row exceeds its budget.
 
     Args:
-        budgets: Tokens that may stay, for each row; at least ``protected``.
-        protected: The newest slots, which stay.
+        budgets: Tokens that each row may keep; at least ``protected``.
+        protected: How many of the newest slots are kept in any case.
     """
     over = [held > allowed for held, allowed in zip(table.valid, budgets, strict=True)]
     if not any(over):
@@ -189,7 +190,7 @@ def survivors(
     protected = min(protected, table.held)
     old = table.held - protected
     position = table.position[:, :old]
-    open_to = position != NOBODY
+    open_to = position != EMPTY
     wanted = _wanted(open_to.sum(1), over, budgets, protected)
     score = ranker.scores(table.memory[:, :old], position, open_to)
     score = score.masked_fill(~open_to, -torch.inf)
@@ -198,7 +199,7 @@ def survivors(
 
 
 def _wanted(have: Tensor, over: list[bool], budgets: Sequence[int], protected: int) -> Tensor:
-    """Tokens that each row keeps of those that may be evicted."""
+    """Return how many of its evictable tokens each row keeps."""
     allowed = torch.tensor([budget - protected for budget in budgets], device=have.device)
     exceeds = torch.tensor(over, device=have.device)
     return torch.where(exceeds, torch.minimum(allowed.clamp_min(0), have), have)
@@ -207,23 +208,24 @@ def _wanted(have: Tensor, over: list[bool], budgets: Sequence[int], protected: i
 def _in_order(
     chosen: Tensor, position: Tensor, wanted: Tensor, old: int, protected: int
 ) -> Survivors:
-    """The chosen slots by position, those that a row does not want in front, then the newest."""
+    """Return the chosen slots by position, surplus ones of a row in front, then the newest."""
     batch, count = chosen.shape
     surplus = torch.arange(count, device=chosen.device) >= wanted[:, None]
-    place = position.gather(1, chosen).masked_fill(surplus, NOBODY)
+    place = position.gather(1, chosen).masked_fill(surplus, EMPTY)
     place, order = place.sort(dim=1, stable=True)
     newest = torch.arange(old, old + protected, device=chosen.device).expand(batch, -1)
     slots = torch.cat([chosen.gather(1, order), newest], 1)
-    emptied = torch.nn.functional.pad(place == NOBODY, (0, protected))
+    emptied = torch.nn.functional.pad(place == EMPTY, (0, protected))
     return Survivors(slots, emptied)
 
 
 class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Holds a layer's tokens; the attention function asks it what to read, and tells it the mass.
+    """One layer's tokens; the attention function reads them and reports each token's attention.
 
     Attributes:
         exact: Whether attention still reads, bit for bit, what a plain cache would hold.
-        observed: Of a prompt, so many of the last queries are heard of.
+        observed: How many of a prompt's last queries ``note`` needs.
+        fresh: Tokens of the current call that attention has not seen yet.
     """
 
     is_compileable = False
@@ -239,7 +241,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.fresh = 0  # tokens of this call that attention has not seen yet
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Begin without a token."""
+        """Allocate an empty store for keys and values like these."""
         it = self._settings
         most = self.budget(it.high) + it.slack + 1  # more only while a longer prompt is read
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -257,7 +259,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store new tokens; returns what attention reads while this layer is exact.
+        """Store new tokens, and return what attention reads while this layer is exact.
 
         Raises:
             UnsupportedError: The model is trained, or its attention is not ours.
@@ -277,20 +279,21 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         return keys, values
 
     def arrived(self, present: Tensor | None) -> None:
-        """Enter the new tokens; ``present`` [batch, fresh] says which are no padding."""
+        """Enter the new tokens; ``present`` [batch, fresh] says which are not padding."""
         self.table.append(self.fresh, present)
         self.fresh = 0
 
     def visible(self, count: int) -> Tensor | None:
-        """Which slots each of the ``count`` newest tokens may read, [batch, count, held]."""
+        """Return which slots each of the ``count`` newest tokens may read, [batch, count, held];
+        None for all."""
         if count == 1:
-            return None if self.table.full else (self.table.position != NOBODY)[:, None, :]
+            return None if self.table.full else (self.table.position != EMPTY)[:, None, :]
         slot = torch.arange(self.table.held, device=self.device)
         causal = slot <= torch.arange(count, device=self.device)[:, None] + self.table.held - count
-        return causal[None] & (self.table.position != NOBODY)[:, None, :]
+        return causal[None] & (self.table.position != EMPTY)[:, None, :]
 
     def note(self, mass: Tensor, fresh: int) -> None:
-        """Remember what the newest queries looked at, and let nobody exceed the high budget.
+        """Record the attention of the newest queries, and cut rows that exceed the high budget.
 
         Args:
             mass: float32 [batch, queries, held].
@@ -309,11 +312,11 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
             self._cut(self._for_all_rows(self._settings.high))
 
     def shrink(self, budgets: Sequence[int]) -> None:
-        """Evict what exceeds the budgets (of a layer of mean depth), once in ``slack`` steps.
+        """Evict what exceeds ``budgets`` (of a layer of mean depth), once in ``slack`` steps.
 
-        Then each row is cut to the lowest of its budgets since the last time. All rows are cut in
-        the same step, since to move the tokens of one is to move those of all.
+        Each row is then cut to the lowest of its budgets since the last time.
         """
+        # All rows are cut in the same step: moving one row's tokens moves those of all.
         self._lowest = [min(pair) for pair in zip(self._lowest, budgets, strict=True)]
         if self._steps % self._settings.slack:
             return  # most steps end here
@@ -336,46 +339,44 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.exact = False
 
     def budget(self, mean: int) -> int:
-        """This layer's part of a mean budget."""
+        """Return this layer's part of a mean budget."""
         return max(self._settings.window + self._settings.slack, round(mean * self._share))
 
     def get_seq_length(self) -> int:
-        """Tokens of the text so far, evicted ones counted: positions go on."""
+        """Return the tokens of the text so far; evicted ones count, because positions go on."""
         return self.table.seen if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """``(slots with the new ones, tokens of the text before the first slot)``."""
+        """Return the slots including new ones, and the tokens of the text before the first slot."""
         held = self.table.held if self.is_initialized else 0
         return held + query_length, self.get_seq_length() - held
 
     def get_max_length(self) -> int:
-        """No limit to the text."""
+        """Return -1: the text has no limit."""
         return -1
 
     def reset(self) -> None:
-        """Forget everything."""
         self.is_initialized, self.exact, self.fresh = False, True, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the rows that beam search goes on with."""
+        """Take the rows that beam search continues with."""
         if self.is_initialized:
             self.store.select(beam_idx.to(self.device))
             self.table.select(beam_idx.to(self.device))
             self._lowest = [self._lowest[row] for row in beam_idx.tolist()]
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows alone."""
+        """Keep only these rows."""
         if self.is_initialized:
             self.reorder_cache(torch.arange(len(self.table.valid))[indices.cpu()])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row."""
         if self.is_initialized:
             rows = torch.arange(len(self.table.valid)).repeat_interleave(repeats)
             self.reorder_cache(rows)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: what was evicted because of a token does not come back when it is removed."""
+        """Refuse: tokens that were evicted do not come back."""
         raise UnsupportedError("ConfKVCache cannot be cropped: no assisted generation with it")
 
     def _refuse(self, key_states: Tensor) -> None:

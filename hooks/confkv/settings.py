@@ -1,4 +1,4 @@
-"""What a person may set of the cache; read once, when it is made."""
+"""Settings, errors and budgets of ``ConfKVCache``."""
 
 from __future__ import annotations
 
@@ -9,41 +9,36 @@ from typing import Protocol
 
 from ...graph.errors import KvGraphError
 
-# What the cache for transformers refuses, and why.
-#
-# ConfKVError ├── SettingsError a setting has no sense; names it, its value and what is allowed
-# └── UnsupportedError a model, an engine or a call that the cache cannot serve; names it
-
 
 class ConfKVError(KvGraphError):
     """Base of every deliberate error of ``ConfKVCache``."""
 
 
 class SettingsError(ConfKVError, ValueError):
-    """A setting has a value that makes no sense; the message says what is allowed."""
+    """A setting's value makes no sense; the message says what is allowed."""
 
 
 class UnsupportedError(ConfKVError):
-    """A model, a way to run it or a call that the cache cannot serve; the message names it."""
+    """The cache cannot serve this model, this way to run it, or this call; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfKVSettings:
-    """How much is kept, and who goes first. The defaults are chosen.
+    """How much is kept, and what is evicted first. The defaults are chosen.
 
     Attributes:
-        tau: Confidence from which the low budget holds; .8 is the cautious setting.
-        low: Tokens per layer that stay while the model is sure; 256 suits agents.
-        high: Tokens per layer that stay while it is not.
-        window: The newest tokens of each layer, which stay whatever their score.
-        alpha: Weight of attention against recency in the score of a token, 0 to 1; the paper mixes
-            them. See ``docs/transformers_results.md`` for what recency costs beside a window.
-        gamma: What the moving average of attention keeps of its past at each step, below 1.
+        tau: Confidence from which the low budget holds; 0.8 is the cautious setting.
+        low: Tokens per layer to keep while the model is confident; 256 suits agents.
+        high: Tokens per layer to keep while it is not.
+        window: The newest tokens of each layer, which are kept whatever their score.
+        alpha: Weight of attention against recency in a token's score, 0 to 1; the paper mixes them.
+            See ``docs/transformers_results.md`` for what recency costs beside a window.
+        gamma: Share of the past that the moving average of attention keeps at each step, below 1.
         slack: Steps from one eviction to the next; the high budget may be exceeded by as many
             tokens.
         int8: Whether tokens older than the window are stored in int8.
-        pyramid: How much the budget of the first layers exceeds the mean, and that of the last
-            falls short of it: 0 is flat, .5 gives the first half more. The sum stays.
+        pyramid: How much the first layer's budget exceeds the mean, and the last one's falls short
+            of it: 0 is flat, 0.5 gives the first layer half more. The sum stays the same.
     """
 
     tau: float = 0.7
@@ -79,43 +74,40 @@ def _at_least(name: str, value: int, least: int, why: str = "") -> None:
         raise SettingsError(f"{name} = {value!r}; allowed: whole numbers, {least} and more{why}")
 
 
-# How many tokens may stay: by confidence, or by what an earlier run decided.
-
-
 class Budgets(Protocol):
-    """Decides at each step how many tokens of a layer of mean depth may stay."""
+    """Decides at each step how many tokens a layer of mean depth may keep."""
 
     def choose(self, confidence: Sequence[float]) -> list[int]:
-        """Tokens that may stay, for each row of the batch."""
+        """Return the number of tokens that each row of the batch may keep, given each row's
+        confidence in [0, 1]."""
 
 
 class ByConfidence:
-    """The low budget while the model is sure, the high one while it is not."""
+    """Gives the low budget while the model is confident, and the high one while it is not."""
 
     def __init__(self, settings: ConfKVSettings) -> None:
         self._settings = settings
 
     def choose(self, confidence: Sequence[float]) -> list[int]:
-        """``low`` from a confidence of ``tau``, else ``high``."""
         it = self._settings
         return [it.low if score >= it.tau else it.high for score in confidence]
 
 
 class Replayed:
-    """Budgets of an earlier run, step by step; the last one holds when they are used up."""
+    """Repeats the budgets of an earlier run, step by step; the last one holds when they are used
+    up."""
 
     def __init__(self, schedule: Sequence[Sequence[int]]) -> None:
         self._steps: Iterator[list[int]] = iter([list(step) for step in schedule])
         self._last = list(schedule[0])
 
     def choose(self, confidence: Sequence[float]) -> list[int]:
-        """What was decided at this step of the earlier run."""
         self._last = next(self._steps, self._last)
         return self._last
 
 
 def layer_shares(layers: int, pyramid: float) -> list[float]:
-    """Each layer's budget as a share of the mean: falls in a line with depth, and the mean is 1."""
+    """Return each layer's budget as a share of the mean, falling linearly with depth."""
     if layers == 1:
         return [1.0]
     return [1.0 + pyramid * (1.0 - 2.0 * depth / (layers - 1)) for depth in range(layers)]

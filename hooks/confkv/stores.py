@@ -1,4 +1,4 @@
-"""Where a layer's keys and values stand: one run of slots, oldest first, with room for more."""
+"""Holds a layer's keys and values: one run of slots, oldest first, with spare capacity."""
 
 from __future__ import annotations
 
@@ -7,54 +7,53 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.backends.mixed import Part
+from ...kernels.backends.mixed import KvPart
 from ...kernels.quant import channel_scale, rescaled, to_cells
 
-# How many slots a layer makes room for: memory follows what it holds.
-
-_LEAST: Final = 16  # slots that are free after a move, if so many are allowed; chosen
-_PARTS: Final = 4  # a quarter of what is held is free after a move, if it is more; chosen
+_LEAST: Final = 16  # least spare slots after a reallocation, if the capacity allows; chosen
+_PARTS: Final = 4  # divisor: a quarter of the held tokens is spare, if that is more; chosen
 
 
 def room_for(held: int, most: int) -> int:
-    """Slots for ``held`` tokens and the next ones, so that few steps move them.
+    """Return the capacity for ``held`` tokens and some more, so that few steps reallocate.
 
     Args:
-        most: Slots, unless a prompt fills more; beyond it, none is free.
+        most: Capacity, unless a prompt fills more; beyond it, no slot is spare.
     """
     return max(held, min(most, held + max(_LEAST, held // _PARTS)))
 
 
 class Store(Protocol):
-    """Slots of one layer; slot numbers count what is held, from the oldest."""
+    """Slots of one layer, numbered from the oldest."""
 
     held: int
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Put tokens [batch, heads, tokens, dims] behind the others."""
+        """Append tokens [batch, heads, tokens, dims]."""
 
     def keep(self, slots: Tensor) -> None:
-        """Gather slots [batch, n] to the front; the last of each row are the newest, in order."""
+        """Keep only slots [batch, n]; the last of each row are the newest, in order."""
 
-    def parts(self) -> list[Part]:
-        """All that is held, as attention reads it."""
+    def parts(self) -> list[KvPart]:
+        """Return all tokens, as attention reads them."""
 
     def select(self, rows: Tensor) -> None:
-        """Take rows of the batch [n], each as often as it is named."""
+        """Take rows of the batch [n]; a row may be taken more than once."""
 
     def room(self, valid: int) -> float:
-        """What ``valid`` tokens take, in tokens of two bytes a number: int8 counts half."""
+        """Return the size of ``valid`` tokens, in tokens of two bytes a number; int8 counts
+        half."""
 
     def bytes(self) -> int:
-        """Bytes that are allocated."""
+        """Return the allocated bytes."""
 
 
 class FloatStore:
-    """Keys and values as the model made them, contiguous.
+    """Keys and values in the model's own type, contiguous.
 
     Args:
-        keys, values: Some of the layer's, whose widths may differ.
-        most: Tokens, unless a prompt brings more.
+        keys, values: Examples of the layer's, whose widths may differ.
+        most: Capacity in tokens, unless a prompt brings more.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:
@@ -64,16 +63,15 @@ class FloatStore:
 
     @property
     def keys(self) -> Tensor:
-        """What is held, [batch, heads, held, dims]: a view."""
+        """Keys, [batch, heads, held, dims]: a view."""
         return self._keys[:, :, : self.held]
 
     @property
     def values(self) -> Tensor:
-        """Likewise."""
+        """Values, [batch, heads, held, dims]: a view."""
         return self._values[:, :, : self.held]
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Put tokens behind the others."""
         after = self.held + keys.shape[2]
         if after > self._keys.shape[2]:
             self._move(room_for(after, self._most), self.keys, self.values)
@@ -82,7 +80,6 @@ class FloatStore:
         self.held = after
 
     def keep(self, slots: Tensor) -> None:
-        """Gather slots to the front, and give back the room that they do not need."""
         keys, values = gathered(self._keys, slots), gathered(self._values, slots)
         self.held = slots.shape[1]
         if self._keys.shape[2] > (room := room_for(self.held, self._most)):
@@ -91,20 +88,16 @@ class FloatStore:
         self._keys[:, :, : self.held] = keys
         self._values[:, :, : self.held] = values
 
-    def parts(self) -> list[Part]:
-        """One part."""
-        return [Part(self.keys, self.values)]
+    def parts(self) -> list[KvPart]:
+        return [KvPart(self.keys, self.values)]
 
     def select(self, rows: Tensor) -> None:
-        """Take rows of the batch."""
         self._keys, self._values = self._keys[rows], self._values[rows]
 
     def room(self, valid: int) -> float:
-        """Each is a token."""
         return float(valid)
 
     def bytes(self) -> int:
-        """Bytes that are allocated."""
         return int(self._keys.nbytes + self._values.nbytes)
 
     def _move(self, room: int, keys: Tensor, values: Tensor) -> None:
@@ -120,23 +113,21 @@ def _room(like: Tensor, capacity: int) -> Tensor:
 
 
 def gathered(values: Tensor, slots: Tensor) -> Tensor:
-    """Slots [batch, n] of values [batch, heads, tokens, dims], the same for all heads."""
+    """Return ``slots`` [batch, n] of ``values`` [batch, heads, tokens, dims], the same for all
+    heads."""
     batch, heads, tokens, dims = values.shape
     begin = torch.arange(batch * heads, device=values.device).view(batch, heads, 1) * tokens
     rows = (slots[:, None, :] + begin).flatten()  # a token of a head is one run of memory
     return values.reshape(-1, dims).index_select(0, rows).view(batch, heads, -1, dims)
 
 
-# A layer's keys and values with the newest as they are and all older ones in int8.
-
-
 class Cells:
     """int8 tokens of one plane, keys or values, with a scale per head and channel.
 
-    A scale only grows: where a new token does not fit, the cells of its channel are expressed anew.
+    A scale only grows: if a new token does not fit, the cells of its channel are quantised again.
 
     Args:
-        most: Tokens, unless a prompt brings more.
+        most: Capacity in tokens, unless a prompt brings more.
     """
 
     def __init__(self, like: Tensor, most: int) -> None:
@@ -146,7 +137,7 @@ class Cells:
         self.scale = like.new_zeros((batch, heads, dims), dtype=torch.float32)
 
     def append(self, values: Tensor, at: int) -> None:
-        """Put tokens into the cells from ``at`` on."""
+        """Write tokens into the cells from ``at`` on."""
         scale = torch.maximum(self.scale, channel_scale(values))
         if at and not torch.equal(scale, self.scale):
             self.cells[:, :, :at] = rescaled(self.cells[:, :, :at], self.scale, scale)
@@ -156,7 +147,7 @@ class Cells:
         self.cells[:, :, at:after] = to_cells(values, scale)
 
     def keep(self, slots: Tensor) -> None:
-        """Gather slots to the front, and give back the room that they do not need."""
+        """Keep only ``slots``, and release capacity that they do not need."""
         kept, held = gathered(self.cells, slots), slots.shape[1]
         if self.cells.shape[2] > (room := room_for(held, self._most)):
             self._move(room, kept)
@@ -164,11 +155,9 @@ class Cells:
         self.cells[:, :, :held] = kept
 
     def select(self, rows: Tensor) -> None:
-        """Take rows of the batch."""
         self.cells, self.scale = self.cells[rows], self.scale[rows]
 
     def bytes(self) -> int:
-        """Bytes that are allocated."""
         return int(self.cells.nbytes + self.scale.nbytes)
 
     def _move(self, room: int, cells: Tensor) -> None:
@@ -180,12 +169,12 @@ class Cells:
 class MixedStore:
     """The newest tokens in the model's own type, older ones in int8, both oldest first.
 
-    Tokens move to int8 in groups: when ``window + group`` stand in the model's type, the oldest
-    ``group`` of them go.
+    Tokens move to int8 in groups: as soon as ``window + group`` tokens are in the model's type, the
+    oldest ``group`` of them move.
 
     Args:
-        keys, values: Some of the layer's, whose widths may differ.
-        most: Tokens, unless a prompt brings more.
+        keys, values: Examples of the layer's, whose widths may differ.
+        most: Capacity in tokens, unless a prompt brings more.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, most: int, window: int, group: int) -> None:
@@ -196,52 +185,47 @@ class MixedStore:
 
     @property
     def held(self) -> int:
-        """Tokens that are held."""
         return self._old + self._recent.held
 
     @property
     def recent(self) -> int:
-        """Tokens that stand in the model's own type: the window, and up to a group more."""
+        """Tokens in the model's own type: the window, and up to a group more."""
         return self._recent.held
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Put tokens behind the others, and move what is old enough to int8."""
         self._recent.append(keys, values)
         if (leaving := self._recent.held - self._window) >= self._group:
             self._demote(leaving)
 
     def keep(self, slots: Tensor) -> None:
-        """Gather slots to the front; they hold the whole window, and more of the newest."""
+        """Keep only ``slots``, which include all tokens in the model's own type."""
         recent = self._recent.held
         old = slots[:, : slots.shape[1] - recent]
         for plane in self._planes:
             plane.keep(old)
         self._old = old.shape[1]
 
-    def parts(self) -> list[Part]:
-        """The int8 part, if any, and the newest."""
+    def parts(self) -> list[KvPart]:
         keys, values = self._planes
         recent = self._recent.parts()
         if not self._old:
             return recent
-        old = Part(
+        old = KvPart(
             keys.cells[:, :, : self._old], values.cells[:, :, : self._old], keys.scale, values.scale
         )
         return [old, *recent]
 
     def select(self, rows: Tensor) -> None:
-        """Take rows of the batch."""
         self._recent.select(rows)
         for plane in self._planes:
             plane.select(rows)
 
     def room(self, valid: int) -> float:
-        """Tokens in int8 count half, and the scales of both planes (four bytes each) are two."""
+        """Count int8 tokens half, and the scales of both planes (four bytes each) as two tokens."""
         old = max(0, valid - self.recent)
         return (valid - old) + (old / 2 + 2 if self._old else 0)
 
     def bytes(self) -> int:
-        """Bytes that are allocated."""
         return self._recent.bytes() + sum(plane.bytes() for plane in self._planes)
 
     def _demote(self, count: int) -> None:

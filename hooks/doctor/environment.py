@@ -13,7 +13,7 @@ from ...kernels.errors import KernelError, StorageError
 from ..recall.gate import calibration_file, kept_calibrations
 from ..requests.borders import read_table
 from ..requests.ends import read_marks
-from ..requests.hints import HintPolicy, Trust, exposed_secret, read_hint_policy
+from ..requests.hints import HintPolicy, HintTrust, exposed_secret, read_hint_policy
 from ..settings import (
     ADMISSION_VARIABLE,
     COLD_VARIABLE,
@@ -103,11 +103,11 @@ def check_layers() -> Check:
             read_table(settings.layers)
         policy = read_hint_policy(settings)
     except ConfigError:
-        policy = HintPolicy(Trust.OFF)
+        policy = HintPolicy(HintTrust.OFF)
     except ValueError as error:
         return Check("layers", False, f"{LAYERS_VARIABLE} is not understood: {error}", CORRECT)
-    hints = "counts" if policy.trust is Trust.ALL else "counts if it comes with the secret"
-    if policy.trust is not Trust.ALL and policy.secret is None:
+    hints = "counts" if policy.trust is HintTrust.ALL else "counts if it comes with the secret"
+    if policy.trust is not HintTrust.ALL and policy.secret is None:
         hints = f"does not count: {HINTS_VARIABLE}=all, or secret:FILE, believes it"
     if not has_python_api():
         hints = f"is not read: {RUST_FRONTEND_VARIABLE} is set"

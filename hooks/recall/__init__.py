@@ -1,6 +1,5 @@
-"""What copies say, and how much of a prompt they cover at other positions.
+"""Recall, without any engine: finds a prompt's text in other prompts' copied blocks.
 
-Nothing here knows vLLM: ``span_index`` finds text by its tokens (``fingerprints`` of windows, in
-``said_blocks``), ``cover`` lays found spans along a prompt, ``gate`` says what of that a
-calibration of the model allows, and ``splicer`` moves what was found.
+``spans`` indexes the tokens of blocks, ``cover`` chooses which found spans to splice into a prompt,
+and ``gate`` holds the calibration that says how far a model's keys may move.
 """

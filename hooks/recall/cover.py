@@ -1,4 +1,4 @@
-"""Lays spans that are held along a prompt, from where its exact prefix ends."""
+"""Chooses known spans to cover a prompt, from the end of its exact prefix."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class SpliceLimits:
     """What a model's calibration allows.
 
     Attributes:
-        least_tokens: A shorter piece is not worth its joint.
-        most_distance: Tokens by which a piece may move towards the beginning (Δ < 0).
-        most_joints: Pieces in a row.
-        margin: Tokens at the end of what is covered that are computed all the same, so that what is
-            computed next stands behind text that has read all before it.
-        most_generations: Text that was computed exactly is of the first generation; what was
-            computed behind spliced text is of the next one after the latest of that. Text of
-            generations up to this one may be spliced.
-        most_later: Tokens by which a piece may move towards the end (Δ > 0).
-        openings: Whether a piece that stood at a prompt's very beginning may move: models read
-            their first tokens in a way of their own.
+        least_tokens: Shortest piece worth splicing.
+        most_distance: Most tokens that a piece may move towards the beginning (Δ < 0).
+        most_joints: Most pieces in a row.
+        margin: Tokens at the end of the covered part that are computed all the same, so that what
+            is computed next follows text that attended to everything before it.
+        most_generations: Highest generation that may be spliced. Exactly computed text is
+            generation 1; text computed behind spliced text is one generation above the highest of
+            that text.
+        most_later: Most tokens that a piece may move towards the end (Δ > 0).
+        openings: Whether a piece from a prompt's very beginning may move: models attend to their
+            first tokens in a special way.
     """
 
     least_tokens: int = 32
@@ -41,7 +41,7 @@ class SpliceLimits:
             raise ValueError("distances and margins are counted from 0 on")
 
     def allow(self, source: int, delta: int) -> bool:
-        """Whether a piece that stood at position ``source`` may move by ``delta``."""
+        """Return whether a piece from position ``source`` may move by ``delta``."""
         near = -self.most_distance <= delta <= self.most_later
         return near and (self.openings or source > 0 or delta == 0)
 
@@ -55,21 +55,18 @@ def cover(
     limits: SpliceLimits,
     before: bytes = b"",
 ) -> list[Piece]:
-    """Cover ``tokens`` from ``start`` on without a gap, the longest piece first at each joint.
+    """Cover ``tokens`` from ``start`` on without a gap, taking the longest piece at each joint.
 
-    The engine computes a prompt from one position to its end. So what is covered must adjoin the
-    exact prefix, and tokens inside of it cannot be computed: only the last ``margin`` are.
+    The engine computes a prompt from one position to its end, so pieces must adjoin the exact
+    prefix, and nothing between them can be computed: only the last ``margin`` tokens are.
 
     Args:
-        index: What the blocks that are held say.
-        domains: Whose text may be used.
+        domains: Domains whose text may be used.
         tokens: The prompt, without the tokens that must be computed.
         start: Where the exact prefix ends.
         usable: Whether a block can be read now.
-        limits: What is allowed.
-        before: Hash of the last block that was found exactly, if one was. A cut seldom falls on a
-            block's border: what of the block behind it is the same goes before all else, exact as
-            it is and however short.
+        before: Hash of the last block of the exact prefix; empty without one. A continuation of
+            that block is taken first, however short, because it is exact.
     """
     rest = index.continued(domains, before, tokens, start, usable)
     pieces: list[Piece] = []
@@ -85,7 +82,7 @@ def cover(
 
 
 def _without_margin(pieces: list[Piece], limits: SpliceLimits) -> list[Piece]:
-    """Give the last tokens back; a piece that is too short then goes as a whole."""
+    """Give back the last ``margin`` tokens, and the whole last piece if the rest is too short."""
     if not pieces:
         return pieces
     last = pieces[-1].cut(pieces[-1].tokens - limits.margin)

@@ -1,6 +1,7 @@
-"""What the calibration of a model says about moving its keys, and where it is kept.
+"""Keeps the calibrations of models: how far their keys may move.
 
-A file per model, in the user's cache directory; without one that passed, nothing is spliced.
+There is one file per model, in the user's cache directory. Without one that passed, nothing is
+spliced.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _DIGITS: Final = 24  # 96 bits in a file name; chosen
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured on one model.
+    """The result of calibrating one model.
 
     Attributes:
-        model: Its name, for people.
-        identity: All that the result depends on; see ``identity_of``.
+        model: The model's name, for display.
+        identity: Digest of all that the result depends on; see ``identity_of``.
         passed: Whether splicing is allowed at all.
-        reason: Why not, or how far, in words.
+        reason: Why not, or how far, as text.
         limits: What is allowed if it passed.
-        cells: The measured cells, as ``kvgraph calibrate`` prints them.
+        cells: The measurements, as ``kvgraph calibrate`` prints them.
     """
 
     model: str
@@ -47,12 +48,12 @@ class Calibration:
 
 
 def identity_of(weights: object, rotation: object) -> str:
-    """Digest of a model's weights and of the rotation of its keys, whichever objects say them."""
+    """Return a digest of a model's weights and of the rotation of its keys."""
     return hashlib.sha256(repr((weights, rotation)).encode()).hexdigest()
 
 
 def calibration_file(identity: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where the calibration of a model is kept."""
+    """Return the path of a model's calibration."""
     named = environment.get(DIRECTORY_VARIABLE, "").strip()
     cache = environment.get("XDG_CACHE_HOME", "").strip()
     below = Path(cache) if cache else Path.home() / ".cache"
@@ -81,8 +82,7 @@ def load(identity: str, path: Path) -> Calibration:
 
 
 def kept_calibrations(directory: Path) -> list[Calibration]:
-    """All calibrations that a directory keeps, by the names of their models; what cannot be read is
-    left out."""
+    """Return all readable calibrations of a directory, sorted by model name."""
     found: list[Calibration] = []
     for path in directory.glob("*.json"):
         with contextlib.suppress(ConfigError):
@@ -91,7 +91,6 @@ def kept_calibrations(directory: Path) -> list[Calibration]:
 
 
 def _read(path: Path) -> Calibration:
-    """The calibration in a file; raises ``ConfigError`` where there is none that can be read."""
     try:
         read = msgspec.json.decode(path.read_bytes())
         calibration = _typed(read) if read.pop("version") == _VERSION else None
@@ -110,7 +109,6 @@ def _read(path: Path) -> Calibration:
 
 
 def _typed(read: dict[str, Any]) -> Calibration:
-    """A calibration of what a file says; nothing in it is optional."""
     for said, kind in ((read, Calibration), (read["limits"], SpliceLimits)):
         if missing := {each.name for each in fields(kind)} - said.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")

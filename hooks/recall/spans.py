@@ -1,6 +1,6 @@
-"""``SpanIndex``: which blocks say which tokens, at any alignment.
+"""``SpanIndex``: finds spans of tokens in known blocks, at any alignment.
 
-Tokens are kept in the engine's process only, for the blocks that were added last.
+Tokens are kept in the engine's process only, for the most recently added blocks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-# ``Fingerprints``: hashes of short windows of tokens, at any alignment.
-
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
 # Multipliers of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
@@ -24,11 +22,11 @@ _HALF: Final = np.uint64(32)
 
 
 class Fingerprints:
-    """Multilinear hashes of windows; whoever finds an equal one compares the tokens themselves.
+    """Computes multilinear hashes of windows of tokens; callers compare the tokens of equal ones.
 
     Args:
-        window: Tokens that a fingerprint covers.
-        rng: Draws the coefficients: nobody outside of this process can make windows collide.
+        window: Tokens per fingerprint.
+        rng: Draws the coefficients, so that nobody outside this process can make windows collide.
     """
 
     def __init__(self, window: int, rng: np.random.Generator) -> None:
@@ -37,14 +35,14 @@ class Fingerprints:
         self._factors = rng.integers(1, top, window, dtype=np.uint64) | np.uint64(1)
 
     def of(self, tokens: Tokens) -> list[int]:
-        """Fingerprints of all windows of ``tokens``: of those at 0, at 1, and so on."""
+        """Return fingerprints of all windows of ``tokens``: those at 0, at 1, and so on."""
         if len(tokens) < self.window:
             return []
         windows = np.lib.stride_tricks.sliding_window_view(_mixed(tokens), self.window)
         return self._sums(windows)
 
     def apart(self, tokens: Tokens) -> list[int]:
-        """Fingerprints of adjoining windows: of those at 0, at ``window``, and so on."""
+        """Return fingerprints of adjoining windows: those at 0, at ``window``, and so on."""
         return self._sums(_mixed(tokens).reshape(-1, self.window))
 
     def _sums(self, windows: npt.NDArray[np.uint64]) -> list[int]:
@@ -57,15 +55,14 @@ def _mixed(tokens: Tokens) -> npt.NDArray[np.uint64]:
     return (mixed ^ (mixed >> _HALF)) * _SECOND
 
 
-# ``SaidText``: tokens that are kept, and compared with others.
-
 _Ids: TypeAlias = npt.NDArray[np.int32]
 _BYTES: Final = 4  # of a token
 
 
 @dataclass(frozen=True, slots=True)
-class SaidText:
-    """Tokens as bytes: most comparisons are of equal ones, and end with one look at these.
+class TokenBytes:
+    """Tokens as int32 bytes, because most comparisons are of equal runs and one ``==`` settles
+    them.
 
     Attributes:
         raw: int32 ``[tokens]``.
@@ -74,15 +71,16 @@ class SaidText:
     raw: bytes
 
     @classmethod
-    def of(cls, tokens: npt.ArrayLike) -> SaidText:
-        """Keep ``tokens``."""
+    def of(cls, tokens: npt.ArrayLike) -> TokenBytes:
+        """Convert ``tokens``."""
         return cls(np.asarray(tokens, dtype=np.int32).tobytes())
 
     def __len__(self) -> int:
         return len(self.raw) // _BYTES
 
-    def common(self, first: int, other: SaidText, at: int) -> int:
-        """How many tokens are the same, from ``first`` on here and from ``at`` on in ``other``."""
+    def common(self, first: int, other: TokenBytes, at: int) -> int:
+        """Return the length of the common run that starts at ``first`` here and at ``at`` in
+        ``other``."""
         mine = self.raw[_BYTES * first :]
         theirs = other.raw[_BYTES * at : _BYTES * at + len(mine)]
         if mine == theirs:
@@ -96,39 +94,37 @@ def _ids(raw: bytes) -> _Ids:
     return np.frombuffer(raw, dtype=np.int32)
 
 
-# ``SaidBlocks``: blocks whose text is known, and which of them follow which.
-
 Domain: TypeAlias = tuple[str, ...]
-"""Whose text it is: nobody finds another's."""
+"""Owner of a text: tenant, cache salt, session. A lookup finds text of given domains only."""
 
-_MOST_CHILDREN: Final = 8  # of one block that are remembered in a domain; chosen
+_MOST_CHILDREN: Final = 8  # following blocks remembered per block and domain; chosen
 
 
 @dataclass(slots=True, eq=False)
-class SaidBlock:
-    """What one block says.
+class TextBlock:
+    """The text of one block.
 
     Attributes:
-        start: Position of its first token.
-        before: Hash of the block before it; empty at the beginning.
-        prints: Fingerprints of its windows.
+        start: Position of its first token in the sequence.
+        before: Hash of the block before it; empty for a sequence's first block.
+        prints: Fingerprints of its adjoining windows.
     """
 
     block_hash: bytes
     domain: Domain
     start: int
-    text: SaidText
+    text: TokenBytes
     before: bytes
     prints: list[int]
 
 
-class SaidBlocks:
-    """Blocks by their hashes, the one that was used longest ago first."""
+class TextBlocks:
+    """Blocks by hash, least recently used first."""
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[bytes, SaidBlock] = OrderedDict()
-        # By a block and whose text follows it, the blocks that do, oldest first.
-        self._after: dict[tuple[bytes, Domain], list[SaidBlock]] = {}
+        self._blocks: OrderedDict[bytes, TextBlock] = OrderedDict()
+        # By block hash and domain: the blocks that follow, oldest first.
+        self._after: dict[tuple[bytes, Domain], list[TextBlock]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -136,41 +132,38 @@ class SaidBlocks:
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._blocks
 
-    def __iter__(self) -> Iterator[SaidBlock]:
+    def __iter__(self) -> Iterator[TextBlock]:
         return iter(self._blocks.values())
 
-    def get(self, block_hash: bytes) -> SaidBlock | None:
-        """The block with this hash, if it is known."""
+    def get(self, block_hash: bytes) -> TextBlock | None:
         return self._blocks.get(block_hash)
 
     def used(self, block_hash: bytes) -> None:
-        """Note that a block that is known was used."""
+        """Mark a known block as used now."""
         self._blocks.move_to_end(block_hash)
 
-    def following(self, block_hash: bytes, domains: Collection[Domain]) -> list[SaidBlock]:
-        """Blocks of ``domains`` that follow one, those that were entered last."""
-        return [
-            said for domain in domains for said in self._after.get((block_hash, domain), ())
-        ]  # fmt: skip
+    def following(self, block_hash: bytes, domains: Collection[Domain]) -> list[TextBlock]:
+        """Return the most recently added blocks of ``domains`` that follow ``block_hash``."""
+        after = (self._after.get((block_hash, domain), ()) for domain in domains)
+        return [entry for entries in after for entry in entries]
 
-    def enter(self, said: SaidBlock) -> None:
+    def enter(self, entry: TextBlock) -> None:
         """Add a block."""
-        self._blocks[said.block_hash] = said
-        if said.before:
-            after = self._after.setdefault((said.before, said.domain), [])
-            after.append(said)
+        self._blocks[entry.block_hash] = entry
+        if entry.before:
+            after = self._after.setdefault((entry.before, entry.domain), [])
+            after.append(entry)
             del after[:-_MOST_CHILDREN]
 
-    def forget(self, said: SaidBlock) -> None:
+    def forget(self, entry: TextBlock) -> None:
         """Remove a block."""
-        del self._blocks[said.block_hash]
-        if siblings := self._after.get((said.before, said.domain)):
-            siblings[:] = [each for each in siblings if each is not said]
+        del self._blocks[entry.block_hash]
+        if siblings := self._after.get((entry.before, entry.domain)):
+            siblings[:] = [each for each in siblings if each is not entry]
             if not siblings:
-                del self._after[said.before, said.domain]
+                del self._after[entry.before, entry.domain]
 
     def clear(self) -> None:
-        """Forget everything."""
         self._blocks.clear()
         self._after.clear()
 
@@ -178,25 +171,25 @@ class SaidBlocks:
         """Assert the invariants; for tests."""
         for (before, domain), after in self._after.items():
             assert 0 < len(after) <= _MOST_CHILDREN
-            assert all((said.before, said.domain) == (before, domain) for said in after)
-            assert all(self._blocks.get(said.block_hash) is said for said in after)
+            assert all((entry.before, entry.domain) == (before, domain) for entry in after)
+            assert all(self._blocks.get(entry.block_hash) is entry for entry in after)
 
 
-NOBODYS: Final = -1
-"""Stands for a token that is not to be found: no prompt has it."""
+UNFINDABLE: Final = -1
+"""Stands for a token that must not be found: no prompt has it."""
 
 WINDOW: Final = 16  # tokens at most; chosen: a common block size, and more than a phrase
-_MOST_PLACES: Final = 4  # of a domain's window: text may stand in many of its prompts; chosen
-_MOST_FOLLOWED: Final = 4096  # blocks, after which no further place is tried; chosen: some 10 ms
+_MOST_PLACES: Final = 4  # places remembered per window and domain; chosen
+_MOST_FOLLOWED: Final = 4096  # blocks to follow before giving up; chosen: some 10 ms
 
 
-class Segment(NamedTuple):
-    """Adjoining tokens inside of one block.
+class BlockSpan(NamedTuple):
+    """A run of tokens inside one block.
 
     Attributes:
         block_hash: Hash of the block.
-        first: The first of them, counted from the block's first token.
-        tokens: How many they are.
+        first: Offset of the run's first token in the block.
+        tokens: Length of the run.
     """
 
     block_hash: bytes
@@ -206,26 +199,26 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of a prompt that blocks of one sequence say, one after the other.
+    """A run of prompt tokens that consecutive blocks of one sequence hold.
 
     Attributes:
-        at: Position of the first of them in the prompt.
+        at: Position of the run in the prompt.
         delta: Δ: that position minus the one at which the blocks were computed.
-        segments: Where they are, in order.
+        segments: Where the tokens are, in order.
     """
 
     at: int
     delta: int
-    segments: tuple[Segment, ...]
+    segments: tuple[BlockSpan, ...]
 
     @property
     def tokens(self) -> int:
-        """How many tokens it covers."""
+        """Number of tokens that the piece covers."""
         return sum(segment.tokens for segment in self.segments)
 
     def cut(self, tokens: int) -> Piece:
-        """The piece's first ``tokens`` tokens."""
-        kept: list[Segment] = []
+        """Return the piece's first ``tokens`` tokens as a piece."""
+        kept: list[BlockSpan] = []
         for segment in self.segments:
             if tokens > 0:
                 kept.append(segment._replace(tokens=min(segment.tokens, tokens)))
@@ -234,15 +227,14 @@ class Piece:
 
 
 class SpanIndex:
-    """Finds spans of tokens among the blocks that were added last.
+    """Finds spans of tokens among the most recently added blocks.
 
     Args:
-        block_size: Tokens of a block.
-        most_blocks: How many blocks are kept; then the one that was added or found longest ago
-            goes.
+        block_size: Tokens per block.
+        most_blocks: Capacity in blocks; beyond it the least recently used block is dropped.
         rng: See ``Fingerprints``.
-        shortest: Tokens of the shortest piece that is sure to be found; the fewer, the more windows
-            are kept.
+        shortest: Length in tokens of the shortest piece that is sure to be found; a smaller one
+            takes more memory.
 
     Attributes:
         version: Grows with every change.
@@ -260,9 +252,9 @@ class SpanIndex:
         fits = (w for w in (WINDOW, 8, 4, 2) if block_size % w == 0 and 2 * w <= shortest + 1)
         window = next(fits, 1)
         self._prints = Fingerprints(window, rng)
-        self._blocks = SaidBlocks()
-        # By window, the blocks that say it and where, oldest first.
-        self._places: dict[tuple[Domain, int], list[tuple[SaidBlock, int]]] = {}
+        self._blocks = TextBlocks()
+        # By domain and window: the blocks that hold it, and where; oldest first.
+        self._places: dict[tuple[Domain, int], list[tuple[TextBlock, int]]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -271,18 +263,18 @@ class SpanIndex:
         return block_hash in self._blocks
 
     def domain(self, block_hash: bytes) -> Domain | None:
-        """Whose text a block holds; None if that is not known (any more)."""
-        said = self._blocks.get(block_hash)
-        return None if said is None else said.domain
+        """Return the domain of a block's text; None if the block is not known."""
+        entry = self._blocks.get(block_hash)
+        return None if entry is None else entry.domain
 
     def add(self, domain: Domain, hashes: Sequence[bytes], tokens: Tokens, first: int = 0) -> None:
         """Add full blocks of a sequence.
 
         Args:
-            domain: Whose text those are that are not known yet.
-            hashes: Of its blocks from the beginning on.
-            tokens: Of all of them; ``NOBODYS`` where nothing is to be found.
-            first: The first block to add, if it is not known.
+            domain: Domain of the blocks that are new.
+            hashes: The sequence's block hashes, from its beginning.
+            tokens: The tokens of these blocks; ``UNFINDABLE`` where nothing may be found.
+            first: Index of the first block to add.
         """
         size, before = self._size, b""
         for at, block_hash in enumerate(hashes):
@@ -290,8 +282,8 @@ class SpanIndex:
                 self._blocks.used(block_hash)
             elif at >= first:
                 part = tokens[at * size : (at + 1) * size]
-                said, prints = SaidText.of(part), self._prints.apart(part)
-                self._enter(SaidBlock(block_hash, domain, at * size, said, before, prints))
+                entry, prints = TokenBytes.of(part), self._prints.apart(part)
+                self._enter(TextBlock(block_hash, domain, at * size, entry, before, prints))
             before = block_hash
         while len(self._blocks) > self._most:
             self._forget(next(iter(self._blocks)))
@@ -310,27 +302,25 @@ class SpanIndex:
         usable: Callable[[bytes], bool],
         allow: Callable[[int, int], bool],
     ) -> Piece | None:
-        """The longest piece that covers ``tokens`` from ``at`` on; None if there is none.
+        """Return the longest piece that matches ``tokens`` from ``at`` on; None if there is none.
 
-        What it finds is as long as a window at least. All that is as long as two is found, less one
-        token, but where a window stands at more places than are remembered, or than there is time
-        to follow.
+        A piece is at least one window long. Every match of two windows less one token is found,
+        unless a window occurs in more places than are remembered or can be tried in time.
 
         Args:
-            domains: Whose text may be used.
-            tokens: A prompt, up to where it may be covered.
+            domains: Domains whose text may be used.
+            tokens: The prompt, up to where it may be covered.
             at: Where the piece begins.
             usable: Whether a block can be read now.
-            allow: Whether a piece that stood at a position, the first argument, may move by Δ, the
-                second.
+            allow: Whether a piece may move; gets its old position, and Δ.
         """
         best, covered, followed = None, self._prints.window - 1, 0
-        prompt = SaidText.of(tokens)
-        for said, first in self._places_of(domains, tokens, at):
-            delta = at - said.start - first
+        prompt = TokenBytes.of(tokens)
+        for entry, first in self._places_of(domains, tokens, at):
+            delta = at - entry.start - first
             if not allow(at - delta, delta):
                 continue
-            segments = tuple(self._along(domains, said, first, prompt, at, usable))
+            segments = tuple(self._along(domains, entry, first, prompt, at, usable))
             reached = sum(segment.tokens for segment in segments)
             if reached > covered:
                 best, covered = Piece(at, delta, segments), reached
@@ -347,76 +337,75 @@ class SpanIndex:
         at: int,
         usable: Callable[[bytes], bool],
     ) -> Piece | None:
-        """What a block behind ``block_hash`` says of ``tokens`` from ``at`` on; None if nothing.
+        """Return a piece that continues the exact prefix ending in ``block_hash``; None if there is
+        none.
 
-        It is less than a block, computed behind the same text and at the same place.
-
-        Args:
-            block_hash: Of the prompt's last block that was found exactly.
+        It is shorter than a block, computed behind the same text and at the same position.
         """
-        prompt = SaidText.of(tokens[at : at + self._size])
+        prompt = TokenBytes.of(tokens[at : at + self._size])
         there = [
             each for each in self._blocks.following(block_hash, domains) if usable(each.block_hash)
         ]
-        said = max(there, key=lambda each: each.text.common(0, prompt, 0), default=None)
-        same = said.text.common(0, prompt, 0) if said is not None else 0
-        if said is None or not 0 < same < self._size:
+        entry = max(there, key=lambda each: each.text.common(0, prompt, 0), default=None)
+        same = entry.text.common(0, prompt, 0) if entry is not None else 0
+        if entry is None or not 0 < same < self._size:
             return None
-        return Piece(at, 0, (Segment(said.block_hash, 0, same),))
+        return Piece(at, 0, (BlockSpan(entry.block_hash, 0, same),))
 
     def _places_of(
         self, domains: Collection[Domain], tokens: Tokens, at: int
-    ) -> Iterator[tuple[SaidBlock, int]]:
-        """Blocks that say a window of what stands at ``at``, and where ``at`` is in them: before a
-        block's first token, perhaps."""
+    ) -> Iterator[tuple[TextBlock, int]]:
+        """Yield blocks that hold a window found near ``at``, and the offset of ``at`` in each,
+        which is negative before its first token."""
         windows = self._prints.of(tokens[at : at + 2 * self._prints.window - 1])
         for ahead, fingerprint in enumerate(windows):
             for domain in domains:
-                for said, offset in self._places.get((domain, fingerprint), ()):
-                    yield said, offset - ahead
+                for entry, offset in self._places.get((domain, fingerprint), ()):
+                    yield entry, offset - ahead
 
     def _along(
         self,
         domains: Collection[Domain],
-        said: SaidBlock,
+        entry: TextBlock,
         first: int,
-        prompt: SaidText,
+        prompt: TokenBytes,
         at: int,
         usable: Callable[[bytes], bool],
-    ) -> Iterator[Segment]:
-        """Follow a sequence's blocks, from the token ``first`` after ``said``'s first one on."""
-        block: SaidBlock | None = said
+    ) -> Iterator[BlockSpan]:
+        """Follow a sequence's blocks for as long as they match the prompt, from offset ``first`` in
+        ``entry`` on."""
+        block: TextBlock | None = entry
         while first < 0:
             block = self._blocks.get(block.before) if block is not None else None
             first += self._size
-        # Going back from ``said``, the block may be another domain's, whose prompt began alike.
+        # An earlier block may belong to another domain whose prompt began alike.
         while block is not None and block.domain in domains and usable(block.block_hash):
             same = block.text.common(first, prompt, at)
             if same:
                 self._blocks.used(block.block_hash)
-                yield Segment(block.block_hash, first, same)
+                yield BlockSpan(block.block_hash, first, same)
             if first + same < self._size:
                 return
             at, first = at + same, 0
             after = self._blocks.following(block.block_hash, domains)
             if len(after) > 1:
                 wanted = at  # bound now
-                after.sort(key=lambda said: -said.text.common(0, prompt, wanted))
+                after.sort(key=lambda entry: -entry.text.common(0, prompt, wanted))
             block = after[0] if after else None
 
-    def _enter(self, said: SaidBlock) -> None:
+    def _enter(self, entry: TextBlock) -> None:
         self.version += 1
-        self._blocks.enter(said)
-        for number, fingerprint in enumerate(said.prints):
-            places = self._places.setdefault((said.domain, fingerprint), [])
-            places.append((said, number * self._prints.window))
+        self._blocks.enter(entry)
+        for number, fingerprint in enumerate(entry.prints):
+            places = self._places.setdefault((entry.domain, fingerprint), [])
+            places.append((entry, number * self._prints.window))
             del places[:-_MOST_PLACES]
 
-    def _forget(self, said: SaidBlock) -> None:
+    def _forget(self, entry: TextBlock) -> None:
         self.version += 1
-        self._blocks.forget(said)
-        for window in ((said.domain, fingerprint) for fingerprint in said.prints):
-            places = [each for each in self._places.get(window, ()) if each[0] is not said]
+        self._blocks.forget(entry)
+        for window in ((entry.domain, fingerprint) for fingerprint in entry.prints):
+            places = [each for each in self._places.get(window, ()) if each[0] is not entry]
             if places:
                 self._places[window] = places
             else:
@@ -428,6 +417,6 @@ class SpanIndex:
         assert len(self._blocks) <= self._most
         for (domain, fingerprint), places in self._places.items():
             assert 0 < len(places) <= _MOST_PLACES
-            assert all(said.domain == domain for said, _ in places)
-            assert all(fingerprint in said.prints for said, _ in places)
-            assert all(self._blocks.get(said.block_hash) is said for said, _ in places)
+            assert all(entry.domain == domain for entry, _ in places)
+            assert all(fingerprint in entry.prints for entry, _ in places)
+            assert all(self._blocks.get(entry.block_hash) is entry for entry, _ in places)

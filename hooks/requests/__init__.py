@@ -1,1 +1,1 @@
-"""What a request is made of: hints, messages, layers, ends; nothing here knows an engine."""
+"""Reads requests for any engine: hints, messages, layers of the prompt, and how answers end."""

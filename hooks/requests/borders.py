@@ -1,4 +1,4 @@
-"""``BorderTable``: with which tokens the messages of a model begin, as its chat template has it."""
+"""Reads a prompt's layers off the tokens with which its chat template begins messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECTIONS: Final = {
     f"[{name.upper()}]": name
     for name in ("axioms", "identity", "rules", "capabilities", "context", "memories", "affect")
 }
-"""What begins a section of a system text, unless ``AITHER_KVCACHE_SECTIONS`` says otherwise."""
+"""Lines that begin a section of a system text, unless ``AITHER_KVCACHE_SECTIONS`` replaces them."""
 
 _Layer = Annotated[int, msgspec.Meta(ge=0, le=9)]
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -30,7 +30,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Border(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens behind which a layer begins.
+    """Tokens after which a layer begins.
 
     Attributes:
         layer: ``types.SourceLayer``.
@@ -42,16 +42,16 @@ class Border(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The borders of one model's messages.
+    """The borders between messages in one model's chat template.
 
     Attributes:
-        borders: Begin with a special token: they count wherever they are real.
-        inner: Of mere text, inside what stands before the first message of a user.
-        sealed: Whether a typed name of a special token never becomes that token.
-        system_last: Whether a system text that is a part of a user's turn is one of the last.
-        sections: The lines that begin a section of a system text, each with its layer.
-        proof: What shows that marks were made by this server's API process.
-        model: Whose borders they are.
+        borders: Borders that begin with a special token, and count wherever that token is real.
+        inner: Borders of plain text, which count only before the first user message.
+        sealed: Whether a special token's name, typed as text, never becomes that token.
+        system_last: Whether a system text inside a user's turn is in one of the last turns.
+        sections: Lines that begin a section of a system text, each with its layer.
+        proof: Secret that shows that marks come from this server's API process.
+        model: The model that the table belongs to.
     """
 
     borders: Annotated[tuple[Border, ...], msgspec.Meta(max_length=64)]
@@ -64,21 +64,21 @@ class BorderTable(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
     @property
     def has_system(self) -> bool:
-        """Whether a border of their own precedes system texts; else they are parts of user
+        """Whether system texts have a border of their own; otherwise they are parts of user
         turns."""
         return any(border.layer <= LAYER_BY_NAME["rules"] for border in self.borders)
 
     def are_of(self, model: str) -> bool:
-        """Whether an engine of this model may go by them."""
+        """Return whether the table applies to an engine of this model."""
         return self.model in ("", model)
 
     def text(self) -> str:
-        """The table as it is handed over: one line of JSON."""
+        """Return the table as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
 def read_table(text: str) -> BorderTable:
-    """What ``BorderTable.text`` gave.
+    """Parse the JSON of ``BorderTable.text``.
 
     Raises:
         ValueError: Names the field that is wrong.
@@ -86,13 +86,13 @@ def read_table(text: str) -> BorderTable:
     return msgspec.json.decode(text, type=BorderTable)
 
 
-def handed_over(
+def configured_table(
     extra_config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> BorderTable | None:
-    """The table that a connector's configuration has, or else the environment; None: nobody has
-    one.
+    """Return the table of a connector's configuration, or else of the environment; None without
+    any.
 
-    What is malformed leaves a warning, and is ignored.
+    A malformed table leaves a warning and is ignored.
     """
     text = str(extra_config.get(LAYERS_KEY) or environment.get(LAYERS_VARIABLE) or "")
     if not text.strip().startswith("{") or text.strip().lower() in OFF:
@@ -105,9 +105,9 @@ def handed_over(
 
 
 def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
-    """The lines that begin sections, and their layers, as an operator states them.
+    """Return the operator's section lines and their layers, or the defaults.
 
-    What is malformed leaves a warning, and the defaults are taken.
+    A malformed value leaves a warning, and the defaults count.
     """
     text = environment.get(SECTIONS_VARIABLE, "").strip()
     try:
@@ -116,8 +116,10 @@ def stated_sections(environment: Mapping[str, str]) -> dict[str, int]:
     except (ValueError, KeyError, AttributeError, TypeError):
         logger.warning(
             "kvgraph: %s must be a JSON object of lines and their layers (%s); the defaults are "
-            "taken", SECTIONS_VARIABLE, ", ".join(LAYER_NAMES),
-        )  # fmt: skip
+            "taken",
+            SECTIONS_VARIABLE,
+            ", ".join(LAYER_NAMES),
+        )
         return {line: int(LAYER_BY_NAME[layer]) for line, layer in SECTIONS.items()}
 
 
@@ -127,9 +129,7 @@ def _line(text: object) -> str:
     return text.strip()
 
 
-# Reads a prompt's layers off the borders of its messages.
-
-_SLICE: Final = 4096  # tokens that are looked at before other threads may run; chosen
+_SLICE: Final = 4096  # tokens searched before other threads may run; chosen
 USER: Final = int(SourceLayer.USER_TURN)
 
 
@@ -141,8 +141,8 @@ class Run(NamedTuple):
     end: int
 
 
-class Found(NamedTuple):
-    """A border at ``start``; what stands from ``end`` on is of its layer."""
+class BorderMatch(NamedTuple):
+    """A border that begins at ``start``; its layer's text begins at ``end``."""
 
     layer: int
     start: int
@@ -150,11 +150,7 @@ class Found(NamedTuple):
 
 
 class LayerReader:
-    """Finds borders among tokens.
-
-    Args:
-        table: The borders of the model's messages.
-    """
+    """Finds borders among tokens."""
 
     def __init__(self, table: BorderTable) -> None:
         self._strong = _by_first_token(table.borders)
@@ -162,31 +158,32 @@ class LayerReader:
         self.first_tokens = frozenset(self._strong)
 
     def stream(self, tokens: Sequence[int], known: int = 0) -> list[Run]:
-        """The layers of a prompt of which nothing but its tokens is known.
+        """Return the layers of a prompt of which only the tokens are known.
 
-        Whoever writes a message can write borders, too: a tokenizer turns typed names of special
-        tokens into these tokens. So what a border says counts in full before the first message of
-        a user only, and no more than as part of a conversation behind it.
+        A client can type borders too, since a tokenizer may turn typed names of special tokens into
+        these tokens. So borders count in full only before the first user message; after it, they
+        never rank above a tool's result.
 
         Args:
-            known: Tokens whose layers were told before; all before the first message of a user is
-                told again.
+            known: Number of tokens whose layers were returned before; the part before the first
+                user message is returned again.
         """
         head = self._head(tokens)
         runs = _runs(head.found, head.end)
         first = max(head.end, known)
         if first < len(tokens):
             before = self._last_before(tokens, head.end, first)
-            found = [Found(before, first, first), *self.strong(tokens, first)]
-            runs += _runs([_humbled(each) for each in found], len(tokens))
+            found = [BorderMatch(before, first, first), *self.strong(tokens, first)]
+            runs += _runs([_demoted(each) for each in found], len(tokens))
         return runs
 
     def marked(self, tokens: Sequence[int], forged: Collection[int], tools: bool) -> list[Run]:
-        """The layers of a prompt whose messages are known.
+        """Return the layers of a prompt whose messages are known.
 
         Args:
-            forged: Where a border's first token was typed by whoever wrote a message.
-            tools: Whether the prompt describes tools: the first text that does so is theirs.
+            forged: Positions where a message's author typed a border's first token.
+            tools: Whether the prompt describes tools; then the first text that does so is the
+                tools'.
         """
         real = (each for each in self.strong(tokens) if each.start not in forged)
         found = list(_without_mentions(real))
@@ -194,8 +191,8 @@ class LayerReader:
             found += self._of_tools(tokens, found)
         return _runs(sorted(found, key=lambda each: each.start), len(tokens))
 
-    def strong(self, tokens: Sequence[int], first: int = 0) -> Iterator[Found]:
-        """The borders with special tokens from ``first`` on, in their order."""
+    def strong(self, tokens: Sequence[int], first: int = 0) -> Iterator[BorderMatch]:
+        """Yield the borders with special tokens, from ``first`` on."""
         end = first
         for place in _places(tokens, self._strong, first):
             found = _longest(tokens, place, self._strong) if place >= end else None
@@ -204,26 +201,26 @@ class LayerReader:
                 yield found
 
     def _head(self, tokens: Sequence[int]) -> _Head:
-        """What stands before the first message of a user."""
-        found: list[Found] = []
+        """Return the borders before the first user message."""
+        found: list[BorderMatch] = []
         for each in _without_mentions(self.strong(tokens)):
             if each.layer >= SourceLayer.TOOL_RESULT:
                 return self._with_inner(tokens, found, each.start)
             found.append(each)
         return self._with_inner(tokens, found, found[-1].start if found else 0)
 
-    def _with_inner(self, tokens: Sequence[int], found: list[Found], end: int) -> _Head:
+    def _with_inner(self, tokens: Sequence[int], found: list[BorderMatch], end: int) -> _Head:
         found = [each for each in found if each.start < end]
         if found:
             found += self._text_borders(tokens, found[0].end, end)
         return _Head(sorted(found, key=lambda each: each.start), end)
 
-    def _of_tools(self, tokens: Sequence[int], strong: Sequence[Found]) -> list[Found]:
-        """The first text that begins a description of tools, where no special token does, and the
-        next that ends it: before the first user's turn, or in it."""
+    def _of_tools(self, tokens: Sequence[int], strong: Sequence[BorderMatch]) -> list[BorderMatch]:
+        """Return the text borders that begin and end the description of tools, where no special
+        token begins it."""
         user = next((each.start for each in strong if each.layer == USER), len(tokens))
         begun = next((each for each in strong if each.layer == SourceLayer.CAPABILITIES), None)
-        found: list[Found] = []
+        found: list[BorderMatch] = []
         for each in self._text_borders(tokens, begun.end if begun else 0, len(tokens)):
             if begun is None and each.layer == SourceLayer.CAPABILITIES:
                 begun = each
@@ -234,14 +231,15 @@ class LayerReader:
                 return [*found, each] if each.start < user else found
         return found
 
-    def _text_borders(self, tokens: Sequence[int], first: int, end: int) -> Iterator[Found]:
+    def _text_borders(self, tokens: Sequence[int], first: int, end: int) -> Iterator[BorderMatch]:
         for place in _places(tokens[:end], self._inner, first):
             found = _longest(tokens, place, self._inner)
             if found is not None:
                 yield found
 
     def _last_before(self, tokens: Sequence[int], first: int, end: int) -> int:
-        """The layer of the last border in ``tokens[first:end]``; a user's if there is none."""
+        """Return the layer of the last border in ``tokens[first:end]``; a user's if there is
+        none."""
         last: int | None = None
         while end > first:
             start = max(first, end - _SLICE)
@@ -256,16 +254,16 @@ class LayerReader:
 
 
 class _Head(NamedTuple):
-    found: list[Found]
+    found: list[BorderMatch]
     end: int
 
 
 _Borders = dict[int, list[Border]]
 
 
-def _without_mentions(found: Iterable[Found]) -> Iterator[Found]:
-    """Borders without those of answers in what stands before the first message of a user: there a
-    template says how answers are written."""
+def _without_mentions(found: Iterable[BorderMatch]) -> Iterator[BorderMatch]:
+    """Drop borders of answers before the first user message: there a template explains the format
+    of answers."""
     head, begun = False, False
     for each in found:
         begun |= each.layer in (USER, SourceLayer.TOOL_RESULT)
@@ -276,7 +274,7 @@ def _without_mentions(found: Iterable[Found]) -> Iterator[Found]:
 
 
 def _by_first_token(borders: Sequence[Border]) -> _Borders:
-    """The borders by their first token, the longest first."""
+    """Group borders by their first token, the longest first."""
     found: _Borders = {}
     for border in sorted(borders, key=lambda each: -len(each.tokens)):
         found.setdefault(border.tokens[0], []).append(border)
@@ -284,30 +282,30 @@ def _by_first_token(borders: Sequence[Border]) -> _Borders:
 
 
 def _places(tokens: Sequence[int], borders: _Borders, first: int) -> Iterator[int]:
-    """Where a border may begin, from ``first`` on; other threads run in between."""
+    """Yield positions where a border may begin, letting other threads run in between."""
     wanted = np.fromiter(borders, dtype=np.int64, count=len(borders))
     for start in range(first, len(tokens) if len(wanted) else 0, _SLICE):
         part = np.asarray(tokens[start : start + _SLICE], dtype=np.int64)
         yield from (start + np.flatnonzero(np.isin(part, wanted))).tolist()
 
 
-def _longest(tokens: Sequence[int], place: int, borders: _Borders) -> Found | None:
-    """The longest border that begins at ``place``."""
+def _longest(tokens: Sequence[int], place: int, borders: _Borders) -> BorderMatch | None:
+    """Return the longest border that begins at ``place``."""
     for border in borders[tokens[place]]:
         end = place + len(border.tokens)
         if tuple(tokens[place:end]) == border.tokens:
-            return Found(border.layer, place, end)
+            return BorderMatch(border.layer, place, end)
     return None
 
 
-def _humbled(found: Found) -> Found:
-    """A border behind the first message of a user: it raises nothing above a tool's result."""
+def _demoted(found: BorderMatch) -> BorderMatch:
+    """Return a border after the first user message, ranked no higher than a tool's result."""
     return found if found.layer >= SourceLayer.TOOL_RESULT else found._replace(layer=USER)
 
 
-def _runs(found: Sequence[Found], end: int) -> list[Run]:
-    """What begins with each border, up to the next; a border belongs to what it begins."""
-    starts = [each.start for each in [*found, Found(USER, end, end)][1:]]
+def _runs(found: Sequence[BorderMatch], end: int) -> list[Run]:
+    """Return the runs between borders; a border belongs to the run that it begins."""
+    starts = [each.start for each in [*found, BorderMatch(USER, end, end)][1:]]
     layered = [(each.layer, each.start, stop) for each, stop in zip(found, starts, strict=True)]
     runs: list[Run] = []
     for layer, start, stop in layered:
@@ -318,26 +316,22 @@ def _runs(found: Sequence[Found], end: int) -> list[Run]:
     return runs
 
 
-# In which token of a text each of its characters is, where no tokenizer says so.
-
 Decode = Callable[[Sequence[int]], str]
 
-_PART: Final = 64  # tokens that are decoded together; chosen
+_PART: Final = 64  # tokens decoded together; chosen
 _BEFORE: Final = 8
-"""Tokens before a part that are decoded with it: more than one character can have, and the first of
-a text may lose a space. Chosen."""
+"""Tokens before a part that are decoded with it, since a character may span several tokens and a
+text's first token may lose a space. Chosen."""
 
 
 class TokenPlaces:
-    """Places of characters in decoded tokens, found part by part: each token is decoded a few times
-    only, however long the text is.
+    """Maps characters of decoded text to tokens, without the tokenizer's offsets.
 
-    Args:
-        decode: Tokens as text, special ones too.
+    Tokens are decoded in parts, each only a few times, however long the text is.
 
     Attributes:
-        length: Characters of all tokens; another number than the whole text has shows that this
-            tokenizer's parts do not add up, and no place can be told.
+        length: Characters of all parts. If it differs from the whole text's length, this
+            tokenizer's parts do not add up, and no position is valid.
     """
 
     def __init__(self, decode: Decode, tokens: Sequence[int]) -> None:
@@ -349,7 +343,7 @@ class TokenPlaces:
         self.length = self._begins[-1]
 
     def of(self, place: int) -> int:
-        """The token in which the text's character at ``place`` is: from 0, below ``length``."""
+        """Return the index of the token that holds the character at ``place``."""
         part = min(bisect_right(self._begins, place), len(self._begins) - 1) - 1
         start = part * _PART
         counts = range(1, min(_PART, len(self._tokens) - start) + 1)
@@ -359,26 +353,24 @@ class TokenPlaces:
         )
 
     def _characters(self, start: int, end: int) -> int:
-        """Characters of the tokens ``[start, end)``."""
+        """Return the number of characters of tokens ``[start, end)``."""
         before = list(self._tokens[max(0, start - _BEFORE) : start])
         return len(self._decode([*before, *self._tokens[start:end]])) - len(self._decode(before))
 
 
-# Marks: the layers of one prompt on their way from the API process to the scheduler's.
-
 MARKS_KEY: Final = "kvgraph_layers"
 """In ``kv_transfer_params``, and beside a rendered prompt."""
-MOST_RUNS: Final = 8192  # of one prompt; chosen
+MOST_RUNS: Final = 8192  # runs of one prompt; chosen
 
 
 def marks_of(proof: str, runs: Sequence[Run]) -> dict[str, Any]:
-    """Marks as they are handed over."""
+    """Return a prompt's layers as marks, to be sent from the API process to the scheduler's."""
     flat = [number for run in runs[:MOST_RUNS] for number in run]
     return {"proof": proof, "runs": flat}
 
 
-def proven(params: object, proof: str) -> list[int] | None:
-    """The marks in ``kv_transfer_params``; None if there are none that our API process made."""
+def proven_marks(params: object, proof: str) -> list[int] | None:
+    """Return the marks in ``kv_transfer_params``; None unless our API process made them."""
     marks = params.get(MARKS_KEY) if isinstance(params, dict) else None
     if not isinstance(marks, dict) or not proof:
         return None
@@ -390,15 +382,13 @@ def proven(params: object, proof: str) -> list[int] | None:
 
 
 def runs_of(marks: Sequence[int]) -> list[Run]:
-    """Proven marks as runs."""
+    """Convert proven marks to runs."""
     return [Run(*marks[at : at + 3]) for at in range(0, len(marks) - 2, 3)]
 
 
-# Reads tokens as text.
-
-
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Tokens as text, special ones too; nothing where there is no tokenizer."""
+    """Return a function that decodes tokens, special ones included; to nothing if there is no
+    tokenizer."""
 
     def decode(tokens: Sequence[int]) -> str:
         if tokenizer is None or not len(tokens):

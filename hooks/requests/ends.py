@@ -1,4 +1,4 @@
-"""``EndMarks``: by which tokens and texts a model's answers end, as its chat template has it."""
+"""Tells from an answer's last tokens whether a tool call or the end of a turn ended it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..settings import ENDS_KEY, ENDS_VARIABLE, OFF
 logger = logging.getLogger(__name__)
 
 BRACKETS: Final = "]})"
-"""What ends a call where the template puts nothing of its own behind its arguments."""
+"""End of a call where the template puts nothing after its arguments."""
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Tokens = Annotated[tuple[_Token, ...], msgspec.Meta(max_length=64)]
@@ -25,19 +25,18 @@ _Text = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How the answers of one model end.
+    """How one model's answers end.
 
     Attributes:
         turn_ends: Tokens that end an answer's turn.
         call_ends: Tokens that end an answer whose last part is a tool call.
-        opener: The last special token before a tool's name; None if there is none.
-        divider: The last special token between a tool's name and its arguments, where there is no
-            opener.
-        before: What stands between it and the name, or before the name; white space may differ.
-        after: What stands behind the name: a character, or all up to the arguments where only its
-            shape tells a call.
-        closers: Texts with which a call ends, before any of the tokens above.
-        model: Whose marks they are; empty: whichever engine reads them.
+        opener: Last special token before a tool's name; None if there is none.
+        divider: Last special token between a tool's name and its arguments, if there is no opener.
+        before: Text between that token and the name, or before the name; white space may differ.
+        after: Text after the name: one character, or all up to the arguments if only a call's shape
+            identifies it.
+        closers: Texts that end a call, before any of the tokens above.
+        model: The model that these marks belong to; empty for whichever engine reads them.
     """
 
     turn_ends: _Tokens
@@ -51,7 +50,7 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def by_shape(self) -> bool:
-        """Whether only its beginning tells a call from other text that ends in a bracket."""
+        """Whether a call is told from other text that ends in a bracket only by how it begins."""
         return bool(self.closers) and set(self.closers) <= set(BRACKETS)
 
     @property
@@ -60,16 +59,16 @@ class EndMarks(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         return bool(self.after) and (self.opener is not None or bool(self.before.strip()))
 
     def are_of(self, model: str) -> bool:
-        """Whether an engine of this model may go by them."""
+        """Return whether the marks apply to an engine of this model."""
         return self.model in ("", model)
 
     def text(self) -> str:
-        """The marks as they are handed over: one line of JSON."""
+        """Return the marks as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
 
 def read_marks(text: str) -> EndMarks:
-    """What ``EndMarks.text`` gave, or what an operator wrote.
+    """Parse the JSON of ``EndMarks.text``, or an operator's own.
 
     Raises:
         ValueError: Names the field that is wrong.
@@ -77,10 +76,13 @@ def read_marks(text: str) -> EndMarks:
     return msgspec.json.decode(text, type=EndMarks)
 
 
-def handed_over(extra_config: Mapping[str, Any], environment: Mapping[str, str]) -> EndMarks | None:
-    """The marks that a connector's configuration has, or else the environment.
+def configured_marks(
+    extra_config: Mapping[str, Any], environment: Mapping[str, str]
+) -> EndMarks | None:
+    """Return the marks of a connector's configuration, or else of the environment; None without
+    any.
 
-    What is malformed leaves a warning, and is ignored.
+    Malformed marks leave a warning and are ignored.
     """
     text = extra_config.get(ENDS_KEY) or environment.get(ENDS_VARIABLE)
     if not text or str(text).strip().lower() in OFF:
@@ -92,20 +94,18 @@ def handed_over(extra_config: Mapping[str, Any], environment: Mapping[str, str])
         return None
 
 
-# What a tool call looks like: what stands around its tool's name, and that it runs to its end.
-
 _NAME: Final = r"(?P<name>\w[\w.\-/]{0,63})"
-"""What counts as a tool's name; anything else stays in the engine."""
+"""What counts as a tool's name; anything else is not reported."""
 _PIECES: Final = re.compile(r"\w+|[^\w\s]")
 _STRINGS: Final = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'', re.DOTALL)
 _BARE: Final = re.compile(r"[^\s,;]")
 
 
 class CallShape:
-    """Finds the name of a tool between the texts that stand around names.
+    """Finds a tool's name between the texts that surround names.
 
     Args:
-        before, after: Those texts; white space may differ in them.
+        before, after: Those texts; white space may differ.
     """
 
     def __init__(self, before: str, after: str) -> None:
@@ -113,19 +113,19 @@ class CallShape:
         self._pattern = re.compile(rf"{_loosely(before)}\s*{_NAME}{ends}")
 
     def at_start(self, text: str) -> str | None:
-        """The name with which ``text`` begins; None if it begins otherwise."""
+        """Return the name at the start of ``text``; None if there is none."""
         found = self._pattern.match(text.lstrip())
         return found["name"] if found else None
 
     def search(self, text: str, last: bool = False) -> str | None:
-        """The first name in ``text``, or the last one."""
+        """Return the first name in ``text``, or the last one; None without any."""
         names = (found["name"] for found in self._pattern.finditer(text))
         found = deque(names, maxlen=1) if last else [*islice(names, 1)]
         return found[0] if found else None
 
 
 def is_one_expression(text: str) -> bool:
-    """Whether nothing stands in ``text`` behind its first bracket that is in no bracket."""
+    """Return whether ``text`` ends with its first balanced bracket."""
     depth, opened = 0, False
     for found in _BARE.finditer(_STRINGS.sub("", text)):
         mark = found.group()
@@ -139,19 +139,18 @@ def is_one_expression(text: str) -> bool:
 
 
 def _loosely(text: str) -> str:
-    """A pattern of ``text`` in which white space may differ."""
+    """Return a pattern that matches ``text`` with any white space."""
     return r"\s*".join(map(re.escape, _PIECES.findall(text)))
 
 
-# Reads why an answer ended off its last tokens.
-
-# All chosen; in tokens, unless it says otherwise.
-_TAIL: Final = 12  # of an answer, in which a call's last mark stands
-_NAMED_WITHIN: Final = 48  # from what opens a call to behind its tool's name
-_OPENERS: Final = 32  # of an answer, that are looked behind
-_HEAD, _END = 768, 256  # of an answer, searched for a name where no token stands beside it
-_LONGEST: Final = 1024  # of a call whose brackets are looked at
-_FEW: Final = 4  # ends, one behind the other
+# All chosen; in tokens unless stated.
+_TAIL: Final = 12  # end of an answer that is searched for a call's closer
+_NAMED_WITHIN: Final = 48  # from a call's opener to the end of its tool's name
+_OPENERS: Final = 32  # openers of an answer that are tried
+# Start and end of an answer that are searched for a name if no token stands beside it.
+_HEAD, _END = 768, 256
+_LONGEST: Final = 1024  # longest call whose brackets are checked
+_FEW: Final = 4  # end tokens in a row
 
 
 class Ending(NamedTuple):
@@ -162,14 +161,14 @@ class Ending(NamedTuple):
 
 
 _REQUIRED: Final = CallShape('[{"name": "', '", "parameters":')
-"""How vLLM has a call written where ``tool_choice`` requires one."""
+"""Form of a call that vLLM enforces where ``tool_choice`` requires one."""
 
 UNKNOWN: Final = Ending()
 END_OF_TURN: Final = Ending(waiting_for_tool=False)
 
 
 class Tokens(Protocol):
-    """An answer, as vLLM keeps it."""
+    """An answer's tokens, as vLLM keeps them."""
 
     def __len__(self) -> int: ...
 
@@ -179,14 +178,14 @@ class Tokens(Protocol):
 
 
 class AnswerReader:
-    """Tells a tool call from the end of a turn, by where the answer ends.
+    """Tells a tool call from the end of a turn by how an answer ends.
 
-    Only the answer's own tokens are read: marks in a prompt mean nothing, and so does a call that
-    is quoted in an answer that goes on behind it.
+    Only the answer's own tokens are read: marks in a prompt mean nothing, nor does a call that is
+    quoted in the middle of an answer.
 
     Args:
-        marks: Of the model that answers.
-        decode: Tokens as text, special ones too.
+        marks: The answering model's.
+        decode: Decodes tokens to text, special ones included.
     """
 
     def __init__(self, marks: EndMarks, decode: Callable[[Sequence[int]], str]) -> None:
@@ -197,8 +196,7 @@ class AnswerReader:
         self._shape = CallShape(marks.before, marks.after) if marks.names_tools else None
 
     def read(self, answer: Tokens) -> Ending:
-        """Why ``answer`` ended, of which the engine says that the model, or a stop token, ended
-        it."""
+        """Return why ``answer`` ended, which the model or a stop token ended."""
         ends = self._ended_by(answer)
         body = len(answer) - len(ends)
         if self._call_ends.intersection(ends):
@@ -210,11 +208,9 @@ class AnswerReader:
         return END_OF_TURN if ends else UNKNOWN
 
     def read_bound(self, answer: Tokens) -> Ending:
-        """The same for an answer that had to follow a grammar.
-
-        Where a tool has to be called, vLLM's grammar is a list of calls without any marks. Who
-        reads other answers in a form, a person or a program, nobody can tell.
-        """
+        """Return why an answer ended that had to follow a grammar."""
+        # vLLM's grammar for a required call is a list of calls without any marks. Whether an
+        # answer in another form is for a person or a program cannot be told.
         ending = self.read(answer)
         if ending.waiting_for_tool:
             return ending
@@ -225,7 +221,7 @@ class AnswerReader:
         return UNKNOWN
 
     def _ended_by(self, answer: Tokens) -> list[int]:
-        """The tokens at the end of ``answer`` that end answers, the last one first."""
+        """Return the tokens that end the answer, last one first."""
         ends = []
         for token in reversed(answer[max(0, len(answer) - _FEW) :]):
             if token not in self._ends:
@@ -234,20 +230,20 @@ class AnswerReader:
         return ends
 
     def _closes(self, answer: Tokens, body: int) -> bool:
-        """Whether the last of an answer's first ``body`` tokens close a call."""
+        """Return whether the first ``body`` tokens end with a call's closer."""
         tail = self._decode(answer[max(0, body - _TAIL) : body]).rstrip()
         return tail.endswith(self._marks.closers)
 
     def _is_opened(self, answer: Tokens, body: int) -> bool:
-        """Whether an answer that closes a call need not show its tool's name to be one."""
+        """Return whether an answer that closes a call counts as one without a tool's name."""
         opener = self._marks.opener
         if self._marks.by_shape:
             return False
         return opener is None or next(_places(answer, opener, body), None) is not None
 
     def _name(self, answer: Tokens, body: int) -> str | None:
-        """The tool that an answer's first ``body`` tokens name: by the first opener that a name
-        follows, or else by the last name."""
+        """Return the tool that a call names: after the first opener with a name, or else the last
+        name."""
         if self._shape is None:
             return None
         if self._marks.opener is not None:
@@ -265,7 +261,7 @@ class AnswerReader:
     def _first_name(
         self, shape: CallShape, places: Iterable[int], answer: Tokens, body: int
     ) -> str | None:
-        """The first name that begins a call at one of ``places``."""
+        """Return the first name that begins a call at one of ``places``."""
         for place in places:
             text = self._decode(answer[place : min(body, place + _NAMED_WITHIN)])
             name = shape.at_start(text)
@@ -274,7 +270,7 @@ class AnswerReader:
         return None
 
     def _name_before(self, shape: CallShape, divider: int, answer: Tokens, body: int) -> str | None:
-        """The first name that stands before a ``divider``."""
+        """Return the first name in front of a ``divider``."""
         for place in _places(answer, divider, body):
             text = self._decode(answer[max(0, place - _NAMED_WITHIN) : place + 1])
             if (name := shape.search(text, last=True)) is not None:
@@ -282,17 +278,15 @@ class AnswerReader:
         return None
 
     def _runs_through(self, answer: Tokens, first: int, body: int) -> bool:
-        """Whether a call that begins at ``first`` is all of the rest, where only its shape tells.
-
-        One that is too long to be looked at is taken for it.
-        """
+        """Return whether a call that begins at ``first`` is all of the rest; one too long to check
+        counts as such."""
         if not self._marks.by_shape or body - first > _LONGEST:
             return True
         return is_one_expression(self._decode(answer[first:body]))
 
 
 def _places(answer: Tokens, token: int, body: int) -> Iterator[int]:
-    """The first places of ``token`` among an answer's first ``body`` tokens."""
+    """Yield the first positions of ``token`` among the first ``body`` tokens."""
     place = -1
     with contextlib.suppress(ValueError):
         for _ in range(_OPENERS):

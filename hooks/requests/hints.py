@@ -1,10 +1,16 @@
-"""What orchestrators and agent schedulers say of a request in their own words.
+"""Reads the hints that a caller puts into ``kv_transfer_params["kvgraph"]``.
 
-- vLLM's envelope of KV hints (``Request.kv_hints``; Dynamo: ``kv_transfer_params["kv_hint"]``):
-  ``kv.retain`` is importance and a lease, ``kv.evict`` of a request's own blocks ends its session.
-  ``kv.fetch``, and whatever names blocks alone, is for connectors.
-- llm-d's router: ``retention_directives`` among the extra arguments, as ``kv.retain`` has them.
-- Continuum: ``job_id``, ``is_last_step`` and ``this_func_call`` among the extra arguments.
+    {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9,
+                   "name": "policy.md", "memory_id": "m-17", "pinned": 60}],
+     "tenant": "acme", "session": "chat-7",
+     "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
+     "session_ended": false, "recall": true, "share": true, "warming": false}
+
+Every key is optional; ranges are in prompt tokens; the signals describe the session after this
+request has finished. Malformed, unknown and forbidden fields (``HintPolicy``; ``"secret"`` may
+allow them) are left out, with one warning for each field name: a request never fails for them.
+
+``other_words`` translates the hints of orchestrators and agent schedulers.
 """
 
 from __future__ import annotations
@@ -30,6 +36,11 @@ from ...graph.wire.frames import BAD_PAYLOAD
 from ..settings import HINTS_VARIABLE, EngineSettings
 from ..threads import Once
 
+# Forms of others. vLLM's envelope of KV hints (``Request.kv_hints``; Dynamo puts it into
+# ``kv_transfer_params["kv_hint"]``): ``kv.retain`` is importance and a lease, ``kv.evict`` of a
+# request's own blocks ends its session; ``kv.fetch`` and what names blocks alone is for connectors.
+# llm-d's router: ``retention_directives`` among the extra arguments, as ``kv.retain`` has them.
+# Continuum: ``job_id``, ``is_last_step`` and ``this_func_call`` among the extra arguments.
 _ENVELOPES: Final = ("kv_hint", "kv_hints")
 _DIRECTIVES: Final = "retention_directives"
 _VERSIONS: Final = ("0", "1")  # major ones whose payloads are known
@@ -45,9 +56,9 @@ _NO: Final = (False, 0, "0", "false", "False")
 
 
 def other_words(request: Any) -> dict[str, Any]:
-    """Say in our words, as ``TagReader`` reads them, what a vLLM request says in others'.
+    """Translate hints in other programs' forms into ours, as ``TagReader`` reads them.
 
-    Values are as they came: ``TagReader`` judges them like a caller's own.
+    Values stay as they came: ``TagReader`` checks them like a caller's own.
     """
     sampling = getattr(request, "sampling_params", None)
     extra = getattr(sampling, "extra_args", None) or {}
@@ -132,16 +143,14 @@ def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return isinstance(value, bool | int | str) and value in values
 
 
-# What values the fields of a hint may have.
-#
-# Each of these reads one value, and raises ValueError or TypeError in words that go on a
-# sentence which names the field.
+# Each of these functions reads one field's value. Its ValueError or TypeError continues a sentence
+# that begins with the field's name.
 
-MAX_SECONDS: Final = 1e9  # of a stated return or a lease; chosen
+MAX_SECONDS: Final = 1e9  # longest expected return or lease; chosen
 
 
 def name_of(value: object) -> str:
-    """A name, cut to ``MAX_NAME`` characters."""
+    """Return a name, cut to ``MAX_NAME`` characters."""
     if not isinstance(value, str):
         raise TypeError("must be a string")
     # Lone surrogates cannot be encoded on the wire; they come in through JSON escapes.
@@ -149,19 +158,17 @@ def name_of(value: object) -> str:
 
 
 def flag_of(value: object) -> bool:
-    """True or false."""
     if not isinstance(value, bool):
         raise TypeError("must be true or false")
     return value
 
 
 def seconds_of(value: object) -> float:
-    """Seconds."""
     return _number(value, MAX_SECONDS)
 
 
 def lease_of(value: object) -> float | None:
-    """Seconds, or true: as long as a lease may last; None for false."""
+    """Return a lease in seconds: the longest possible for true, None for false."""
     if isinstance(value, bool):
         return MAX_SECONDS if value else None
     if not isinstance(value, int | float) or not value >= 0:
@@ -170,7 +177,6 @@ def lease_of(value: object) -> float | None:
 
 
 def importance_of(value: object) -> float:
-    """A number from 0 to 1."""
     return _number(value, 1.0)
 
 
@@ -181,37 +187,34 @@ def _number(value: object, most: float) -> float:
 
 
 def token_of(value: object) -> int:
-    """A token's position in a prompt."""
+    """Return a token's position in a prompt."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise ValueError("must be a token position, an integer from 0")
     return value
 
 
 def layer_of(value: object) -> int:
-    """A source layer, by its name."""
+    """Return a source layer by its name."""
     layer = LAYER_BY_NAME.get(value) if isinstance(value, str) else None
     if layer is None:
         raise ValueError(f"must be one of {', '.join(LAYER_NAMES)}")
     return int(layer)
 
 
-# Whose hints count: what ``AITHER_KVCACHE_HINTS`` lets callers say about sessions and blocks.
-#
-# A hint is the client's word. ``session`` (the default) takes what a caller says about its
-# sessions, and keeps sessions of different cache salts apart. ``all`` also takes segments and
-# tenants, which affect blocks that others share. ``off`` takes nothing from anybody.
-# ``secret:FILE`` takes everything from requests that carry the file's content, and nothing from
-# others. A request with the secret speaks for the operator: what it says about blocks holds
-# against callers of all engines that share a sidecar.
+# ``AITHER_KVCACHE_HINTS``: ``session`` (the default) accepts hints about the caller's own sessions,
+# and separates sessions of different cache salts. ``all`` also accepts segments and tenants, which
+# affect blocks that others share. ``off`` accepts none. ``secret:FILE`` accepts everything from
+# requests that carry the file's content, and nothing from others; such a request speaks for the
+# operator, and overrides callers of all engines that share a sidecar.
 
 logger = logging.getLogger(__name__)
 
 _SECRET: Final = "secret:"
-_SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by trying
+_SHORTEST_SECRET: Final = 16  # characters; chosen: too long to guess
 
 
-class Trust(Enum):
-    """How much of what a request says counts."""
+class HintTrust(Enum):
+    """Which hints of a request count."""
 
     ALL = "all"
     SESSION = "session"
@@ -223,49 +226,49 @@ class HintPolicy:
     """Which requests are trusted, and how far.
 
     Attributes:
-        trust: What a request without a secret may say.
-        secret: What makes a request trusted in everything; None if there is no such secret.
+        trust: What a request without the secret may state.
+        secret: Secret that makes a request fully trusted; None if there is none.
     """
 
-    trust: Trust
+    trust: HintTrust
     secret: str | None = None
 
     @property
     def name(self) -> str:
-        """The policy as it was asked for, without the secret."""
+        """The policy as it was configured, without the secret."""
         return self.trust.value if self.secret is None else "secret:…"
 
     def is_operators(self, presented: object) -> bool:
-        """Whether a request that carries ``presented`` as its secret speaks for the operator."""
+        """Return whether a request with the secret ``presented`` speaks for the operator."""
         if self.secret is None or not isinstance(presented, str):
             return False
         ours, theirs = self.secret.encode(), presented.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(ours, theirs)
 
-    def trust_in(self, authority: Authority) -> Trust:
-        """What a request that speaks for ``authority`` may say."""
-        return Trust.ALL if authority is Authority.OPERATOR else self.trust
+    def trust_in(self, authority: Authority) -> HintTrust:
+        """Return what a request with this authority may state."""
+        return HintTrust.ALL if authority is Authority.OPERATOR else self.trust
 
 
-NOBODY: Final = HintPolicy(Trust.OFF)
+NOBODY: Final = HintPolicy(HintTrust.OFF)
 
 
 def read_hint_policy(settings: EngineSettings) -> HintPolicy:
-    """The policy that is asked for.
+    """Return the policy that the settings configure.
 
     Raises:
-        ConfigError: The variable's value is not allowed, or its file cannot be read.
+        ConfigError: The setting's value is not allowed, or its file cannot be read.
     """
     settings.require("hints")
     if settings.hints.startswith(_SECRET):
-        return HintPolicy(Trust.OFF, _secret_in(Path(settings.hints.removeprefix(_SECRET))))
-    return HintPolicy(Trust(settings.hints.lower()))
+        return HintPolicy(HintTrust.OFF, _secret_in(Path(settings.hints.removeprefix(_SECRET))))
+    return HintPolicy(HintTrust(settings.hints.lower()))
 
 
 def hint_policy(settings: EngineSettings) -> HintPolicy:
-    """The same, but a mistake leaves a warning, and nobody is trusted.
+    """Return the configured policy; a mistake leaves a warning, and then no hint counts.
 
-    A secret that every user of the machine can read leaves a warning too, and is used.
+    A secret that every user of the machine can read also leaves a warning, but is used.
     """
     try:
         policy = read_hint_policy(settings)
@@ -278,11 +281,11 @@ def hint_policy(settings: EngineSettings) -> HintPolicy:
 
 
 class ExposedSecret(NamedTuple):
-    """A secret's file that others than its owner and group can open.
+    """A secret's file that more than its owner and group can open.
 
     Attributes:
-        problem: Which file, its mode, and who can open it.
-        remedy: The command that mends it.
+        problem: The file, its mode, and who can open it.
+        remedy: The command that fixes it.
     """
 
     problem: str
@@ -290,7 +293,8 @@ class ExposedSecret(NamedTuple):
 
 
 def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
-    """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
+    """Return what is wrong with the mode of the secret's file; None if nothing is, or there is
+    none."""
     value = settings.hints
     path = Path(value.removeprefix(_SECRET))
     try:
@@ -308,9 +312,9 @@ def exposed_secret(settings: EngineSettings) -> ExposedSecret | None:
 
 
 def tenant_of_salt(salt: str | None) -> str | None:
-    """Name the tenant of a request as far as the engine knows it: one per cache salt.
+    """Return a tenant name that stands for a cache salt; None without a salt.
 
-    The salt itself is a secret and leaves the engine nowhere.
+    The salt is a secret and never leaves the engine, so the name is a digest of it.
     """
     if not salt:
         return None
@@ -353,7 +357,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """One request's meaning, checked and clipped."""
+    """A request's hints, checked and clipped."""
 
     segments: tuple[Segment, ...] = ()
     tenant: str | None = None
@@ -374,16 +378,17 @@ _SEGMENT_KEYS: Final = frozenset(
 
 
 def may_be_shared(params: object) -> bool:
-    """Whether blocks of a request with these ``kv_transfer_params`` may go to a shared store.
+    """Return whether blocks of a request with these ``kv_transfer_params`` may go to a shared
+    store.
 
-    Whoever is not trusted with any hint may still forbid it, also with a word that is not allowed.
+    Any caller may forbid it, trusted or not, even with a malformed value.
     """
     tag = params.get(KEY) if isinstance(params, dict) else None
     return not isinstance(tag, dict) or tag.get(SHARE, True) is True
 
 
 class TagReader:
-    """Reads tags as far as ``policy`` trusts them, and warns once per bad field."""
+    """Reads hints as far as ``policy`` trusts them, and warns once per bad field."""
 
     def __init__(self, policy: HintPolicy) -> None:
         self._policy = policy
@@ -397,13 +402,13 @@ class TagReader:
         salt: str | None = None,
         others: Mapping[str, Any] = NOTHING,
     ) -> Meaning:
-        """What counts of a request's ``kv_transfer_params``, and whose request it is.
+        """Return the hints of a request's ``kv_transfer_params`` that count.
 
         Args:
-            prompt_tokens: Ranges are clipped to so many.
-            session_id: vLLM's own; it has precedence over the tag's.
-            salt: The cache salt: it tells tenants apart if the tag may not.
-            others: What it says in others' words (``other_words.py``); the tag's own stand over it.
+            prompt_tokens: Length of the prompt; ranges are clipped to it.
+            session_id: vLLM's own session id; it overrides the hinted one.
+            salt: The cache salt; it identifies the tenant unless a trusted hint does.
+            others: Hints from ``other_words``; the tag's own override them.
         """
         if not params and not session_id and not salt and not others:
             return NO_MEANING  # nothing is said
@@ -422,7 +427,7 @@ class TagReader:
                 fields[name] = self._segments(value, prompt_tokens, authority)
             elif (read := self._field(name, value, _READERS[name])) is not None:
                 fields[name] = read
-        if session_id and trust is not Trust.OFF:
+        if session_id and trust is not HintTrust.OFF:
             fields["session"] = name_of(session_id)
         known = {name: value for name, value in fields.items() if value is not None}
         return Meaning(**known) if known else NO_MEANING
@@ -436,9 +441,9 @@ class TagReader:
             return {}
         return dict(tag)
 
-    def _may(self, trust: Trust, name: str) -> bool:
-        """Whether a request trusted so far may say ``name``."""
-        if trust is Trust.ALL or (trust is Trust.SESSION and name in _OF_A_SESSION):
+    def _may(self, trust: HintTrust, name: str) -> bool:
+        """Return whether a request of this trust may state ``name``; warn if not."""
+        if trust is HintTrust.ALL or (trust is HintTrust.SESSION and name in _OF_A_SESSION):
             return True
         self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")
         return False

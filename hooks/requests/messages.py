@@ -1,11 +1,11 @@
-"""What a client says of its messages: read, checked and cut to what may travel to the engine.
+"""Reads what a client states about its messages, and finds each message in the rendered prompt.
 
     {"messages": [{"index": 0, "layer": "rules", "identity": "file:policy.md#0", "pinned": 60},
                   {"role": "tool", "priority": 20, "memory_id": "m-17"}]}
 
 stands in ``kv_transfer_params["kvgraph"]``, or in ``vllm_xargs["kvgraph"]`` as one JSON string.
-``kv_transfer_params["evoke"]`` is understood, too. Whatever is malformed is left out, with one
-warning for each field: a request never fails for it.
+``kv_transfer_params["evoke"]`` is understood too. Malformed fields are left out, with one warning
+for each field name: a request never fails for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .sections import SectionSplitter
 
 EVOKE: Final = "evoke"
 LONGEST: Final = 1 << 20  # characters of hints in a string; chosen
-_FULL: Final = 100  # of a priority
+_FULL: Final = 100  # highest priority
 _ROLES: Final = {
     "system": "rules", "developer": "rules", "user": "user_turn", "assistant": "generation",
     "tool": "tool_result", "function": "tool_result",
@@ -44,18 +44,22 @@ _FIELDS: Final = frozenset(
 
 
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
-    "importance": importance_of, "pinned": lease_of, "identity": name_of, "memory_id": name_of,
-}  # fmt: skip
+    "importance": importance_of,
+    "pinned": lease_of,
+    "identity": name_of,
+    "memory_id": name_of,
+}
 _SEGMENTS_NAME: Final = {"identity": "name"}
 
 
 class MessageHint(NamedTuple):
-    """What is said of one message.
+    """A client's hint about its messages.
 
     Attributes:
-        number: Of the client's own messages; below 0 from the end on; None: all of the role.
-        role: Whose messages, where no number is given.
-        segment: What becomes a segment, but for its place.
+        number: Index of the message among the client's own, negative from the end; None for all of
+            the role.
+        role: Role of the messages, if no number is given.
+        segment: Fields of the segment to be made, without its range.
     """
 
     number: int | None
@@ -64,34 +68,36 @@ class MessageHint(NamedTuple):
 
 
 def layer_of(role: str) -> str:
-    """The layer of a message whose hint names none."""
+    """Return the layer of a message whose hint names none."""
     return _ROLES.get(role, "user_turn")
 
 
 def take_hints(extra: dict[str, Any], once: Once) -> dict[str, Any]:
-    """Everything that a request's extra arguments say for us; taken out of ``extra``.
+    """Remove all hints for kvgraph from a request's extra arguments, and return them.
 
     Args:
         extra: A request's own copy; changed.
     """
     transfer = extra.get("kv_transfer_params")
     transfer = dict(transfer) if isinstance(transfer, dict) else {}
-    said = _object(extra.pop(KEY, None), once) | _object(transfer.pop(KEY, None), once)
-    said |= _of_evoke(transfer.get(EVOKE), said)
+    stated = _object(extra.pop(KEY, None), once) | _object(transfer.pop(KEY, None), once)
+    stated |= _of_evoke(transfer.get(EVOKE), stated)
     if transfer or "kv_transfer_params" in extra:
         extra["kv_transfer_params"] = transfer
-    return {_plain(name, MAX_NAME): _cut(name, value) for name, value in list(said.items())[:_FEW]}
+    return {
+        _plain(name, MAX_NAME): _cut(name, value) for name, value in list(stated.items())[:_FEW]
+    }
 
 
-_FEW: Final = 32  # fields of hints, or of one of its parts; more than there are
-_LONG: Final = 4096  # characters of one; chosen, so that any secret fits
+_FEW: Final = 32  # fields read of an object; more than exist
+_LONG: Final = 4096  # characters of a field; chosen: any secret fits
 _INTEGERS: Final = 1 << 63  # larger integers are sent as floats; chosen, MessagePack ends near
 _FLOATS: Final = 1 << 1023  # and from here on not at all: no float is as large
 
 
 def _cut(name: str, value: Any) -> Any:
-    """What of a field travels to the engine: nothing that is longer than anything it may mean, and
-    nothing that cannot be encoded on the way."""
+    """Return what of a field is sent to the engine: nothing longer than it may be, and nothing that
+    cannot be encoded."""
     if isinstance(value, str):
         return _plain(value, _LONG)
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
@@ -108,13 +114,13 @@ def _cut_part(part: Any) -> Any:
 
 
 def _plain(text: str, most: int) -> str:
-    """The start of a text, without lone surrogates: they come in through JSON's escapes."""
+    """Return the start of a text, without lone surrogates, which JSON escapes can bring in."""
     return text[:most].encode("utf-8", "replace").decode()
 
 
-def message_hints(said: dict[str, Any], once: Once) -> list[MessageHint]:
-    """The hints about messages, taken out of ``said``."""
-    listed = said.pop("messages", None)
+def message_hints(stated: dict[str, Any], once: Once) -> list[MessageHint]:
+    """Remove the hints about messages from ``stated``, and return them."""
+    listed = stated.pop("messages", None)
     if listed is None:
         return []
     if not isinstance(listed, list):
@@ -151,7 +157,7 @@ def _hints(item: object, once: Once) -> Iterator[MessageHint]:
 
 
 def _allowed(item: dict[str, Any], once: Once) -> Iterator[str]:
-    """The fields of a hint that a segment has, too, and whose values are allowed."""
+    """Yield the names of a hint's valid fields that a segment has too."""
     for name, read in _READERS.items():
         if item.get(name) is None:
             continue
@@ -164,7 +170,7 @@ def _allowed(item: dict[str, Any], once: Once) -> Iterator[str]:
 
 
 def _priority(value: object, once: Once) -> float | None:
-    """A priority from 0 to 100, as an importance."""
+    """Return a priority from 0 to 100 as an importance."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _FULL:
@@ -174,7 +180,7 @@ def _priority(value: object, once: Once) -> float | None:
 
 
 def _object(value: object, once: Once) -> dict[str, Any]:
-    """Hints as an object, or as the text of one."""
+    """Return hints as an object, parsed if they are JSON text."""
     if value is None or isinstance(value, dict):
         return dict(value or {})
     if isinstance(value, str) and len(value) <= LONGEST:
@@ -188,15 +194,15 @@ def _object(value: object, once: Once) -> dict[str, Any]:
     return {}
 
 
-def _of_evoke(value: object, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The same things as another program calls them: about the last message of a kind."""
+def _of_evoke(value: object, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate Evoke's hints, which concern the last message of a kind."""
     if not isinstance(value, dict) or not _EVOKE_KEYS & value.keys():
         return {}
     found: dict[str, Any] = {}
-    if "evoke_session" in value and "session" not in said:
+    if "evoke_session" in value and "session" not in stated:
         found["session"] = value["evoke_session"]
     kind = value.get("source_type")
-    if isinstance(kind, str) and "messages" not in said:
+    if isinstance(kind, str) and "messages" not in stated:
         hint = {"priority": value["priority"]} if "priority" in value else {}
         if kind in LAYER_BY_NAME:
             hint |= {"index": -1, "layer": kind}
@@ -210,21 +216,19 @@ def _warn(once: Once, field: str, problem: str) -> None:
     once.warn(field, "kvgraph: of a request's hints, %s %s; ignored (said once)", field, problem)
 
 
-# Marks the layers of a rendered conversation, where its messages are known.
-
-_REMEMBERED: Final = 256  # system texts whose places are known; chosen
-_TELLING: Final = 8  # characters of a text whose place is looked for; chosen
+_REMEMBERED: Final = 256  # system texts whose position is remembered; chosen
+_TELLING: Final = 8  # shortest text that is searched for; chosen
 _MOST_TYPED: Final = 64  # strings that name special tokens; more are not looked for. Chosen
-_DEEPEST: Final = 32  # of lists in lists in a message; chosen
+_DEEPEST: Final = 32  # nesting of lists in a message; chosen
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 class LayerMarker:
-    """Tells which borders of a prompt the template wrote, and which a message brought.
+    """Marks a rendered conversation's layers, telling the template's borders from typed ones.
 
     Args:
-        table: The borders of the model's messages.
+        table: The model's borders.
         tokenizer: vLLM's.
     """
 
@@ -241,12 +245,12 @@ class LayerMarker:
     def runs(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any = None
     ) -> list[Run]:
-        """The layers of a prompt.
+        """Return the layers of a prompt.
 
         Args:
-            text: What was tokenized; None if it was not text.
-            messages: What was rendered, in their order.
-            extras: What else the template was given: tools, and the like.
+            text: The text that was tokenized; None if there was none.
+            messages: The rendered messages, in order.
+            extras: Other arguments of the template, such as tools.
         """
         try:
             runs = self._marked(tokens, text, messages, extras)
@@ -257,7 +261,7 @@ class LayerMarker:
     def _marked(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any
     ) -> list[Run] | None:
-        """The same, by the messages; None where only the tokens tell."""
+        """Return the layers by the messages; None where only the tokens tell."""
         forged = self._forged(tokens, text, messages, extras)
         if forged is None:
             return None
@@ -268,7 +272,7 @@ class LayerMarker:
     def _forged(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any
     ) -> frozenset[int] | None:
-        """Where the first token of a border was typed; None where that cannot be told."""
+        """Return the positions of typed borders; None if they cannot be told from real ones."""
         if self._table.sealed:
             return frozenset()
         if any(self._special.search(each) for each in strings_in(extras)):
@@ -287,8 +291,8 @@ class LayerMarker:
         return frozenset(place for name, place in zip(names, places, strict=True) if inside(name))
 
     def _spans(self, text: str, messages: Messages) -> list[tuple[int, int]] | None:
-        """Where the strings of messages stand in the prompt that name special tokens; None if one
-        is not found, or may be the template's: it stands there more often than it was typed."""
+        """Return where messages that name special tokens stand in the prompt; None if one is not
+        found, or may be the template's own."""
         spans, cursor = [], 0
         typed = Counter(s for s in strings_in(list(messages)) if self._special.search(s))
         if typed.total() > _MOST_TYPED:
@@ -306,7 +310,7 @@ class LayerMarker:
         return spans
 
     def _with_system(self, tokens: Sequence[int], messages: Messages, runs: list[Run]) -> list[Run]:
-        """``runs`` where the system text is a part of the first user's turn."""
+        """Return ``runs`` with the system text split off the user's turn that holds it."""
         system = next((each for each in messages if each.get("role") in _SYSTEM), None)
         content = "\n".join(strings_in(system.get("content"))).strip() if system else ""
         turns = [at for at, run in enumerate(runs) if run.layer == SourceLayer.USER_TURN]
@@ -323,11 +327,9 @@ class LayerMarker:
         return [*runs[:at], *(part for part in split if part.start < part.end), *runs[at + 1 :]]
 
     def _place_of(self, tokens: Sequence[int], content: str) -> tuple[int, int]:
-        """The tokens at whose head ``content`` stands; none where it is not found.
-
-        What is remembered of a text counts while the same tokens stand there: a request may bring
-        another template, which writes the text elsewhere.
-        """
+        """Return the token range of ``content``; an empty one if it is not found."""
+        # A request may bring another template, which writes the text elsewhere. So what is
+        # remembered counts only while the same tokens stand there.
         key = hashlib.blake2b(content.encode("utf-8", "surrogatepass")).digest()
         known = self._systems.get(key)
         if known is None or known.tokens != _digest(tokens[known.start : known.end]):
@@ -344,7 +346,7 @@ class LayerMarker:
 
 
 class _Place(NamedTuple):
-    """Where a system text stood in the first user's turn: its tokens' places, and their digest."""
+    """Token range of a system text in the first user's turn, and a digest of these tokens."""
 
     start: int
     end: int
@@ -359,8 +361,8 @@ _SYSTEM: Final = ("system", "developer")
 
 
 def _system_first(runs: list[Run]) -> list[Run]:
-    """``runs`` with system texts behind the first answer as context: a conversation may have any
-    number of them, and only what stands at its head is what a model is."""
+    """Demote system texts after the first answer to context."""
+    # A conversation may have any number of system texts; only those at its head define the model.
     begun, kept = False, []
     for run in runs:
         begun |= run.layer in (SourceLayer.GENERATION, SourceLayer.TOOL_RESULT)
@@ -370,11 +372,11 @@ def _system_first(runs: list[Run]) -> list[Run]:
 
 
 class TooDeepError(ValueError):
-    """A message is nested too deeply to be looked through."""
+    """A message is nested too deeply to be searched."""
 
 
 def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
-    """All strings in a message, names of fields of nested objects too, in their order.
+    """Yield all strings in a message in order, keys of nested objects included.
 
     Raises:
         TooDeepError: It is nested more than ``_DEEPEST`` deep.
@@ -391,15 +393,16 @@ def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _by_message(messages: Messages) -> Iterator[tuple[str, bool]]:
-    """All strings in messages, and whether each is a content: those stand in a prompt in their
-    order. A role or an id may not, while somebody's text names it."""
+    """Yield all strings in messages, and whether each belongs to a content, whose strings keep
+    their order in a prompt."""
     for message in messages:
         for name, value in message.items():
             yield from ((string, name == "content") for string in strings_in(value))
 
 
 def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
-    """Where a string of a message stands in a prompt: as it is, stripped, or as JSON has it."""
+    """Return where a message's string stands in a prompt: as it is, stripped, or escaped as
+    JSON."""
     for form in (string, string.strip(), json.dumps(string)[1:-1],
                  json.dumps(string, ensure_ascii=False)[1:-1]):  # fmt: skip
         at = text.find(form, first)
@@ -409,7 +412,7 @@ def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
 
 
 def _inside(spans: list[tuple[int, int]]) -> Callable[[int], bool]:
-    """Whether a place is in one of ``spans``, which are disjoint and ascending."""
+    """Return a test for being in one of ``spans``, which are disjoint and ascending."""
     starts = [start for start, _ in spans]
 
     def inside(place: int) -> bool:
@@ -419,17 +422,15 @@ def _inside(spans: list[tuple[int, int]]) -> Callable[[int], bool]:
     return inside
 
 
-# Which tokens of a rendered prompt a client's messages became.
-
-_DEEPEST_PLACE: Final = 4  # of parts in parts; chosen
+_DEEPEST_PLACE: Final = 4  # nesting of parts in a content; chosen
 
 
 class ClientMessage(NamedTuple):
     """A message as its client sent it.
 
     Attributes:
-        texts: All strings in its content, in their order.
-        numbered: Whether it is one of its client's messages, and not what stands beside them.
+        texts: All strings in its content, in order.
+        numbered: Whether it counts for message indices; a separate system field does not.
     """
 
     role: str
@@ -438,7 +439,7 @@ class ClientMessage(NamedTuple):
 
 
 def client_messages(messages: Sequence[Any]) -> list[ClientMessage]:
-    """Chat messages, whatever they are made of."""
+    """Return chat messages of any API as ``ClientMessage``."""
     found = []
     for each in messages:
         plain = each if isinstance(each, Mapping) else getattr(each, "__dict__", {})
@@ -449,7 +450,7 @@ def client_messages(messages: Sequence[Any]) -> list[ClientMessage]:
 
 
 def _texts(content: Any, depth: int = 0) -> Iterator[str]:
-    """The texts of a message's content: a string, or parts with texts."""
+    """Yield the texts of a message's content: a string, or parts with texts."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, list | tuple) and depth < _DEEPEST_PLACE:
@@ -465,8 +466,8 @@ class MessagePlaces:
     """Finds messages in one prompt.
 
     Args:
-        tokens: Of the prompt.
-        text: What was tokenized; None: only its tokens are known.
+        tokens: The prompt's.
+        text: The text that was tokenized; None if only the tokens are known.
         tokenizer: vLLM's.
     """
 
@@ -479,8 +480,8 @@ class MessagePlaces:
     def of(
         self, messages: Sequence[ClientMessage], wanted: Collection[int]
     ) -> list[tuple[int, int] | None]:
-        """The tokens ``[start, end)`` of each message whose place among ``messages`` is wanted;
-        None for those that cannot be found."""
+        """Return token ranges ``[start, end)`` of the ``wanted`` ones of ``messages``; None for
+        each that is not found."""
         places: list[tuple[int, int] | None] = []
         cursor = 0
         for at, message in enumerate(messages[: max(wanted, default=-1) + 1]):
@@ -492,7 +493,7 @@ class MessagePlaces:
         return places
 
     def _span(self, message: ClientMessage, first: int) -> tuple[int, int] | None:
-        """The characters of a message, from its first text to its last."""
+        """Return the character range of a message, from its first text to its last."""
         start, end = -1, first
         for text in message.texts:
             found = find_string(self._text, text, end) if text.strip() else None
@@ -510,7 +511,7 @@ class MessagePlaces:
 
     @cached_property
     def _decoded(self) -> TokenPlaces | None:
-        """Where tokens stand in the text, by decoding them; None where they give another one."""
+        """Token positions by decoding; None if the decoded text differs."""
         if self._decode(self._tokens) != self._text:
             return None
         places = TokenPlaces(self._decode, self._tokens)
@@ -520,7 +521,7 @@ class MessagePlaces:
 def _offsets(
     tokens: Sequence[int], text: str, tokenizer: Any
 ) -> tuple[list[int], list[int]] | None:
-    """Where each token begins and ends in ``text``; None where the tokenizer cannot say."""
+    """Return where each token begins and ends in ``text``; None if the tokenizer cannot say."""
     try:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     except Exception:  # not every tokenizer of vLLM's can
@@ -531,22 +532,20 @@ def _offsets(
     return list(begins), list(ends)
 
 
-# A chat beside its rendered prompt: what its client says of messages finds their tokens.
-
 CHAT_KEY: Final = "kvgraph_chat"
-"""Of a rendered prompt, inside the API process."""
+"""Key of the ``RenderedChat`` in a rendered prompt, inside the API process."""
 
 CLIENTS: Final[ContextVar[list[ClientMessage] | None]] = ContextVar("kvgraph_clients", default=None)
-"""The messages as their client numbers them, where a surface makes others of them."""
+"""The client's own messages, set where vLLM's serving class converts them before rendering."""
 
 
 class RenderedChat(NamedTuple):
-    """One prompt.
+    """A rendered prompt beside the client's messages.
 
     Attributes:
-        marks: Its layers, as they are handed over; None if nobody read them.
-        messages: The client's own.
-        text: What was tokenized; None: only the tokens are known.
+        marks: The prompt's layers as marks; None if they were not read.
+        messages: The client's own messages.
+        text: The text that was tokenized; None if only the tokens are known.
     """
 
     marks: dict[str, Any] | None
@@ -556,45 +555,53 @@ class RenderedChat(NamedTuple):
     tokenizer: Any
 
 
-def resolved(said: dict[str, Any], chat: RenderedChat | None, once: Once) -> dict[str, Any]:
-    """Hints with those about messages turned into segments.
+def resolve_message_hints(
+    stated: dict[str, Any], chat: RenderedChat | None, once: Once
+) -> dict[str, Any]:
+    """Return a request's hints with those about messages turned into segments.
 
     Args:
-        said: All hints of a request; changed.
-        chat: None: the request has no messages.
+        stated: All hints of the request; changed.
+        chat: None if the request has no messages.
     """
-    hints = message_hints(said, once)
+    hints = message_hints(stated, once)
     if not hints:
-        return said
+        return stated
     if chat is None:
-        once.warn("no messages", "kvgraph: a request without messages names some; ignored "
-                                 "(said once)")  # fmt: skip
-        return said
-    segments = said["segments"] if isinstance(said.get("segments"), list) else []
-    about = meant(hints, chat.messages)
+        once.warn(
+            "no messages", "kvgraph: a request without messages names some; ignored (said once)"
+        )
+        return stated
+    segments = stated["segments"] if isinstance(stated.get("segments"), list) else []
+    about = hints_by_message(hints, chat.messages)
     if not about:
-        once.warn("no such message", "kvgraph: a request's hints name messages that it has not; "
-                                     "ignored (said once)")  # fmt: skip
+        once.warn(
+            "no such message",
+            "kvgraph: a request's hints name messages that it has not; ignored (said once)",
+        )
     places = MessagePlaces(chat.tokens, chat.text, chat.tokenizer)
-    for place, (at, said_of_it) in zip(places.of(chat.messages, about), about.items(), strict=True):
+    for place, (at, of_message) in zip(places.of(chat.messages, about), about.items(), strict=True):
         if place is None:
-            once.warn("not found", "kvgraph: a request's hints name messages that are not found in "
-                                   "its prompt; ignored (said once)")  # fmt: skip
+            once.warn(
+                "not found",
+                "kvgraph: a request's hints name messages that are not found in "
+                "its prompt; ignored (said once)",
+            )
         else:
             layer = {"layer": layer_of(chat.messages[at].role)}
             where = {"start": place[0], "end": place[1]}
             room = max(0, MAX_SEGMENTS - len(segments))
-            segments += [{**layer, **hint.segment, **where} for hint in said_of_it[:room]]
+            segments += [{**layer, **hint.segment, **where} for hint in of_message[:room]]
     if segments:
-        said["segments"] = segments
-    return said
+        stated["segments"] = segments
+    return stated
 
 
-def meant(
+def hints_by_message(
     hints: Sequence[MessageHint], messages: Sequence[ClientMessage]
 ) -> dict[int, list[MessageHint]]:
-    """What is said of messages, by their places among all, in that order; ``MAX_SEGMENTS`` at most,
-    however many hints name however many messages."""
+    """Group hints by the index of the message that they concern; at most ``MAX_SEGMENTS`` in
+    all."""
     numbered = [at for at, message in enumerate(messages) if message.numbered]
     of_role: dict[str | None, list[int]] = {}
     for at, message in enumerate(messages):
@@ -612,5 +619,6 @@ def meant(
 
 
 def _one(places: list[int], number: int) -> list[int]:
-    """The place of this number, from the end on if it is below 0; none where there is none."""
+    """Return the element at ``number``, negative from the end, as a list; empty if there is
+    none."""
     return [places[number]] if -len(places) <= number < len(places) else []

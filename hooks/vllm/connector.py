@@ -24,7 +24,7 @@ from ..link.client import AdvisorClient, ClientOptions
 from ..settings import ENDPOINT_KEY, TIERS_KEY, TierSettings, engine_settings
 from ..threads import log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
-from .sampled.measuring import told_apart
+from .sampled.measuring import split_samples
 from .scheduler import Detached, SchedulerSide, Surroundings
 from .shapes import reason_to_leave_alone
 from .tiers.bridge import NoWorker, TierCacheBridge
@@ -260,7 +260,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Make visible what the workers moved: a step's output arrived."""
-        metadata, samples = told_apart(connector_output.kv_connector_worker_meta)
+        metadata, samples = split_samples(connector_output.kv_connector_worker_meta)
         answer = metadata.answer if metadata else TierAnswer()
         received, side = connector_output.finished_recving or (), self.side
         try:

@@ -11,9 +11,17 @@ import msgspec
 
 from ...graph.types import PROTECTED_LAYERS, Authority
 from ...graph.wire.events import RequestFinished, RequestStarted, Segment
-from ..requests.borders import BorderTable, Decode, LayerReader, Run, decoder, proven, runs_of
-from ..requests.borders import handed_over as borders_handed_over
-from ..requests.ends import AnswerReader, EndMarks, Tokens, handed_over
+from ..requests.borders import (
+    BorderTable,
+    Decode,
+    LayerReader,
+    Run,
+    configured_table,
+    decoder,
+    proven_marks,
+    runs_of,
+)
+from ..requests.ends import AnswerReader, EndMarks, Tokens, configured_marks
 from ..requests.sections import SectionSplitter
 from ..settings import engine_settings
 from ..threads import warn_read_no_more
@@ -160,7 +168,7 @@ def engine_ends(config: VllmConfig) -> Ended:
     """What to emit at a request's end: with why its answer ended, where that can be read."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    marks = handed_over(extra, os.environ) if engine_settings().reads_ends else None
+    marks = configured_marks(extra, os.environ) if engine_settings().reads_ends else None
     if marks is None or not marks.are_of(str(config.model_config.model)):
         return _as_told
     return AnswerEnds(lambda: reader_of(marks, config)).of
@@ -189,7 +197,7 @@ def engine_layers(config: VllmConfig) -> Started:
     """What to emit at a request's start: with its layers, where its borders are known."""
     transfer = getattr(config, "kv_transfer_config", None)
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
-    table = borders_handed_over(extra, os.environ) if engine_settings().reads_layers else None
+    table = configured_table(extra, os.environ) if engine_settings().reads_layers else None
     if table is None or not table.are_of(str(config.model_config.model)):
         return _start_as_told
     return PromptLayers(table, lambda: _decoder(config)).of
@@ -224,7 +232,7 @@ class PromptLayers:
         """What to queue for the start of ``request``; bounded work, on the engine's thread."""
         if self._given_up:
             return event
-        marks = proven(request.kv_transfer_params, self._table.proof)
+        marks = proven_marks(request.kv_transfer_params, self._table.proof)
         tokens = request.prompt_token_ids if marks is None else None
         if marks is None and not tokens:  # embeddings, and the like
             return event

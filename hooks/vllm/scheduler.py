@@ -256,7 +256,7 @@ class SchedulerSide:
 
     def held(self) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        return self.holding.told()
+        return self.holding.held_requests()
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""

@@ -1,5 +1,4 @@
-"""The same operations done four ways, with the same bits: torch, C++, CUDA, and CUDA emulated.
+"""Back ends of the same operations with the same bits: torch, C++, CUDA, and emulated CUDA.
 
-``base`` says what each must offer, ``choice`` says which one is taken, ``reference`` is the truth
-that the others are compared with.
+``base`` is their contract, ``choice`` selects one, and ``reference`` defines the results.
 """

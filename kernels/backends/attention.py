@@ -1,4 +1,4 @@
-"""What a decode step looked at, and how sure the model was: block masses and confidence."""
+"""A decode step's attention per block, and the model's confidence in its next token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .base import Confidence, block_keys
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """Entropy, margin and top mass of each row; float32 [rows]. Logits of −∞ have no mass."""
+    """Return entropy, margin and top mass of each row; float32 [rows]. Logits of −∞ have no
+    mass."""
     log_p = torch.log_softmax(logits.to(torch.float32), dim=-1)
     plogp = torch.where(log_p.isneginf(), torch.zeros_like(log_p), log_p.exp() * log_p)
     first, second = log_p.topk(2, dim=-1).values.unbind(-1)
@@ -25,16 +26,17 @@ def confidence(logits: Tensor) -> Confidence:
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """Share of one layer's attention that each block of a sequence gets, averaged over heads.
+    """Return the share of one layer's attention that each block of a sequence gets, averaged over
+    heads.
 
     Args:
-        queries: float [S, query heads, dims], rotated, one decode query a sequence.
-        block_table: int64 [S, max blocks]; entries behind a sequence's end are not read.
-        lengths: int64 [S], tokens that the query may see, at least one.
-        scale: What logits are multiplied with, usually dims ** -0.5.
+        queries: float [S, query heads, dims], rotated, one decode query per sequence.
+        block_table: int64 [S, max blocks]; entries after a sequence's end are not read.
+        lengths: int64 [S], tokens that the query may attend to, at least one.
+        scale: Factor of the logits, usually dims ** -0.5.
 
     Returns:
-        float32 [S, max blocks]; a row sums to 1, blocks behind the end have 0.
+        float32 [S, max blocks]; a row sums to 1, blocks after the end have 0.
     """
     layout, (samples, width) = cache.layout, block_table.shape
     offsets = torch.arange(width * layout.tokens, device=queries.device)
@@ -49,22 +51,21 @@ def attention_mass(
     return mass.reshape(samples, width, layout.tokens).sum(-1)
 
 
-# One number for how sure a model is of its next token, from the logits before sampling.
-
-# Of 1 − normalised entropy, of 1 − exp(−margin) and of the first choice's probability. Chosen; the
-# weights that the method was published with are not known.
+# Weights of 1 − normalised entropy, of 1 − exp(−margin) and of the first choice's probability.
+# Chosen; the weights that the method was published with are not known.
 WEIGHTS: Final = (0.25, 0.25, 0.5)
 
 
 def confidence_score(logits: Tensor, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
-    """How sure the model is of each row: 0 for uniform logits, 1 for a single possible token.
+    """Return the model's confidence in each row: 0 for uniform logits, 1 for a single possible
+    token.
 
-    Falls with entropy and rises with the margin between the first two and with the first choice's
-    probability. It is no probability of being right: nothing calibrates it.
+    It falls with entropy, and rises with the margin between the first two choices and with the
+    first one's probability. It is no probability of being right: nothing calibrates it.
 
     Args:
-        logits: [rows, vocabulary]; −∞ rules a token out. A row without any possible token or with
-            a NaN scores 0.
+        logits: [rows, vocabulary]; −∞ rules a token out. A row without any possible token or with a
+            NaN scores 0.
 
     Returns:
         float32 [rows], in [0, 1].
@@ -73,16 +74,14 @@ def confidence_score(logits: Tensor, weights: tuple[float, float, float] = WEIGH
 
 
 def score_of(found: Confidence, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
-    """``confidence_score`` of what was found of rows of logits; float32 [rows], where that is."""
+    """Return ``confidence_score`` from a ``Confidence``; float32 [rows], on its device."""
     by_entropy, by_margin, by_mass = weights
     score = by_entropy * (1.0 - found.entropy) + by_margin * -torch.expm1(-found.margin)
     return torch.nan_to_num(score + by_mass * found.top_mass, nan=0.0).clamp(0.0, 1.0)
 
 
-# Confidence from logits in host memory, on the calling thread alone.
-#
-# torch shares such work among its threads from 2^15 values on, which is less than a row of
-# logits has. To wake them costs an engine many times what the work does.
+# torch splits work among its threads from 2^15 values on, which is less than a row of logits has.
+# Waking them costs an engine many times what the work does, so host logits are read by one thread.
 
 _ALONE: Final = 1 << 15  # values that torch works on without waking a thread: its GRAIN_SIZE
 _NOTHING: Final = -200.0  # e to this is 0 as a float32
@@ -91,7 +90,8 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 def host_confidence(logits: Tensor) -> Confidence:
-    """``attention.confidence``, for logits [rows, vocabulary] of at least two tokens."""
+    """Return the confidence of logits [rows, vocabulary] of at least two tokens, using one
+    thread."""
     below = np.empty(tuple(logits.shape), dtype=np.float32)
     for row, copy in zip(logits, torch.from_numpy(below), strict=True):
         for some, place in zip(row.split(_ALONE), copy.split(_ALONE), strict=True):

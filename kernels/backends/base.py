@@ -1,8 +1,8 @@
-"""What a back end must offer. A back end is a module whose functions have these signatures.
+"""The contract of back ends: modules whose functions have these signatures.
 
-``reference`` says in full what each operation does and defines its result: every other back end
-leaves the same bits, in the bytes that were addressed and in all others. Block numbers, slots and Δ
-are int64 and stand in host memory, unless a back end says otherwise; ``ops`` has checked them.
+``reference`` documents each operation in full and defines its result: every other back end leaves
+the same bits, in the bytes that were addressed and in all others. Block numbers, slots and Δ are
+int64 in host memory, unless a back end says otherwise; ``ops`` has checked them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Backend(Protocol):
     """Moves the bytes of paged memories."""
 
     def prepare(self, cache: PagedKv, arena: PagedKv) -> None:
-        """Compile and measure now what the first moves between the two would wait for otherwise.
+        """Compile and measure what the first moves between the two would otherwise wait for.
 
         Raises:
             BuildError: A kernel cannot be compiled.
@@ -45,11 +45,11 @@ class Backend(Protocol):
         """
 
     def rotate_in_place(self, cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-        """Rotate the keys of slots [T] by Δ [T] where they stand; raises like ``splice``."""
+        """Rotate the keys of slots [T] by Δ [T] without moving them; raises like ``splice``."""
 
 
 class Confidence(NamedTuple):
-    """How sure a model is of its next token, from logits [rows, vocabulary]; each float32 [rows].
+    """A model's confidence in its next token, from logits [rows, vocabulary]; each float32 [rows].
 
     Attributes:
         entropy: Of the distribution, divided by log(vocabulary): 0 is certain, 1 is uniform.
@@ -63,27 +63,30 @@ class Confidence(NamedTuple):
 
 
 class Observer(Protocol):
-    """Reads what a decode step looked at and how sure the model was; ``attention`` is the truth."""
+    """Reads a decode step's attention and confidence; ``attention`` is the reference."""
 
     def attention_mass(
         self, cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
         scale: float,
     ) -> Tensor:  # fmt: skip
-        """Share of one layer's attention that each block gets, float32 [S, max blocks]."""
+        """Return the share of one layer's attention that each block gets, float32 [S, max blocks].
+
+        Args:
+            queries: float [S, query heads, dims], rotated.
+            block_table: int64 [S, max blocks].
+            lengths: int64 [S], tokens that each query may attend to.
+            scale: Factor of the logits.
+        """
 
     def confidence(self, logits: Tensor) -> Confidence:
-        """Entropy, margin and top mass of each row of logits [rows, vocabulary]."""
-
-
-# Keys of whole blocks, and what they say on the whole: one direction per block.
+        """Return entropy, margin and top mass of each row of logits [rows, vocabulary]."""
 
 
 def block_keys(cache: PagedKv, layer: int, numbers: Tensor) -> Tensor:
-    """Keys of blocks, one layer: float32 [n, heads, tokens, dims], for ``numbers`` int64 [n].
-
-    Blocks are taken by strides, all their tokens at once: with an address for each value, a long
-    context would take several times as long.
-    """
+    """Return one layer's keys of blocks: float32 [n, heads, tokens, dims], for ``numbers`` int64
+    [n]."""
+    # Blocks are taken by strides, all their tokens at once: an address per value would take a long
+    # context several times as long.
     layout, key = cache.layout, cache.layout.key
     if key.scale is not None:
         within = torch.arange(layout.tokens, device=numbers.device)
@@ -104,14 +107,14 @@ def block_keys(cache: PagedKv, layer: int, numbers: Tensor) -> Tensor:
 def block_meanings(
     cache: PagedKv, layer: int, numbers: Tensor, places: Tensor, rope: Rope | None
 ) -> Tensor:
-    """The mean key of each block, as it was before the rotation by its position.
+    """Return the mean key of each block, as it was before the rotation by its position.
 
-    So equal text has nearly equal means wherever it stands.
+    Equal text therefore has nearly equal means wherever it stands.
 
     Args:
         numbers: int64 [n], blocks.
-        places: int64 [n], which block of its sequence each one is.
-        rope: How the model rotates keys; None: not at all.
+        places: int64 [n], index of each block in its sequence.
+        rope: How the model rotates keys; None if it does not.
 
     Returns:
         float32 [n, heads · dims].

@@ -1,4 +1,4 @@
-"""Back ends by name, and the fastest one that works here: chosen once, at the first operation."""
+"""Back ends by name, and the fastest one that works here, chosen at the first operation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBSERVERS: Final = ("attention", "device", "emulation")
 
 
 def backend_named(name: str) -> Backend:
-    """A back end of ``BACKENDS``; compiles nothing yet.
+    """Return a back end of ``BACKENDS``, without compiling anything.
 
     Raises:
         KernelError: There is none of that name.
@@ -39,7 +39,7 @@ def backend_named(name: str) -> Backend:
 
 
 def observer_named(name: str) -> Observer:
-    """A module of ``OBSERVERS``; compiles nothing yet.
+    """Return a module of ``OBSERVERS``, without compiling anything.
 
     Raises:
         KernelError: There is none of that name.
@@ -62,10 +62,10 @@ def observer_named(name: str) -> Observer:
 
 @functools.cache
 def fastest(on_gpu: bool) -> Backend:
-    """The back end for memory on a GPU or on the host; the switch is read at the first call.
+    """Return the back end for memory on a GPU or on the host; the switch is read at the first call.
 
     Raises:
-        KernelError: The switch has a value that is not known.
+        KernelError: The switch has an unknown value.
     """
     chosen = os.environ.get(SWITCH, "auto")
     if chosen not in CHOICES:
@@ -79,7 +79,7 @@ def fastest(on_gpu: bool) -> Backend:
 
 @functools.cache
 def native_problem() -> str | None:
-    """Why host memory is moved by torch and not by the compiled path; None if it is compiled."""
+    """Return why host memory is moved by torch and not by compiled C++; None if it is compiled."""
     try:
         native.library()
     except BuildError as error:

@@ -1,8 +1,8 @@
-"""The operations on a GPU: queued on torch's current stream; no call waits for the device.
+"""The operations on a GPU, queued on torch's current stream; no call waits for the device.
 
 Slots, block numbers and Δ are expected in host memory, where reading them costs nothing. Only the
 first use of a kernel waits, to compile it, and that of a pair of memories, to measure which method
-is faster; ``prepare`` does both beforehand. Kernels read host memory with ``cp.async`` and not with
+is faster; ``prepare`` does both ahead. Kernels read host memory with ``cp.async`` and not with
 Hopper's bulk copies and barriers, which were never tried on hardware.
 """
 
@@ -24,7 +24,7 @@ from .base import Confidence
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile and measure what the first copies there and back would wait for otherwise."""
+    """Compile and measure what the first copies in both directions would wait for otherwise."""
     index = device_of(cache, arena).index
     if cache.layout.dtype == arena.layout.dtype:
         copy_table(index, True)
@@ -35,7 +35,7 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """``reference.spill``, by the copy engine or by a kernel, whichever was measured faster.
+    """Copy like ``reference.spill``, by the copy engine or a kernel, whichever was measured faster.
 
     Raises:
         LayoutError: The arena is not page-locked.
@@ -45,12 +45,13 @@ def spill(blocks: Blocks, records: Blocks) -> None:
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
-    """``reference.load``; raises like ``spill``."""
+    """Copy like ``reference.load``; raises like ``spill``."""
     _copy_blocks(records, blocks)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """``reference.splice``: one kernel, or records staged by the copy engine; as was measured.
+    """Move like ``reference.splice``, by one kernel or staged by the copy engine, whichever was
+    measured faster.
 
     Raises:
         LayoutError: The layouts hold different models, or the arena is not page-locked.
@@ -64,7 +65,7 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """``reference.rotate_in_place``."""
+    """See ``reference.rotate_in_place``."""
     here, device = SlotMap(slots, slots, delta), str(device_of(cache))
     run(move_call(cache, cache, here, rope, keys_only=True, grid=RESIDENT_GRID, device=device))
 
@@ -72,7 +73,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """``attention.attention_mass``."""
+    """See ``attention.attention_mass``."""
     device = str(device_of(cache))
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale, device)
     run(call)
@@ -80,7 +81,7 @@ def attention_mass(
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """``attention.confidence``."""
+    """See ``attention.confidence``."""
     call, out = confidence_call(logits.contiguous())
     run(call)
     return Confidence(*torch.unbind(out, -1))
@@ -110,7 +111,7 @@ def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:
 
 
 def _check_reachable(blocks: Blocks, device: torch.device) -> None:
-    """Refuse host memory that is not page-locked; numbers on a GPU are trusted, as everywhere."""
+    """Refuse host memory that is not page-locked; block numbers on a GPU are trusted."""
     kv, numbers = blocks
     if kv.memory.is_cuda or numbers.is_cuda:
         return

@@ -1,7 +1,7 @@
-"""The CUDA kernels on a CPU, for tests: the same sources by g++, over a grid of coroutines.
+"""Runs the CUDA kernels on a CPU, for tests: the same sources by g++, over a grid of coroutines.
 
-Nothing here is fast. It computes what a GPU would, barriers and asynchronous copies included, and
-refuses what a driver or a GPU would refuse.
+It computes what a GPU would, barriers and asynchronous copies included, and refuses what a driver
+or a GPU would refuse. Nothing here is fast.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from ..rope import Rope
 from ..tensors import Tensor
 from .base import Confidence
 
-# What a GPU's driver refuses about a launch, by architecture, so that it shows without a GPU.
-
 # From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 SHARED_OPT_IN: Final = {
-    "sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10
-}  # fmt: skip
+    "sm_80": 163 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+}
 _REGISTERS: Final = 65_536  # per multiprocessor, and so per thread block; from the same table
 _REGISTER_UNIT: Final = 8  # a thread's registers are rounded up to it; from the same table
 _MOST_BLOCKS: Final = (1 << 31) - 1  # thread blocks of a grid; from the same table
@@ -44,7 +45,7 @@ _MOST_BLOCKS: Final = (1 << 31) - 1  # thread blocks of a grid; from the same ta
 def check_launch(
     call: KernelCall, architecture: str, allowed_shared: int, registers: int = 0
 ) -> None:
-    """Do nothing if a driver would launch ``call``.
+    """Raise if a driver would refuse to launch ``call``.
 
     Args:
         architecture: Such as ``sm_90``.
@@ -91,7 +92,7 @@ _FAULTS = {1: "an access to a misaligned address", 2: "an access beyond shared m
 
 
 def run(call: KernelCall) -> None:
-    """Run a launch to its end, as ``launch.run`` queues it.
+    """Run a launch to its end, in place of ``launch.run``.
 
     Raises:
         TransferError: A driver would not launch it, or a GPU would stop it at a wrong address.
@@ -110,7 +111,7 @@ def run_entry(
     shared: int,
     args: ctypes.Array[ctypes.c_void_p] | int,
 ) -> None:
-    """Run a kernel as a driver would: ``args`` are addresses of its arguments.
+    """Run a kernel as a driver would; ``args`` are addresses of its arguments.
 
     Raises:
         TransferError: It accesses memory that is misaligned, or not its own.
@@ -131,26 +132,26 @@ def _entry(kernel: str, defines: tuple[str, ...]) -> Callable[..., int]:
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Do nothing: a kernel is compiled when it is first run."""
+    """Do nothing: a kernel is compiled when it first runs."""
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """Run ``reference.spill`` in emulation."""
+    """See ``reference.spill``."""
     run(copy_call(blocks, records, grid=GRID))
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
-    """Run ``reference.load`` in emulation."""
+    """See ``reference.load``."""
     run(copy_call(records, blocks, grid=GRID))
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """Run ``reference.splice`` in emulation."""
+    """See ``reference.splice``."""
     run(move_call(source, target, slots, rope, grid=GRID))
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """Run ``reference.rotate_in_place`` in emulation."""
+    """See ``reference.rotate_in_place``."""
     here = SlotMap(slots, slots, delta)
     run(move_call(cache, cache, here, rope, keys_only=True, grid=GRID))
 
@@ -158,14 +159,14 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """``attention.attention_mass``."""
+    """See ``attention.attention_mass``."""
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale)
     run(call)
     return mass.mean(1)
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """``attention.confidence``."""
+    """See ``attention.confidence``."""
     call, out = confidence_call(logits.contiguous())
     run(call)
     return Confidence(*torch.unbind(out, -1))

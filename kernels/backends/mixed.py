@@ -1,7 +1,7 @@
-"""Attention over tokens that are stored in parts, some of them in int8, tile by tile.
+"""Attention over tokens stored in parts, some of them in int8, tile by tile.
 
-An int8 part has one scale per head and channel, shared by its tokens, so that nothing need be
-turned back into floats but the tile at hand: K's scales multiply the queries, V's the sum.
+An int8 part has one scale per head and channel, shared by its tokens, so that only the current tile
+is dequantised: K's scales multiply the queries, V's the sum.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..tensors import Tensor
 TILE = 256  # tokens looked at together; chosen: a tile of 8 heads of 64 dimensions stays in L2
 
 
-class Part(NamedTuple):
+class KvPart(NamedTuple):
     """Consecutive tokens of a layer, stored alike.
 
     Attributes:
         keys: [batch, kv heads, tokens, dims], floating point or int8.
-        values: [batch, kv heads, tokens, value dims], likewise.
+        values: [batch, kv heads, tokens, value dims], of the same type.
         key_scale: float32 [batch, kv heads, dims] of int8 keys, else None.
-        value_scale: float32 [batch, kv heads, value dims], likewise.
+        value_scale: float32 [batch, kv heads, value dims] of int8 values, else None.
     """
 
     keys: Tensor
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What queries read, and what they looked at.
+    """The output of attention, and the attention that each token got.
 
     Attributes:
         output: [batch, query heads, queries, value dims], in the queries' type.
@@ -50,17 +50,17 @@ class Attended(NamedTuple):
 
 
 def mixed_attention(
-    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float, tile: int = TILE
+    queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float, tile: int = TILE
 ) -> Attended:
-    """Softmax attention over the tokens of all parts, in their order, by the online method.
+    """Compute softmax attention over the tokens of all parts, in order, by the online method.
 
     Args:
         queries: [batch, query heads, queries, dims]; query heads are a multiple of kv heads.
         parts: At least one token in all.
-        visible: bool [batch, queries, tokens], or None if every query sees everything. A query
-            that sees nothing reads zeros and has no mass.
-        scale: What logits are multiplied with, usually dims ** -0.5.
-        tile: Tokens that are looked at together.
+        visible: bool [batch, queries, tokens], or None if every query sees everything. A query that
+            sees nothing gets zeros and has no mass.
+        scale: Factor of the logits, usually dims ** -0.5.
+        tile: Tokens per step.
     """
     batch, heads, count, dims = queries.shape
     kv_heads = parts[0].keys.shape[1]
@@ -81,7 +81,8 @@ def mixed_attention(
 
 
 def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-    """The mass alone, of keys [batch, kv heads, tokens, dims] in one part; see ``Attended``."""
+    """Return only the mass, of keys [batch, kv heads, tokens, dims] in one part; see
+    ``Attended``."""
     batch, heads, count, dims = queries.shape
     grouped = queries.to(torch.float32).reshape(batch, keys.shape[1], -1, dims) * scale
     seen = (grouped @ keys.to(torch.float32).mT).reshape(batch, heads, count, -1)
@@ -92,9 +93,9 @@ def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: 
 
 
 def _tiles(
-    parts: Sequence[Part], grouped: Tensor, tile: int
-) -> Iterator[tuple[Part, Tensor, int, int]]:
-    """``(part, queries in its scale, from, to)`` of each tile."""
+    parts: Sequence[KvPart], grouped: Tensor, tile: int
+) -> Iterator[tuple[KvPart, Tensor, int, int]]:
+    """Yield ``(part, queries in its scale, from, to)`` for each tile."""
     for part in parts:
         scaled = grouped if part.key_scale is None else grouped * part.key_scale[:, :, None, :]
         for low in range(0, part.keys.shape[2], tile):
@@ -102,15 +103,15 @@ def _tiles(
 
 
 class _Running:
-    """The maximum, the sum and the weighted values of the tiles so far."""
+    """Running maximum, sum and weighted values of the online softmax."""
 
     def __init__(self, grouped: Tensor, dims: int) -> None:
         self._most = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
         self._sum = torch.zeros_like(self._most)
         self._read = grouped.new_zeros((*grouped.shape[:3], dims))
 
-    def add(self, seen: Tensor, part: Part, low: int, high: int) -> None:
-        """Take one tile's logits [batch, kv heads, rows, tile] and its values into account."""
+    def add(self, seen: Tensor, part: KvPart, low: int, high: int) -> None:
+        """Add one tile's logits [batch, kv heads, rows, tile] and its values."""
         most = torch.maximum(self._most, seen.amax(-1, keepdim=True))
         finite = most.masked_fill(most.isneginf(), 0.0)  # so that nothing seen yet stays nothing
         weight, kept = (seen - finite).exp(), (self._most - finite).exp()
@@ -122,19 +123,17 @@ class _Running:
         self._most = most
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Each token's share, from the logits of all tiles."""
+        """Return each token's share, from the logits of all tiles."""
         finite = self._most.masked_fill(self._most.isneginf(), 0.0)
         return (logits - finite).exp() / self._divisor()
 
     def result(self) -> Tensor:
-        """The values read, [batch, kv heads, rows, value dims]."""
+        """Return the weighted values, [batch, kv heads, rows, value dims]."""
         return self._read / self._divisor()
 
     def _divisor(self) -> Tensor:
         return self._sum.masked_fill(self._sum == 0.0, 1.0)
 
-
-# The fast path of ``mixed_attention`` for a decode step on the CPU: one query a head, in C++.
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "mixed.cpp"
 # Sums may run in any order and products may be fused: equal to rounding is what is promised.
@@ -171,7 +170,7 @@ class MixedArgs(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled operation.
+    """Return the compiled operation.
 
     Raises:
         BuildError: It cannot be compiled here.
@@ -182,8 +181,9 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def serves(queries: Tensor, parts: Sequence[Part]) -> bool:
-    """Whether the compiled path can: one float32 query a head, and parts as a store holds them."""
+def serves(queries: Tensor, parts: Sequence[KvPart]) -> bool:
+    """Return whether compiled C++ can do it: one float32 query per head, and parts as a store holds
+    them."""
     return (
         queries.shape[2] == 1
         and queries.device.type == "cpu"
@@ -193,9 +193,9 @@ def serves(queries: Tensor, parts: Sequence[Part]) -> bool:
 
 
 def native_mixed_attention(
-    queries: Tensor, parts: Sequence[Part], visible: Tensor | None, scale: float, threads: int = 1
+    queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float, threads: int = 1
 ) -> Attended:
-    """``mixed_attention.mixed_attention`` of one query a head; see ``serves``."""
+    """Compute ``mixed_attention`` of one query per head in C++; see ``serves``."""
     batch, heads, _, dims = queries.shape
     kv_heads = parts[0].keys.shape[1]
     tokens = sum(part.keys.shape[2] for part in parts)
@@ -214,7 +214,7 @@ def native_mixed_attention(
     return Attended(output, (mass.sum(1) / heads)[:, None])
 
 
-def _fits(part: Part) -> bool:
+def _fits(part: KvPart) -> bool:
     keys, values = part.keys, part.values
     return (
         keys.dtype in (torch.float32, torch.int8)
@@ -227,7 +227,7 @@ def _fits(part: Part) -> bool:
     )
 
 
-def _packed(part: Part) -> PartArgs:
+def _packed(part: KvPart) -> PartArgs:
     keys = part.keys
     return PartArgs(
         keys=keys.data_ptr(), values=part.values.data_ptr(),

@@ -1,4 +1,4 @@
-"""The fast path for memory on the CPU: ``reference``'s operations in C++, with the same bits.
+"""``reference``'s operations in C++ for memory on the CPU, with the same bits.
 
 The library is compiled by the machine's own compiler at the first operation.
 """
@@ -34,7 +34,7 @@ _LAYOUT: Final = ("layers", "heads", "tokens", "layer_stride", "block_stride", "
 
 
 class PlaneArgs(ctypes.Structure):
-    """``Plane`` of paged.cpp: a ``layout.Plane``; a scale of −1 says that there is none."""
+    """``Plane`` of paged.cpp: a ``layout.Plane``; a scale of −1 stands for none."""
 
     _fields_ = tuple((name, _NUMBER) for name in _PLANE)
 
@@ -49,9 +49,12 @@ class RopeArgs(ctypes.Structure):
     """``Rope`` of paged.cpp."""
 
     _fields_ = (
-        ("cos", _POINTER), ("sin", _POINTER), ("start", _NUMBER), ("pairs", _NUMBER),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+        ("start", _NUMBER),
+        ("pairs", _NUMBER),
         ("neox", _NUMBER),
-    )  # fmt: skip
+    )
 
 
 class MoveArgs(ctypes.Structure):
@@ -77,7 +80,7 @@ class CopyArgs(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled operations.
+    """Return the compiled operations.
 
     Raises:
         BuildError: They cannot be compiled here.
@@ -95,23 +98,23 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """``reference.spill``."""
+    """See ``reference.spill``."""
     _copy_blocks(blocks, records)
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
-    """``reference.load``."""
+    """See ``reference.load``."""
     _copy_blocks(records, blocks)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """``reference.splice``."""
+    """See ``reference.splice``."""
     check_same_model(source.layout, target.layout)
     _move(source, target, slot_runs(slots, source.layout.tokens), rope)
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """``reference.rotate_in_place``."""
+    """See ``reference.rotate_in_place``."""
     runs = slot_runs(SlotMap(slots, slots, delta), cache.layout.tokens)
     turned = runs.runs[runs.runs[:, 3] >= 0]
     _move(cache, cache, SlotRuns(turned, runs.deltas), rope, keys_only=True)
@@ -131,9 +134,12 @@ def _move(
 ) -> None:
     cos, sin = (table.contiguous() for table in rope.rotation(runs.deltas))
     turn = RopeArgs(
-        cos=cos.data_ptr(), sin=sin.data_ptr(), start=rope.start, pairs=rope.dims // 2,
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        start=rope.start,
+        pairs=rope.dims // 2,
         neox=rope.pairing.value == "neox",
-    )  # fmt: skip
+    )
     moved = int(runs.runs[:, 2].sum()) * source.layout.block_bytes // source.layout.tokens
     library().kv_move(MoveArgs(
         source=source.memory.data_ptr(), source_layout=ctypes.pointer(packed(source.layout)),
@@ -147,7 +153,7 @@ def _move(
 
 @functools.lru_cache(maxsize=64)
 def packed(layout: KvLayout) -> LayoutArgs:
-    """A layout as the kernels read it."""
+    """Return a layout as the C++ code reads it."""
     numbers = {name: getattr(layout, name) for name in _LAYOUT}
     return LayoutArgs(**numbers, key=_packed_plane(layout.key), value=_packed_plane(layout.value))
 
@@ -158,5 +164,5 @@ def _packed_plane(plane: Plane) -> PlaneArgs:
 
 
 def _threads(size: int) -> int:
-    """As many as torch may have here, where they have enough to do."""
+    """Return as many threads as torch may use, if there is enough work."""
     return min(MOST_THREADS, torch.get_num_threads()) if size >= PARALLEL_BYTES else 1

@@ -1,6 +1,6 @@
-"""Spill, load, splice and rotate in plain torch, on any device: what other back ends must equal.
+"""Spill, load, splice and rotate in plain torch on any device; other back ends must equal it.
 
-Each operation goes through the layout's address functions: layer by layer, all tokens at once.
+Each operation uses the layout's address functions: layer by layer, all tokens at once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Do nothing: torch is ready."""
+    """Do nothing: torch needs no preparation."""
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy whole blocks of a cache, byte for byte, to records of the arena.
 
     Args:
-        blocks: Of the engine's paged memory.
-        records: Of memory in ``blocks.layout.record(…)``, as many.
+        blocks: Blocks of the engine's paged memory.
+        records: As many blocks of a memory in ``blocks.layout.record(…)``.
 
     Raises:
         LayoutError: The two differ inside a block.
@@ -63,7 +63,7 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """Rotate the keys of ``slots`` by Δ where they stand; see ``splice``."""
+    """Rotate the keys of ``slots`` by Δ without moving them; see ``splice``."""
     keep = (slots >= 0) & (delta != 0)
     slots, (cos, sin) = slots[keep], rope.rotation(delta[keep])
     for layer in range(cache.layout.layers):
@@ -71,7 +71,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 
 
 def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """K or V of tokens in float32, dequantised; [T, heads, dims]."""
+    """Return K or V of tokens in float32, dequantised; [T, heads, dims]."""
     values = kv.memory[addresses(kv.layout, plane, layer, slots)]
     if plane.scale is None:
         return values.to(torch.float32)
@@ -110,7 +110,7 @@ def _copy_tokens(
     source: PagedKv, plane: Plane, taken: Tensor, target: PagedKv, other: Plane, given: Tensor,
     layer: int,
 ) -> None:  # fmt: skip
-    """Bit for bit: as integers, so that no NaN is touched."""
+    """Copy bit for bit, as integers, so that no NaN changes."""
     bits = _BITS[source.layout.itemsize]
     values = source.memory.view(bits)[addresses(source.layout, plane, layer, taken)]
     target.memory.view(bits)[addresses(target.layout, other, layer, given)] = values
@@ -132,14 +132,14 @@ def _copy_blocks(source: Blocks, target: Blocks) -> None:
 
 
 def addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """Indices into the memory of tokens' K or V in one layer; int64 [T, heads, dims]."""
+    """Return indices into the memory of tokens' K or V in one layer; int64 [T, heads, dims]."""
     heads = torch.arange(layout.heads, device=slots.device)[None, :, None]
     dims = torch.arange(plane.dims, device=slots.device)[None, None, :]
     return layout.address(plane, layer, slots[:, None, None], heads, dims)
 
 
 def _scale_addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """Indices into the memory seen as float32."""
+    """Return indices into the memory viewed as float32."""
     heads = torch.arange(layout.heads, device=slots.device)[None, :]
     return layout.scale_address(plane, layer, slots[:, None], heads) // 4
 

@@ -1,4 +1,2 @@
-"""What only a GPU runs: kernel calls and launches, copy engines, streams.
-
-``measure`` finds out which method moves bytes fastest on this machine.
-"""
+"""GPU-only code: kernel calls and launches, copy engines, streams, and measuring the fastest
+method."""

@@ -1,4 +1,4 @@
-"""One launch of a CUDA kernel: its name, macros, grid and arguments.
+"""Builds launches of the CUDA kernels: name, macros, grid and arguments.
 
 The same call runs on a GPU (``device``) and, for tests, on a CPU (``emulation``).
 """
@@ -17,19 +17,17 @@ import torch
 from ..errors import LayoutError, SlotError
 from ..layout import Blocks, KvLayout, PagedKv, SlotMap
 from ..rope import Pairing, Rope
-from ..runs import Runs, block_runs, check_same_model
+from ..runs import ByteRuns, block_runs, check_same_model
 from ..tensors import Tensor
 
-# The arguments of each CUDA kernel, with the names and in the order of its source.
-#
-# All but the numbers are addresses; 64 bits hold either.
-
+# The arguments of each kernel stand in the order of its source. All but the numbers are addresses.
 Int64: TypeAlias = ctypes.c_int64
 Arguments: TypeAlias = tuple[ctypes.c_int64 | ctypes.c_float, ...]
 
 
 class MoveArguments(NamedTuple):
-    """Of ``kv_move``; slots and rows are int64 [tokens], cos and sin float32 [*, pairs]."""
+    """Arguments of ``kv_move``; slots and rows are int64 [tokens], cos and sin float32 [*,
+    pairs]."""
 
     source: Int64
     target: Int64
@@ -50,7 +48,8 @@ class MoveArguments(NamedTuple):
     def part(
         self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
     ) -> MoveArguments:
-        """The same for ``count`` tokens from the ``start``-th on, out of or into other memory."""
+        """Return the arguments for ``count`` tokens from ``start`` on, out of or into other
+        memory."""
 
         def later(column: Int64) -> Int64:
             return number(column.value + start * 8)
@@ -66,7 +65,7 @@ class MoveArguments(NamedTuple):
 
 
 class CopyArguments(NamedTuple):
-    """Of ``kv_copy``; sources and targets are int64 [runs], offsets in bytes."""
+    """Arguments of ``kv_copy``; sources and targets are int64 [runs], offsets in bytes."""
 
     source: Int64
     target: Int64
@@ -77,7 +76,7 @@ class CopyArguments(NamedTuple):
 
 
 class MassArguments(NamedTuple):
-    """Of ``attention_mass``; mass and peaks are float32 [S, query heads, width]."""
+    """Arguments of ``attention_mass``; mass and peaks are float32 [S, query heads, width]."""
 
     memory: Int64
     paged: Int64
@@ -93,7 +92,7 @@ class MassArguments(NamedTuple):
 
 
 class ConfidenceArguments(NamedTuple):
-    """Of ``confidence``; out is float32 [rows, 3]."""
+    """Arguments of ``confidence``; out is float32 [rows, 3]."""
 
     logits: Int64
     stride: Int64
@@ -102,27 +101,27 @@ class ConfidenceArguments(NamedTuple):
 
 
 def address(tensor: Tensor) -> Int64:
-    """The address of a tensor's first element."""
+    """Return the address of a tensor's first element."""
     return Int64(tensor.data_ptr())
 
 
 def number(value: int) -> Int64:
-    """A number as kernels take it."""
+    """Return a number as kernels take it."""
     return Int64(int(value))
 
 
-# What the kernels are compiled for: number types, widths of access, and sizes shared with them.
-#
-# All of it goes to the compiler as macros, so that a kernel has no branch for what the host
-# knows.
-
+# Number types, widths of access and sizes go to the compiler as macros, so that a kernel has no
+# branch for what the host knows.
 WARP: Final = 32  # threads; of every GPU so far
 THREADS: Final = 256  # of a thread block at most, so that its registers fit; chosen
 STAGES: Final = 4  # cells or pieces that a warp has on their way; chosen
 PIECE: Final = 2048  # bytes of a piece of a run; chosen
 COMMON_DEFINES: Final = (
-    f"WARP={WARP}", f"MOST_THREADS={THREADS}", f"STAGES={STAGES}", f"PIECE={PIECE}"
-)  # fmt: skip
+    f"WARP={WARP}",
+    f"MOST_THREADS={THREADS}",
+    f"STAGES={STAGES}",
+    f"PIECE={PIECE}",
+)
 """What every kernel is compiled with: the sources state none of these numbers themselves."""
 CXX_TYPES: Final = {
     torch.float32: "float",
@@ -133,7 +132,7 @@ CXX_TYPES: Final = {
 
 
 def move_defines(source: PagedKv, target: PagedKv, rope: Rope) -> tuple[str, ...]:
-    """Macros of ``kv_move``."""
+    """Return the macros of ``kv_move``."""
     each = min(
         row_width(source) // source.layout.itemsize, row_width(target) // target.layout.itemsize
     )
@@ -147,8 +146,8 @@ def move_defines(source: PagedKv, target: PagedKv, rope: Rope) -> tuple[str, ...
 
 
 def _turned_at_once(rope: Rope, each: int) -> tuple[int, int]:
-    """Values that a lane reads at once from a rotated row, of ``each`` that alignment allows, and
-    the pairs that it turns; one by one where the rotation begins or ends between."""
+    """Return how many values and pairs a lane rotates at once; one by one if the rotation is not
+    aligned."""
     pairs, halves = rope.dims // 2, rope.pairing is Pairing.NEOX
     whole = pairs % each == 0 if halves else each > 1 and rope.dims % each == 0
     if rope.start % each or not whole:
@@ -157,7 +156,8 @@ def _turned_at_once(rope: Rope, each: int) -> tuple[int, int]:
 
 
 def mass_defines(cache: PagedKv) -> tuple[str, ...]:
-    """Macros of ``attention_mass``: by the widest access with which every key can be read."""
+    """Return the macros of ``attention_mass``, for the widest access with which every key can be
+    read."""
     size = cache.layout.key.dims * cache.layout.itemsize
     width = at_least_4(math.gcd(fetch_width(cache), size), cache.layout.name)
     source = f"SOURCE_T={CXX_TYPES[cache.layout.dtype]}"
@@ -165,48 +165,49 @@ def mass_defines(cache: PagedKv) -> tuple[str, ...]:
 
 
 def confidence_defines(logits: Tensor) -> tuple[str, ...]:
-    """Macros of ``confidence``: by the widest access that the rows' beginnings allow."""
+    """Return the macros of ``confidence``, for the widest access that the rows' alignment
+    allows."""
     width = math.gcd(16, logits.data_ptr(), logits.stride(0) * logits.itemsize)
     return (f"SOURCE_T={CXX_TYPES[logits.dtype]}", f"BYTES={width}", *COMMON_DEFINES)
 
 
 def fetch_width(kv: PagedKv) -> int:
-    """Bytes of the widest access with which every cell can be read whole."""
+    """Return the bytes of the widest access with which every cell can be read whole."""
     layout, size = kv.layout, kv.layout.itemsize
     strides = (layout.layer_stride, layout.block_stride, layout.head_stride, layout.cell)
     width = math.gcd(
-        16, kv.memory.data_ptr(), *(stride * size for stride in strides),
+        16,
+        kv.memory.data_ptr(),
+        *(stride * size for stride in strides),
         layout.key.token_outer * size,
-    )  # fmt: skip
+    )
     return at_least_4(width, layout.name)
 
 
 def row_width(kv: PagedKv) -> int:
-    """Bytes of the widest access with which K and V can each be read or written."""
+    """Return the bytes of the widest access with which K and V can each be read or written."""
     size, rows = kv.layout.itemsize, (kv.layout.key.dims, kv.layout.value.dims)
     base = kv.layout.value.base
-    return at_least_4(math.gcd(fetch_width(kv), base * size, *(r * size for r in rows)),
-                       kv.layout.name)  # fmt: skip
+    return at_least_4(
+        math.gcd(fetch_width(kv), base * size, *(r * size for r in rows)), kv.layout.name
+    )
 
 
 def at_least_4(width: int, name: str) -> int:
-    """``width``, the widest access in bytes, unless it is one that kernels do not have."""
+    """Return ``width``, the widest access in bytes; raise ``LayoutError`` if kernels lack it."""
     if width < 4:
         raise LayoutError(f"{name}: cells are aligned to {width} bytes; kernels need 4")
     return width
 
 
-# Brings small tensors to where a kernel reads them: packed, in one copy that nothing waits for.
-
 _ALIGNMENT: Final = 16  # bytes: the widest access of a kernel
 
 
 def uploaded(tensors: Iterable[Tensor], device: str) -> tuple[Tensor, ...]:
-    """The tensors, contiguous and on ``device``; those in host memory travel in one pinned buffer.
-
-    A copy from pageable memory would first wait for all earlier work of the stream. The buffer
-    comes from torch's cache of pinned memory, which keeps it until the copy is over.
-    """
+    """Return the tensors contiguous on ``device``; those in host memory travel in one pinned
+    buffer."""
+    # A copy from pageable memory would first wait for all earlier work of the stream. torch's cache
+    # of pinned memory keeps the buffer until the copy is over.
     tensors = [tensor.contiguous() for tensor in tensors]
     here = [tensor for tensor in tensors if not tensor.is_cuda]
     starts, size = [], 0
@@ -270,7 +271,7 @@ class MoveCall(KernelCall):
     def part(
         self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
     ) -> MoveCall:
-        """A move of ``count`` tokens from the ``start``-th on, out of or into other memory."""
+        """Return a move of ``count`` tokens from ``start`` on, out of or into other memory."""
         args = self.args.part(start, count, source, target)
         others = tuple(memory for memory in (source, target) if memory is not None)
         return replace(self, args=args, held=(*others, *self.held))
@@ -280,10 +281,12 @@ def move_call(
     source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, keys_only: bool = False,
     grid: int = DEFAULT_GRID, device: str = "cpu",
 ) -> MoveCall:  # fmt: skip
-    """``reference.splice`` as a launch; with ``keys_only``, in one memory, ``rotate_in_place``.
+    """Return ``reference.splice`` as a launch; with ``keys_only`` and one memory,
+    ``rotate_in_place``.
 
     Raises:
-        LayoutError: The layouts hold different models, or tokens interleave, as only CPUs do it.
+        LayoutError: The layouts hold different models, or tokens interleave, which only CPUs
+            support.
     """
     check_same_model(source.layout, target.layout)
     deltas, rows = torch.unique(slots.delta, return_inverse=True)
@@ -312,7 +315,7 @@ def move_call(
 
 
 def _ring(layout: KvLayout) -> tuple[int, int]:
-    """Warps whose cells on their way fit shared memory, and the bytes that a cell takes there."""
+    """Return how many warps' cells fit shared memory, and the bytes that a cell takes there."""
     slot_bytes = -(-layout.cell * layout.itemsize // 16) * 16
     warps = min(THREADS // WARP, SHARED_LIMIT // (STAGES * slot_bytes))
     if not warps:
@@ -323,20 +326,23 @@ def _ring(layout: KvLayout) -> tuple[int, int]:
 def copy_call(
     source: Blocks, target: Blocks, grid: int = DEFAULT_GRID, device: str = "cpu"
 ) -> KernelCall:
-    """``reference.spill`` or ``reference.load`` as a launch."""
+    """Return ``reference.spill`` or ``reference.load`` as a launch."""
     return runs_call(source.kv, target.kv, block_runs(source, target), grid, device)
 
 
 def runs_call(
-    source: PagedKv, target: PagedKv, runs: Runs, grid: int = DEFAULT_GRID, device: str = "cpu"
+    source: PagedKv, target: PagedKv, runs: ByteRuns, grid: int = DEFAULT_GRID, device: str = "cpu"
 ) -> KernelCall:
-    """Copy runs between two memories as a launch."""
+    """Return a copy of runs between two memories as a launch."""
     starts = [torch.from_numpy(part) for part in (runs.sources, runs.targets)]
     _check_count(len(runs.sources) * -(-runs.size // PIECE), "pieces of runs")
     width = math.gcd(
-        16, runs.size, source.memory.data_ptr(), target.memory.data_ptr(),
+        16,
+        runs.size,
+        source.memory.data_ptr(),
+        target.memory.data_ptr(),
         *(int(np.gcd.reduce(part, initial=16)) for part in (runs.sources, runs.targets)),
-    )  # fmt: skip
+    )
     held = uploaded(starts, device)
     sources, targets = map(address, held)
     args = CopyArguments(
@@ -346,16 +352,20 @@ def runs_call(
     return KernelCall(
         "kv_copy",
         (f"BYTES={at_least_4(width, source.layout.name)}", *COMMON_DEFINES),
-        grid, THREADS, THREADS // WARP * STAGES * PIECE, args,
+        grid,
+        THREADS,
+        THREADS // WARP * STAGES * PIECE,
+        args,
         (source.memory, target.memory, *held),
-    )  # fmt: skip
+    )
 
 
 def attention_mass_call(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
     scale: float, device: str = "cpu",
 ) -> tuple[KernelCall, Tensor]:  # fmt: skip
-    """``attention.attention_mass`` a query head; the result tensor is [S, query heads, blocks]."""
+    """Return ``attention.attention_mass`` per query head as a launch, and its result [S, query
+    heads, blocks]."""
     samples, heads, _ = queries.shape
     width = block_table.shape[1]
     mass = torch.empty(samples, heads, width, dtype=torch.float32, device=device)
@@ -377,13 +387,15 @@ def attention_mass_call(
 
 
 def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
-    """``attention.confidence``; the result tensor is [rows, 3]."""
+    """Return ``attention.confidence`` as a launch, and its result [rows, 3]."""
     rows, vocabulary = logits.shape
     out = torch.empty(rows, 3, dtype=torch.float32, device=logits.device)
     args = ConfidenceArguments(
-        logits=address(logits), stride=number(logits.stride(0)), vocabulary=number(vocabulary),
+        logits=address(logits),
+        stride=number(logits.stride(0)),
+        vocabulary=number(vocabulary),
         out=address(out),
-    )  # fmt: skip
+    )
     call = KernelCall(
         "confidence", confidence_defines(logits), rows, _READERS, _READERS * _SEEN, args,
         (logits, out),
@@ -392,7 +404,7 @@ def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
 
 
 def cell_layout(layout: KvLayout) -> Tensor:
-    """A layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes.
+    """Return a layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes.
 
     Raises:
         LayoutError: Tokens interleave inside a block.
@@ -401,9 +413,7 @@ def cell_layout(layout: KvLayout) -> Tensor:
         raise LayoutError(f"{layout.name}: tokens interleave; its kernels are those of the CPU")
     size = layout.itemsize
     offsets = (layout.value.base, layout.key.scale, layout.value.scale)
-    strides = (
-        layout.layer_stride, layout.block_stride, layout.head_stride, layout.key.token_outer
-    )  # fmt: skip
+    strides = (layout.layer_stride, layout.block_stride, layout.head_stride, layout.key.token_outer)
     return torch.tensor(
         [
             layout.layers, layout.heads, layout.tokens, *(stride * size for stride in strides),

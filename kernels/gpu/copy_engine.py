@@ -1,8 +1,8 @@
-"""Runs of bytes by the GPU's copy engines: all of them in one driver call.
+"""Copies runs of bytes by the GPU's copy engines, all of them in one driver call.
 
 ``cuMemcpyBatchAsync`` (CUDA 12.8 and later) takes addresses and sizes as C arrays. It is called
-through its pointer, so that numpy's arrays go in as they stand; the Python binding would make an
-object of every address. Where the driver lacks it, or refuses it, each run is a ``cuMemcpyAsync``.
+through its pointer with numpy arrays, because the Python binding would make an object of every
+address. If the driver lacks it, or refuses it, each run is a ``cuMemcpyAsync``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CopyEngine:
         """Queue copies of ``size`` bytes each, in no order among themselves.
 
         Args:
-            sources: int64 [R], addresses: page-locked host memory or a GPU's.
+            sources: int64 [R], addresses in page-locked host memory or a GPU's.
             targets: int64 [R], likewise.
             size: Bytes of each copy.
             stream: Handle of a CUDA stream, not the default one.
@@ -68,7 +68,7 @@ class CopyEngine:
 
 @functools.cache
 def copy_engine() -> CopyEngine:
-    """This process's copy engine.
+    """Return this process's copy engine.
 
     Raises:
         BuildError: ``cuda.bindings`` is missing (names the pip command).
@@ -83,7 +83,8 @@ def copy_engine() -> CopyEngine:
 
 
 def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
-    """``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` is what CUDA 12 has before the stream."""
+    """Return ``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` is what CUDA 12 has before the
+    stream."""
     if not function:
         return None
 
@@ -97,9 +98,8 @@ def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
 
 
 def check_page_locked(address: int, name: str) -> None:
-    """Refuse host memory that a GPU cannot read at its own address.
-
-    Kernels and batches of copies would fault on it.
+    """Refuse host memory that a GPU cannot read at its own address, since kernels and copies would
+    fault.
 
     Raises:
         LayoutError: The memory is pageable, or this platform maps it to another address.

@@ -1,4 +1,4 @@
-"""Queues work on a GPU: makes the device current, and launches on torch's stream by cuda.core."""
+"""Launches kernels on torch's current stream by cuda.core."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def run(call: KernelCall) -> None:
 
 
 def launcher(call: KernelCall, index: int) -> Callable[[KernelCall], None]:
-    """What launches a call and its parts on torch's stream of now, on the device that is bound;
-    raises like ``run``."""
+    """Return a function that launches a call's parts on the current stream; raises like ``run``."""
     from cuda.core import LaunchConfig, Stream, launch
 
     config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
@@ -41,7 +40,8 @@ def launcher(call: KernelCall, index: int) -> Callable[[KernelCall], None]:
 
 @contextlib.contextmanager
 def bound(device: torch.device) -> Iterator[int]:
-    """The device, current for torch and for the driver, also in a thread that is new to CUDA."""
+    """Make the device current for torch and for the driver, also in a thread that is new to
+    CUDA."""
     try:
         from cuda.core import Device
     except ImportError as error:
@@ -53,8 +53,8 @@ def bound(device: torch.device) -> Iterator[int]:
 
 @contextlib.contextmanager
 def batch_stream() -> Iterator[int]:
-    """Handle of the current stream; in place of the default one, which batches refuse, another
-    that is ordered with it."""
+    """Yield the handle of the current stream, or of one ordered with it if that is the default
+    stream, which batches refuse."""
     current = torch.cuda.current_stream()
     if current.cuda_stream:
         yield current.cuda_stream
@@ -69,16 +69,16 @@ def batch_stream() -> Iterator[int]:
 
 @functools.cache
 def side_stream(index: int) -> torch.cuda.Stream:
-    """A device's stream for copies beside the current one."""
+    """Return a device's stream for copies beside the current one."""
     return torch.cuda.Stream(torch.device("cuda", index))
 
 
 @functools.cache
 def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
-    """A kernel, compiled for a device's architecture and loaded, once per process and device.
+    """Return a kernel, compiled for a device's architecture and loaded once per process and device.
 
     Raises:
-        BuildError: It cannot be compiled, or what was compiled does not suit GPU or driver.
+        BuildError: It cannot be compiled, or does not suit GPU or driver.
         TransferError: The device has less than ``shared`` bytes of shared memory.
     """
     from cuda.core import ObjectCode
@@ -99,10 +99,11 @@ def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) 
 
 
 def allow_shared(kernel: Kernel, name: str, shared: int, index: int) -> None:
-    """Have the driver launch ``kernel`` with more dynamic shared memory than it does by itself.
+    """Allow launches of ``kernel`` with ``shared`` bytes of dynamic shared memory, more than the
+    default.
 
     Raises:
-        TransferError: The device has less than ``shared`` bytes of it.
+        TransferError: The device has less than that.
     """
     from cuda.bindings import driver
 

@@ -1,4 +1,4 @@
-"""Which method moves bytes fastest: tables measured on the machine, by run size and count."""
+"""Tables of the fastest method to move bytes, by run size and count."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ _CLOSE: Final = 1.03  # a method that takes less from the engine may be this muc
 
 @dataclass(frozen=True)
 class MethodTable:
-    """Which method was best at each (run size in bytes, number of runs)."""
+    """The best method at each (run size in bytes, number of runs)."""
 
     winners: dict[tuple[int, int], Method]
 
     def best(self, run_bytes: int, runs: int) -> Method:
-        """The winner at the nearest measured size and, for that size, at the nearest count."""
+        """Return the best method at the nearest measured size and, for that size, the nearest
+        count."""
         size = min({at[0] for at in self.winners}, key=lambda known: _apart(known, run_bytes))
         counts = [at[1] for at in self.winners if at[0] == size]
         return self.winners[size, min(counts, key=lambda known: _apart(known, runs))]
@@ -54,10 +55,10 @@ def measured(
     methods: Iterable[Method],
     cells: Iterable[tuple[int, int]],
 ) -> MethodTable:
-    """Fill a table: per cell, the first of ``methods`` that is about as fast as the fastest.
+    """Measure a table: per cell, the first of ``methods`` that is about as fast as the fastest.
 
     Args:
-        seconds: Seconds that a method takes for (run size, count).
+        seconds: Returns the seconds that a method takes for (run size, count).
     """
     winners = {}
     for cell in cells:

@@ -1,4 +1,9 @@
-"""The same move by each of the methods that ``measure`` compares."""
+"""Copies and splices by each of the methods that ``measure`` compares.
+
+A staged splice overlaps two steps through the GPU's memory: the copy engine fetches whole records,
+and a kernel rotates and scatters them while the next ones are on their way; or the reverse. It is
+for machines whose multiprocessors reach host memory more slowly than the copy engine does.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +15,12 @@ import torch
 
 from ..layout import Blocks, PagedKv, SlotMap
 from ..rope import Rope
-from ..runs import Runs, block_runs
+from ..runs import ByteRuns, block_runs
 from ..tensors import Tensor
 from .calls import DEFAULT_GRID, RESIDENT_GRID, move_call, runs_call
 from .copy_engine import copy_engine
 from .launch import batch_stream, bound, launcher, run, side_stream
 from .method import COPY_ENGINE, Method
-
-# A splice in two overlapping steps, through the GPU's memory.
-#
-# The copy engine brings whole records into the GPU's memory, and a kernel rotates and scatters
-# them from there while the next ones travel; or a kernel gathers and quantises whole records
-# there, and the copy engine takes them away. For machines where multiprocessors reach host
-# memory more slowly than the copy engine does.
 
 MOST_BYTES: Final = 16 << 20  # of a chunk: long enough to hide the cost of queueing one; chosen
 LEAST_BYTES: Final = 4 << 20  # of a chunk: queueing one takes about as long as copying it; chosen
@@ -30,14 +28,14 @@ _DENSE: Final = 0.75  # with a smaller share of wanted tokens, whole records are
 
 
 class Chunks(NamedTuple):
-    """Which records travel together, and where their tokens then stand.
+    """Which records travel together, and where their tokens stand then.
 
     Attributes:
         records: int64 [n], each once, chunk after chunk.
-        starts: Where each chunk begins among the records; the last is their number.
-        order: int64 [T], the tokens' numbers in the order of their chunks.
+        starts: First record of each chunk; the last entry is the number of records.
+        order: int64 [T], token indices in the order of their chunks.
         slots: int64 [T], in that order: slots in the chunk's buffer.
-        ends: Tokens up to the end of each chunk.
+        ends: Number of tokens up to the end of each chunk.
     """
 
     records: Tensor
@@ -47,7 +45,7 @@ class Chunks(NamedTuple):
     ends: list[int]
 
     def of(self, number: int) -> slice:
-        """Where a chunk's records are among all."""
+        """Return a chunk's range of records."""
         return slice(self.starts[number], self.starts[number + 1])
 
     @property
@@ -70,9 +68,10 @@ def chunks(
 
     Args:
         slots: None of them negative.
-        falling: Whether the last chunks are the small ones: what follows a chunk's copy, or comes
-            before it, overlaps with nothing at that end.
-        most: Bytes of a chunk at most, about; ``least`` likewise.
+        falling: Whether the last chunks are the small ones rather than the first. Nothing overlaps
+            with the kernel at that end, so its chunk should be small.
+        most: Approximate most bytes of a chunk.
+        least: Approximate least bytes of a chunk.
     """
     layout = kv.layout
     numbers = slots.numpy()
@@ -84,14 +83,16 @@ def chunks(
     staged = (place - starts[chunk]) * layout.tokens + numbers % layout.tokens
     counts = np.bincount(chunk, minlength=len(sizes))
     return Chunks(
-        torch.from_numpy(records), starts.tolist(), torch.from_numpy(order),
-        torch.from_numpy(staged[order]), np.cumsum(counts).tolist(),
-    )  # fmt: skip
+        torch.from_numpy(records),
+        starts.tolist(),
+        torch.from_numpy(order),
+        torch.from_numpy(staged[order]),
+        np.cumsum(counts).tolist(),
+    )
 
 
 def graded(count: int, most: int, least: int) -> list[int]:
-    """Sizes that add up to ``count``: as large as allowed, and towards the end half of what is
-    left."""
+    """Return sizes that add up to ``count``: the largest allowed, then halves of what is left."""
     sizes = []
     while count:
         sizes.append(min(count, max(least, min(most, -(-count // 2)))))
@@ -100,14 +101,14 @@ def graded(count: int, most: int, least: int) -> list[int]:
 
 
 def worth_staging(far: PagedKv, parts: Chunks) -> bool:
-    """Whether most tokens of the records that are touched are wanted."""
+    """Return whether most tokens of the touched records are wanted."""
     touched = len(parts.records) * far.layout.tokens
     return touched > 0 and len(parts.order) >= _DENSE * touched
 
 
 def fills_records(far: PagedKv, parts: Chunks) -> bool:
-    """Whether the tokens, none of them twice, are all of the records that they touch: whole records
-    can then take the place of what stood there."""
+    """Return whether the tokens are all of the records that they touch, so that whole records can
+    be written."""
     return 0 < len(parts.records) * far.layout.tokens == len(parts.order)
 
 
@@ -115,11 +116,11 @@ _BUFFERS: Final = 2
 
 
 def device_of(*memories: PagedKv) -> torch.device:
-    """The GPU of the first of the memories that is on one."""
+    """Return the GPU of the first memory that is on one."""
     return next(kv.memory.device for kv in memories if kv.memory.is_cuda)
 
 
-def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: Runs) -> None:
+def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: ByteRuns) -> None:
     """Copy runs by a method of ``COPY_METHODS``."""
     device = device_of(source, target)
     if method != COPY_ENGINE:
@@ -127,16 +128,16 @@ def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: Runs) -> Non
         return
     with bound(device), batch_stream() as stream:
         copy_engine().copy(
-            source.memory.data_ptr() + runs.sources, target.memory.data_ptr() + runs.targets,
-            runs.size, stream,
-        )  # fmt: skip
+            source.memory.data_ptr() + runs.sources,
+            target.memory.data_ptr() + runs.targets,
+            runs.size,
+            stream,
+        )
 
 
 def splice_by(method: Method, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """``reference.splice`` by a method of ``SPLICE_METHODS``; what cannot be staged goes directly.
-
-    Staged are mostly wanted records on their way to a GPU, and whole ones on their way from it.
-    """
+    """Splice by a method of ``SPLICE_METHODS``; what cannot be staged goes directly."""
+    # Staged are splices to a GPU of mostly wanted records, and splices from it of whole records.
     if method.name == "staged" and not slots.on_gpu:
         kept = slots.kept()
         if source.memory.is_cuda:
@@ -192,17 +193,17 @@ def _spill_staged(
 
 
 class _Belt:
-    """Two buffers on a GPU that the copy engine fills, or empties, in turns, ordered by events.
-
-    Where every chunk's runs begin is found once: queueing a chunk must take less than copying it.
+    """Two buffers on a GPU that the copy engine fills or empties in turns, ordered by events.
 
     Attributes:
         compute: The stream whose kernels read or write the buffers.
-        copied: One event per chunk that was copied.
-        used: One event per chunk that a kernel has read, or written.
+        copied: One event per copied chunk.
+        used: One event per chunk that a kernel has read or written.
     """
 
     def __init__(self, far: PagedKv, parts: Chunks, device: torch.device) -> None:
+        # Where every chunk's runs begin is found once: queueing a chunk must take less time than
+        # copying it.
         layout = far.layout.record(parts.largest)
         self._parts = parts
         self.buffers = [
@@ -223,22 +224,22 @@ class _Belt:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Have what follows wait, also after an error: it may be given the buffers' memory, or read
-        the records."""
+        """Make later work wait for the copies, also after an error: it may reuse the buffers, or
+        read the records."""
         self.compute.wait_stream(self.copies)
 
     def buffer(self, number: int) -> PagedKv:
-        """Where a chunk stands."""
+        """Return a chunk's buffer."""
         return self.buffers[number % _BUFFERS]
 
     def fetch(self, number: int) -> None:
-        """Queue a chunk's copy to its buffer; it begins when the one before in it is read."""
+        """Queue a chunk's copy to its buffer, after the buffer's previous chunk was read."""
         if number >= _BUFFERS:
             self.copies.wait_event(self.used[number - _BUFFERS])
         self._copy(number, True)
 
     def send(self, number: int) -> None:
-        """Queue a chunk's copy from its buffer; it begins when the chunk is written."""
+        """Queue a chunk's copy from its buffer, after the chunk was written."""
         self.copies.wait_event(self.used[number])
         self._copy(number, False)
 

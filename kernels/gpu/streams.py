@@ -1,4 +1,4 @@
-"""Moves beside the engine's compute: a stream of their own, ordered by events, not by waiting.
+"""Runs moves on a stream beside the engine's, ordered by events instead of waiting.
 
     transfer = TransferStream(device)      # once
     fence = mark(device)                   # engine's thread: after what it has queued so far
@@ -20,7 +20,7 @@ _FIRST: Final = -1  # CUDA's priority of work that goes before the ordinary, 0
 
 
 class Fence(NamedTuple):
-    """A point in one stream's work; a move behind it sees all that came before.
+    """A point in one stream's work; a move after it sees all that came before.
 
     Attributes:
         event: A CUDA event; None if there is nothing to wait for.
@@ -30,7 +30,7 @@ class Fence(NamedTuple):
 
 
 def mark(device: torch.device) -> Fence:
-    """Mark what the caller's current stream on ``device`` was given so far; waits for nothing.
+    """Mark what the caller's current stream on ``device`` was given so far, without waiting.
 
     Call it on the engine's thread: each thread has a current stream of its own.
     """
@@ -42,7 +42,7 @@ def mark(device: torch.device) -> Fence:
 
 
 class Ticket:
-    """A move that was queued between two events, or one that is over and took ``seconds``."""
+    """A move queued between two events, or a finished one that took ``seconds``."""
 
     def __init__(
         self, start: torch.cuda.Event | None, end: torch.cuda.Event | None, seconds: float = 0.0
@@ -50,32 +50,28 @@ class Ticket:
         self._start, self._end, self._seconds = start, end, seconds
 
     def done(self) -> bool:
-        """Whether the move is over; asks the driver, never waits."""
+        """Return whether the move is over; never waits."""
         return self._end is None or bool(self._end.query())
 
     def wait(self) -> None:
-        """Return when the move is over, asleep until then; not for the engine's thread."""
+        """Sleep until the move is over; not for the engine's thread."""
         if self._end is not None:
             self._end.synchronize()
 
     def seconds(self) -> float:
-        """How long the move itself took: not what it waited for its fence, and for moves before it.
-
-        Only of a move that is over.
-        """
+        """Return how long a finished move took, without the wait for its fence and earlier
+        moves."""
         if self._start is None:
             return self._seconds
         return float(self._start.elapsed_time(self._end)) / 1e3
 
 
 class TransferStream:
-    """A side stream of one device; moves run in the order in which they are submitted.
-
-    Threads may share it.
+    """A side stream of one device, which threads may share; moves run in the order of submission.
 
     Args:
         device: Where the moves run.
-        first: Whether its moves go before those of other streams, where the device has to choose.
+        first: Whether its moves have priority over those of other streams.
     """
 
     def __init__(self, device: torch.device, first: bool = False) -> None:
@@ -83,20 +79,18 @@ class TransferStream:
         self._stream = torch.cuda.Stream(device, priority) if device.type == "cuda" else None
 
     def bind_thread(self) -> None:
-        """Make the device the calling thread's own, for a thread that works for this stream alone.
-
-        A thread begins with the first GPU: whatever it asks there, were it only whether a move is
-        over, would take some hundred MiB of that GPU's memory, for each process of the others.
-        """
+        """Make the device current for the calling thread, which works for this stream alone."""
+        # A new thread's device is the first GPU: any question there, even whether a move is over,
+        # would take some hundred MiB of that GPU's memory for each process of the other GPUs.
         if self._stream is not None:
             torch.cuda.set_device(self._stream.device)
 
     def run(self, fence: Fence, operation: Callable[[], None]) -> Ticket:
-        """Queue what ``operation`` queues, to begin when the fence is passed.
+        """Queue ``operation``'s work, to begin when the fence is passed.
 
         Raises:
-            Exception: What ``operation`` raises, after its earlier work is over, so that the memory
-                in question may be reused.
+            Exception: What ``operation`` raises, after its earlier work is over, so that its memory
+                may be reused.
         """
         if self._stream is None:
             began = time.perf_counter()
@@ -118,5 +112,5 @@ class TransferStream:
 
 
 def _event() -> torch.cuda.Event:
-    """One that lets who waits for it sleep: the usual kind keeps a core busy until it is passed."""
+    """Return an event whose waiters sleep; the usual kind keeps a core busy."""
     return torch.cuda.Event(enable_timing=True, blocking=True)

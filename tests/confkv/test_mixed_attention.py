@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from kvgraph.kernels.backends import mixed
-from kvgraph.kernels.backends.mixed import Part, mixed_attention, observed_mass
+from kvgraph.kernels.backends.mixed import KvPart, mixed_attention, observed_mass
 from kvgraph.kernels.quant import channel_scale, from_cells, rescaled, to_cells
 
 BATCH, HEADS, KV_HEADS, DIMS = 2, 6, 2, 16
@@ -36,7 +36,7 @@ def test_tiles_give_what_the_dense_matrix_gives(tile: int, count: int) -> None:
     queries = drawn(BATCH, HEADS, count, DIMS, seed=1)
     keys, values = (drawn(BATCH, KV_HEADS, tokens, DIMS, seed=n) for n in (2, 3))
     visible = drawn(BATCH, count, tokens, seed=4) > 0
-    parts = [Part(keys[:, :, :33], values[:, :, :33]), Part(keys[:, :, 33:], values[:, :, 33:])]
+    parts = [KvPart(keys[:, :, :33], values[:, :, :33]), KvPart(keys[:, :, 33:], values[:, :, 33:])]
     for seen in (visible, None):
         found = mixed_attention(queries, parts, seen, DIMS**-0.5, tile)
         output, mass = dense(queries, keys, values, seen)
@@ -50,7 +50,7 @@ def test_an_int8_part_is_read_as_its_floats() -> None:
     keys, values = (drawn(BATCH, KV_HEADS, 90, DIMS, seed=n) for n in (2, 3))
     scales = channel_scale(keys[:, :, :50]), channel_scale(values[:, :, :50])
     cells = [to_cells(x[:, :, :50], s) for x, s in zip((keys, values), scales, strict=True)]
-    parts = [Part(*cells, *scales), Part(keys[:, :, 50:], values[:, :, 50:])]
+    parts = [KvPart(*cells, *scales), KvPart(keys[:, :, 50:], values[:, :, 50:])]
     read = [
         torch.cat([from_cells(c, s), x[:, :, 50:]], 2)
         for c, s, x in zip(cells, scales, (keys, values), strict=True)
@@ -66,7 +66,7 @@ def test_a_query_that_sees_nothing_reads_zeros() -> None:
     keys = drawn(1, KV_HEADS, 20, DIMS, seed=2)
     visible = torch.zeros(1, 2, 20, dtype=torch.bool)
     visible[:, 1] = True
-    found = mixed_attention(queries, [Part(keys, keys)], visible, 0.25, 8)
+    found = mixed_attention(queries, [KvPart(keys, keys)], visible, 0.25, 8)
     assert not found.output[:, :, 0].any()
     assert not found.mass[:, 0].any()
     assert found.mass[:, 1].sum().item() == pytest.approx(1.0, abs=1e-5)
@@ -104,8 +104,8 @@ def test_the_compiled_path_says_what_the_reference_says(dims: int, int8: bool) -
     keys, values = (drawn(BATCH, KV_HEADS, 90, dims, seed=n) for n in (2, 3))
     scales = channel_scale(keys[:, :, :50]), channel_scale(values[:, :, :50])
     cells = [to_cells(x[:, :, :50], s) for x, s in zip((keys, values), scales, strict=True)]
-    old = Part(*cells, *scales) if int8 else Part(keys[:, :, :50], values[:, :, :50])
-    parts = [old, Part(keys[:, :, 50:], values[:, :, 50:])]
+    old = KvPart(*cells, *scales) if int8 else KvPart(keys[:, :, :50], values[:, :, :50])
+    parts = [old, KvPart(keys[:, :, 50:], values[:, :, 50:])]
     visible = drawn(BATCH, 1, 90, seed=4) > 0
     visible[1] = False  # this row sees nothing
     assert mixed.serves(queries, parts)
@@ -120,7 +120,7 @@ def test_the_compiled_path_says_what_the_reference_says(dims: int, int8: bool) -
 def test_what_the_compiled_path_cannot_read_goes_to_torch() -> None:
     keys = drawn(1, KV_HEADS, 9, DIMS, seed=2)
     one, two = drawn(1, HEADS, 1, DIMS, seed=1), drawn(1, HEADS, 2, DIMS, seed=1)
-    assert mixed.serves(one, [Part(keys, keys)])
-    assert not mixed.serves(two, [Part(keys, keys)])
-    assert not mixed.serves(one.half(), [Part(keys.half(), keys.half())])
-    assert not mixed.serves(one, [Part(keys.mT.contiguous().mT, keys)])
+    assert mixed.serves(one, [KvPart(keys, keys)])
+    assert not mixed.serves(two, [KvPart(keys, keys)])
+    assert not mixed.serves(one.half(), [KvPart(keys.half(), keys.half())])
+    assert not mixed.serves(one, [KvPart(keys.mT.contiguous().mT, keys)])

@@ -107,13 +107,10 @@ def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> 
 
     script = (
         "import sys; sys.modules['cuda'] = None; sys.modules['vllm'] = None\n"
-        "from kvgraph.kernels import ops\n"
-        "from kvgraph.kernels.backends import attention, choice, device, emulation, native\n"
-        "from kvgraph.kernels.compilers import nvrtc\n"
-        "from kvgraph.kernels.gpu import calls, copy_engine, measure, staging, streams, upload\n"
-        "from kvgraph.kernels.layout import block_runs, engines, layout\n"
-        "from kvgraph.kernels.maths import rope\n"
-        "from kvgraph.kernels.store import arena, disk\n"
+        "from kvgraph.kernels import arena, compilers, disk, layout, layout_engines, ops\n"
+        "from kvgraph.kernels import quant, rope, runs, tensors\n"
+        "from kvgraph.kernels.backends import attention, choice, device, emulation, mixed, native\n"
+        "from kvgraph.kernels.gpu import calls, copy_engine, launch, measure, moves, streams\n"
     )
     env = {**os.environ, "AITHER_KVCACHE_KERNEL_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", script], env=env, check=True)

@@ -21,7 +21,7 @@ from kvgraph.kernels.gpu.copy_engine import CopyEngine, batched
 from kvgraph.kernels.gpu.moves import chunks, fills_records, graded, worth_staging
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Rope
-from kvgraph.kernels.runs import Runs, block_runs
+from kvgraph.kernels.runs import ByteRuns, block_runs
 
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))
 
@@ -191,7 +191,7 @@ def test_counts_that_outgrow_32_bits_are_refused() -> None:
     kv = new_memory(gpu_layout("BLHNC", 1, 1, 1, 1, 32))
     starts = np.zeros(3, np.int64)
     with pytest.raises(SlotError, match="pieces"):
-        runs_call(kv, kv, Runs(starts, starts, COUNT_LIMIT * 2048))
+        runs_call(kv, kv, ByteRuns(starts, starts, COUNT_LIMIT * 2048))
 
 
 def test_a_part_of_a_call_leaves_the_call_alone() -> None:

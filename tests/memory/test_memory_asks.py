@@ -20,7 +20,7 @@ from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.attention import EmbeddedSimilarity
 from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.chooser import TokenCounter, about, evict
-from kvgraph.advisor.memory.requests import client_words
+from kvgraph.advisor.memory.requests import read_chat_request
 from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph_bench.serving.listening import listening
 
@@ -167,7 +167,7 @@ def test_thousands_of_messages_and_hints_are_taken_over_fast() -> None:
     params = {"kvgraph": {"messages": hints}}
     body = orjson.dumps({"model": "m", "messages": messages, "kv_transfer_params": params})
     begun = time.monotonic()
-    words = client_words(body)
+    words = read_chat_request(body)
     assert words is not None
     chat = ChatSession("k", "n", "c")
     chat.follow(words.messages, words.appends, words.tags)

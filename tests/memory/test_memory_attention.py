@@ -17,16 +17,16 @@ pytest.importorskip("bm25s")
 from chat_scenes import Scene, play, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.app import send_json
-from kvgraph.advisor.memory import command
-from kvgraph.advisor.memory.attention import LookedAt
+from kvgraph.advisor.memory import server
+from kvgraph.advisor.memory.attention import SampledAttention
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.chooser import scores
-from kvgraph.advisor.memory.settings import LOOKS, MemorySettings
+from kvgraph.advisor.memory.settings import ATTENTION_WEIGHT, MemorySettings
 from kvgraph_bench.memory.chat_engine import Remembering, remembering
 from kvgraph_bench.serving.listening import listening
 
-SMALL = MemorySettings(budget=100, settled=0, shortest=1, attention=LOOKS)
-LARGE = MemorySettings(budget=1000, attention=LOOKS)
+SMALL = MemorySettings(budget=100, settled=0, shortest=1, attention=ATTENTION_WEIGHT)
+LARGE = MemorySettings(budget=1000, attention=ATTENTION_WEIGHT)
 
 
 class Page:
@@ -58,12 +58,12 @@ class Page:
         await send_json(send, self.status, answer)
 
 
-def play_beside(page: Page, scene: Scene, settings: MemorySettings = SMALL) -> LookedAt:
+def play_beside(page: Page, scene: Scene, settings: MemorySettings = SMALL) -> SampledAttention:
     """Play a scene with a memory that asks a page; who asked it."""
 
-    async def run() -> LookedAt:
+    async def run() -> SampledAttention:
         async with listening(page, "off") as url:
-            looked_at = LookedAt(url)
+            looked_at = SampledAttention(url)
             async with remembering(settings, attention=looked_at) as memory:
                 await scene(memory)
             return looked_at
@@ -207,7 +207,7 @@ def test_a_sidecar_that_is_gone_or_hangs_holds_no_chat(caplog: pytest.LogCapture
 
     async def run(scene: Callable[[Remembering], Awaitable[None]], url: str) -> float:
         begun = asyncio.get_running_loop().time()
-        async with remembering(SMALL, attention=LookedAt(url)) as memory:
+        async with remembering(SMALL, attention=SampledAttention(url)) as memory:
             await scene(memory)
         return asyncio.get_running_loop().time() - begun
 
@@ -235,7 +235,7 @@ def test_a_sidecar_is_asked_once_a_second_about_a_chat_with_its_token(
 
     async def run() -> None:
         async with listening(page, "off") as url:
-            looked_at = LookedAt(url)
+            looked_at = SampledAttention(url)
             for chat in chats:
                 chat.add([user("a"), user("b")])
                 chat.blocks[1].tags["identity"] = "b"
@@ -261,12 +261,12 @@ def test_the_command_takes_a_sidecar(
     async def serve(*given: Any) -> None:
         served.append(given)
 
-    monkeypatch.setattr(command, "serve_memory", serve)
+    monkeypatch.setattr(server, "serve_memory", serve)
     with pytest.raises(SystemExit) as ended:
         main(["memory", "http://127.0.0.1:1", "--budget", "1000", *options])
     assert not ended.value.code
     ((_, settings, _, _, page, *_),) = served
-    assert settings.attention == (LOOKS if options else 0)
+    assert settings.attention == (ATTENTION_WEIGHT if options else 0)
     assert page == ("http://127.0.0.1:7" if options else None)
 
 

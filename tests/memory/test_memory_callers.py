@@ -18,10 +18,10 @@ pytest.importorskip("bm25s")
 from chat_scenes import play, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import BrokenAnswerError
-from kvgraph.advisor.memory import command
+from kvgraph.advisor.memory import command, server
 from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.proxy import caller_salt
-from kvgraph.advisor.memory.settings import MemorySettings, Mode, StoreSettings
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
 from kvgraph.advisor.memory.store import ChatStore
 from kvgraph_bench.memory.chat_engine import Remembering, remembering
 
@@ -49,11 +49,11 @@ def test_a_chat_is_its_callers_whichever_header_has_the_key(header: str, tmp_pat
         assert (await memory.client.delete("/memory/s", headers=own)).status_code == 200
         assert len(memory.proxy.store) == 0
 
-    play(scene, SETTINGS, kept=StoreSettings(directory=tmp_path))
+    play(scene, SETTINGS, kept=ChatStoreSettings(directory=tmp_path))
 
 
 def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> None:
-    kept = StoreSettings(directory=tmp_path)
+    kept = ChatStoreSettings(directory=tmp_path)
 
     async def run() -> None:
         async with remembering(SETTINGS, kept=kept) as memory:
@@ -78,7 +78,7 @@ def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> N
 def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     """Its file has no digest, and says nothing of salts, nor of requests and versions; it was found
     by one header's key alone."""
-    kept = StoreSettings(directory=tmp_path)
+    kept = ChatStoreSettings(directory=tmp_path)
     headers = {"X-API-Key": "A"}
 
     async def talk(text: str) -> int:
@@ -166,7 +166,7 @@ def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
 def test_salts_do_not_follow_from_keys_but_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[MemorySettings] = []
     monkeypatch.setattr(command.asyncio, "run", lambda _: None)
-    monkeypatch.setattr(command, "serve_memory", lambda _, by, *__: served.append(by))
+    monkeypatch.setattr(server, "serve_memory", lambda _, by, *__: served.append(by))
 
     def salts(*words: str) -> str:
         with pytest.raises(SystemExit, match="0"):
@@ -190,7 +190,7 @@ def test_chats_that_nobody_named_are_not_written(tmp_path: Path) -> None:
         assert len(memory.proxy.store) == 1
         assert list(tmp_path.iterdir()) == []
 
-    play(scene, SETTINGS, kept=StoreSettings(directory=tmp_path))
+    play(scene, SETTINGS, kept=ChatStoreSettings(directory=tmp_path))
 
 
 def test_a_turn_that_fails_leaves_a_chat_alone_that_was_begun_anew_meanwhile() -> None:
@@ -225,7 +225,7 @@ def chat_of(key: str, *texts: str) -> ChatSession:
 
 def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path) -> None:
     async def run() -> None:
-        kept = StoreSettings(ram_bytes=3000, directory=tmp_path)
+        kept = ChatStoreSettings(ram_bytes=3000, directory=tmp_path)
         store = ChatStore(kept)
         chat = store.get(chat_of("a", "x" * 2000, "y" * 2000))
         for _ in range(3):
@@ -251,7 +251,7 @@ def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
     allowed = 8 << 20
 
     async def run() -> None:
-        store = ChatStore(StoreSettings(ram_bytes=allowed))
+        store = ChatStore(ChatStoreSettings(ram_bytes=allowed))
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         for number in range(30):
@@ -270,7 +270,7 @@ def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
 
 def test_text_that_is_given_up_is_not_counted_any_more(tmp_path: Path) -> None:
     async def run() -> None:
-        store = ChatStore(StoreSettings(ram_bytes=4000, directory=tmp_path))
+        store = ChatStore(ChatStoreSettings(ram_bytes=4000, directory=tmp_path))
         texts = [f"{number}" for number in range(10)]
         chat = store.get(chat_of("a", *texts))
         for _ in range(3):
@@ -287,7 +287,7 @@ def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path)
         mine, old = f"{'0' * 16}-{'1' * 32}.abcdefgh.new", "tmpabcdefgh.new"
         (tmp_path / mine).write_bytes(b"kvgraph chat 3\nsecret")
         (tmp_path / old).write_bytes(b"\x82\xa7version\x02secret")
-        store = ChatStore(StoreSettings(directory=tmp_path, disk_bytes=5000))
+        store = ChatStore(ChatStoreSettings(directory=tmp_path, disk_bytes=5000))
         assert list(tmp_path.iterdir()) == []
         for key in "abcde":
             await store.keep(store.get(chat_of(key, "x" * 2000)))
@@ -297,7 +297,7 @@ def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path)
         await store.keep(store.get(chat_of("f", "x" * 2000)))
         assert store.of_caller("caller", "", "e") != []
         assert len(list(tmp_path.iterdir())) == 1
-        store = ChatStore(StoreSettings(directory=tmp_path, disk_bytes=5000))
+        store = ChatStore(ChatStoreSettings(directory=tmp_path, disk_bytes=5000))
         for key in "gh":
             await store.keep(store.get(chat_of(key, "x" * 2000)))
         assert len(list(tmp_path.iterdir())) == 2
@@ -310,7 +310,7 @@ def test_a_chat_is_kept_without_a_look_at_the_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        store = ChatStore(StoreSettings(directory=tmp_path))
+        store = ChatStore(ChatStoreSettings(directory=tmp_path))
 
         def looks(*_: Any) -> Any:
             raise AssertionError("it looked at the directory")

@@ -15,7 +15,7 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
 from kvgraph.advisor.memory.chat import Block
-from kvgraph.advisor.memory.settings import MemorySettings, Mode, StoreSettings
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering
 
@@ -230,7 +230,7 @@ def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
 
 
 def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> None:
-    kept = StoreSettings(directory=tmp_path / "chats")
+    kept = ChatStoreSettings(directory=tmp_path / "chats")
 
     async def run() -> None:
         async with remembering(SMALL, kept=kept) as memory:
@@ -248,7 +248,7 @@ def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> N
 
 
 def test_a_chat_that_is_only_on_disk_is_listed_and_deleted(tmp_path: Path) -> None:
-    kept = StoreSettings(directory=tmp_path / "chats")
+    kept = ChatStoreSettings(directory=tmp_path / "chats")
 
     async def run() -> None:
         async with remembering(SMALL, kept=kept) as memory:
@@ -274,7 +274,7 @@ def test_a_chat_deleted_during_its_turn_stays_deleted(tmp_path: Path) -> None:
         return {"role": "assistant", "content": "well"}
 
     async def run() -> None:
-        engine, kept = ChatEngine(), StoreSettings(directory=tmp_path / "chats")
+        engine, kept = ChatEngine(), ChatStoreSettings(directory=tmp_path / "chats")
         engine.says = deletes
         async with remembering(SMALL, engine, kept) as memory:
             memories.append(memory)
@@ -301,7 +301,7 @@ def test_without_a_directory_nothing_is_written_and_memory_is_bounded() -> None:
         assert len(memory.proxy.store) < 6
         assert memory.proxy.store.forgotten > 10
 
-    play(scene, replace(SMALL, budget=10_000), kept=StoreSettings(ram_bytes=20_000))
+    play(scene, replace(SMALL, budget=10_000), kept=ChatStoreSettings(ram_bytes=20_000))
 
 
 def test_where_embeddings_fail_chats_go_on() -> None:

@@ -129,7 +129,7 @@ def test_an_engine_that_hangs_up_is_named(path: str, told: str) -> None:
 def _without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which bm25s is not installed."""
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    for name in ("memory_server", "chats.aboutness"):
+    for name in ("server", "proxy", "chooser", "attention"):
         monkeypatch.delitem(sys.modules, f"kvgraph.advisor.memory.{name}", raising=False)
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("bm25s")
 from chat_scenes import user
 from kvgraph.advisor.memory import store
 from kvgraph.advisor.memory.chat import ChatSession
-from kvgraph.advisor.memory.settings import MemorySettings, StoreSettings
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatFiles
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
@@ -34,7 +34,7 @@ async def spoken(directory: Path, *texts: str, **more: Any) -> list[str]:
     """A chat that is appended to by a new process for each text; the last prompt."""
     prompt: list[str] = []
     for text in texts:
-        async with remembering(SETTINGS, kept=StoreSettings(directory=directory)) as memory:
+        async with remembering(SETTINGS, kept=ChatStoreSettings(directory=directory)) as memory:
             answer = await memory.chat([user(text)], kv_transfer_params=APPEND, **more)
             assert answer.status_code == 200, answer.text
             prompt = memory.prompt()
@@ -79,7 +79,7 @@ DAMAGES = {
 def test_a_damaged_file_is_set_aside_and_its_chat_begins_anew(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = StoreSettings(directory=tmp_path)
+    kept = ChatStoreSettings(directory=tmp_path)
 
     async def run() -> None:
         await spoken(tmp_path, "one äöü")
@@ -116,7 +116,7 @@ def test_whatever_bit_is_flipped_chats_are_answered(tmp_path: Path, has_digest: 
         good = path.read_bytes() if has_digest else older(path.read_bytes())
         for seed in range(25):
             path.write_bytes(flipped(good, seed))
-            async with remembering(SETTINGS, kept=StoreSettings(directory=tmp_path)) as memory:
+            async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
                 answer = await memory.chat([user("three")], kv_transfer_params=APPEND)
                 assert answer.status_code == 200, (seed, answer.text)
                 if has_digest:  # nothing damaged is taken for what was said
@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_chats_in_memory_and_is_said_once(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def run() -> None:
-        kept = StoreSettings(directory=tmp_path)
+        kept = ChatStoreSettings(directory=tmp_path)
         async with remembering(SETTINGS, kept=kept) as memory:
 
             async def says(text: str, session: str = "s") -> list[str]:
@@ -210,7 +210,7 @@ def test_what_is_not_on_disk_leaves_memory_last(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     async def run() -> None:
-        kept = StoreSettings(ram_bytes=9000, directory=tmp_path)
+        kept = ChatStoreSettings(ram_bytes=9000, directory=tmp_path)
         async with remembering(SETTINGS, kept=kept) as memory:
 
             async def says(text: str, session: str) -> list[str]:
@@ -280,7 +280,7 @@ def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_p
         engine, chat = ChatEngine(), list[Any]()
         engine.says = titles
         prompts: list[list[str]] = []
-        kept = StoreSettings(directory=directory)
+        kept = ChatStoreSettings(directory=directory)
         async with remembering(MemorySettings(budget, settled=0), engine, kept) as memory:
             for turn in range(14):
                 chat.append(user(f"turn {turn} " + "word " * 10))
@@ -305,7 +305,7 @@ def test_a_side_question_leaves_the_chat_as_it_was(kind: str, budget: int, tmp_p
 
 def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) -> None:
     async def run() -> None:
-        async with remembering(SETTINGS, kept=StoreSettings(directory=tmp_path)) as memory:
+        async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
 
             async def talk(chat: list[Any], turns: int) -> list[Any]:
                 for turn in range(turns):
@@ -336,7 +336,7 @@ def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) ->
 
 def test_a_side_question_that_fails_leaves_the_chat(tmp_path: Path) -> None:
     async def run() -> None:
-        async with remembering(SETTINGS, kept=StoreSettings(directory=tmp_path)) as memory:
+        async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
             await memory.chat([user("one")], kv_transfer_params=APPEND)
             memory.engine.refuses = lambda _: True
             assert (await memory.chat([user("a title?")])).status_code == 400

@@ -15,9 +15,9 @@ pytest.importorskip("bm25s")
 from chat_scenes import play, user
 from kvgraph.advisor.fleet.callers import Body, Call
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.advisor.memory.engine import EngineAsker, Form, Prompt
-from kvgraph.advisor.memory.proxy import OneByOne
-from kvgraph.advisor.memory.requests import client_words
+from kvgraph.advisor.memory.engine import EngineAsker, EnginePrompt, Form
+from kvgraph.advisor.memory.proxy import ChatQueue
+from kvgraph.advisor.memory.requests import read_chat_request
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, words_of
 from kvgraph_bench.serving.listening import listening
@@ -105,9 +105,9 @@ def test_an_engine_gets_hints_again_after_a_while() -> None:
     engine = strict()
     fields = {"model": "m", "messages": [user("one")]}
     data = orjson.dumps(fields)
-    words = client_words(data)
+    words = read_chat_request(data)
     assert words is not None
-    prompt = Prompt(words, words.messages, (), True, data)
+    prompt = EnginePrompt(words, words.messages, (), True, data)
     kind = [(b"content-type", b"application/json")]
 
     async def run() -> None:
@@ -198,7 +198,7 @@ def test_one_that_fails_or_whose_client_leaves_lets_the_next_go_on() -> None:
 
 def test_a_request_that_ends_before_its_answer_was_read_lets_the_next_go_on() -> None:
     async def run() -> None:
-        waiting = OneByOne()
+        waiting = ChatQueue()
         await asyncio.create_task(waiting.next("a"))  # nobody calls what it gives
         async with asyncio.timeout(5):
             over = await waiting.next("a")

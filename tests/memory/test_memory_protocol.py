@@ -19,7 +19,7 @@ from chat_scenes import play, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.engine import CompletionReader
-from kvgraph.advisor.memory.settings import MemorySettings, StoreSettings
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering
 
 SETTINGS = MemorySettings(budget=1000)
@@ -201,7 +201,7 @@ def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing_behind() -
 
 
 def test_an_answer_is_kept_though_its_client_hangs_up_as_soon_as_it_has_it(tmp_path: Path) -> None:
-    similarity, kept = Held(), StoreSettings(directory=tmp_path)
+    similarity, kept = Held(), ChatStoreSettings(directory=tmp_path)
 
     async def scene(memory: Remembering) -> None:
         asked = {"model": "m", "max_tokens": 8, "messages": [user("a " * 900)]}

@@ -18,7 +18,7 @@ from kvgraph.hooks.calibrate.trials import (
     TAIL,
     Bar,
     Cell,
-    Measured,
+    CellResult,
     SplicedModel,
     grid,
     joined,
@@ -35,11 +35,11 @@ from typer.testing import CliRunner
 GOOD, BAD = (0.01, 0.99), (0.5, 0.6)
 
 
-def measured(tokens: int, distance: int, joints: int, result: tuple[float, float]) -> Measured:
-    return Measured(Cell(tokens, distance, joints), 100, *result[:1], 1.0, result[1], 5.0, 6.0)
+def measured(tokens: int, distance: int, joints: int, result: tuple[float, float]) -> CellResult:
+    return CellResult(Cell(tokens, distance, joints), 100, *result[:1], 1.0, result[1], 5.0, 6.0)
 
 
-def table(**bad: Any) -> list[Measured]:
+def table(**bad: Any) -> list[CellResult]:
     """Cells that pass, but for those for which a function in ``bad`` says otherwise."""
     cells = [(tokens, distance, 1) for tokens in (32, 128, 512) for distance in (64, 256, 1024)]
     cells += [(64, 256, joints) for joints in (2, 4, 8)]
@@ -73,7 +73,7 @@ def all_but(bad: Callable[[Cell], bool], furthest: int = 1024) -> SpliceLimits:
     """What is allowed where all that is measured passes but ``bad`` cells."""
     results = {cell: BAD if bad(cell) else GOOD for cell in grid(1 << 16, furthest=furthest)}
     verdict = judge([
-        Measured(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
+        CellResult(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
         for cell, (kl, agreement) in results.items()
     ])  # fmt: skip
     assert verdict.passed
@@ -110,10 +110,10 @@ def test_text_that_opened_its_prompt_moves_only_where_that_passed() -> None:
 def test_a_longer_margin_is_tried_and_kept_where_a_short_one_fails() -> None:
     seen: list[Cell] = []
 
-    def measure(cell: Cell) -> Measured:
+    def measure(cell: Cell) -> CellResult:
         seen.append(cell)
         kl, agreement = GOOD if cell.margin >= MARGINS[1] else BAD
-        return Measured(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
+        return CellResult(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
 
     verdict, shown = judge_margins([grid(2048, margin=margin) for margin in MARGINS], measure)
     assert verdict.passed
@@ -128,7 +128,7 @@ def test_a_model_too_short_for_a_longer_margin_is_refused_by_what_was_measured()
     assert grids[0]
     assert not grids[-1]
     verdict, shown = judge_margins(
-        grids, lambda cell: Measured(cell, 100, *BAD[:1], 1.0, BAD[1], 5.0, 6.0)
+        grids, lambda cell: CellResult(cell, 100, *BAD[:1], 1.0, BAD[1], 5.0, 6.0)
     )
     assert not verdict.passed
     assert shown

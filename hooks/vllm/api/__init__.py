@@ -1,5 +1,6 @@
-"""What runs in vLLM's API process: learns why answers end, refuses requests held too long.
+"""Runs in vLLM's API process.
 
-``engine_marks`` is asked where an engine's configuration is made; it tries the chat template.
-``refusal`` is middleware that vLLM is given by name, if an operator asks for that.
+``learning`` renders test conversations to learn a chat template's borders and end marks, ``chats``
+marks the layers of rendered chats, and ``refusal`` is optional middleware that refuses requests
+held too long.
 """

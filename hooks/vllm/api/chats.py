@@ -1,4 +1,4 @@
-"""Marks chats on their way through the API process: the engine learns each message's layer."""
+"""Marks chats in the API process, so that the engine learns each message's layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from ...requests.borders import MARKS_KEY, handed_over, marks_of
+from ...requests.borders import MARKS_KEY, configured_table, marks_of
 from ...requests.hints import KEY
 from ...requests.messages import (
     CHAT_KEY,
@@ -24,7 +24,7 @@ from ...requests.messages import (
     LayerMarker,
     RenderedChat,
     client_messages,
-    resolved,
+    resolve_message_hints,
     take_hints,
 )
 from ...settings import engine_settings
@@ -35,23 +35,22 @@ if TYPE_CHECKING:
     from vllm.renderers import BaseRenderer, ChatParams
     from vllm.v1.engine import EngineCoreRequest
 
-# Surfaces that make other messages of a client's: its own are noted before, for hints.
-#
-# Of Anthropic's API, ``cache_control`` is read from the raw body: vLLM's protocol drops it.
+# Some serving classes convert a client's messages before rendering; hints refer to its own ones.
+# Anthropic's ``cache_control`` is read from the raw body, because vLLM's protocol drops it.
 
 logger = logging.getLogger(__name__)
 
 _once = Once(logger)
 _TTL_S: Final = {"5m": 300.0, "1h": 3600.0}
-"""How long a breakpoint keeps what stands before it; the first is Anthropic's default."""
+"""Seconds that a cache breakpoint keeps the text before it; the first is Anthropic's default."""
 _MOST: Final = 4  # breakpoints of a request, as Anthropic allows
 
 
 def note_clients() -> None:
-    """From now on, note a client's own messages where vLLM's serving classes make others.
+    """Wrap vLLM's serving classes that convert a client's messages, to record the original ones.
 
-    Called with every chat: a server renders one before it serves, when it has loaded these classes;
-    other processes never load them.
+    Called with every chat: a server loads these classes before it renders its first chat; other
+    processes never load them.
     """
     for module, name, method, note in _SURFACES:
         if (loaded := sys.modules.get(module)) is not None:
@@ -63,9 +62,12 @@ def _noted(note: Any, original: Method) -> Method:
         token = None
         try:
             token = CLIENTS.set(await note(request, raw_request))
-        except Exception as error:  # whatever a client sends: vLLM is to judge it
-            _once.warn("note", "kvgraph: a client's messages are not read (%s); ignored",
-                       type(error).__name__)  # fmt: skip
+        except Exception as error:  # a malformed request is for vLLM to refuse
+            _once.warn(
+                "note",
+                "kvgraph: a client's messages are not read (%s); ignored",
+                type(error).__name__,
+            )
         try:
             return await original(self, request, raw_request, *rest)
         finally:
@@ -94,17 +96,17 @@ async def _of_anthropic(request: Any, raw_request: Any) -> list[ClientMessage]:
 
 
 def _add(request: Any, hints: Sequence[dict[str, Any]]) -> None:
-    """Put hints into a request beside what its client says itself, which stands before them."""
+    """Insert hints into a request, in front of the client's own."""
     transfer = dict(request.kv_transfer_params or {})
-    said = transfer.get(KEY)
-    said = dict(said) if isinstance(said, dict) else {}
-    listed = said.get("messages")
-    said["messages"] = [*hints, *(listed if isinstance(listed, list) else ())]
-    request.kv_transfer_params = {**transfer, KEY: said}
+    stated = transfer.get(KEY)
+    stated = dict(stated) if isinstance(stated, dict) else {}
+    listed = stated.get("messages")
+    stated["messages"] = [*hints, *(listed if isinstance(listed, list) else ())]
+    request.kv_transfer_params = {**transfer, KEY: stated}
 
 
 def _breakpoints(body: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """Hints that keep what stands up to the last breakpoint, for as long as it says."""
+    """Yield hints that keep everything up to the last breakpoint, for as long as it asks."""
     last, seconds = -1, 0.0
     for index, message in enumerate(body.get("messages") or ()):
         for ttl in _controls(message):
@@ -117,7 +119,7 @@ def _breakpoints(body: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]
 
 
 def _controls(value: Any, depth: int = 0) -> Iterator[float]:
-    """The seconds that each breakpoint in a part of the body asks for."""
+    """Yield the seconds that each breakpoint in a part of the body asks for."""
     if isinstance(value, Mapping):
         control = value.get("cache_control")
         if isinstance(control, Mapping) and control.get("type") == "ephemeral":
@@ -137,13 +139,11 @@ _SURFACES: Final = (
 )  # fmt: skip
 
 
-# What marks the chats of one renderer: the learned borders, and a tokenizer of our own.
-
 _ATTRIBUTE: Final = "_kvgraph_marks"
 
 
 class RendererMarks:
-    """Marks what a renderer has rendered; from any thread."""
+    """Marks what one renderer rendered; may be used from any thread."""
 
     def __init__(self, renderer: BaseRenderer[Any]) -> None:
         # A tokenizer is for one thread at a time, and vLLM's is in use by its own.
@@ -154,13 +154,13 @@ class RendererMarks:
         self._marker: LayerMarker | None = None
         transfer = renderer.config.kv_transfer_config
         extra = transfer.kv_connector_extra_config if transfer is not None else {}
-        table = handed_over(extra, os.environ) if engine_settings().reads_layers else None
+        table = configured_table(extra, os.environ) if engine_settings().reads_layers else None
         if table is not None and table.are_of(str(renderer.config.model_config.model)):
             self._marker, self._proof = LayerMarker(table, self._tokenizer), table.proof
 
     @staticmethod
     def of(renderer: BaseRenderer[Any]) -> RendererMarks:
-        """Those of a renderer, made once."""
+        """Return a renderer's instance, created at its first use."""
         found = getattr(renderer, _ATTRIBUTE, None)
         if found is None:
             found = RendererMarks(renderer)
@@ -170,11 +170,11 @@ class RendererMarks:
     def chat(
         self, prompt: Mapping[str, Any], messages: Sequence[Any], extras: Mapping[str, Any]
     ) -> RenderedChat:
-        """A prompt's chat.
+        """Return a rendered prompt with its marks and the client's messages.
 
         Args:
-            messages: What was rendered.
-            extras: What else the template was given.
+            messages: The rendered messages.
+            extras: Other arguments of the template.
         """
         tokens, text = prompt["prompt_token_ids"], prompt.get("prompt")
         marks = None
@@ -185,11 +185,11 @@ class RendererMarks:
         return RenderedChat(marks, own, tokens, text, self._tokenizer)
 
 
-_LONG: Final = 4096  # tokens of a prompt that is marked beside the API's loop; chosen
+_LONG: Final = 4096  # longer prompts, in tokens, are marked on another thread; chosen
 
 
 def mark_chats() -> None:
-    """From now on, mark what renderers make of messages, and hand the marks to the engine.
+    """Wrap vLLM's renderers to mark chats, and its input processor to pass the marks to the engine.
 
     Raises:
         AttributeError: This vLLM has no such renderers.
@@ -237,9 +237,9 @@ def _handing_over(original: Method) -> Method:
 
 
 def hand_over(request: EngineCoreRequest, prompt: Any) -> None:
-    """Put the marks of a rendered prompt where the engine's scheduler finds them.
+    """Put a rendered prompt's marks and hints where the engine's scheduler finds them.
 
-    The client's own objects are not changed: several requests may share them.
+    The client's own objects are not changed, because several requests may share them.
     """
     params = request.sampling_params
     if params is None:
@@ -247,8 +247,8 @@ def hand_over(request: EngineCoreRequest, prompt: Any) -> None:
     extra = dict(params.extra_args or {})
     chat = prompt.get(CHAT_KEY) if isinstance(prompt, Mapping) else None
     transfer: dict[str, Any] = {}
-    if said := take_hints(extra, _once):
-        transfer[KEY] = resolved(said, chat, _once)
+    if stated := take_hints(extra, _once):
+        transfer[KEY] = resolve_message_hints(stated, chat, _once)
     if chat is not None and chat.marks is not None:
         transfer[MARKS_KEY] = chat.marks
     if transfer:
@@ -259,14 +259,14 @@ def hand_over(request: EngineCoreRequest, prompt: Any) -> None:
 def _mark_all(
     renderer: Any, rendered: tuple[Sequence[Any], Sequence[Any]], params: ChatParams
 ) -> None:
-    """Note the layers of each rendered conversation beside its tokens; never raises."""
+    """Attach each rendered conversation's layers to its prompt; never raises."""
     try:
         note_clients()
         marks = RendererMarks.of(renderer)
         for messages, prompt in zip(*rendered, strict=True):
             if prompt.get("prompt_token_ids"):
                 prompt[CHAT_KEY] = marks.chat(prompt, messages, params.chat_template_kwargs)
-    except Exception as error:  # a client's request must go on whatever it contains
+    except Exception as error:  # no content may make a client's request fail
         _once.warn("mark", "kvgraph: a chat's layers are not read (%s)", _kind(error))
 
 

@@ -1,4 +1,5 @@
-"""Renders made conversations with vLLM's own renderer, to learn what its chat template writes."""
+"""Learns a chat template's borders and end marks by rendering test conversations with vLLM's
+renderer."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from ...requests.borders import (
     decoder,
     stated_sections,
 )
-from ...requests.ends import BRACKETS, EndMarks, handed_over
+from ...requests.ends import BRACKETS, EndMarks, configured_marks
 from ...settings import engine_settings
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ ANSWER: Final = "Zqanswer"
 RESULT: Final = "Zqresult"
 DESCRIPTION: Final = "A probe."
 CALL_IDS: Final = ("zqcall001", f"functions.{TOOL}:0")
-"""Names of a call: some templates want nine letters and digits, some write no other name."""
+"""Ids of a call: some templates require nine letters and digits, some write only this form."""
 
 _TOOLS: Final[list[Message]] = [
     {
@@ -54,18 +55,18 @@ ASKED: Final[Message] = {"role": "user", "content": "Zqquestion"}
 
 
 class Probes:
-    """Renders as the API process will.
+    """Renders test conversations as the API process will render real ones.
 
     Args:
         config: The engine's.
-        chat_template: The one that the server was given in place of the model's; None: the model's.
+        chat_template: The server's own template; None for the model's.
 
     Attributes:
-        special: Tokens that stand for themselves, whatever is beside them.
-        text: Decodes tokens, special ones too.
+        special: Special tokens, which stay the same whatever is beside them.
+        text: Decodes tokens, special ones included.
 
     Raises:
-        Exception: Whatever vLLM raises where a model has no tokenizer or no renderer.
+        Exception: Whatever vLLM raises if a model has no tokenizer or no renderer.
     """
 
     def __init__(self, config: VllmConfig, chat_template: str | None = None) -> None:
@@ -78,32 +79,34 @@ class Probes:
         self.text = decoder(self._tokenizer)
 
     def close(self) -> None:
-        """Give the renderer's threads back."""
+        """Stop the renderer's threads."""
         self._renderer.shutdown()
 
     @property
     def end(self) -> int | None:
-        """The token that the tokenizer calls the end."""
+        """The tokenizer's end-of-sequence token."""
         end: int | None = self._tokenizer.eos_token_id
         return end
 
     def answered(self) -> list[int]:
-        """Tokens of a conversation that goes on behind an answer in prose."""
+        """Return the tokens of a conversation that continues after an answer in prose."""
         answer = {"role": "assistant", "content": ANSWER}
         return self.render([ASKED, answer, {"role": "user", "content": RESULT}])
 
     def called(self, call_id: str, with_result: bool = True) -> list[int]:
-        """Tokens of a conversation with a tool call, and its result if that is wanted."""
+        """Return the tokens of a conversation with a tool call, and its result if wanted."""
         return self.render([ASKED, *called(call_id)[: None if with_result else 1]])
 
     def render(self, messages: Sequence[Message], tools: bool = True) -> list[int]:
-        """Tokens of a conversation, with a description of the tool if ``tools``."""
+        """Return the tokens of a conversation, with the tool's description if ``tools``."""
         from vllm.renderers import ChatParams
 
         asked = {
-            "tools": copy.deepcopy(_TOOLS) if tools else None, "tokenize": True,
-            "add_generation_prompt": False, "continue_final_message": False,
-        }  # fmt: skip
+            "tools": copy.deepcopy(_TOOLS) if tools else None,
+            "tokenize": True,
+            "add_generation_prompt": False,
+            "continue_final_message": False,
+        }
         params = ChatParams(chat_template=self._template, chat_template_kwargs=asked)
         with _quiet():
             _, prompt = self._renderer.render_messages(copy.deepcopy(list(messages)), params)
@@ -114,7 +117,7 @@ class Probes:
 
 
 def called(call_id: str) -> list[Message]:
-    """A call of the tool, and its result."""
+    """Return the messages of a tool call and its result."""
     function = {"name": TOOL, "arguments": f'{{"{KEY}": "{VALUE}"}}'}
     call = {"id": call_id, "type": "function", "function": function}
     return [
@@ -131,11 +134,11 @@ def text_place(
     end: bool = False,
     last: bool = False,
 ) -> int | None:
-    """The place of the token in which ``text`` begins, or with ``end`` the one behind it; None if
-    it does not stand in ``tokens[first:]``.
+    """Return the index of the token in which ``text`` begins, or of the one after it with ``end``;
+    None if it is not in ``tokens[first:]``.
 
     Args:
-        last: Whether its last place is meant, not its first.
+        last: Search for the last occurrence instead of the first.
     """
     whole = probes.text(tokens[first:])
     at = whole.rfind(text) if last else whole.find(text)
@@ -153,7 +156,7 @@ def text_place(
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
-    """Tokens that stand for themselves, whatever is beside them."""
+    """Return the tokens that stay the same whatever is beside them."""
     found = set(tokenizer.all_special_ids)
     with contextlib.suppress(Exception):  # not every tokenizer of vLLM's has it
         found.update(tokenizer.get_added_vocab().values())
@@ -161,7 +164,7 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
 
 
 def _of_text_alone(config: VllmConfig) -> VllmConfig:
-    """The same for a model without images and the like: their processors are not needed here."""
+    """Return the configuration without multimodal processors, which are not needed here."""
     text = copy.copy(config)
     text.model_config = copy.copy(config.model_config)
     text.model_config.multimodal_config = None
@@ -170,7 +173,7 @@ def _of_text_alone(config: VllmConfig) -> VllmConfig:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A template that refuses a probe is no news for whoever reads vLLM's log."""
+    """Silence vLLM's log of templates that refuse a test conversation."""
     logger = logging.getLogger("vllm.renderers.hf")
     logger.addFilter(_nothing)
     try:
@@ -183,19 +186,17 @@ def _nothing(_: logging.LogRecord) -> bool:
     return False
 
 
-# Conversations whose renderings show where each message begins.
-
 SYSTEM: Final = "Zqsystem"
 QUESTION: Final = "Zqquestion"
 SECOND: Final = "Zqfurther"
 
 
-class Part(NamedTuple):
+class TemplatePart(NamedTuple):
     """What stands before a message's text.
 
     Attributes:
-        layer: Of the text.
-        before: Tokens from the end of the text before it on; of the first, from the start on.
+        layer: Layer of the text.
+        before: Tokens since the end of the text before it, or since the start of the prompt.
     """
 
     layer: SourceLayer
@@ -203,18 +204,14 @@ class Part(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """A rendered conversation.
+    """A rendered test conversation."""
 
-    Attributes:
-        parts: What it shows, in its order.
-    """
-
-    parts: list[Part]
+    parts: list[TemplatePart]
 
 
 _Wanted = tuple[SourceLayer, str]
 _SYSTEM: Final[_Wanted] = (SourceLayer.RULES, SYSTEM)
-_SCHEMA: Final = 40  # tokens from a tool's description to the end of its schema, at most
+_SCHEMA: Final = 40  # most tokens from a tool's description to the end of its schema
 _PROSE: Final[tuple[_Wanted, ...]] = (
     (SourceLayer.USER_TURN, QUESTION),
     (SourceLayer.GENERATION, ANSWER),
@@ -230,7 +227,7 @@ _CALLING: Final[tuple[_Wanted, ...]] = (
 
 
 def conversations(probes: Probes) -> Iterator[Conversation]:
-    """All conversations that the template renders, with and without system text and tools."""
+    """Yield all conversations that the template renders, with and without system text and tools."""
     for has_system in (True, False):
         for has_tools in (False, True):
             for messages, wanted in _made(has_system):
@@ -251,8 +248,8 @@ def _made(has_system: bool) -> Iterator[tuple[list[Message], tuple[_Wanted, ...]
 
 def _parts(
     probes: Probes, tokens: list[int], wanted: Sequence[_Wanted], has_tools: bool
-) -> list[Part]:
-    """What stands before each text that is found; the others are left out."""
+) -> list[TemplatePart]:
+    """Return what stands before each wanted text that is found."""
     places = [] if not has_tools else list(_schema(probes, tokens))
     for layer, text in wanted:
         start = text_place(probes, tokens, text, 0)
@@ -261,35 +258,35 @@ def _parts(
             places.append((start, stop, layer))
     parts, end = [], 0
     for start, stop, layer in sorted(places):
-        parts.append(Part(layer, tokens[end:start]))
+        parts.append(TemplatePart(layer, tokens[end:start]))
         end = max(end, stop)
     return parts
 
 
 def _schema(probes: Probes, tokens: list[int]) -> Iterator[tuple[int, int, SourceLayer]]:
-    """Where the tool is described: from its name on, up to what its parameters are called."""
-    told = text_place(probes, tokens, DESCRIPTION, 0) or text_place(probes, tokens, QUESTION, 0)
-    named = text_place(probes, tokens[:told], TOOL, 0, last=True)
+    """Yield where the tool is described, from its name to the name of its parameter."""
+    described = text_place(probes, tokens, DESCRIPTION, 0) or text_place(
+        probes, tokens, QUESTION, 0
+    )
+    named = text_place(probes, tokens[:described], TOOL, 0, last=True)
     if named is None:
         return
-    end = text_place(probes, tokens[: (told or 0) + _SCHEMA], KEY, named, end=True)
+    end = text_place(probes, tokens[: (described or 0) + _SCHEMA], KEY, named, end=True)
     yield named, end or named + 1, SourceLayer.CAPABILITIES
 
 
-# Learns from a chat template with which tokens messages of each kind begin.
-#
-# What the template writes between two messages' texts is a gap. A border is the end of a gap,
-# from its last special token on; where messages of different kinds would begin with the same
-# border, from the special token before that one on, and so forth.
+# A gap is what the template writes between two messages' texts. A border is the end of a gap, from
+# its last special token on. If that gives two layers the same border, it begins one special token
+# earlier, and so forth.
 
 _PROBED: Final = (TOOL, KEY, *CALL_IDS)
-_INNER: Final = 8  # tokens of a border that is mere text: enough not to be met by chance
+_INNER: Final = 8  # tokens of a text border: too long to occur by chance
 
 
 def learn_borders(
     config: VllmConfig, sections: dict[str, int], chat_template: str | None = None
 ) -> BorderTable | None:
-    """The borders of an engine's model; None if its template shows none."""
+    """Return the borders of an engine's model; None if its template shows none."""
     probes = Probes(config, chat_template)
     try:
         return borders_of(probes, sections, str(config.model_config.model))
@@ -300,13 +297,13 @@ def learn_borders(
 def borders_of(
     probes: Probes, sections: dict[str, int] | None = None, model: str = ""
 ) -> BorderTable | None:
-    """What the renderings of ``probes`` teach."""
+    """Return the borders that the renderings of ``probes`` show; None without any."""
     shown = list(conversations(probes))
     if not shown:
         return None
     gaps = [gap for conversation in shown for gap in _gaps(probes, conversation)]
     _without_ends(gaps)
-    borders = _told_apart([gap for gap in gaps if gap.starts])
+    borders = _distinct_borders([gap for gap in gaps if gap.starts])
     if not any(border.layer == SourceLayer.USER_TURN for border in borders):
         return None
     inner = {border for gap in gaps if not gap.starts for border in _inner(probes, gap)}
@@ -328,8 +325,8 @@ class _Gap:
 
     Attributes:
         tokens: All of it.
-        cuts: Places of what is not the same before every such text; the last one is the end.
-        starts: Places of its special tokens that a border may begin with, the last one last.
+        cuts: Positions of what differs from text to text; the last one is the end.
+        starts: Positions of special tokens with which a border may begin, ascending.
         is_first: Whether it begins the prompt.
     """
 
@@ -341,7 +338,7 @@ class _Gap:
 
     @property
     def border(self) -> tuple[int, ...]:
-        """The border as far as it is told apart by now."""
+        """The border, beginning at the last of ``starts``."""
         start = self.starts[-1] if self.starts else 0
         end = next((cut for cut in self.cuts if cut > start), len(self.tokens))
         most = _INNER if self.layer is SourceLayer.CAPABILITIES else LONGEST_BORDER
@@ -349,8 +346,7 @@ class _Gap:
 
 
 def _gaps(probes: Probes, conversation: Conversation) -> Iterable[_Gap]:
-    """A conversation's gaps; where a system text is part of a user's turn, that turn begins
-    before it."""
+    """Yield a conversation's gaps; a user's turn that contains the system text begins before it."""
     merged = False
     for part, behind in zip(conversation.parts, [*conversation.parts[1:], None], strict=True):
         layer, starts = part.layer, _specials(probes, part.before)
@@ -362,8 +358,8 @@ def _gaps(probes: Probes, conversation: Conversation) -> Iterable[_Gap]:
             yield _Gap(layer, part.before, cuts, starts, part is conversation.parts[0])
 
 
-def _is_merged(probes: Probes, behind: Part) -> bool:
-    """Whether no special token stands between a system text and the user's."""
+def _is_merged(probes: Probes, behind: TemplatePart) -> bool:
+    """Return whether no special token stands between a system text and the user's."""
     special = any(token in probes.special for token in behind.before)
     return behind.layer is SourceLayer.USER_TURN and not special
 
@@ -372,9 +368,9 @@ def _specials(probes: Probes, tokens: Sequence[int]) -> list[int]:
     return [place for place, token in enumerate(tokens) if token in probes.special]
 
 
-def _cuts(probes: Probes, part: Part) -> list[int]:
-    """Where what follows is not the same before every text: names that only probes have, and white
-    space at the end."""
+def _cuts(probes: Probes, part: TemplatePart) -> list[int]:
+    """Return positions of what differs from text to text: the test's own names, and white space at
+    the end."""
     tokens, cuts = part.before, []
     text, places = probes.text(tokens), TokenPlaces(probes.text, tokens)
     for name in _PROBED:
@@ -389,25 +385,24 @@ def _cuts(probes: Probes, part: Part) -> list[int]:
 
 
 def _ends_in_space(probes: Probes, token: int) -> bool:
-    """Whether a token may be another one before another text."""
+    """Return whether a token may be a different one before another text."""
     text = probes.text([token])
     return not text.strip() or text[-1].isspace()
 
 
-def _told_apart(gaps: list[_Gap]) -> set[Border]:
-    """Borders of the gaps, each so long that its special tokens tell it from other layers'."""
+def _distinct_borders(gaps: list[_Gap]) -> set[Border]:
+    """Return borders long enough that their special tokens tell layers apart."""
     while unclear := _unclear(gaps):
         for gap in unclear:
             if len(gap.starts) > 1:
                 gap.starts.pop()
-            else:  # nothing tells them apart: the least precious of the layers
+            else:  # indistinguishable: take the least privileged layer
                 gap.layer = max(each.layer for each in gaps if each.border == gap.border)
     return {Border(int(gap.layer), gap.border) for gap in gaps}
 
 
 def _unclear(gaps: list[_Gap]) -> list[_Gap]:
-    """Gaps whose border is another layer's, too, or begins as another layer's while more special
-    tokens stand before it."""
+    """Return gaps whose border, or its first token, also begins another layer."""
     borders: dict[tuple[int, ...], set[SourceLayer]] = {}
     firsts: dict[int, set[SourceLayer]] = {}
     for gap in gaps:
@@ -425,7 +420,7 @@ def _unclear(gaps: list[_Gap]) -> list[_Gap]:
 
 
 def _has_system_last(conversation: Conversation) -> bool:
-    """Whether the system text stands behind the first of several user's texts."""
+    """Return whether the system text stands after the first of several user texts."""
     layers = [part.layer for part in conversation.parts]
     return (
         SourceLayer.RULES in layers
@@ -434,8 +429,8 @@ def _has_system_last(conversation: Conversation) -> bool:
 
 
 def _without_ends(gaps: list[_Gap]) -> None:
-    """Take from the gaps' special tokens those that end texts, and those that begin every prompt,
-    where others are left."""
+    """Remove special tokens that end texts or begin every prompt from the gaps' starts, where
+    others remain."""
     behind: dict[int, set[SourceLayer]] = {}
     later = {gap.tokens[place] for gap in gaps if not gap.is_first for place in gap.starts}
     for gap in gaps:
@@ -452,7 +447,7 @@ def _without_ends(gaps: list[_Gap]) -> None:
 
 
 def _inner(probes: Probes, gap: _Gap) -> Iterable[Border]:
-    """The border of a gap that has no special token: its text, where it is long enough."""
+    """Yield the text border of a gap without special tokens, if it is long enough."""
     tokens = list(gap.border)
     while tokens and not probes.text(tokens[:1]).strip():
         tokens = tokens[1:]
@@ -463,7 +458,7 @@ def _inner(probes: Probes, gap: _Gap) -> Iterable[Border]:
 
 
 def _is_sealed(probes: Probes, borders: Iterable[Border]) -> bool:
-    """Whether the typed name of a special token stays text where it is rendered."""
+    """Return whether a special token's name stays text when a message contains it."""
     user = next(each for each in borders if each.layer == SourceLayer.USER_TURN)
     name = probes.text(user.tokens[:1])
     plain, typed = (
@@ -477,15 +472,13 @@ def _order(border: Border) -> tuple[int, tuple[int, ...]]:
     return border.layer, border.tokens
 
 
-# With which borders an engine's messages begin, learned at its start.
-
 logger = logging.getLogger(__name__)
 
 
 def engine_borders(config: VllmConfig, chat_template: str | None = None) -> str:
-    """The table as it is handed to the scheduler's process; empty if there is none.
+    """Return the border table for the scheduler's process, as JSON; empty if there is none.
 
-    Never raises: of an engine whose template cannot be read, no layers are.
+    Never raises: if the template cannot be read, the engine reads no layers.
     """
     if not engine_settings().reads_layers:
         return ""
@@ -501,11 +494,9 @@ def engine_borders(config: VllmConfig, chat_template: str | None = None) -> str:
     return table.text()
 
 
-# Learns from a chat template by which marks answers end.
-#
-# The template writes two conversations, one with an answer in prose and one with a tool call.
-# Where they part, the call begins; what stands before its tool's name opens calls; what stands
-# behind its arguments closes them, up to the token that ends the prose's turn too.
+# End marks come from two renderings: an answer in prose, and a tool call. The call begins where
+# they differ. What stands before its tool's name opens calls; what stands after its arguments
+# closes them, up to the token that also ends the turn in prose.
 
 _ARGUMENTS_BEGIN: Final = re.compile(r"[\[({]?\s*[\"']?\s*$")
 _ARGUMENTS_END: Final = "\"'," + BRACKETS
@@ -513,10 +504,9 @@ _ARGUMENTS_END: Final = "\"'," + BRACKETS
 
 
 def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMarks | None:
-    """The marks of an engine's model; None if its template writes no tool calls, or has no form.
+    """Return the end marks of an engine's model; None if its template has no form for tool calls.
 
-    A model whose template has no form for tool calls may call them in prose: then the end of its
-    answers says nothing.
+    Such a model may call tools in prose, so the end of its answers says nothing.
     """
     probes = Probes(config, chat_template)
     try:
@@ -526,7 +516,7 @@ def learn_marks(config: VllmConfig, chat_template: str | None = None) -> EndMark
 
 
 def marks_of(probes: Probes, model: str = "") -> EndMarks | None:
-    """What the renderings of ``probes`` teach."""
+    """Return the end marks that the renderings of ``probes`` show."""
     prose = probes.answered()
     ends = _turn_ends(probes, prose)
     for call_id in CALL_IDS:
@@ -537,14 +527,14 @@ def marks_of(probes: Probes, model: str = "") -> EndMarks | None:
 
 
 class _Call(NamedTuple):
-    """Where a call stands in its rendering.
+    """Where a call stands in its rendering, as token positions.
 
     Attributes:
-        tokens: All of the conversation.
-        first: The token with which it parts from prose.
-        named: The token in which the tool's name begins.
-        closed: The first token behind the call's arguments.
-        result: The token in which the tool's result begins.
+        tokens: The whole conversation.
+        first: Where it differs from an answer in prose.
+        named: Where the tool's name begins.
+        closed: First token after the call's arguments.
+        result: Where the tool's result begins.
     """
 
     tokens: list[int]
@@ -555,7 +545,7 @@ class _Call(NamedTuple):
 
     @staticmethod
     def found(probes: Probes, prose: Sequence[int], call_id: str) -> _Call | None:
-        """Where the call differs from ``prose``; None if it does not show the tool's name."""
+        """Find the call in a rendering; None if it does not show the tool's name."""
         tokens = probes.called(call_id)
         first = _parting(tokens, prose)
         closed = text_place(probes, tokens, VALUE, first, end=True)
@@ -587,16 +577,17 @@ def _marks(
 
 
 def _turn_ends(probes: Probes, prose: Sequence[int]) -> tuple[int, ...]:
-    """The tokenizer's end, and the special token that the template puts behind an answer."""
+    """Return the tokenizer's end token, and the special token that the template puts after an
+    answer."""
     ends = [] if probes.end is None else [probes.end]
-    said = text_place(probes, prose, ANSWER, 0, end=True)
-    behind = [] if said is None else [token for token in prose[said:] if token in probes.special]
+    ended = text_place(probes, prose, ANSWER, 0, end=True)
+    behind = [] if ended is None else [token for token in prose[ended:] if token in probes.special]
     return tuple(dict.fromkeys([*ends, *behind[:1]]))
 
 
 def _opening(probes: Probes, call: _Call) -> tuple[int | None, str, str]:
-    """The last special token before the tool's name, what is between, what is between the name and
-    the arguments."""
+    """Return the last special token before the tool's name, the text between them, and the text
+    between name and arguments."""
     opening = range(call.first, call.named)
     places = [place for place in opening if call.tokens[place] in probes.special]
     first = places[-1] + 1 if places else call.first
@@ -606,7 +597,7 @@ def _opening(probes: Probes, call: _Call) -> tuple[int | None, str, str]:
 
 
 def _divider(probes: Probes, call: _Call) -> int | None:
-    """The last special token between the tool's name and the arguments."""
+    """Return the last special token between the tool's name and the arguments."""
     value = text_place(probes, call.tokens, KEY, call.named) or call.closed
     tokens = call.tokens[call.named : value]
     return next((token for token in reversed(tokens) if token in probes.special), None)
@@ -615,7 +606,8 @@ def _divider(probes: Probes, call: _Call) -> int | None:
 def _closing(
     probes: Probes, call: _Call, ends: tuple[int, ...], call_id: str
 ) -> tuple[list[int], list[int]]:
-    """The tokens that close the call's arguments, and the one that ends an answer behind them."""
+    """Return the tokens that close the call's arguments, and the one that ends an answer after
+    them."""
     behind = call.tokens[call.closed : call.result]
     for place, token in enumerate(behind):
         if token in ends:
@@ -626,7 +618,7 @@ def _closing(
 
 
 def _without_result(probes: Probes, call: _Call, call_id: str) -> list[int]:
-    """What stands behind a call's arguments if nothing follows, where no turn's end does."""
+    """Return what stands after a call's arguments if nothing follows, up to a turn's end."""
     with contextlib.suppress(Exception):  # some templates end no conversation with a call
         tokens = probes.called(call_id, with_result=False)
         if tokens[: call.closed] == call.tokens[: call.closed]:
@@ -637,7 +629,7 @@ def _without_result(probes: Probes, call: _Call, call_id: str) -> list[int]:
 
 
 def _closers(probes: Probes, closing: Sequence[int]) -> tuple[str, ...]:
-    """The texts with which a call ends: the special tokens at the end, or the last word, or a
+    """Return the texts that end a call: special tokens at the end, or the last word, or a
     bracket."""
     special = []
     for token in reversed(closing):
@@ -655,25 +647,23 @@ def _closers(probes: Probes, closing: Sequence[int]) -> tuple[str, ...]:
 
 
 def _parting(one: Sequence[int], other: Sequence[int]) -> int:
-    """The first place at which two conversations differ."""
+    """Return the first position at which two conversations differ."""
     for place, (token, theirs) in enumerate(zip(one, other, strict=False)):
         if token != theirs:
             return place
     return min(len(one), len(other))
 
 
-# By which marks the answers of an engine end: stated by an operator, or learned.
-
-
 def engine_marks(config: VllmConfig, chat_template: str | None = None) -> str:
-    """The marks as they are handed to the scheduler's process; empty if there are none.
+    """Return the end marks for the scheduler's process, as JSON: the operator's, or learned ones;
+    empty without any.
 
-    Never raises: an engine whose template cannot be read has no marks.
+    Never raises: if the template cannot be read, the engine has no marks.
     """
     if not engine_settings().reads_ends:
         return ""
     try:
-        marks = handed_over({}, os.environ)
+        marks = configured_marks({}, os.environ)
         if marks is None or not marks.are_of(str(config.model_config.model)):
             marks = learn_marks(config, chat_template)
     except Exception:

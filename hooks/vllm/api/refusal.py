@@ -28,8 +28,6 @@ from ....graph.wire.events import MAX_NAME
 from ...access import answer_of
 from ...settings import engine_settings
 
-# One HTTP request on its way through vLLM's API process, which may still be refused.
-
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -38,13 +36,9 @@ Send = Callable[[Message], Awaitable[None]]
 _GONE: Final = {"type": "http.disconnect"}
 
 
-class Call:
-    """Stands between server and application.
-
-    Args:
-        receive: The server's; what the client sends.
-        send: The server's; what the client gets.
-    """
+class PendingCall:
+    """Stands between server and application, so that a request can be refused until its answer
+    begins."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -53,11 +47,11 @@ class Call:
 
     @property
     def began(self) -> bool:
-        """Whether the client got something."""
+        """Whether the client has received anything."""
         return self._begun.is_set()
 
     async def begins(self, task: asyncio.Future[None], within_s: float) -> bool:
-        """Whether the answer begins, or ``task`` ends, within so many seconds."""
+        """Return whether the answer begins, or ``task`` ends, within ``within_s`` seconds."""
         begun = asyncio.ensure_future(self._begun.wait())
         either: set[asyncio.Future[Any]] = {task, begun}
         try:
@@ -66,8 +60,8 @@ class Call:
             begun.cancel()
         return self.began or task.done()
 
-    def hang_up(self) -> None:
-        """To the application the client is gone; nothing that it says gets any further."""
+    def disconnect(self) -> None:
+        """Tell the application that its client is gone, and drop whatever it sends from now on."""
         self._gone.set()
 
     async def refuse(self, body: bytes, retry_after_s: int) -> None:
@@ -83,7 +77,7 @@ class Call:
     # The application's --------------------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """What comes next from the client; that it is gone, once it was hung up on."""
+        """Return the client's next message, or a disconnect."""
         real = asyncio.ensure_future(self._receive())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -94,7 +88,7 @@ class Call:
             gone.cancel()
 
     async def send(self, message: Message) -> None:
-        """Status and headers wait for what follows them."""
+        """Send the application's message; status and headers wait for the first body message."""
         if self._gone.is_set():
             return
         if message["type"] == "http.response.start":
@@ -110,24 +104,22 @@ class Call:
 _FIRST: Final = asyncio.FIRST_COMPLETED
 
 
-# Which requests engines hold, as their sidecar knows, for vLLM's API process.
-
 logger = logging.getLogger(__name__)
 
-_FRESH_S: Final = 0.5  # an older answer is asked for anew; chosen
+_FRESH_S: Final = 0.5  # an answer is reused for so long; chosen
 
 _OF_VLLM: Final = r"(?:\d+_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)"
-"""What vLLM's API makes of a request's name: with ``n`` above 1 an answer's number before it, and a
-completion's prompt's number behind it."""
-_RANDOM: Final = r"-[0-9a-f]{8}"  # behind all that, unless the operator switched it off
-_OF_BATCH: Final = re.compile(r"_\d+$")  # behind the name of a batch of chats, and of some chats
+"""Ids that vLLM's API makes of a request's name: the answer's number before it if ``n`` is above 1,
+and a completion's prompt number after it."""
+_RANDOM: Final = r"-[0-9a-f]{8}"  # suffix, unless the operator switched it off
+_OF_BATCH: Final = re.compile(r"_\d+$")  # suffix of a batch of chats, and of some single chats
 
 
 class WaitingRequests:
-    """Asks the sidecar of this process's engine, at most twice a second however many wait.
+    """Asks the engine's sidecar which requests are held, at most twice a second.
 
     Args:
-        ask: Gets all ids from the sidecar; may raise.
+        ask: Returns all held request ids; may raise.
         clock: Monotonic seconds.
     """
 
@@ -143,7 +135,7 @@ class WaitingRequests:
         self._asked_at = float("-inf")
 
     async def holds(self, name: str) -> bool:
-        """Whether a request of this name is held now; False where nobody can say."""
+        """Return whether a request of this name is held now; False if that is not known."""
         async with self._lock:
             if self._clock() - self._asked_at >= _FRESH_S:
                 self._names = await asyncio.to_thread(self._fresh)
@@ -151,19 +143,20 @@ class WaitingRequests:
         return name in self._names
 
     def _fresh(self) -> frozenset[str]:
-        """Names of all that are held; on a thread of its own, since there may be thousands."""
+        """Return the names of all held requests; runs on its own thread, since there may be
+        thousands."""
         try:
             return names_of(self._ask())
-        except Exception as error:  # whoever listens there: the client's request must go on
+        except Exception as error:  # a broken sidecar must not fail the client's request
             logger.debug("kvgraph: nobody says which requests are held: %s", type(error).__name__)
             return frozenset()
 
 
 def names_of(ids: Collection[str]) -> frozenset[str]:
-    """What the clients called chat and completion requests of these ids.
+    """Return the client-side names of chat and completion requests with these ids.
 
-    No name is guessed: an id that vLLM made otherwise, or that was cut, is left out, and so is a
-    chat that may be one of a batch or not.
+    No name is guessed: ids of another form, ids that were cut, and chats that may belong to a batch
+    are left out.
     """
     made = re.compile(_OF_VLLM + ("" if _is_plain() else _RANDOM))
     found = [made.fullmatch(each) for each in ids if len(each) < MAX_NAME]
@@ -173,18 +166,18 @@ def names_of(ids: Collection[str]) -> frozenset[str]:
 
 
 def _is_plain() -> bool:
-    """Whether vLLM was told to leave out the random part."""
+    """Return whether vLLM was configured to leave out the random part."""
     from vllm import envs
 
     return bool(getattr(envs, "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", False))
 
 
 def ask_sidecar() -> Collection[str]:
-    """Ids of all requests that engines hold.
+    """Return the ids of all requests that engines hold.
 
     Raises:
         OSError: There is no sidecar, or it does not answer.
-        ValueError: It answers something else.
+        ValueError: Its answer is malformed.
     """
     from ....graph.errors import ConfigError
     from ....graph.wire.endpoints import running_sidecars
@@ -212,16 +205,16 @@ _REFUSED: Final = prometheus_client.Counter(  # among vLLM's own, on its /metric
 
 
 class RefuseWhoWaits:
-    """Answers 429 to requests that came ``AITHER_KVCACHE_REFUSE_AFTER_S`` seconds ago, have no
-    answer, and are held then or later.
+    """Answers 429 to requests that are held ``AITHER_KVCACHE_REFUSE_AFTER_S`` seconds after they
+    came, or later.
 
-    ``Retry-After`` is the same number of seconds. Status and headers are kept back until the first
-    bytes of the body exist; until then the request can still be refused. vLLM sees a refused
-    request as one whose client disconnected.
+    ``Retry-After`` is the same number of seconds. Status and headers are kept back until the body
+    begins; until then the request can still be refused. vLLM sees a refused request as one whose
+    client disconnected.
 
     Args:
-        app: vLLM's, with all other middleware.
-        waiting: Knows which requests are held; the sidecar's answers if none is given.
+        app: vLLM's application, with all other middleware.
+        waiting: Knows which requests are held; by default, asks the sidecar.
     """
 
     def __init__(self, app: App, waiting: WaitingRequests | None = None) -> None:
@@ -231,13 +224,13 @@ class RefuseWhoWaits:
         self._names: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request of a client, or refuse it."""
+        """Serve one request, or refuse it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         name, scope = _named(scope)
         self._names[name] += 1
-        call = Call(receive, send)
+        call = PendingCall(receive, send)
         task = asyncio.ensure_future(self._app(scope, call.receive, call.send))
         try:
             await self._follow(name, call, task)
@@ -247,13 +240,13 @@ class RefuseWhoWaits:
             if not self._names[name]:
                 del self._names[name]
 
-    async def _follow(self, name: str, call: Call, task: asyncio.Future[None]) -> None:
-        """Wait until the answer is over, or refuse the request."""
+    async def _follow(self, name: str, call: PendingCall, task: asyncio.Future[None]) -> None:
+        """Wait for the answer, or refuse the request."""
         wait_s = self._after_s
         while not await call.begins(task, wait_s):
             wait_s = _ASK_S
             if await self._is_held(name) and not call.began:
-                call.hang_up()
+                call.disconnect()
                 await asyncio.wait({task}, timeout=_END_S)
                 task.add_done_callback(_forget)
                 await call.refuse(_refusal(self._after_s), math.ceil(self._after_s))
@@ -262,20 +255,20 @@ class RefuseWhoWaits:
         await task
 
     async def _is_held(self, name: str) -> bool:
-        """Whether an engine holds the request of this name, and no other can be meant."""
+        """Return whether an engine holds the request of this name, and the name is unambiguous."""
         if len(name) < _LEAST_NAME or self._names[name] > 1:
             return False
         return await self._waiting.holds(name)
 
 
 def _forget(task: asyncio.Future[None]) -> None:
-    """Read the outcome of an abandoned request, so that asyncio does not log it."""
+    """Read an abandoned request's outcome, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 def _named(scope: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
-    """What vLLM will call a request, by the header that it heeds; one is given where none is."""
+    """Return the request id that vLLM will use, and a scope whose headers carry it."""
     for key, value in scope["headers"]:
         if key.lower() == _HEADER:
             return value.decode("latin-1"), scope

@@ -1,5 +1,6 @@
-"""Admission in the engine: holds new sessions while those that are live leave no room for them.
+"""Holds new sessions back while the live ones leave no room for them.
 
-The sidecar's advice says how much room there is, the rule in ``graph.waiting`` who may start; here
-vLLM's queue of waiting requests is made to follow.
+The sidecar's advice says how much room there is, and ``graph.admission`` which request may start.
+``holding`` applies that rule, ``arrivals`` recognises live sessions, and ``queue`` keeps held
+requests beside vLLM's waiting queue.
 """

@@ -1,4 +1,4 @@
-"""Tells requests of live, resident sessions from those of new or cold ones."""
+"""``LiveSessions``: tells requests of live, resident sessions from new or cold ones."""
 
 from __future__ import annotations
 
@@ -16,56 +16,55 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
-# Which sessions are live on this engine, by the names that callers give them.
-
 _MOST_SESSIONS: Final = 65_536  # remembered; the one silent longest is forgotten; chosen
 _MOST_AT_ONCE: Final = 8  # requests of one session; a name with more is no session's. Chosen
 _SHARE: Final = 1 / 256  # weight of the newest request in the running share of known names; chosen
 _TRUSTED: Final = 0.25
 """If fewer requests than this share carry a name that was seen before, names are taken for request
-ids and not trusted. A session of two requests gives .5. Chosen."""
+ids and not trusted. A session of two requests gives 0.5. Chosen."""
 _MOST_CONTEXTS: Final = 4  # remembered of one name: a session's own, and its subagents'. Chosen
 
 
 class SessionName(NamedTuple):
-    """A session as far as it has a name; a name is its tenant's."""
+    """A session's name within its tenant."""
 
     tenant: str | None
     session: str
 
 
-class Middle(NamedTuple):
-    """The block halfway through a context, by its place and hash; what goes on from there has it.
+class Midpoint(NamedTuple):
+    """The index and hash of the block halfway through a context; prompts that continue the context
+    have it.
 
-    A name alone says nothing of a prompt: subagents bear their session's, and so may anyone.
+    A name alone identifies no prompt: subagents use their session's name, and so may anybody.
     """
 
     at: int
     hash: bytes
 
     def is_in(self, hashes: Sequence[bytes]) -> bool:
-        """Whether a prompt of these blocks goes on with at least half of the context."""
+        """Return whether a prompt of these blocks continues at least half of the context."""
         return self.at < len(hashes) and hashes[self.at] == self.hash
 
 
-def middle_of(hashes: Sequence[bytes]) -> Middle | None:
-    """The middle of a context of these blocks; None if it has none."""
+def midpoint_of(hashes: Sequence[bytes]) -> Midpoint | None:
+    """Return the midpoint of a context of these blocks; None if it has no block."""
     half = len(hashes) // 2
-    return Middle(half, hashes[half]) if hashes else None
+    return Midpoint(half, hashes[half]) if hashes else None
 
 
 @dataclass(slots=True)
-class _Known:
+class _SessionRecord:
     running: int = 0
-    prompt: Middle | None = None  # of the last one that was scheduled
-    contexts: tuple[Middle, ...] = ()  # that ended and go on in no other; the newest first
+    prompt: Midpoint | None = None  # of the last one that was scheduled
+    contexts: tuple[Midpoint, ...] = ()  # that ended and go on in no other; the newest first
 
 
 class SessionNames:
-    """What is remembered of named sessions between their requests."""
+    """Remembers named sessions between their requests."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[SessionName, _Known] = OrderedDict()
+        self._known: OrderedDict[SessionName, _SessionRecord] = OrderedDict()
         self._returning_share = 1.0  # share of names that were here before
 
     def arrived(self, name: SessionName) -> None:
@@ -76,34 +75,37 @@ class SessionNames:
             self._known.move_to_end(name)
 
     def is_new(self, name: SessionName) -> bool:
-        """Whether ``name`` was never scheduled here, where names tell that."""
+        """Return whether ``name`` was never scheduled here; False while names are not reliable."""
         return name not in self._known and self._returning_share >= _TRUSTED
 
     def is_known(self, name: SessionName) -> bool:
-        """Whether a request of ``name`` was scheduled here before, and did not end it."""
+        """Return whether a request of ``name`` was scheduled here before and did not end the
+        session."""
         return name in self._known
 
     def is_one_session(self, name: SessionName, waiting: int) -> bool:
-        """Whether ``name`` has few enough requests for one session, with those that wait."""
+        """Return whether ``name`` has few enough requests, ``waiting`` ones included, to be one
+        session."""
         known = self._known.get(name)
         return known is not None and known.running + waiting <= _MOST_AT_ONCE
 
     def is_running(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
-        """Whether requests of ``name`` run, and a prompt goes on with the newest one's."""
+        """Return whether requests of ``name`` run, and a prompt continues the newest one's."""
         known = self._known.get(name)
         if known is None or not known.running or known.prompt is None:
             return False
         return known.prompt.is_in(hashes)
 
-    def context(self, name: SessionName, hashes: Sequence[bytes]) -> Middle | None:
-        """Middle of the context of ``name`` that a prompt goes on with; None if with none."""
+    def context(self, name: SessionName, hashes: Sequence[bytes]) -> Midpoint | None:
+        """Return the midpoint of the context of ``name`` that a prompt continues; None if there is
+        none."""
         known = self._known.get(name)
         contexts = known.contexts if known is not None else ()
         return next((each for each in contexts if each.is_in(hashes)), None)
 
-    def started(self, name: SessionName, prompt: Middle | None) -> None:
+    def started(self, name: SessionName, prompt: Midpoint | None) -> None:
         """Note that a request of ``name`` was scheduled for the first time."""
-        known = self._known.setdefault(name, _Known())
+        known = self._known.setdefault(name, _SessionRecord())
         known.running += 1
         known.prompt = prompt
         self._known.move_to_end(name)
@@ -111,7 +113,7 @@ class SessionNames:
             self._known.popitem(last=False)
 
     def finished(self, name: SessionName, hashes: Sequence[bytes], ended: bool) -> None:
-        """Note that a scheduled request of ``name`` is over, and perhaps the session with it.
+        """Note that a scheduled request of ``name`` ended, and whether the session ended with it.
 
         Args:
             hashes: The full blocks of its context.
@@ -120,7 +122,7 @@ class SessionNames:
         if known is None:
             return
         known.running = max(0, known.running - 1)
-        middle = middle_of(hashes)
+        middle = midpoint_of(hashes)
         if middle is not None:
             others = (each for each in known.contexts if not each.is_in(hashes))
             known.contexts = (middle, *others)[:_MOST_CONTEXTS]
@@ -129,13 +131,13 @@ class SessionNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request as admission sees it.
+class RequestArrival:
+    """What admission needs to know about a request.
 
     Attributes:
         blocks: Blocks of new context; 0 for a live, resident session, and for a short prompt.
         returning: Whether its session has been served here before.
-        meaning: What its caller says.
+        meaning: The caller's hints.
     """
 
     blocks: int
@@ -144,34 +146,33 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is remembered of a request that bears a session's name.
+class _NamedRequest:
+    """A request with a session name.
 
     Attributes:
-        prompt: The middle of its prompt.
-        is_last: Whether its caller said that the session ends with it.
+        prompt: The midpoint of its prompt.
+        is_last: Whether its caller says that the session ends with it.
     """
 
     name: SessionName
-    prompt: Middle | None
+    prompt: Midpoint | None
     is_last: bool
 
 
 class LiveSessions:
-    """Tells requests of live, resident sessions from those of new or cold ones.
+    """Tells requests of live, resident sessions from new or cold ones.
 
-    A session that was served here is resident for a prompt that goes on with at least half of one
-    of its last contexts, if that one's first and middle block are still cached, and for a prompt
-    that goes on with half of one that runs. A session without a name, or whose name is not
-    reliable, and any other prompt under its name, is resident if half of the prompt is found.
+    A session that was served here is resident for a prompt that continues at least half of one of
+    its last contexts whose first and middle block are still cached, or half of a running one. Any
+    other prompt is resident if half of it is found.
 
     Args:
         pool: The live block pool.
         group: The observed KV cache group.
-        read: What a request's caller says of it.
+        read: Reads a request's hints.
         copied: How many of these hashes, from the first on, a tier can bring back.
-        fetches: Whether this engine gets prompts' blocks from engines that computed them; else a
-            caller that says so of a request is not believed.
+        fetches: Whether this engine fetches prompts' blocks from other engines; if not, a request's
+            word on that is ignored.
     """
 
     def __init__(
@@ -187,11 +188,11 @@ class LiveSessions:
         self._read = read
         self._copied = copied
         self._names = SessionNames()
-        self._waiting: dict[str, _Asked] = {}  # by request, until scheduled
+        self._waiting: dict[str, _NamedRequest] = {}  # by request, until scheduled
         self._queued: Counter[SessionName] = Counter()  # how many of each name these are
-        self._running: dict[str, _Asked] = {}  # by request, while it runs
+        self._running: dict[str, _NamedRequest] = {}  # by request, while it runs
 
-    def arrived(self, request: Request) -> Arrival:
+    def arrived(self, request: Request) -> RequestArrival:
         """Assess a new request."""
         meaning = self._read(request)
         hashes = self._group.hashes(request, request.num_prompt_tokens)
@@ -199,18 +200,18 @@ class LiveSessions:
             name = SessionName(meaning.tenant, meaning.session)
             self._names.arrived(name)
             self._dequeue(request.request_id)
-            asked = _Asked(name, middle_of(hashes), meaning.session_ended)
+            asked = _NamedRequest(name, midpoint_of(hashes), meaning.session_ended)
             self._waiting[request.request_id] = asked
             self._queued[name] += 1
         return self._seen(request, meaning, hashes)
 
-    def again(self, request: Request) -> Arrival:
-        """Assess a request again that has arrived and still waits."""
+    def reassess(self, request: Request) -> RequestArrival:
+        """Assess a waiting request again."""
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         return self._seen(request, self._read(request), hashes)
 
     def scheduled(self, request_id: str) -> None:
-        """Note that a request got blocks; counts only the first time, not after a preemption."""
+        """Note that a request got blocks; only the first time counts, not after a preemption."""
         entry = self._dequeue(request_id)
         if entry is not None:
             self._running[request_id] = entry
@@ -224,8 +225,8 @@ class LiveSessions:
             hashes = self._group.hashes(request, request.num_computed_tokens)
             self._names.finished(entry.name, hashes, entry.is_last)
 
-    def _dequeue(self, request_id: str) -> _Asked | None:
-        """Remove and return what waits of a request; None if nothing did."""
+    def _dequeue(self, request_id: str) -> _NamedRequest | None:
+        """Remove and return a waiting request; None if it did not wait."""
         entry = self._waiting.pop(request_id, None)
         if entry is not None:
             self._queued[entry.name] -= 1
@@ -233,11 +234,13 @@ class LiveSessions:
                 del self._queued[entry.name]
         return entry
 
-    def _seen(self, request: Request, meaning: Meaning, hashes: Sequence[bytes]) -> Arrival:
+    def _seen(self, request: Request, meaning: Meaning, hashes: Sequence[bytes]) -> RequestArrival:
         if meaning.session is None:
-            return Arrival(self._by_prompt(request, hashes), False, meaning)
+            return RequestArrival(self._by_prompt(request, hashes), False, meaning)
         name = SessionName(meaning.tenant, meaning.session)
-        return Arrival(self._named(name, request, hashes), self._is_known(name, hashes), meaning)
+        return RequestArrival(
+            self._named(name, request, hashes), self._is_known(name, hashes), meaning
+        )
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not self._comes_from_elsewhere(request):
@@ -247,12 +250,12 @@ class LiveSessions:
         return self._by_prompt(request, hashes)
 
     def _is_known(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
-        """Whether a prompt goes on with a context of its session that was served here."""
+        """Return whether a prompt continues a context of its session that was served here."""
         names = self._names
         return names.is_running(name, hashes) or names.context(name, hashes) is not None
 
     def _is_here(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
-        """Whether a prompt goes on with one that runs, or with a context that is resident."""
+        """Return whether a prompt continues a running one, or a resident context."""
         if self._names.is_running(name, hashes):
             return True
         middle = self._names.context(name, hashes)
@@ -268,11 +271,9 @@ class LiveSessions:
         return new_context_blocks(len(hashes), self._found(hashes), pool, new=new)
 
     def _found(self, hashes: Sequence[bytes]) -> int:
-        """How many of a chain's blocks, from the first on, need not be computed.
-
-        Blocks are evicted tail first, so a binary search finds where the cached prefix ends. What
-        a ranking broke is not counted where its first block is gone: nothing of it can be matched.
-        """
+        """Return how many of a chain's blocks, from the first on, need not be computed."""
+        # Blocks are evicted tail first, so a binary search finds where the cached prefix ends. A
+        # chain that lost its first block to a ranking does not count: nothing of it is matched.
         suffix, block_of = self._group.suffix, self._pool.cached_block_hash_to_block.get_one_block
         here = 0
         if hashes and block_of(hashes[0] + suffix) is not None:
@@ -280,7 +281,6 @@ class LiveSessions:
         return here + self._copied(hashes[here:])
 
     def _comes_from_elsewhere(self, request: Request) -> bool:
-        """Whether another engine computed the prompt, and keeps its blocks until they are
-        fetched."""
+        """Return whether another engine computed the prompt and keeps its blocks for fetching."""
         params = request.kv_transfer_params or {}
         return self._fetches and bool(params.get("do_remote_prefill"))

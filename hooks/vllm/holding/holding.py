@@ -20,13 +20,11 @@ from ....graph.wire.events import (
     RequestHeld,
     RequestReleased,
 )
-from .arrivals import Arrival, LiveSessions
+from .arrivals import LiveSessions, RequestArrival
 from .queue import HoldingQueue
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-# What admission reports: counters, events, a log line when holding begins and when it ended.
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +32,11 @@ _OPEN_AFTER_S: Final = 10.0  # with no request held for so long, holding has end
 
 
 class HoldingLog:
-    """Counts what happens to held requests, and reports it.
+    """Counts and reports what happens to held requests.
 
     Args:
         emit: Takes each event; must not wait.
-        most_s: The longest that a request is held, in seconds.
+        most_s: Longest time that a request is held, in seconds.
     """
 
     def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
@@ -70,19 +68,19 @@ class HoldingLog:
         self._held += 1
         self._blocks += held.blocks
         name = held.request_id[:MAX_NAME]
-        said = self._waiting[held.request_id] = RequestHeld(
+        event = self._waiting[held.request_id] = RequestHeld(
             name, held.blocks, held.session, held.tenant, advice.fitting_sessions,
             advice.live_sessions,
         )  # fmt: skip
-        self._emit(said)
+        self._emit(event)
 
     def held_after_all(self, held: Held, advice: AdmissionAdvice) -> None:
-        """Note that ``held`` waits from now on, which had been let in when it came."""
+        """Note that a request waits from now on that was let in when it arrived."""
         self._not_held -= 1
         self.held(held, advice)
 
     def ended(self, held: Held, reason: str, now: float) -> None:
-        """Note that ``held`` waits no longer, for one of ``HOLD_ENDS``."""
+        """Note that ``held`` waits no longer; ``reason`` is one of ``HOLD_ENDS``."""
         waited = max(0.0, now - held.since)
         self._waiting.pop(held.request_id, None)
         self._blocks -= held.blocks
@@ -94,14 +92,14 @@ class HoldingLog:
         self._emit(RequestReleased(held.request_id[:MAX_NAME], waited, reason))
 
     def not_held(self) -> None:
-        """Note that a request came and was let in."""
+        """Note that a request arrived and was let in."""
         self._not_held += 1
 
     def oldest(self, since: float) -> None:
-        """Note since when the request waits that has waited longest."""
+        """Note since when the longest waiting request waits."""
         self._oldest_since = since
 
-    def quiet(self, now: float) -> None:
+    def none_held(self, now: float) -> None:
         """Note that no request is held now."""
         self._oldest_since = None
         if self._holding and now - self._last_held >= _OPEN_AFTER_S:
@@ -113,12 +111,13 @@ class HoldingLog:
                 self._longest_now,
             )
 
-    def told(self) -> list[AnyEvent]:
-        """What was emitted of those that are held now; read on another thread, in one call."""
+    def held_requests(self) -> list[AnyEvent]:
+        """Return the events of requests held now; called on another thread."""
         return list(self._waiting.values())
 
     def report(self, now: float, queued_share: float) -> AdmissionReport:
-        """Levels and counters; read on another thread, one attribute at a time."""
+        """Return levels and counters; called on another thread, so it reads one attribute at a
+        time."""
         since = self._oldest_since
         return AdmissionReport(
             waiting=len(self._waiting),
@@ -133,25 +132,25 @@ class HoldingLog:
         )
 
 
-_ASKED_AGAIN_S: Final = 0.05  # least time between two checks of the head of vLLM's queue; chosen
+_RECHECK_S: Final = 0.05  # least time between two checks of the head of vLLM's queue; chosen
 
 
 class Holding:
     """Holds the new requests that ``HoldingRule`` says must wait.
 
-    Requests are held by not standing in the scheduler's queue: a step costs the same whether ten
-    wait or a thousand.
-
-    Attributes:
-        saturation: How many of the latest requests met others in vLLM's queue.
+    Held requests are kept out of the scheduler's queue, so a step costs the same whether ten wait
+    or a thousand.
 
     Args:
-        queue: Where they wait.
+        queue: Where requests wait.
         sessions: Knows which sessions are live here.
-        advice: The sidecar's latest advice on room; None if none is fresh.
+        advice: Returns the sidecar's latest admission advice; None if none is fresh.
         emit: Takes each event; must not wait.
-        bounds: What holding keeps to.
-        clock: Monotonic seconds, the clock that advice is dated in.
+        bounds: Limits of holding.
+        clock: Monotonic seconds, the clock in which advice is dated.
+
+    Attributes:
+        saturation: Share of the latest requests that met others in vLLM's queue.
     """
 
     def __init__(
@@ -170,12 +169,12 @@ class Holding:
         self._rule = HoldingRule(bounds)
         self.saturation = self._rule.saturation
         self._log = HoldingLog(emit, bounds.most_s)
-        self._asked_at = -math.inf
+        self._checked_at = -math.inf
 
     # Requests -----------------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> bool:
-        """Decide on a new request. True: hold it."""
+        """Return whether a new request is to be held."""
         asks, advice = self._asks(request, self._sessions.arrived(request)), self._advice()
         queue = self.queue
         if not self._rule.arrives(asks, advice, idle=queue.idle, queued=queue.has_queued):
@@ -186,7 +185,6 @@ class Holding:
         return True
 
     def is_held(self, request_id: str) -> bool:
-        """Whether a request waits beside vLLM's queue."""
         return self.queue.is_held(request_id)
 
     def scheduled(self, request: Request) -> None:
@@ -195,7 +193,7 @@ class Holding:
         self._sessions.scheduled(request.request_id)
 
     def removed(self, request_id: str) -> None:
-        """Forget a held request whose client went away."""
+        """Forget a held request whose client disconnected."""
         held = self._rule.removed(request_id)
         if held is not None:
             self._log.ended(held, "gone", self._clock())
@@ -211,28 +209,28 @@ class Holding:
         """Release what may start in the next step; called once a step, after its allocations."""
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):
-            self._log.quiet(now)
+            self._log.none_held(now)
             return
         self._release(advice, now)
         if advice is not None:
-            self._ask_again(advice, now)
+            self._recheck_head(advice, now)
         oldest = self._rule.oldest()
         if oldest is None:
-            self._log.quiet(now)
+            self._log.none_held(now)
         else:
             self._log.oldest(oldest.since)
 
     def end(self) -> None:
-        """Release all, and hold no request any more."""
+        """Release all requests, and hold none from now on."""
         self.queue.detach()
 
     def report(self) -> AdmissionReport:
-        """Counts for the sidecar; called on the client's thread."""
+        """Return counts for the sidecar; called on the client's thread."""
         return self._log.report(self._clock(), self.saturation.share)
 
-    def told(self) -> list[AnyEvent]:
-        """What the sidecar was told of those that wait now; called on the client's thread."""
-        return self._log.told()
+    def held_requests(self) -> list[AnyEvent]:
+        """Return the events of requests held now; called on the client's thread."""
+        return self._log.held_requests()
 
     def _release(self, advice: AdmissionAdvice | None, now: float) -> None:
         queue = self.queue
@@ -245,20 +243,20 @@ class Holding:
         for held, _ in found:
             queue.release(held.request_id)
 
-    def _ask_again(self, advice: AdmissionAdvice, now: float) -> None:
+    def _recheck_head(self, advice: AdmissionAdvice, now: float) -> None:
         """Hold the next request after all, if it was resident on arrival and is no longer."""
-        if now - self._asked_at < _ASKED_AGAIN_S or not self._rule.is_full(advice):
+        if now - self._checked_at < _RECHECK_S or not self._rule.is_full(advice):
             return
         head = self.queue.head
         if head is None or self._rule.is_let_in(head.request_id):
             return
-        self._asked_at = now
-        asks = self._asks(head, self._sessions.again(head))
+        self._checked_at = now
+        asks = self._asks(head, self._sessions.reassess(head))
         if self._rule.turn_comes(asks, advice):
             self.queue.hold_head()
             self._log.held_after_all(asks, advice)
 
-    def _asks(self, request: Request, arrival: Arrival) -> Held:
+    def _asks(self, request: Request, arrival: RequestArrival) -> Held:
         blocks = 0 if self.queue.outranks_running(request) else arrival.blocks
         return Held(
             request.request_id, self._clock(), blocks, self.queue.priority_of(request),
@@ -266,35 +264,29 @@ class Holding:
         )  # fmt: skip
 
 
-# Takes the place of ``Holding`` for a scheduler whose new sessions are never held.
-
-
 class NoHolding:
-    """Lets every request in; see ``Holding``."""
+    """Stands in for ``Holding`` where no request is ever held."""
 
     def arrived(self, request: Request) -> bool:
-        """False: hold no request."""
         return False
 
     def is_held(self, request_id: str) -> bool:
-        """False: no request is held."""
         return False
 
     def scheduled(self, request: Request) -> None:
-        """Do nothing."""
+        pass
 
     def removed(self, request_id: str) -> None:
-        """Do nothing."""
+        pass
 
     def finished(self, request: Request) -> None:
-        """Do nothing."""
+        pass
 
     def step(self) -> None:
-        """Do nothing."""
+        pass
 
     def end(self) -> None:
-        """Do nothing."""
+        pass
 
-    def told(self) -> list[AnyEvent]:
-        """Nothing: no request waits."""
+    def held_requests(self) -> list[AnyEvent]:
         return []

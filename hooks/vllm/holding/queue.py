@@ -1,8 +1,8 @@
-"""The scheduler's queue of waiting requests, with a place beside it for those that are held.
+"""``HoldingQueue``: the scheduler's waiting queue, with held requests beside it.
 
-vLLM can skip a request for a step when a connector asks for that; but then it looks the request
-up again in every step, and a thousand of them in every step a thousand times. What stands here
-is counted, listed and removed as waiting, and not looked at.
+vLLM can skip a request for a step if a connector asks, but then looks it up again in every step,
+which is slow for a thousand requests. Held requests are counted, listed and removed as waiting, but
+not looked up.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class HoldingQueue:
     """Replaces ``scheduler.waiting``: vLLM's own queue, with held requests kept beside it.
 
     Args:
-        scheduler: The one whose queue is replaced; only this instance.
+        scheduler: The scheduler whose queue is replaced, on this instance only.
         holds: Whether a new request is to be held; must not raise.
-        gone: Is told the id of a held request that was removed; must not raise.
+        gone: Called with the id of a held request that was removed; must not raise.
 
     Attributes:
-        queued: Is told of a held request that moves into vLLM's queue; must not raise.
-        unqueued: Is told the id of a queued request that is held after all; must not raise.
+        queued: Called with a held request that moves into vLLM's queue; must not raise.
+        unqueued: Called with the id of a queued request that is held after all; must not raise.
 
     Raises:
-        TypeError: This scheduler lacks something that is relied on; names it.
+        TypeError: This scheduler lacks an attribute that is relied on; names it.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class HoldingQueue:
         self._holds = holds
         self._gone = gone
         self._held: dict[str, Request] = {}  # in the order of their arrival
-        self._last: Request | None = None  # that was let in
-        self._ends = False  # all are released as soon as vLLM looks
+        self._last: Request | None = None  # the last one released
+        self._ends = False  # release all when vLLM next looks
         self.queued: Callable[[Request], None] = _ignore
         self.unqueued: Callable[[str], None] = _ignore
         scheduler.waiting = self
@@ -68,13 +68,13 @@ class HoldingQueue:
 
     @property
     def has_queued(self) -> bool:
-        """Whether requests that are not held wait to be scheduled."""
+        """Whether requests other than held ones wait to be scheduled."""
         queued = len(self._queue) + len(self._scheduler.kv_holding_waiting)
         return bool(queued > self._scheduler.num_waiting_for_streaming_input)
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step computes at most."""
+        """Most tokens that a step computes."""
         return int(self._scheduler.max_num_scheduled_tokens)
 
     @property
@@ -85,7 +85,7 @@ class HoldingQueue:
         last = self._last
         if last is None or last.is_finished():
             return True
-        # Tokens count as computed from when their step is scheduled on: only an answer tells.
+        # Tokens count as computed once their step is scheduled; only an output token proves it.
         return bool(last.num_output_tokens > 0)
 
     def priority_of(self, request: Request) -> int:
@@ -93,7 +93,7 @@ class HoldingQueue:
         return request.priority if self._goes_by_priority else 0
 
     def outranks_running(self, request: Request) -> bool:
-        """Whether one that runs is of worse priority than a request."""
+        """Return whether a running request has a worse priority than ``request``."""
         if not self._goes_by_priority:
             return False
         return any(each.priority > request.priority for each in self._scheduler.running)
@@ -104,32 +104,30 @@ class HoldingQueue:
 
     @property
     def head(self) -> Request | None:
-        """The next request of vLLM's queue, if it never ran."""
+        """The next request of vLLM's queue, if it never ran; else None."""
         head = self._queue.peek_request() if self._queue else None
         return None if head is None or head.num_preemptions or head.num_computed_tokens else head
 
     def hold_head(self) -> None:
-        """Hold the request at the queue's head."""
         request = self._queue.pop_request()
         self._held[request.request_id] = request
         self._scheduler.deferred_waiting.add(request)
         self.unqueued(request.request_id)
 
     def is_held(self, request_id: str) -> bool:
-        """Whether a request waits here, beside vLLM's queue."""
         return request_id in self._held
 
     def release(self, request_id: str) -> None:
-        """Move a held request into vLLM's queue: to its end, or by its priority."""
+        """Move a held request into vLLM's queue: to its end, or by priority."""
         request = self._last = self._held[request_id]
         self._queue.add_request(request)
         del self._held[request_id]
         self._resume(request)
 
     def release_all(self) -> None:
-        """Move all held requests into vLLM's queue, all of it in order of arrival."""
+        """Move all held requests into vLLM's queue and sort it by arrival."""
         held, self._held = list(self._held.values()), {}
-        for request in held:  # before anybody is told, who may raise: none is lost
+        for request in held:  # before any callback, which may raise: no request is lost
             self._queue.add_request(request)
         if isinstance(self._queue, deque):
             in_order = sorted(self._queue, key=_arrival)
@@ -139,11 +137,10 @@ class HoldingQueue:
             self._resume(request)
 
     def detach(self) -> None:
-        """Release all, and give the scheduler its own queue back, when vLLM next asks for work.
-
-        Not at once: an error of ours may come between vLLM's look at the head and its taking it
-        out, and what came to stand before that one would be taken in its place.
-        """
+        """Release all requests, and give the scheduler its own queue back when vLLM next asks for
+        work."""
+        # Not at once: an error of ours may come between vLLM's look at the head and its taking it
+        # out, and a request put before that one would be taken in its place.
         self._holds, self._gone = _never, _ignore
         self.queued = self.unqueued = _ignore  # they may be what failed
         self._ends = True
@@ -186,7 +183,7 @@ class HoldingQueue:
         return self._queue.pop_request()
 
     def peek_request(self) -> Request:
-        """The next request that may start."""
+        """Return the next request that may start."""
         return self._queue.peek_request()
 
     def prepend_request(self, request: Request) -> None:
@@ -198,7 +195,7 @@ class HoldingQueue:
         self._queue.prepend_requests(requests)
 
     def __bool__(self) -> bool:
-        """Whether a request may start; vLLM asks this each time before it looks at the head."""
+        """Return whether a request may start; vLLM asks before each look at the head."""
         if self._ends:
             self._leave()
         return bool(self._queue)
@@ -218,7 +215,7 @@ class HoldingQueue:
 
 
 def _arrival(request: Request) -> tuple[bool, float]:
-    """Preempted ones stand first, as vLLM has put them; the others as they came."""
+    """Sort key: preempted requests first, in vLLM's order; then the others by arrival."""
     preempted = request.num_preemptions > 0
     return not preempted, 0.0 if preempted else request.arrival_time
 

@@ -1,5 +1,6 @@
-"""Recall in a vLLM engine: who asked for it, what is brought back, and what is kept apart.
+"""Recall in a vLLM engine: loads copies of text that moved to another position.
 
-``span_recall`` decides at each lookup what is spliced behind the exact prefix; ``exact_only`` keeps
-what is approximate out of vLLM's prefix cache; ``recall_support`` says which engines can have it.
+``support`` says which engines can have it, ``opt_in`` which requests get it, ``recall`` decides at
+each lookup what is spliced behind the exact prefix, and ``own_text`` keeps approximate blocks out
+of vLLM's prefix cache.
 """

@@ -1,4 +1,4 @@
-"""``OptIn``: which requests' text is kept and brought back, and whose text it is."""
+"""Decides which requests take part in recall, and which text each of them may see."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ...recall.spans import Domain, SaidText
+from ...recall.spans import Domain, TokenBytes
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ...requests.hints import Meaning
 
-# ``OwnBranches``: lets a session find its own approximate blocks again, and nobody else.
-
-MOST_SESSIONS: Final = 4096  # whose last branch is kept; chosen
-MOST_TOKENS: Final = 1 << 25  # of all branches: some 300 MiB with their hashes; chosen
+MOST_SESSIONS: Final = 4096  # sessions whose last branch is kept; chosen
+MOST_TOKENS: Final = 1 << 25  # tokens of all branches: some 300 MiB with their hashes; chosen
 _NONCE_BYTES: Final = 16
 
 Owner = tuple[Domain, str]
-"""A session: whose text it is, and its name."""
+"""A named session: its domain, and its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +29,26 @@ class _Branch:
     """What a session's last approximate request left.
 
     Attributes:
-        tokens: Of its whole blocks.
-        hashes: Of these blocks; from the first approximate one on they follow from a nonce.
-        exact: Blocks before that one.
+        tokens: The tokens of its whole blocks.
+        hashes: The hashes of these blocks; from the first approximate one on they follow from a
+            nonce.
+        exact: Number of blocks before that one.
     """
 
-    tokens: SaidText
+    tokens: TokenBytes
     hashes: Sequence[bytes]
     exact: int
 
 
 class OwnBranches:
-    """Rewrites hashes of a request's blocks from its first approximate one on.
+    """Gives a session's approximate blocks hashes that only the session's later requests can find.
 
-    vLLM makes a block's hash from its tokens and the hash before it. If one of them follows from a
-    nonce, so do all behind it, those of blocks that are yet to come too: no request finds them but
-    one whose hashes are rewritten alike.
+    vLLM hashes a block's tokens together with the hash before it. Once one hash follows from a
+    nonce, so do all after it, those of future blocks included: only a request whose hashes are
+    rewritten alike finds them.
 
     Args:
-        block_size: Tokens of a block.
+        block_size: Tokens per block.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -58,7 +57,7 @@ class OwnBranches:
         self._tokens = 0  # of all of them
 
     def begin(self, request: Request, exact: int) -> bool:
-        """Rewrite hashes from block ``exact`` on; False where there is no such block yet."""
+        """Rewrite hashes from block ``exact`` on; return False if there is no such block yet."""
         hashes: list[bytes] = request.block_hashes
         if len(hashes) <= exact or request.resumable:
             return False
@@ -68,14 +67,15 @@ class OwnBranches:
         return True
 
     def follow(self, request: Request, owner: Owner) -> int | None:
-        """Rewrite hashes as those of the session's last branch, as far as the text is the same.
+        """Rewrite hashes to match the session's last branch, as far as the text is the same.
 
-        Returns how many blocks are exact; None where the text differs before the first other one.
+        Returns the number of exact blocks; None if the text differs before the first approximate
+        one.
         """
         branch = self._branches.get(owner)
         if branch is None or request.resumable:
             return None
-        tokens = SaidText.of(request.all_token_ids[: len(branch.tokens)])
+        tokens = TokenBytes.of(request.all_token_ids[: len(branch.tokens)])
         same = branch.tokens.common(0, tokens, 0) // self._size
         if min(same, len(request.block_hashes)) <= branch.exact:
             return None
@@ -84,11 +84,10 @@ class OwnBranches:
         return branch.exact
 
     def keep(self, request: Request, owner: Owner, exact: int, whole: int) -> None:
-        """Keep what an approximate request left: ``whole`` blocks, the first ``exact`` exact.
-
-        A request that ended before it had computed what its session had before leaves nothing new.
-        """
-        tokens = SaidText.of(request.all_token_ids[: whole * self._size])
+        """Keep the ``whole`` blocks that an approximate request left, the first ``exact`` of them
+        exact."""
+        # A request that ended before it computed what its session had leaves nothing new.
+        tokens = TokenBytes.of(request.all_token_ids[: whole * self._size])
         known = self._branches.get(owner)
         if known is not None and known.tokens.raw.startswith(tokens.raw) and known.tokens != tokens:
             return
@@ -99,7 +98,6 @@ class OwnBranches:
             self._forget(next(iter(self._branches)))
 
     def clear(self) -> None:
-        """Forget all branches."""
         self._branches.clear()
         self._tokens = 0
 
@@ -109,47 +107,47 @@ class OwnBranches:
 
 
 class OptIn:
-    """Knows of each request under way whether it opted in.
+    """Remembers for each running request whether it opted in, and whose text it may use.
 
     Args:
-        everybody: Whether a request that says nothing opted in.
-        meaning: What a request's caller says.
-        shared: Whether all who name no tenant and have no cache salt may see one another.
+        everybody: Whether a request that does not ask opts in.
+        meaning: Reads a request's hints.
+        shared: Whether requests without tenant and cache salt may use one another's text.
     """
 
     def __init__(
         self, everybody: bool, meaning: Callable[[Request], Meaning], shared: bool = False
     ) -> None:
         self._everybody, self._meaning, self._shared = everybody, meaning, shared
-        self._nobodys: set[str] = set()  # requests under way that ask, and say not whose they are
+        self._ownerless: set[str] = set()  # running requests that ask, but name no owner
         self._domains: dict[str, Domain | None] = {}
         self._owners: dict[str, Owner] = {}
 
     def owner(self, request: Request) -> Owner | None:
-        """Which named session an opted-in request belongs to; None without."""
+        """Return the named session of an opted-in request; None if it has none."""
         return self._owners.get(request.request_id) if self.domain(request) else None
 
     def domain(self, request: Request) -> Domain | None:
-        """Whose text a request may use and leave; None if it did not opt in.
+        """Return the domain whose text a request may use and add to; None if it did not opt in.
 
-        It is asked for the first time before the request is scheduled.
+        Must first be called before the request is scheduled.
         """
         if request.request_id not in self._domains:
             self._domains[request.request_id] = self._read(request)
         return self._domains[request.request_id]
 
-    def is_nobodys(self, request_id: str) -> bool:
-        """Whether a request asked in words, and does not say whose text it is."""
-        return request_id in self._nobodys
+    def has_no_owner(self, request_id: str) -> bool:
+        """Return whether a request asked for recall without naming an owner of its text."""
+        return request_id in self._ownerless
 
     def forget(self, request_id: str) -> None:
         """Note that a request ended."""
-        self._nobodys.discard(request_id)
+        self._ownerless.discard(request_id)
         self._domains.pop(request_id, None)
         self._owners.pop(request_id, None)
 
     def _read(self, request: Request) -> Domain | None:
-        # Tokens say all of the content only where plain weights were given nothing else than text.
+        # Tokens describe the content only if plain weights were given nothing but text.
         if request.mm_features or request.prompt_embeds is not None or request.lora_request:
             return None
         if request.skip_reading_prefix_cache:
@@ -161,13 +159,13 @@ class OptIn:
         domain = self._domain(request.cache_salt, meaning)
         if domain is None:
             if meaning.recall:
-                self._nobodys.add(request.request_id)
+                self._ownerless.add(request.request_id)
         elif meaning.session is not None:
             self._owners[request.request_id] = domain, meaning.session
         return domain
 
     def _domain(self, salt: str | None, meaning: Meaning) -> Domain | None:
-        """Who may see one another: a tenant, those with one salt, else a session alone."""
+        """Return a tenant's domain, or that of a cache salt, or else a session's own."""
         if self._shared or salt or meaning.tenant:
             return salt or "", meaning.tenant or "", ""
         return None if meaning.session is None else ("", "", meaning.session)

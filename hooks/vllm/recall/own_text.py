@@ -1,4 +1,5 @@
-"""``OwnText``: what a session's approximate requests computed, for its later ones to splice."""
+"""Lets a session splice text that its own approximate requests computed, and keeps it from
+others."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ...recall.spans import NOBODYS, Domain, Piece, SpanIndex, Tokens
+from ...recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
 from .opt_in import OptIn, Owner
 
 if TYPE_CHECKING:
@@ -17,14 +18,14 @@ _SHARED: Final = 3  # parts of a domain without a generation; see ``OptIn``
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What a request read before it computed, in tokens of its prompt.
+class PromptSources:
+    """Where the start of a request's prompt came from, in tokens.
 
     Attributes:
-        exact: The first ones: the pool or copies held them exactly.
-        found: With those that were found behind these among its session's own.
-        spliced: Behind all those.
-        generation: Of what is computed behind them, where exact text is of generation 0.
+        exact: Held exactly by the pool or by copies.
+        found: ``exact`` plus what was found after it among the session's own blocks.
+        spliced: Spliced after these.
+        generation: Generation of what is computed after them; exact text has generation 0.
     """
 
     exact: int
@@ -34,19 +35,16 @@ class Read:
 
 
 class OwnText:
-    """Enters what was computed behind spliced text, in domains of the session alone.
+    """Indexes what a session computes behind spliced text, in domains of the session alone.
 
-    Each generation has a domain of its own, so that one lookup asks whose text it is and how stale.
-    Spliced tokens are not entered: where they come from is known, and keys are turned once only.
+    Each generation has its own domain, so that one lookup checks both owner and generation. Spliced
+    tokens are not indexed: their source is, and keys are rotated only once.
 
     Args:
-        index: What blocks say.
-        block_size: Tokens of a block.
-        opt_in: Whose requests they are.
         most_generations: See ``SpliceLimits``.
 
     Attributes:
-        enters: Whether anything is entered at all.
+        enters: Whether anything is indexed at all.
     """
 
     def __init__(
@@ -54,12 +52,11 @@ class OwnText:
     ) -> None:
         self._index, self._size = index, block_size
         self._opt_in, self._most = opt_in, most_generations
-        self._reads: dict[str, Read] = {}
+        self._reads: dict[str, PromptSources] = {}
         self.enters = most_generations > 1
 
     def domains(self, request: Request, domain: Domain) -> list[Domain]:
-        """Whose text a request in ``domain`` may use: exact text of the domain, and its session's
-        own."""
+        """Return the domains that a request may use: ``domain``, and its session's own."""
         owner = self._opt_in.owner(request)
         if owner is None:
             return [domain]
@@ -68,16 +65,16 @@ class OwnText:
     def begun(
         self, request: Request, exact: int, found: int, own: bytes, pieces: Sequence[Piece]
     ) -> None:
-        """Note what a request reads before it computes, whenever it is given blocks.
+        """Note where a request's prompt comes from, whenever the request is given blocks.
 
-        What it read first counts for as long as it has that: a preempted request finds its own
-        blocks again. It does not where a load failed, or where more was found the next time.
+        The first note stays valid across preemptions, when a request finds its own blocks again. It
+        is replaced if a load failed or more was found the next time.
 
         Args:
             exact: Tokens that were found exactly.
             found: Tokens that were found at all.
-            own: Hash of the last block that was found behind the exact ones; empty without one.
-            pieces: What is spliced behind those.
+            own: Hash of the last block that was found after the exact ones; empty without one.
+            pieces: What is spliced after those.
         """
         known = self._reads.get(request.request_id)
         if known is not None and not pieces and found >= known.found + known.spliced:
@@ -86,36 +83,35 @@ class OwnText:
         later = [1 + self._generation(each) for each in sources]
         generation = max([1, self._generation(own) if own else 0, *later])
         spliced = sum(piece.tokens for piece in pieces)
-        self._reads[request.request_id] = Read(exact, found, spliced, generation)
+        self._reads[request.request_id] = PromptSources(exact, found, spliced, generation)
 
-    def read(self, request_id: str) -> Read | None:
-        """What a request read; None before it was given blocks."""
+    def read(self, request_id: str) -> PromptSources | None:
+        """Return the sources of a request's prompt; None before it got blocks."""
         return self._reads.get(request_id)
 
     def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens, exact: int) -> None:
-        """Enter what a request computed behind its exact blocks.
+        """Index what a request computed after its exact blocks.
 
         Args:
             hashes: Of all its whole blocks.
-            tokens: Of these.
-            exact: How many of them are exact.
+            tokens: The tokens of these.
+            exact: How many of these blocks are exact.
         """
         read, owner = self._reads.get(request.request_id), self._opt_in.owner(request)
         if exact == len(hashes) or read is None or owner is None or read.generation >= self._most:
             return
         mine = tokens.copy()
-        mine[read.found : read.found + read.spliced] = NOBODYS
+        mine[read.found : read.found + read.spliced] = UNFINDABLE
         domain = _domain(owner, read.generation)
         self._index.add(domain, hashes, mine, first=read.found // self._size)
 
     def forget(self, request_id: str) -> None:
-        """Note that a request ended."""
         self._reads.pop(request_id, None)
 
     def _generation(self, block_hash: bytes) -> int:
         domain = self._index.domain(block_hash)
         if domain is None:
-            return self._most  # forgotten: what is computed behind it is not entered
+            return self._most  # unknown: do not index what is computed after it
         return int(domain[-1]) if len(domain) > _SHARED else 0
 
 
@@ -124,20 +120,13 @@ def _domain(owner: Owner, generation: int) -> Domain:
     return (*whose, session, str(generation))
 
 
-# ``ExactOnly``: keeps what is approximate out of vLLM's prefix cache.
-
-
 class ExactOnly:
-    """Lets a request register its blocks only up to its first approximate token.
+    """Keeps a request's approximate blocks out of vLLM's prefix cache.
 
-    vLLM registers whatever a request holds under hashes of its tokens, which say that it was
-    computed behind exactly these tokens. Everything that enters the prefix cache, full blocks and
-    parts of them, passes ``cache_blocks`` of its KV cache group's manager. That method is shadowed
-    on the instance when the first request needs it, above whatever else follows the pool. It stays
-    so when the rest of us leaves the engine: requests that are under way stay approximate.
-
-    Args:
-        manager: vLLM's record of which request holds which blocks.
+    vLLM registers blocks under hashes of their tokens, which promise that they were computed behind
+    exactly these tokens. Every registration passes ``cache_blocks`` of the KV cache group's
+    manager, so that method is patched on the instance when the first request needs it. The patch
+    stays when the rest of kvgraph detaches: running requests stay approximate.
     """
 
     def __init__(self, manager: KVCacheManager) -> None:
@@ -146,7 +135,7 @@ class ExactOnly:
         self._attached = False
 
     def limit(self, request_id: str, tokens: int) -> None:
-        """From now on, register only the request's first ``tokens`` tokens."""
+        """Register only the request's first ``tokens`` tokens from now on."""
         if not self._attached:
             for manager in self._managers:
                 manager.cache_blocks = _limited(manager.cache_blocks, self._limits)
@@ -154,11 +143,11 @@ class ExactOnly:
         self._limits[request_id] = min(tokens, self._limits.get(request_id, tokens))
 
     def exact_tokens(self, request_id: str) -> int | None:
-        """How many of a request's tokens may be registered; None: all."""
+        """Return how many of a request's tokens may be registered; None for all."""
         return self._limits.get(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Note that a request ended: it registers nothing any more."""
+        """Note that a request ended."""
         self._limits.pop(request_id, None)
 
 

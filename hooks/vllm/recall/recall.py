@@ -1,4 +1,4 @@
-"""``SpanRecall``: what a request's prompt says again comes back at its new position."""
+"""``SpanRecall``: splices copies of a prompt's text at their new position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...tiers.ledger import TierLedger
 from ..tiers.bridge import NoRecall
 from ..tiers.loader import Loader, Splice
 from .opt_in import OptIn, OwnBranches
-from .own_text import ExactOnly, OwnText, Read
+from .own_text import ExactOnly, OwnText, PromptSources
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -28,21 +28,19 @@ if TYPE_CHECKING:
     from ..groups import ObservedGroup
     from ..tap import Cached
 
-# ``SplicePlans``: what can be spliced into requests that wait for room.
-
-_AGAIN_S: Final = 0.1  # after which a waiting request is matched anew, if anything changed; chosen
+_AGAIN_S: Final = 0.1  # then a waiting request is matched anew, if anything changed; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class SplicePlan:
-    """What a load brings for a request that was looked up.
+    """What a load brings for one request.
 
     Attributes:
         first: Blocks that the pool holds.
-        loaded: Blocks behind them with exact copies.
-        pieces: What is spliced behind those.
-        at: When it was made, monotonic seconds.
-        lost, version: How many copies were given up until then, and what was known of text.
+        loaded: Blocks after those that have exact copies.
+        pieces: What is spliced after those.
+        at: When the plan was made, monotonic seconds.
+        lost, version: The directory's count of lost copies and the index's version at that time.
     """
 
     first: int
@@ -54,19 +52,13 @@ class SplicePlan:
 
     @property
     def spliced(self) -> int:
-        """Tokens that are spliced."""
+        """Number of spliced tokens."""
         return sum(piece.tokens for piece in self.pieces)
 
 
 class SplicePlans:
-    """Plans a splice at a request's lookup, and keeps it until the request is given its blocks.
-
-    Args:
-        group: The observed KV cache group.
-        ledger: Where copies are recorded.
-        index: What blocks of opted-in requests say.
-        limits: What the model's calibration allows.
-    """
+    """Plans a splice when a request is looked up, and keeps it until the request gets its
+    blocks."""
 
     def __init__(
         self, group: ObservedGroup, ledger: TierLedger, index: SpanIndex, limits: SpliceLimits
@@ -78,13 +70,13 @@ class SplicePlans:
     def plan(
         self, request: Request, domains: Callable[[], Collection[Domain]], first: int, exact: int
     ) -> SplicePlan:
-        """Return what can be spliced behind what is exact; vLLM asks in every step that the request
-        waits.
+        """Return what can be spliced after the exact part; vLLM asks in every step while the
+        request waits.
 
         Args:
-            domains: Says whose text the request may use.
+            domains: Returns the domains whose text the request may use.
             first: Blocks that the pool holds.
-            exact: Tokens behind them that exact copies bring.
+            exact: Tokens after those that exact copies bring.
         """
         loaded, known = exact // self._group.block_size, self._plans.get(request.request_id)
         if known is None or (known.first, known.loaded) != (first, loaded) or self._is_old(known):
@@ -96,17 +88,16 @@ class SplicePlans:
         return known
 
     def spliced(self, request_id: str, to_load: int) -> int:
-        """How many of the tokens that vLLM expects from a request's load are spliced."""
+        """Return how many of a load's ``to_load`` tokens are spliced."""
         if (plan := self._plans.get(request_id)) is None:
             return 0
         return plan.spliced if to_load > plan.loaded * self._group.block_size else 0
 
     def take(self, request_id: str) -> SplicePlan | None:
-        """Take the plan of a request that is given its blocks, or ended."""
+        """Remove and return a request's plan, when it gets its blocks or ends."""
         return self._plans.pop(request_id, None)
 
     def clear(self) -> None:
-        """Forget all plans."""
         self._plans.clear()
 
     def _is_old(self, plan: SplicePlan) -> bool:
@@ -120,13 +111,13 @@ class SplicePlans:
     def _cover(
         self, request: Request, domains: Collection[Domain], start: int, exact: int
     ) -> tuple[Piece, ...]:
-        """Find what can be spliced from ``start`` on, if that is faster than to compute it."""
+        """Find pieces from ``start`` on; none if computing them would be faster."""
         if not domains:
             return ()
         directory, last = self._ledger.directory, request.num_tokens - 1
         behind = self._group.hashes(request, last)[start // self._group.block_size :]
         if last - start < self._limits.least_tokens or (not exact and directory.run(behind)):
-            return ()  # the latter: there are exact copies, and computing was found to be faster
+            return ()  # the latter: exact copies exist, and computing was found to be faster
 
         def usable(block_hash: bytes) -> bool:
             return directory.warm(block_hash) is not None
@@ -143,28 +134,26 @@ class SplicePlans:
 
 
 def last_of(hashes: Sequence[bytes]) -> bytes:
-    """The last hash; empty without any."""
+    """Return the last hash; empty if there is none."""
     return hashes[-1] if hashes else b""
 
 
 def tokens_of(request: Request, count: int) -> Tokens:
-    """A request's first ``count`` tokens."""
+    """Return a request's first ``count`` tokens."""
     return np.array(request.all_token_ids[:count], dtype=np.int64)
-
-
-# Turns pieces of a prompt into runs between copies and a request's blocks.
 
 
 def splice_of(
     pieces: Sequence[Piece], ids: Sequence[int], block_size: int, directory: CopyDirectory
 ) -> Splice:
-    """What brings ``pieces`` into a request's blocks; their copies are pinned until it is done.
+    """Return the splice that brings ``pieces`` into a request's blocks, and pin their copies until
+    it is done.
 
     Args:
-        pieces: Adjoining, from a prompt's first approximate token on.
-        ids: The request's blocks, from its first on.
-        block_size: Tokens of a block.
-        directory: Finds the copies; all of them are in memory.
+        pieces: Adjoining pieces, from the prompt's first approximate token on.
+        ids: All of the request's block ids.
+        block_size: Tokens per block.
+        directory: Holds the copies; all of them are in memory.
     """
     copies: dict[bytes, Copy] = {}
 
@@ -186,7 +175,7 @@ def splice_of(
 def _runs(
     piece: Piece, ids: Sequence[int], block_size: int, number: Callable[[bytes], int]
 ) -> Iterator[SpliceRun]:
-    """Cut a piece's segments where the request's blocks end."""
+    """Split a piece's segments at the borders of the request's blocks."""
     at = piece.at
     for block_hash, first, tokens in piece.segments:
         end = first + tokens
@@ -198,20 +187,15 @@ def _runs(
             at, first = at + count, first + count
 
 
-# ``WantedCopies``: blocks that opted-in requests leave, each of which is worth a copy.
-
 _COPIED_PER_STEP: Final = 256  # blocks; chosen
 _MOST_DUE: Final = 65_536  # blocks whose copies were not begun yet; chosen
 
 
 class WantedCopies:
-    """Lets blocks be copied as soon as they are computed, and whenever they are about to go.
-
-    Args:
-        ledger: Where copies are recorded.
+    """Has opted-in requests' blocks copied soon after they are computed, and again before eviction.
 
     Attributes:
-        wanted: Keys of the blocks, the oldest first.
+        wanted: Keys of these blocks, oldest first.
     """
 
     def __init__(self, ledger: TierLedger) -> None:
@@ -221,11 +205,11 @@ class WantedCopies:
 
     @property
     def due(self) -> bool:
-        """Whether blocks are to be copied in another step."""
+        """Whether blocks are still waiting to be copied."""
         return bool(self._due)
 
     def add(self, hashes: Sequence[bytes]) -> None:
-        """Want copies of these blocks."""
+        """Ask for copies of these blocks."""
         self.wanted.update(dict.fromkeys(map(key_of, hashes)))
         excess = len(self.wanted) - _MOST_DUE
         for key in list(islice(self.wanted, max(0, excess))):
@@ -233,42 +217,41 @@ class WantedCopies:
         self._due.extend(each for each in hashes if each not in self._ledger.directory)
 
     def keep_here(self, hashes: Sequence[bytes]) -> None:
-        """Let no copy of these blocks outlive this process."""
+        """Keep copies of these blocks off the disk, so that they end with this process."""
         self._ledger.kept_off_disk.update(map(key_of, hashes))
 
     def take(self) -> list[bytes]:
-        """Take hashes of blocks that are to be copied now."""
+        """Return hashes of blocks to copy now."""
         count = min(_COPIED_PER_STEP, len(self._due))
         return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
 
     def clear(self) -> None:
-        """Want nothing."""
         self._due.clear()
         self.wanted.clear()
 
 
-NOBODYS: Final = (
+NO_OWNER: Final = (
     "it says not whose text it is: name its session or tenant, or send a cache salt "
     f"(or have the operator set {RECALL_SHARED_VARIABLE}=1)"
 )
 
 
 class SpanRecall(NoRecall):
-    """Covers the front of opted-in prompts: exact prefix, exact copies, then spans of other copies.
+    """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other copies.
 
     Args:
         group: The observed KV cache group.
-        ledger: Where copies are recorded.
+        ledger: Records copies.
         loader: Begins loads.
-        index: What blocks of opted-in requests say.
+        index: The text of opted-in requests' blocks.
         limits: What the model's calibration allows.
-        opt_in: Who asked for it.
-        exact_only: Keeps what is approximate out of the prefix cache.
+        opt_in: Which requests asked for recall.
+        exact_only: Keeps approximate blocks out of the prefix cache.
 
     Attributes:
-        exact: Of approximate requests under way, how many tokens are exact.
-        exact_only: As given.
-        copies: Of what opted-in requests left.
+        exact: Number of exact tokens, by id of each approximate request that runs.
+        exact_only: The given one.
+        copies: Copies wanted of opted-in requests' blocks.
     """
 
     def __init__(
@@ -293,7 +276,8 @@ class SpanRecall(NoRecall):
         self.copies = WantedCopies(ledger)
 
     def request_queued(self, request: Request) -> None:
-        """Let a session's request find what its last one left, before anything is looked up."""
+        """Let a session's request find the session's approximate blocks, before anything is looked
+        up."""
         owner = self._opt_in.owner(request)
         if owner is not None and request.request_id not in self.exact:
             exact = self._branches.follow(request, owner)
@@ -303,11 +287,11 @@ class SpanRecall(NoRecall):
     def looked_up(
         self, request: Request, first: int, answer: tuple[int | None, bool]
     ) -> tuple[int | None, bool]:
-        """Return what a load can bring, with what can be spliced behind what is exact.
+        """Return how many tokens a load can bring: the exact ones, and those spliced after them.
 
         Args:
             first: Blocks that the pool holds.
-            answer: What the exact lookup says of the rest.
+            answer: What the exact lookup found beyond them.
         """
         exact, _ = answer
         domain = self._opt_in.domain(request)
@@ -322,14 +306,14 @@ class SpanRecall(NoRecall):
         return (exact + plan.spliced, True) if plan.pieces else answer
 
     def spliced(self, request: Request, to_load: int) -> int:
-        """How many of the tokens that vLLM expects from a request's load are spliced."""
+        """Return how many of a load's ``to_load`` tokens are spliced."""
         return self._plans.spliced(request.request_id, to_load)
 
     def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
-        """Note that a request was given its blocks; whether its load is begun here.
+        """Note that a request got its blocks; return whether its load was begun here.
 
         Args:
-            ids: Its blocks.
+            ids: Its block ids.
             to_load: Tokens that vLLM expects from the load.
         """
         if self._opt_in.domain(request) is None:
@@ -337,7 +321,7 @@ class SpanRecall(NoRecall):
         self._running[request.request_id] = self._prefilling[request.request_id] = request
         spliced, size = self.spliced(request, to_load), self._group.block_size
         plan = self._plans.take(request.request_id)
-        if plan is None:  # nothing is looked up for who has blocks already, as after a load
+        if plan is None:  # a request that has blocks already, as after a load, is not looked up
             self._note_read(request, request.num_computed_tokens)
             return False
         whole = plan.first + plan.loaded
@@ -352,9 +336,9 @@ class SpanRecall(NoRecall):
         return True
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
-        """Keep what an ended request's exact blocks say; returns its usage, if it opted in."""
+        """Index an ended request's text, and return its usage if it opted in."""
         request, read = self._running.pop(request_id, None), self._own.read(request_id)
-        refused = self._opt_in.is_nobodys(request_id)
+        refused = self._opt_in.has_no_owner(request_id)
         if request is not None:
             self._keep(request)
         self._plans.take(request_id)
@@ -365,14 +349,13 @@ class SpanRecall(NoRecall):
         self.exact.pop(request_id, None)
         self._tried.discard(request_id)
         if refused:
-            return {"kvgraph": {"recall": {"refused": NOBODYS}}}
+            return {"kvgraph": {"recall": {"refused": NO_OWNER}}}
         if request is None or read is None:
             return None
         return {"kvgraph": {"recall": _usage(read, request.num_prompt_tokens)}}
 
     def cached(self, runs: Sequence[Cached]) -> None:
-        """Note what requests registered: approximate blocks never reach the disk, whenever their
-        request loses them."""
+        """Keep the approximate ones of newly cached blocks off the disk."""
         for request, _, first, end in runs if self.exact else ():
             exact = self.exact.get(request.request_id)
             if exact is not None:
@@ -381,7 +364,7 @@ class SpanRecall(NoRecall):
                 self.copies.keep_here(hashes[max(first, exact // size) :])
 
     def take_due(self) -> list[bytes]:
-        """Take hashes of blocks that are to be copied now, while they are sure to be there."""
+        """Return hashes of blocks to copy now, while they are sure to be in the pool."""
         for request in list(self._prefilling.values()):
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 # Its request holds it: at the turn's end, others may take the blocks at once.
@@ -391,11 +374,11 @@ class SpanRecall(NoRecall):
 
     @property
     def busy(self) -> bool:
-        """See ``WantedCopies.due``."""
+        """Whether copies are still due."""
         return self.copies.due
 
     def clear(self) -> None:
-        """Forget all text: the bytes that said it no longer count."""
+        """Forget all text, because the bytes behind it are no longer valid."""
         self._index.clear()
         self._branches.clear()
         self.copies.clear()
@@ -419,7 +402,7 @@ class SpanRecall(NoRecall):
             self.copies.add(hashes)
 
     def _kept_blocks(self, request: Request) -> Sequence[bytes]:
-        """Hashes of the computed blocks that are spliced later: exact ones, and a session's own."""
+        """Return hashes of computed blocks to splice later: exact ones, and a session's own."""
         size, computed = self._group.block_size, _computed(request)
         exact = self.exact.get(request.request_id, computed)
         own = self._own.enters and self._has_branch(request)
@@ -427,11 +410,10 @@ class SpanRecall(NoRecall):
         return self._group.hashes(request, kept // size * size)
 
     def _set_apart(self, request: Request, exact: int) -> None:
-        """Keep blocks from ``exact`` on from all others: for the session alone, or for nobody.
-
-        They have names of their own also where the request went on from its session's last branch:
-        that one's blocks were computed, and hold something else.
-        """
+        """Hide the request's blocks from block ``exact`` on: found by its session alone, or by
+        nobody."""
+        # New names are needed even where the request continues its session's last branch: that
+        # one's blocks were computed, and hold something else.
         tokens = exact * self._group.block_size
         self.exact[request.request_id] = min(tokens, self.exact.get(request.request_id, tokens))
         mine = self._opt_in.owner(request) is not None
@@ -439,7 +421,7 @@ class SpanRecall(NoRecall):
             self.exact_only.limit(request.request_id, tokens)
 
     def _has_branch(self, request: Request) -> bool:
-        """Whether an approximate request's blocks are found by its session."""
+        """Return whether an approximate request's blocks are found by its session."""
         named = self._opt_in.owner(request) is not None
         return named and self.exact_only.exact_tokens(request.request_id) is None
 
@@ -450,14 +432,12 @@ class SpanRecall(NoRecall):
 
 
 def _computed(request: Request) -> int:
-    """How many of its tokens are computed; the last one's blocks may not be."""
+    """Return the number of computed tokens whose blocks are complete."""
     computed: int = min(request.num_computed_tokens, request.num_tokens - 1)
     return computed
 
 
-def _usage(read: Read, prompt: int) -> dict[str, int]:
-    """Tokens of a prompt, by where they came from."""
+def _usage(read: PromptSources, prompt: int) -> dict[str, int]:
+    """Return the tokens of a prompt by where they came from."""
     own, computed = read.found - read.exact, prompt - read.found - read.spliced
-    return {
-        "exact": read.exact, "own": own, "spliced": read.spliced, "computed": max(0, computed)
-    }  # fmt: skip
+    return {"exact": read.exact, "own": own, "spliced": read.spliced, "computed": max(0, computed)}

@@ -1,4 +1,4 @@
-"""Which engines can have recall; makes it for one that can."""
+"""Decides whether an engine can have recall, and sets it up."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ if TYPE_CHECKING:
     from ...requests.hints import Meaning
     from ..groups import ObservedGroup
 
-# What a calibration belongs to: a model's weights, and how its keys are rotated.
-
 
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
-    """Return all that a calibration depends on: the weights, and how keys are rotated.
+    """Return a digest of all that a calibration depends on: the weights, and how keys are rotated.
 
     Args:
-        model: Its name or path, and its Hugging Face configuration.
+        model: vLLM's model configuration.
         max_model_len: The longest sequence that will be served.
 
     Raises:
         RopeError: Keys of this model cannot be moved.
-        StorageError: The weights cannot be told from others.
+        StorageError: The weights cannot be identified.
     """
     rope = rope_from_config(model.hf_config, max_model_len)
     return identity_of(weights_of(model), (rope.inv_freq.tolist(), rope.start, rope.pairing.value))
@@ -55,12 +53,8 @@ _REFUSED: Final = "kvgraph: no recall in this engine: %s"
 
 
 class RefusedRecall(NoRecall):
-    """An engine that cannot have recall: the first request that asks for it leaves a warning.
-
-    Args:
-        reason: Why not.
-        opt_in: Who asks for it.
-    """
+    """Tells requests that ask for recall why this engine has none; the first one also leaves a
+    warning."""
 
     def __init__(self, reason: str, opt_in: OptIn) -> None:
         self._reason, self._opt_in, self._once = reason, opt_in, Once(logger)
@@ -69,15 +63,15 @@ class RefusedRecall(NoRecall):
     def looked_up(
         self, request: Request, first: int, answer: tuple[int | None, bool]
     ) -> tuple[int | None, bool]:
-        """Leave the answer as it is."""
+        """Return the answer unchanged."""
         asks = self._opt_in.domain(request) is not None
-        if asks or self._opt_in.is_nobodys(request.request_id):
+        if asks or self._opt_in.has_no_owner(request.request_id):
             self._once.warn("refused", _REFUSED, self._reason)
             self._refused.add(request.request_id)
         return answer
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
-        """Say that it was refused, and why."""
+        """Return the refusal and its reason, if the request asked."""
         self._opt_in.forget(request_id)
         if request_id not in self._refused:
             return None
@@ -92,10 +86,8 @@ def attach_recall(
     manager: KVCacheManager | None,
     meaning: Callable[[Request], Meaning],
 ) -> NoRecall:
-    """Give an engine's tiers recall, if that is possible and not switched off; returns what it has.
-
-    Whoever asked for it where it is not possible is told why.
-    """
+    """Set up recall for an engine's tiers and return it; a stand-in if it is off or not
+    possible."""
     settings = engine_settings("recall", "recall_shared", "recall_always")
     everybody = settings.recall is True
     if settings.recall is False:
@@ -132,7 +124,7 @@ def calibration_for(config: VllmConfig) -> Calibration:
     Raises:
         ConfigError: It does not, there is none, or the engine is of a kind that was not measured.
         RopeError: Keys of this model cannot be moved.
-        StorageError: The model's weights cannot be told from others.
+        StorageError: The model's weights cannot be identified.
     """
     if config.speculative_config is not None:
         raise ConfigError("it drafts tokens, and what drafts read is not calibrated")

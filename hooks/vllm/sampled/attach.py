@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_LAYERS: Final = 16  # sampled of a model; chosen
-_READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")  # caches that we describe
+_MOST_LAYERS: Final = 16  # most layers that are sampled; chosen
+# Attention back ends whose cache layout is known.
+_READ: Final = ("CPU_ATTN", "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 
 
 def follow_runners() -> None:
-    """Have every model runner that is made from now on sample decode steps, where that is asked
-    for."""
+    """Make every model runner that is created from now on sample decode steps, if the settings ask
+    for it."""
     if not engine_settings("sampling").sampling:
         return
     from .runners import RunnerV1, RunnerV2
@@ -55,7 +56,7 @@ def sample_steps(runner: Runner) -> None:
         BuildError: It is on a GPU, and the kernels that read it cannot be compiled.
     """
     from ..tiers.worker import described, rope_of
-    from .measuring import Measuring
+    from .measuring import StepMeasurer
     from .sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes
 
     config, share = runner.model_runner.vllm_config, engine_settings().sampling
@@ -75,14 +76,14 @@ def sample_steps(runner: Runner) -> None:
         times = StepTimes(time.monotonic, sorted(sizes))
         busy = times.busy
         budget = SamplingBudget(time.monotonic, busy, share, strict=True)
-    measuring = Measuring(cache, rope_of(config))
+    measuring = StepMeasurer(cache, rope_of(config))
     measuring.warm_up(config.model_config.get_vocab_size())
     StepSampler(runner, measuring, chosen, budget, cpu, times).attach()
     logger.info("kvgraph: decode steps are sampled, %d layers of %d", len(chosen), len(able))
 
 
 def reason_not_to_sample(runner: Runner) -> str | None:
-    """Why this engine's steps cannot be sampled; None if they can."""
+    """Return why this engine's steps cannot be sampled; None if they can."""
     config, groups = runner.model_runner.vllm_config, runner.model_runner.kv_cache_config
     if reason := reason_for_no_samples(config):
         return reason

@@ -1,4 +1,7 @@
-"""What one sampled step shows, from where it is measured to the words that are said of it."""
+"""Measures one sampled decode step and carries the results to the scheduler.
+
+On a GPU all measuring is queued on the current stream, and nothing waits for it.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,19 @@ if TYPE_CHECKING:
     from ....kernels.rope import Rope
     from ....kernels.tensors import Tensor
 
-# Measures of one sampled step: how sure the model was, where a request looked, and what the
-# blocks there say. On a GPU all of it is queued, and nothing waits for it.
-
 _AT_ONCE: Final = 4  # blocks embedded per sampled step; chosen
-_CENTRE_OF: Final = 32  # blocks whose mean is taken for what all keys share; chosen
-_WIDEST: Final = 4096  # values of an embedding that the wire takes
-_REQUESTS: Final = 1024  # whose embedded blocks are remembered; chosen
+_CENTRE_OF: Final = 32  # blocks whose mean key is subtracted from all; chosen
+_WIDEST: Final = 4096  # widest embedding that the wire accepts
+_REQUESTS: Final = 1024  # requests whose embedded blocks are remembered; chosen
 
 
-class Look(NamedTuple):
-    """A layer's decode query, as its attention got it.
+class LayerQuery(NamedTuple):
+    """One layer's decode query for the sampled request.
 
     Attributes:
-        layer: Place of the layer in the cache.
+        layer: Index of the layer in the cache.
         query: [query heads, dims], rotated.
-        scale: What its logits are multiplied with.
+        scale: Factor of the attention logits.
     """
 
     layer: int
@@ -44,13 +44,14 @@ class Look(NamedTuple):
     scale: float
 
 
-def sureness(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
-    """How sure the model is of each of some rows' next token: float32 [rows], beside the logits.
+def confidence_scores(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
+    """Return the model's confidence in the next token of some rows: float32 [rows], on the logits'
+    device.
 
     Args:
-        cache: Says where the measuring is done.
+        cache: Its device decides how the score is computed.
         logits: [all rows, vocabulary].
-        spans: Which rows, in the order of the result.
+        spans: Row ranges, in the order of the result.
     """
     if cache.memory.is_cuda:
         rows = torch.cat([logits[span] for span in spans]).to(torch.float32)
@@ -59,63 +60,60 @@ def sureness(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
     return score_of(Confidence(*map(torch.cat, zip(*found, strict=True))))
 
 
-def attended(cache: PagedKv, looks: Sequence[Look], blocks: Tensor, tokens: int) -> Tensor:
-    """Each block's share of the attention, averaged over layers.
+def attended(cache: PagedKv, queries: Sequence[LayerQuery], blocks: Tensor, tokens: int) -> Tensor:
+    """Return each block's share of the attention, averaged over layers.
 
     Args:
-        blocks: int64 [n], the request's, in their order, where the cache is.
-        tokens: That the query sees.
+        blocks: int64 [n], the request's blocks in order, on the cache's device.
+        tokens: Tokens that the query attends to.
 
     Returns:
-        float32 [n], where the cache is.
+        float32 [n], on the cache's device.
     """
     backend, table = ops.observer(cache), blocks[None]
     lengths = ops.brought(cache, torch.tensor([tokens]))
     masses = [
-        backend.attention_mass(cache, look.layer, look.query[None], table, lengths, look.scale)[0]
-        for look in looks
+        backend.attention_mass(cache, each.layer, each.query[None], table, lengths, each.scale)[0]
+        for each in queries
     ]
     return torch.stack(masses).mean(0)
 
 
-class Meanings:
-    """Embeds blocks: by their mean key in the middle layer, less what all blocks' keys share.
-
-    The mean of the first blocks is taken for the latter; nothing is told before. Without that, all
-    blocks of a model would be near to each other.
+class BlockEmbedder:
+    """Embeds blocks: a block's mean key in the middle layer, minus the mean over many blocks.
 
     Args:
-        cache: The engine's.
-        rope: How the model rotates keys; None: not at all.
+        cache: The engine's cache.
+        rope: How the model rotates keys; None if it does not.
     """
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
         self._cache = cache
-        # Where the cache is: to bring the angles there each time would wait for the GPU.
+        # On the cache's device, because copying the angles each time would wait for the GPU.
         self._rope = rope and replace(rope, inv_freq=ops.brought(cache, rope.inv_freq))
         self._layer = cache.layout.layers // 2
         self._sum: Tensor | None = None
         self._seen = 0
-        self._told: OrderedDict[str, set[int]] = OrderedDict()  # request → places of its blocks
+        self._reported: OrderedDict[str, set[int]] = OrderedDict()  # request → places of its blocks
 
     def choose(self, request_id: str, blocks: Tensor, mass: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Embed the most attended full blocks that were not told yet of this request.
+        """Embed the request's most attended full blocks that were not reported yet.
 
         Args:
             blocks: int64 [n], full blocks of the request.
-            mass: float32 [n], where the cache is, as the blocks are.
+            mass: float32 [n], each block's share of the attention.
 
         Returns:
-            Places in ``blocks``, int64 [k], and their mean keys, float32 [k, dim], where the cache
-            is; None if there is no block to embed.
+            Positions in ``blocks``, int64 [k], and mean keys, float32 [k, dim], on the cache's
+                device; None if no block is left.
         """
-        told = [place for place in self._told.get(request_id, ()) if place < len(blocks)]
-        count = min(_AT_ONCE, len(blocks) - len(told))
+        reported = [place for place in self._reported.get(request_id, ()) if place < len(blocks)]
+        count = min(_AT_ONCE, len(blocks) - len(reported))
         if count <= 0:
             return None
-        if told:
+        if reported:
             behind = torch.zeros(len(blocks))
-            behind[told] = -2.0  # a share is within [0, 1]
+            behind[reported] = -2.0  # below any share, which is within [0, 1]
             mass = mass + ops.brought(self._cache, behind)
         places = torch.topk(mass, count).indices
         keys = block_meanings(self._cache, self._layer, blocks[places], places, self._rope)
@@ -123,13 +121,13 @@ class Meanings:
             keys = keys.reshape(count, self._cache.layout.heads, -1).mean(1)
         return places, keys
 
-    def tell(
+    def report(
         self, request_id: str, places: Tensor, keys: Tensor
     ) -> tuple[tuple[int, ...], Tensor | None]:
-        """What may be told of blocks that ``choose`` chose, now in host memory.
+        """Centre the embeddings that ``choose`` returned, and note that they are reported.
 
         Returns:
-            Places, and float16 [places, dim]; no places and None while the mean is not known.
+            Positions, and float16 [positions, dim]; no positions and None until the mean is known.
         """
         if self._sum is None:
             self._sum = torch.zeros_like(keys[0])
@@ -137,22 +135,19 @@ class Meanings:
             self._sum += keys.sum(0)
             self._seen += len(places)
             return (), None
-        told = self._told.setdefault(request_id, set())
-        told.update(places.tolist())
-        self._told.move_to_end(request_id)
-        if len(self._told) > _REQUESTS:
-            self._told.popitem(last=False)
+        reported = self._reported.setdefault(request_id, set())
+        reported.update(places.tolist())
+        self._reported.move_to_end(request_id)
+        if len(self._reported) > _REQUESTS:
+            self._reported.popitem(last=False)
         return tuple(places.tolist()), (keys - self._sum / self._seen).to(torch.float16)
 
 
-# What was measured, on its way from where it was measured to host memory.
-
-
 class ReadBack:
-    """Tensors that are copied to host memory behind all that was queued; nobody waits for them.
+    """Copies tensors to host memory asynchronously.
 
     Args:
-        tensors: On one GPU, or in host memory, where they have arrived at once.
+        tensors: All on one GPU, or in host memory, where they have arrived at once.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -160,29 +155,26 @@ class ReadBack:
         self._fence: Fence = mark(tensors[0].device)
 
     def arrived(self) -> bool:
-        """Whether they are there; asks the driver, never waits."""
+        """Return whether the copies are complete; never waits."""
         return self._fence.event is None or bool(self._fence.event.query())
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """In the order in which they were given; only once they arrived."""
+        """Return the host copies, in the given order; valid only after ``arrived``."""
         return self._tensors
-
-
-# What a worker says of a sampled step, and how it travels to the scheduler with its output.
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request on one sampled decode step.
+    """What was measured of one request on one sampled decode step.
 
     Attributes:
-        request_id: vLLM's.
-        confidence: How sure the model was of the next token, in [0, 1].
-        mass: Little-endian float32, each block's share of the attention, from the prompt's first
-            block on; empty where no layer was sampled.
-        places: Which of its blocks have an embedding here.
+        request_id: vLLM's request id.
+        confidence: The model's confidence in the next token, in [0, 1].
+        mass: Little-endian float32, each block's share of the attention, in prompt order; empty if
+            no layer was sampled.
+        places: Positions of the request's blocks that have an embedding here.
         dim: Width of an embedding.
-        vectors: Float16 ``[places, dim]``.
+        vectors: float16 ``[places, dim]``.
     """
 
     request_id: str
@@ -195,77 +187,79 @@ class Sample:
 
 @dataclass
 class SampledMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Samples, beside what else the worker answers."""
+    """A worker's samples, wrapped around its other connector metadata."""
 
     samples: list[Sample] = field(default_factory=list)
     answer: KVConnectorWorkerMetadata | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """What two workers say, as vLLM puts them together."""
-        theirs, samples = told_apart(other)
+        """Merge the metadata of two workers, as vLLM asks."""
+        theirs, samples = split_samples(other)
         answers = [each for each in (self.answer, theirs) if each is not None]
         both = answers[0].aggregate(answers[1]) if len(answers) == 2 else next(iter(answers), None)
         return SampledMetadata([*self.samples, *samples], both)
 
 
 def with_samples(output: KVConnectorOutput | None, samples: list[Sample]) -> KVConnectorOutput:
-    """A step's output with ``samples`` beside what it says already."""
+    """Return a step's connector output with ``samples`` added."""
     output = output or KVConnectorOutput()
     output.kv_connector_worker_meta = SampledMetadata(samples, output.kv_connector_worker_meta)
     return output
 
 
-def told_apart(
+def split_samples(
     metadata: KVConnectorWorkerMetadata | None,
 ) -> tuple[KVConnectorWorkerMetadata | None, list[Sample]]:
-    """What else a worker answered, and its samples."""
+    """Split a worker's metadata into what other parts answered, and its samples."""
     if isinstance(metadata, SampledMetadata):
         return metadata.answer, metadata.samples
     return metadata, []
 
 
-_ROWS: Final = 8  # requests whose confidence is taken per sampled step; chosen
+_ROWS: Final = 8  # most requests whose confidence is measured per sampled step; chosen
 
 
-class Looked(NamedTuple):
-    """Where one request's query looked.
+class SampledRequest(NamedTuple):
+    """What is measured of one request's attention.
 
     Attributes:
-        looks: Of some layers; none, if only confidence is taken.
-        table: int [n], the request's blocks, in host memory or where the cache is.
-        tokens: That the query sees.
+        queries: Of the sampled layers; empty if only confidence is measured.
+        table: int [n], the request's blocks, in host memory or on the cache's device.
+        tokens: Tokens that the query attends to.
     """
 
-    looks: Sequence[Look]
+    queries: Sequence[LayerQuery]
     table: Tensor
     tokens: int
 
 
-class Measured(NamedTuple):
-    """What was measured, on its way.
+class PendingMeasures(NamedTuple):
+    """Measures of one step, on their way to host memory.
 
     Attributes:
-        names: Requests, the one that was looked at first.
-        values: Their confidence; and, where it looked, masses, places and keys of blocks.
+        names: Request ids, the one with sampled attention first.
+        values: Confidence scores; then, if attention was sampled, masses, positions and keys of
+            blocks.
     """
 
     names: Sequence[str]
     values: ReadBack
 
 
-class Measuring:
-    """Measures steps of one engine. On a GPU all is queued, and nothing waits for it.
+class StepMeasurer:
+    """Measures sampled steps of one engine, without waiting for the GPU.
 
     Args:
-        cache: Its paged memory.
-        rope: How keys are rotated; None: not at all.
+        cache: The engine's paged memory.
+        rope: How keys are rotated; None if they are not.
     """
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
-        self._cache, self._meanings = cache, Meanings(cache, rope)
+        self._cache, self._embedder = cache, BlockEmbedder(cache, rope)
 
     def warm_up(self, vocabulary: int) -> None:
-        """Measure made queries once, so that no step waits for what the first measure takes.
+        """Measure zero queries once, so that the first sampled step does not pay for
+        initialisation.
 
         Raises:
             BuildError: The cache is on a GPU, and its kernels cannot be compiled.
@@ -273,52 +267,57 @@ class Measuring:
         layout, device = self._cache.layout, self._cache.memory.device
         block = torch.zeros(1, dtype=torch.int64, device=device)
         query = torch.zeros(layout.heads, layout.key.dims, device=device)
-        mass = attended(self._cache, [Look(0, query, 1.0)], block, layout.tokens)
-        self._meanings.choose("", block, mass)
-        sureness(self._cache, torch.zeros(2, vocabulary, device=device), [slice(0, 2)])
+        mass = attended(self._cache, [LayerQuery(0, query, 1.0)], block, layout.tokens)
+        self._embedder.choose("", block, mass)
+        confidence_scores(self._cache, torch.zeros(2, vocabulary, device=device), [slice(0, 2)])
 
-    def begin(self, names: Sequence[str], logits: Tensor, row: int, looked: Looked) -> Measured:
-        """Measure how sure the model is of ``row`` and of those behind it, and what ``row`` sees.
+    def begin(
+        self, names: Sequence[str], logits: Tensor, row: int, sampled: SampledRequest
+    ) -> PendingMeasures:
+        """Queue the confidence of ``row`` and the rows after it, and the attention of ``row``.
 
         Args:
-            names: Requests, by row.
+            names: Request ids, by row.
             logits: [rows, vocabulary].
         """
         spans = _from(row, len(names))
-        values = [sureness(self._cache, logits, spans), *self._seen(names[row], looked)]
-        return Measured([name for span in spans for name in names[span]], ReadBack(values))
+        values = [confidence_scores(self._cache, logits, spans), *self._seen(names[row], sampled)]
+        return PendingMeasures([name for span in spans for name in names[span]], ReadBack(values))
 
-    def _seen(self, request_id: str, looked: Looked) -> Sequence[Tensor]:
-        """Masses of the request's full blocks, and places and keys of some of them."""
-        if not looked.looks:
+    def _seen(self, request_id: str, sampled: SampledRequest) -> Sequence[Tensor]:
+        """Return attention masses of the request's full blocks, and positions and keys of some."""
+        if not sampled.queries:
             return ()
         size = self._cache.layout.tokens
-        table = looked.table[: -(-looked.tokens // size)]
+        table = sampled.table[: -(-sampled.tokens // size)]
         blocks = ops.brought(self._cache, table.to(torch.int64))
-        full = looked.tokens // size
-        mass = attended(self._cache, looked.looks, blocks, looked.tokens)[:full]
-        return mass, *(self._meanings.choose(request_id, blocks[:full], mass) or ())
+        full = sampled.tokens // size
+        mass = attended(self._cache, sampled.queries, blocks, sampled.tokens)[:full]
+        return mass, *(self._embedder.choose(request_id, blocks[:full], mass) or ())
 
-    def samples(self, measured: Measured) -> list[Sample]:
-        """What is said of what arrived."""
-        sure, *looked = measured.values.tensors()
+    def samples(self, measured: PendingMeasures) -> list[Sample]:
+        """Return the samples of measures that arrived."""
+        sure, *sampled = measured.values.tensors()
         samples = [Sample(*each) for each in zip(measured.names, sure.tolist(), strict=True)]
-        if looked:
-            samples[0] = self._sample(samples[0], *looked)
+        if sampled:
+            samples[0] = self._sample(samples[0], *sampled)
         return samples
 
     def _sample(self, sure: Sample, mass: Tensor, *embedded: Tensor) -> Sample:
-        told = self._meanings.tell(sure.request_id, *embedded) if embedded else ((), None)
-        places, vectors = told
+        reported = self._embedder.report(sure.request_id, *embedded) if embedded else ((), None)
+        places, vectors = reported
         return Sample(
-            sure.request_id, sure.confidence, mass.numpy().tobytes(), places,
+            sure.request_id,
+            sure.confidence,
+            mass.numpy().tobytes(),
+            places,
             0 if vectors is None else vectors.shape[1],
             b"" if vectors is None else vectors.numpy().tobytes(),
-        )  # fmt: skip
+        )
 
 
 def _from(first: int, count: int) -> list[slice]:
-    """``first`` and the rows behind it, around the end, ``_ROWS`` at most."""
+    """Return slices for ``first`` and the rows after it, wrapping around; ``_ROWS`` at most."""
     end = first + min(count, _ROWS)
     around = [slice(0, end - count)] if end > count else []
     return [slice(first, min(end, count)), *around]

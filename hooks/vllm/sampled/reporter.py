@@ -1,4 +1,4 @@
-"""Makes events of what workers measured on sampled steps, in the scheduler's process."""
+"""Turns workers' samples into events, in the scheduler's process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from ..observer import Scheduled
     from .measuring import Sample
 
-_MOST_ATTENDED: Final = 64  # blocks told of a step; chosen
-_REMEMBERED: Final = 1 << 16  # blocks whose embedding was told; chosen
+_MOST_ATTENDED: Final = 64  # most blocks reported per step; chosen
+_REMEMBERED: Final = 1 << 16  # blocks whose embedding was reported; chosen
 
 
 class SampleReporter:
-    """Names the blocks of samples by their keys.
+    """Queues events for samples, naming blocks by their keys.
 
     Args:
         group: The observed KV cache group.
-        running: Requests that run, by their ids.
+        running: Running requests by id.
         emit: Takes each event; must not wait.
     """
 
@@ -46,38 +46,44 @@ class SampleReporter:
         self._embedded: dict[bytes, None] = {}  # hashes; read by the client's thread alone
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Queue what workers measured; of a request that is over, nothing is told."""
+        """Queue workers' samples; those of requests that ended are dropped."""
         for sample in samples:
             if (known := self._running.get(sample.request_id)) is not None:
                 hashes = self._group.hashes(known.request, known.request.num_computed_tokens)
-                said = ConfidenceSampled(
-                    b"", sample.confidence, sample.request_id[:MAX_NAME],
-                    known.meaning.session, known.meaning.tenant,
-                )  # fmt: skip
-                self._emit(LateSample(sample, hashes, said, self._embedded))
+                confidence = ConfidenceSampled(
+                    b"",
+                    sample.confidence,
+                    sample.request_id[:MAX_NAME],
+                    known.meaning.session,
+                    known.meaning.tenant,
+                )
+                self._emit(LateSample(sample, hashes, confidence, self._embedded))
 
 
 class LateSample:
-    """A sample whose events are made when they are sent.
+    """A sample whose events are built when they are sent, on the client's thread.
 
     Args:
-        hashes: Of the request's full blocks; not changed any more.
-        said: The rest of what is told of its confidence.
-        embedded: Hashes whose embedding was told.
+        hashes: Of the request's full blocks; must not change any more.
+        confidence: The confidence event, still without block keys.
+        embedded: Hashes of blocks whose embedding was reported already.
     """
 
-    __slots__ = ("_embedded", "_hashes", "_said", "_sample")
+    __slots__ = ("_confidence", "_embedded", "_hashes", "_sample")
 
     def __init__(
-        self, sample: Sample, hashes: Sequence[bytes], said: ConfidenceSampled,
+        self,
+        sample: Sample,
+        hashes: Sequence[bytes],
+        confidence: ConfidenceSampled,
         embedded: dict[bytes, None],
-    ) -> None:  # fmt: skip
-        self._sample, self._hashes, self._said = sample, hashes, said
+    ) -> None:
+        self._sample, self._hashes, self._confidence = sample, hashes, confidence
         self._embedded = embedded
 
     def events(self) -> Sequence[AnyEvent]:
-        """Confidence, attention and embeddings, as far as they were sampled."""
-        sure = msgspec.structs.replace(self._said, hashes=pack_hashes(self._hashes[-1:]))
+        """Return the confidence, attention and embedding events of the sample."""
+        sure = msgspec.structs.replace(self._confidence, hashes=pack_hashes(self._hashes[-1:]))
         return [sure, *self._attended(), *self._embeddings()]
 
     def _attended(self) -> list[AnyEvent]:
@@ -98,8 +104,8 @@ class LateSample:
         if not fresh:
             return []
         vectors = np.frombuffer(sample.vectors, dtype="<f2").reshape(-1, sample.dim)
-        told = [hashes[sample.places[at]] for at in fresh]
-        self._embedded.update(dict.fromkeys(told))
+        reported = [hashes[sample.places[at]] for at in fresh]
+        self._embedded.update(dict.fromkeys(reported))
         while len(self._embedded) > _REMEMBERED:
             del self._embedded[next(iter(self._embedded))]
-        return [BlocksEmbedded(pack_hashes(told), sample.dim, vectors[fresh].tobytes())]
+        return [BlocksEmbedded(pack_hashes(reported), sample.dim, vectors[fresh].tobytes())]

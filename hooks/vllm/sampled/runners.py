@@ -1,4 +1,4 @@
-"""vLLM's two model runners as sampling sees them: a step's batch, and where it can be reached."""
+"""Adapts vLLM's two model runners to what sampling needs: the batch, and methods to patch."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ import torch
 
 from .measuring import Sample, with_samples
 
-# Attributes of vLLM's objects that stand before their methods for a while.
 
-
-class Shadows:
-    """Shadows methods of objects, never of classes, and takes all shadows away at once."""
+class MethodPatches:
+    """Patches methods of single objects, never of classes, and undoes all patches at once."""
 
     def __init__(self) -> None:
-        self._laid: list[tuple[Any, str]] = []
+        self._patched: list[tuple[Any, str]] = []
 
-    def lay(self, owner: Any, name: str, shadow: Callable[..., Any]) -> None:
-        """Have ``owner.name(…)`` call ``shadow(original, …)`` from now on."""
+    def patch(self, owner: Any, name: str, shadow: Callable[..., Any]) -> None:
+        """Make ``owner.name(…)`` call ``shadow(original, …)``."""
         original = getattr(owner, name)
-        self._laid.append((owner, name))
+        self._patched.append((owner, name))
         setattr(owner, name, functools.partial(shadow, original))
 
-    def lift(self) -> None:
-        """Leave the objects as they were."""
-        for owner, name in self._laid:
+    def undo(self) -> None:
+        """Remove all patches."""
+        for owner, name in self._patched:
             vars(owner).pop(name, None)
-        self._laid.clear()
+        self._patched.clear()
 
     def __len__(self) -> int:
-        return len(self._laid)
+        return len(self._patched)
 
 
 if TYPE_CHECKING:
@@ -50,10 +48,10 @@ class Batch(NamedTuple):
     """The requests of one step, by row.
 
     Attributes:
-        names: Their ids.
-        starts: int [rows + 1], where each one's tokens begin in the batch; then the end.
-        computed: int [rows], tokens that were computed before this step.
-        table: A row's block numbers: int [most blocks], in host memory or on the GPU.
+        names: Request ids.
+        starts: int [rows + 1], where each row's tokens begin in the batch; then the end.
+        computed: int [rows], tokens computed before this step.
+        table: Maps a row to its block numbers: int [most blocks], in host memory or on the GPU.
     """
 
     names: Sequence[str]
@@ -63,13 +61,13 @@ class Batch(NamedTuple):
 
 
 class Runner(Protocol):
-    """A model runner.
+    """A vLLM model runner, as sampling uses it.
 
     Attributes:
-        model_runner: vLLM's.
-        dispatcher: What chooses a step's CUDA graph, by ``dispatch``.
-        sampler: An object of vLLM's, and the method of it that is given a step's logits.
-        block_size: Tokens of the blocks whose numbers ``Batch.table`` has.
+        model_runner: vLLM's object.
+        dispatcher: Object whose ``dispatch`` chooses a step's CUDA graph.
+        sampler: vLLM's sampling object, and the name of its method that takes the logits.
+        block_size: Tokens per block of ``Batch.table``.
     """
 
     model_runner: Any
@@ -77,53 +75,52 @@ class Runner(Protocol):
     sampler: tuple[Any, str]
     block_size: int
 
-    def watch(self, shadows: Shadows) -> None:
-        """Have the coming step's batch noted, where the runner does not keep it."""
+    def watch(self, shadows: MethodPatches) -> None:
+        """Record the coming step's batch, if the runner does not keep it itself."""
 
     def batch(self) -> Batch:
-        """The batch of the step that is under way."""
+        """Return the batch of the current step."""
 
     def without_full_graph(self, dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What ``dispatch`` would answer if there were no graph with attention inside."""
+        """Return what ``dispatch`` would answer if no CUDA graph contained attention."""
 
     def hand(self, samples: list[Sample]) -> None:
-        """Put samples beside what the step that is under way says to the scheduler."""
+        """Add samples to the current step's output for the scheduler."""
 
 
 class RunnerV1:
-    """``vllm.v1.worker.gpu_model_runner``, which the CPU's is made of."""
+    """Adapts ``vllm.v1.worker.gpu_model_runner``, on which the CPU runner is built."""
 
     def __init__(self, runner: Any) -> None:
         self.model_runner, self.dispatcher = runner, runner.cudagraph_dispatcher
         self.sampler = runner.sampler, "forward"
         self.block_size = int(runner.input_batch.block_table[0].block_size)
 
-    def watch(self, shadows: Shadows) -> None:
-        """Do nothing: the runner keeps its batch."""
+    def watch(self, shadows: MethodPatches) -> None:
+        pass  # this runner keeps its batch
 
     def batch(self) -> Batch:
-        """See ``Runner``."""
         batch = self.model_runner.input_batch
         starts = self.model_runner.query_start_loc.np
         numbers = batch.block_table[0].get_numpy_array()
         return Batch(
-            list(batch.req_ids), starts, batch.num_computed_tokens_cpu,
+            list(batch.req_ids),
+            starts,
+            batch.num_computed_tokens_cpu,
             lambda row: torch.from_numpy(numbers[row]),
-        )  # fmt: skip
+        )
 
     def without_full_graph(self, dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See ``Runner``."""
         refused = {_full(), *(kwargs.pop("invalid_modes", None) or ())}
         return dispatch(*args, **kwargs, invalid_modes=refused)
 
     def hand(self, samples: list[Sample]) -> None:
-        """See ``Runner``."""
         runner = self.model_runner
         runner.kv_connector_output = with_samples(runner.kv_connector_output, samples)
 
 
 class RunnerV2:
-    """``vllm.v1.worker.gpu.model_runner``."""
+    """Adapts ``vllm.v1.worker.gpu.model_runner``."""
 
     def __init__(self, runner: Any) -> None:
         self.model_runner, self.dispatcher = runner, runner.cudagraph_manager
@@ -131,25 +128,25 @@ class RunnerV2:
         self.block_size = int(runner.block_tables.block_sizes[0])
         self._inputs: Any = None
 
-    def watch(self, shadows: Shadows) -> None:
-        """See ``Runner``."""
-        shadows.lay(self.model_runner, "prepare_inputs", self._note)
+    def watch(self, shadows: MethodPatches) -> None:
+        shadows.patch(self.model_runner, "prepare_inputs", self._note)
 
     def _note(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inputs = original(*args, **kwargs)
         return self._inputs
 
     def batch(self) -> Batch:
-        """See ``Runner``."""
         inputs, tables = self._inputs, self.model_runner.block_tables.block_tables[0].gpu
         states = inputs.idx_mapping_np
         return Batch(
-            inputs.req_ids, inputs.query_start_loc_np, inputs.num_computed_tokens_np,
+            inputs.req_ids,
+            inputs.query_start_loc_np,
+            inputs.num_computed_tokens_np,
             lambda row: tables[int(states[row])],
-        )  # fmt: skip
+        )
 
     def without_full_graph(self, dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See ``Runner``; graphs of decode steps alone fit only a uniform number of tokens."""
+        # Graphs of decode steps only fit a uniform number of tokens, so none is asked for.
         asked = inspect.signature(dispatch).bind(*args, **kwargs)
         asked.arguments |= {"uniform_token_count": None, "max_query_len": None}
         found = dispatch(*asked.args, **asked.kwargs)
@@ -161,17 +158,17 @@ class RunnerV2:
         )  # fmt: skip
 
     def hand(self, samples: list[Sample]) -> None:
-        """See ``Runner``; the runner makes that word at the end of its next ``sample_tokens``."""
-        once = Shadows()
+        # This runner builds its output at the end of its next ``sample_tokens``.
+        once = MethodPatches()
 
         def answer(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            once.lift()
+            once.undo()
             answered = original(*args, **kwargs)
             if (output := getattr(answered, "model_runner_output", None)) is not None:
                 output.kv_connector_output = with_samples(output.kv_connector_output, samples)
             return answered
 
-        once.lay(self.model_runner, "sample_tokens", answer)
+        once.patch(self.model_runner, "sample_tokens", answer)
 
 
 def _full() -> CUDAGraphMode:

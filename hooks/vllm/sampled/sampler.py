@@ -11,45 +11,46 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .measuring import Look, Looked, Measured, Measuring
-from .runners import Runner, Shadows
+from .measuring import LayerQuery, PendingMeasures, SampledRequest, StepMeasurer
+from .runners import MethodPatches, Runner
 
 if TYPE_CHECKING:
     from ....kernels.tensors import Tensor
 
-# How often a decode step is sampled, and how much of it: by a share of the engine's time.
-
 LONGEST_S: Final = 1.0  # from one sampled step to the next, while the engine decodes; chosen
-_EARLY_S: Final = 0.05  # a step may last so long, and the next one be sampled in time; chosen
-_SHORTEST_S: Final = 0.1  # from one to the next; chosen
-_SAVED_S: Final = 20.0  # seconds whose share may be saved up, or owed; chosen
-_OUTLIER: Final = 3.0  # times the estimate: one that costs more was held up by others; chosen
+_EARLY_S: Final = 0.05  # a step may take so long without delaying the next sample; chosen
+_SHORTEST_S: Final = 0.1  # least time between samples; chosen
+_SAVED_S: Final = 20.0  # seconds of use whose share may be saved up or owed; chosen
+_OUTLIER: Final = 3.0  # times the estimate; a costlier sample was delayed by other work. Chosen
 _NEWEST: Final = 0.3  # share of the newest cost in the estimates; chosen
-_LAYER_TOKEN_S: Final = 1e-6  # of one layer's mass, per token, before any was measured; a guess
-_LEAST_S: Final = 1e-4  # of a step that samples no layer, before any was measured; a guess
+_LAYER_TOKEN_S: Final = 1e-6  # first estimate of one layer's cost per token; a guess
+_LEAST_S: Final = 1e-4  # first estimate of a step that samples no layer; a guess
 _STRICT_LAYER_TOKEN_S: Final = 1e-8  # the same on a GPU; a guess
 _STRICT_S: Final = 0.05  # the same of a step without its CUDA graph; a guess, on the safe side
-_LEAST_LAYER_TOKEN_S: Final = 1e-10  # so that an estimate can grow again; chosen
+_LEAST_LAYER_TOKEN_S: Final = 1e-10  # floor, so that an estimate can grow again; chosen
 
 Clock = Callable[[], float]
 
 
 class SamplingBudget:
-    """Decides when a step is sampled, and how many layers are.
+    """Decides which steps are sampled, and how many layers of each.
 
-    A step is sampled at least once per ``LONGEST_S``, with as many layers as there is time for; and
-    sooner where there is time for all of them. What a sample costs is measured.
+    A step is sampled at least every ``LONGEST_S`` seconds, with as many layers as the budget pays
+    for, and sooner if it pays for all of them. The cost of a sample is estimated from measured
+    ones.
 
     Args:
         clock: Monotonic seconds.
-        used: Seconds that the engine has used: of CPU, or of its GPU.
-        share: Of the latter that samples may take.
-        strict: A step is sampled only once there is time for what it is expected to cost, however
-            long that takes; and whatever it cost more is saved up again.
+        used: Seconds of CPU, or of GPU, that the engine has used.
+        share: Share of these that samples may take.
+        strict: Wait until the budget covers the expected cost, however long that takes, and repay
+            every overrun.
 
     Attributes:
-        steps, with_layers: Sampled steps; and those of which layers were sampled.
+        steps, with_layers: Number of sampled steps, and of those with sampled layers.
         spent_s: Seconds that they took.
+        expected_s: Expected cost of a sample in seconds, at the last context length and with all
+            layers.
     """
 
     def __init__(self, clock: Clock, used: Clock, share: float, strict: bool = False) -> None:
@@ -62,48 +63,41 @@ class SamplingBudget:
         self._balance = 0.0
         self._plain = _Estimate(_STRICT_S if strict else _LEAST_S)
         self._layer_token = _Estimate(_STRICT_LAYER_TOKEN_S if strict else _LAYER_TOKEN_S)
-        self._whole_s = self._plain.value
+        self.expected_s = self._plain.value
         self.steps = self.with_layers = 0
         self.spent_s = 0.0
 
-    @property
-    def expected_s(self) -> float:
-        """Seconds that a sample is thought to cost, at the last context and with all layers."""
-        return self._whole_s
-
     def is_due(self) -> bool:
-        """Whether this decode step is to be sampled; a comparison on most steps.
-
-        A step that is due stays so until ``took`` is told of one.
-        """
+        """Return whether this decode step is to be sampled; stays true until ``took`` is called."""
         now = self._clock()
         if now < self._next:
             return False
         self._next = min(now + _SHORTEST_S, self._deadline)
         used = self._now_used()
-        most = max(self._share * _SAVED_S, self._whole_s)
+        most = max(self._share * _SAVED_S, self.expected_s)
         self._balance = min(most, self._balance + self._share * (used - self._used))
         self._used = used
-        if self._balance < self._whole_s and now < self._deadline:
+        if self._balance < self.expected_s and now < self._deadline:
             return False
         self._next = now
         return True
 
     def layers(self, tokens: int, most: int) -> int:
-        """How many layers there is time for, at a context of ``tokens``, at ``most``."""
+        """Return how many layers the budget pays for, at most ``most``, for a context of
+        ``tokens``."""
         spare, each = self._balance - self._plain.value, self._layer_token.value * max(1, tokens)
-        self._whole_s = self._plain.value + each * most
+        self.expected_s = self._plain.value + each * most
         return max(0, min(most, int(spare / each)))
 
     def took(self, seconds: float, layers: int, tokens: int) -> None:
-        """Note what a sampled step cost."""
+        """Record the cost of a sampled step in seconds."""
         self.steps += 1
         self.with_layers += layers > 0
         self.spent_s += seconds
         self._balance = max(self._balance - seconds, -self._owed)
         now = self._clock()
         self._next = now + _SHORTEST_S
-        # Counted from when this one was due, and not from when a step began behind that.
+        # Counted from when this sample was due, not from the later step that took it.
         deadline = min(self._deadline, now) + self._longest
         self._deadline = deadline if deadline > now else now + self._longest
         if not layers or seconds < self._plain.value:
@@ -114,10 +108,7 @@ class SamplingBudget:
 
 
 class _Estimate:
-    """A running estimate of what something costs.
-
-    One measure far above it may have been held up by others; a second one in a row was not.
-    """
+    """A running mean that ignores a single outlier; two in a row count."""
 
     def __init__(self, guess: float) -> None:
         self.value = guess
@@ -134,26 +125,23 @@ class _Estimate:
             self.value += _NEWEST * (_OUTLIER - 1.0) * self.value
 
 
-# How long decode steps take on a GPU, and how much longer those take that are sampled.
-#
-# A sampled step does without its CUDA graph, and the GPU works on it after the runner has gone
-# on. So what it costs is seen in the clock alone: in how much later than usual the next steps
-# begin.
+# A sampled step runs without its CUDA graph, and the GPU works on it after the runner has gone
+# on. So its cost shows only in how much later than usual the next steps begin.
 
-_REMEMBERED: Final = 32  # steps of a size; chosen
-_ENOUGH: Final = 8  # of them, before a step of that size is sampled; chosen
-_WINDOW: Final = 3  # steps from a sampled one on: as many as vLLM has under way at once, and one
-_UNKNOWN: Final = 0  # requests that decode, where a step does anything else too
+_REMEMBERED: Final = 32  # steps remembered per batch size; chosen
+_ENOUGH: Final = 8  # steps to time before one of that size is sampled; chosen
+_WINDOW: Final = 3  # steps that a sample may delay: as many as vLLM runs at once, and one
+_UNKNOWN: Final = 0  # stands for a step that does more than decode
 
 
 class StepTimes:
-    """Times from one step's beginning to the next one's, of steps that only decode.
+    """Times decode-only steps, from one step's start to the next one's.
 
-    They count where the next step decodes as many requests: then the engine was busy in between.
+    A step counts if the next one decodes as many requests: then the engine was busy in between.
 
     Args:
         clock: Monotonic seconds.
-        sizes: Batches that CUDA graphs were captured for, ascending: others are padded to them.
+        sizes: Batch sizes with captured CUDA graphs, ascending; other batches are padded to them.
     """
 
     def __init__(self, clock: Callable[[], float], sizes: Sequence[int]) -> None:
@@ -161,11 +149,11 @@ class StepTimes:
         self._times: dict[int, deque[float]] = {}
         self._began, self._decoding = clock(), _UNKNOWN
         self._extra: list[float] | None = None  # of the steps since a sampled one began
-        self._broken = False  # no more can be told of them
+        self._broken = False  # other work followed: the sample's cost cannot be measured further
         self._busy_s = 0.0
 
     def busy(self) -> float:
-        """Seconds of all the steps that count."""
+        """Total seconds of the steps that count."""
         return self._busy_s
 
     def begin(self, scheduler_output: Any) -> None:
@@ -179,20 +167,20 @@ class StepTimes:
 
     @property
     def can_tell(self) -> bool:
-        """Whether it will be known what it costs to sample this step."""
+        """Whether the cost of sampling this step could be measured."""
         if self._extra is not None or self._decoding == _UNKNOWN:
             return False
         return len(self._times.get(self._size(), ())) >= _ENOUGH
 
     def sampling(self) -> None:
-        """This step is sampled: it and the next ones may take longer."""
+        """Note that this step is sampled, so it and the next ones may take longer."""
         self._extra = []
 
     def settled(self, expected: float) -> float | None:
-        """Seconds that the last sampled step cost, told once; None while that is not known.
+        """Return the cost of the last sampled step in seconds, once; None while it is not known.
 
         Args:
-            expected: What it is taken for at least, where other work came too soon behind it.
+            expected: Least cost to assume if other work cut the measurement short.
         """
         if self._extra is None or (len(self._extra) < _WINDOW and not self._broken):
             return None
@@ -214,7 +202,7 @@ class StepTimes:
 
 
 def _decoding(scheduler_output: Any) -> int:
-    """How many requests a step decodes, one token each; ``_UNKNOWN`` if it does more."""
+    """Return how many requests a step decodes, one token each; ``_UNKNOWN`` if it does more."""
     count = len(scheduler_output.num_scheduled_tokens)
     if scheduler_output.scheduled_new_reqs:
         return _UNKNOWN
@@ -223,28 +211,28 @@ def _decoding(scheduler_output: Any) -> int:
 
 logger = logging.getLogger(__name__)
 
-_TOKENS: Final = 1 << 17  # of a context whose attention is sampled at most; chosen
+_TOKENS: Final = 1 << 17  # longest context whose attention is sampled; chosen
 
 
 class SampledLayer(NamedTuple):
     """An attention layer that may be sampled.
 
     Attributes:
-        place: Of the layer in the cache.
-        impl: vLLM's; its ``forward`` is shadowed on sampled steps.
+        place: Index of the layer in the cache.
+        impl: vLLM's attention object; its ``forward`` is patched on sampled steps.
     """
 
     place: int
     impl: Any
 
 
-class Chosen(NamedTuple):
+class SamplingTarget(NamedTuple):
     """The request whose attention is sampled on this step.
 
     Attributes:
-        row: In the batch.
-        query: In the batch's tokens.
-        tokens: That it sees, its newest one included.
+        row: Its row in the batch.
+        query: Index of its token in the batch.
+        tokens: Length of its context, newest token included.
         layers: How many layers are sampled.
     """
 
@@ -255,62 +243,62 @@ class Chosen(NamedTuple):
 
 
 class StepSampler:
-    """Shadows a runner's sampler and attention on sampled steps alone.
+    """Patches a runner's sampler and attention layers on sampled steps.
 
-    Whatever fails ends sampling for good, with one line; the engine goes on.
+    The first failure ends sampling for good, with one log line; the engine goes on.
 
     Args:
-        runner: vLLM's model runner.
+        runner: The model runner to sample.
         measuring: Measures its steps.
-        layers: That may be sampled, at most 16 of them are.
-        budget: Says when, and how much.
+        layers: Layers that may be sampled.
+        budget: Decides when to sample, and how many layers.
         cpu: CPU seconds that this process has used.
-        times: How long steps take, where samples cost time of a GPU; None: they cost CPU time.
+        times: Measures the cost of samples on a GPU; None if samples cost CPU time.
 
     Attributes:
-        budget: As it was given; it counts what samples cost.
+        budget: The given one; it counts what samples cost.
     """
 
     def __init__(
-        self, runner: Runner, measuring: Measuring, layers: Sequence[SampledLayer],
+        self, runner: Runner, measuring: StepMeasurer, layers: Sequence[SampledLayer],
         budget: SamplingBudget, cpu: Callable[[], float], times: StepTimes | None = None,
     ) -> None:  # fmt: skip
         self._runner, self._measuring, self._layers = runner, measuring, tuple(layers)
         self.budget, self._cpu, self._times = budget, cpu, times
         self._execute: Callable[..., Any] = runner.model_runner.execute_model
-        self._seen, self._graphs = Shadows(), Shadows()
-        self._looks: list[Look] = []
-        self._chosen: Chosen | None = None
-        self._measured: Measured | None = None
+        self._patches, self._graph_patch = MethodPatches(), MethodPatches()
+        self._queries: list[LayerQuery] = []
+        self._target: SamplingTarget | None = None
+        self._measured: PendingMeasures | None = None
         self._cost = 0.0
         self._turn = 0
 
     def attach(self) -> None:
-        """Look at each step from now on."""
+        """Start sampling: put ``execute_model`` in front of the runner's own."""
         self._runner.model_runner.execute_model = self.execute_model
 
     def detach(self) -> None:
-        """Leave the runner as it was."""
-        self._seen.lift()
-        self._graphs.lift()
+        """Remove all patches from the runner."""
+        self._patches.undo()
+        self._graph_patch.undo()
         vars(self._runner.model_runner).pop("execute_model", None)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """The runner's own, with shadows on what is sampled of this step."""
+        """Run the runner's own ``execute_model``, sampling the step if it is due."""
         if "dummy_run" in kwargs:  # V2's, to warm up
             return self._execute(scheduler_output, *args, **kwargs)
         self._guarded(self._begin, scheduler_output)
         try:
             answer = self._execute(scheduler_output, *args, **kwargs)
         finally:
-            self._graphs.lift()
+            self._graph_patch.undo()
         if answer is None and self._measured is not None:
-            self._guarded(self._tell)
+            self._guarded(self._report)
         return answer
 
     def _begin(self, scheduler_output: Any) -> None:
-        if self._seen:
-            self._seen.lift()
+        if self._patches:
+            self._patches.undo()
         if self._times is not None:
             self._times.begin(scheduler_output)
             self._settle(self._times)
@@ -322,21 +310,21 @@ class StepSampler:
     def _settle(self, times: StepTimes) -> None:
         cost = times.settled(self.budget.expected_s)
         if cost is not None:
-            chosen = self._chosen
-            self.budget.took(cost, len(self._looks), chosen.tokens if chosen else 1)
+            target = self._target
+            self.budget.took(cost, len(self._queries), target.tokens if target else 1)
 
     def _arm(self) -> None:
-        self._looks, self._chosen, self._cost = [], None, 0.0
+        self._queries, self._target, self._cost = [], None, 0.0
         for layer in self._layers:
-            self._seen.lay(layer.impl, "forward", functools.partial(self._attend, layer))
-        self._seen.lay(*self._runner.sampler, self._sample)
-        self._runner.watch(self._seen)
+            self._patches.patch(layer.impl, "forward", functools.partial(self._attend, layer))
+        self._patches.patch(*self._runner.sampler, self._sample)
+        self._runner.watch(self._patches)
         if self._times is not None:
             self._times.sampling()
-            self._graphs.lay(self._runner.dispatcher, "dispatch", self._dispatch)
+            self._graph_patch.patch(self._runner.dispatcher, "dispatch", self._dispatch)
 
     def _dispatch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A graph without attention inside, or none: for this step, attention is called."""
+        """Dispatch without a full CUDA graph, since its attention cannot be observed."""
         try:
             return self._runner.without_full_graph(original, *args, **kwargs)
         except Exception as error:
@@ -347,7 +335,7 @@ class StepSampler:
         self, layer: SampledLayer, original: Callable[..., Any], owner: Any, query: Tensor,
         *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        self._guarded(self._look, layer, query)
+        self._guarded(self._keep_query, layer, query)
         return original(owner, query, *args, **kwargs)
 
     def _sample(
@@ -356,19 +344,19 @@ class StepSampler:
         self._guarded(self._measure, logits)
         return original(logits, *args, **kwargs)
 
-    def _look(self, layer: SampledLayer, query: Tensor) -> None:
-        """Keep the chosen request's query: the batch's memory is used again by the next layer."""
+    def _keep_query(self, layer: SampledLayer, query: Tensor) -> None:
+        # A copy is kept, because the next layer reuses the batch's memory.
         began = self._cpu()
-        if self._chosen is None:
-            self._chosen = self._choose()
-        chosen = self._chosen
-        if len(self._looks) < chosen.layers:
-            row = query[chosen.query].reshape(-1, layer.impl.head_size)
-            self._looks.append(Look(layer.place, row.clone(), float(layer.impl.scale)))
+        if self._target is None:
+            self._target = self._next_target()
+        target = self._target
+        if len(self._queries) < target.layers:
+            row = query[target.query].reshape(-1, layer.impl.head_size)
+            self._queries.append(LayerQuery(layer.place, row.clone(), float(layer.impl.scale)))
         self._cost += self._cpu() - began
 
-    def _choose(self) -> Chosen:
-        """The next request in turn that decodes, and as many layers as there is time for."""
+    def _next_target(self) -> SamplingTarget:
+        """Choose the next decoding request in turn, and as many layers as the budget pays for."""
         batch = self._runner.batch()
         starts = batch.starts
         rows = [row for row in range(len(batch.names)) if starts[row + 1] - starts[row] == 1]
@@ -376,24 +364,23 @@ class StepSampler:
         row = rows[self._turn % len(rows)]
         tokens = int(batch.computed[row]) + 1
         most = len(self._layers) if tokens <= _TOKENS else 0
-        return Chosen(row, int(starts[row]), tokens, self.budget.layers(tokens, most))
+        return SamplingTarget(row, int(starts[row]), tokens, self.budget.layers(tokens, most))
 
     def _measure(self, logits: Tensor) -> None:
-        """Measure, and have what comes out told beside a step's other words to the scheduler."""
         began = self._cpu()
-        chosen = self._chosen = self._chosen or self._choose()
-        self._seen.lift()
+        target = self._target = self._target or self._next_target()
+        self._patches.undo()
         batch = self._runner.batch()
         if len(logits) == len(batch.names):  # else there is no one row per request
-            looked = Looked(self._looks, batch.table(chosen.row), chosen.tokens)
-            self._measured = self._measuring.begin(batch.names, logits, chosen.row, looked)
-            self._tell()
+            sampled = SampledRequest(self._queries, batch.table(target.row), target.tokens)
+            self._measured = self._measuring.begin(batch.names, logits, target.row, sampled)
+            self._report()
         if self._times is None:
             cost = self._cost + self._cpu() - began
-            self.budget.took(cost, len(self._looks), chosen.tokens)
+            self.budget.took(cost, len(self._queries), target.tokens)
 
-    def _tell(self) -> None:
-        """Hand over what was measured, once it is here."""
+    def _report(self) -> None:
+        """Hand over the samples if they have arrived."""
         measured = self._measured
         if measured is not None and measured.values.arrived():
             self._measured = None
@@ -407,7 +394,7 @@ class StepSampler:
 
     def _give_up(self, error: Exception) -> None:
         self.detach()
-        logger.warning(  # the type only: a message may quote what it choked on
+        logger.warning(  # the type only: a message may quote request content
             "kvgraph: decode steps are sampled no more after %s",
             type(error).__name__,
             exc_info=logger.isEnabledFor(logging.DEBUG),

@@ -10,7 +10,7 @@ import torch
 from kvgraph.hooks.confkv.cache import ConfKVCache
 from kvgraph.hooks.confkv.layer import ConfLayer
 from kvgraph.hooks.confkv.settings import ConfKVSettings
-from kvgraph.kernels.backends.mixed import Part
+from kvgraph.kernels.backends.mixed import KvPart
 from kvgraph.kernels.ops import mixed_attention
 from kvgraph.kernels.quant import channel_scale, dequantize, from_cells, quantize, to_cells
 from torch import Tensor
@@ -36,7 +36,7 @@ def attention_ratios() -> list[float]:
     keys, values = (
         torch.randn(BATCH, KV_HEADS, TOKENS, DIMS, generator=generator) for _ in range(2)
     )
-    parts = [_old(keys, values), Part(keys[:, :, -RECENT:], values[:, :, -RECENT:])]
+    parts = [_old(keys, values), KvPart(keys[:, :, -RECENT:], values[:, :, -RECENT:])]
 
     def dense() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
@@ -52,11 +52,11 @@ def attention_ratios() -> list[float]:
     return [_seconds(mixed) / _seconds(dense) for _ in range(_ROUNDS)]
 
 
-def _old(keys: Tensor, values: Tensor) -> Part:
+def _old(keys: Tensor, values: Tensor) -> KvPart:
     old = [plane[:, :, :-RECENT] for plane in (keys, values)]
     scales = [channel_scale(plane) for plane in old]
     cells = [to_cells(plane, scale) for plane, scale in zip(old, scales, strict=True)]
-    return Part(cells[0], cells[1], scales[0], scales[1])
+    return KvPart(cells[0], cells[1], scales[0], scales[1])
 
 
 def eviction_share(

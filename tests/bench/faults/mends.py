@@ -67,10 +67,10 @@ MENDS: Final = (
     Mend("what cannot be read is set aside", "advisor/memory/store.py", "        os.replace(path, aside)\n", "        path.unlink()\n", f"{_FILES} -k 'damaged or others'"),
     Mend("unfinished files of others stay", "advisor/memory/store.py", "if _is_ours(head) or _HEAD.startswith(head) or _OLD_HEAD.startswith(head):", "if True:", f"{_FILES} -k others"),
     Mend("chats of others do not count", "advisor/memory/store.py", "if _is_ours(head):\n", "if True:\n", f"{_FILES} -k others"),
-    Mend("a deleted chat leaves nothing aside", "advisor/memory/command.py", "aside = self._proxy.store.forget_aside(caller_of(scope[\"headers\"]), name)", "aside = False", f"{_FILES} -k damaged"),
+    Mend("a deleted chat leaves nothing aside", "advisor/memory/server.py", "aside = self._proxy.store.forget_aside(caller_of(scope[\"headers\"]), name)", "aside = False", f"{_FILES} -k damaged"),
     Mend("a full disk is in the status", "advisor/memory/store.py", "self.unwritten.add(chat.key)", "pass", f"{_FILES} -k disk"),
     Mend("what is not on disk leaves memory last", "advisor/memory/store.py", "key=lambda each: each[0] in unwritten", "key=lambda each: False", f"{_FILES} -k last"),
-    Mend("a side question cuts no chat", "advisor/memory/proxy.py", "if not words.appends:", "if False:", f"{_FILES} -k side"),
+    Mend("a side question cuts no chat", "advisor/memory/proxy.py", "if not request.appends:", "if False:", f"{_FILES} -k side"),
     Mend("the version that went on is kept", "advisor/memory/chat.py", "last = max(self.versions, key=lambda each: each.gone_on)", "last = self", f"{_FILES} -k 'side or anew'"),
     # What goes into a prompt, and whose it is
     Mend("names in a prompt are escaped", "advisor/memory/chooser.py", "map(_plain, names[older:])", "names[older:]", _TOLD),

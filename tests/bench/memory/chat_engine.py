@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 from kvgraph.advisor.fleet.app import read_body
 from kvgraph.advisor.memory.attention import Attention, NoAttention, Similarity, WordSimilarity
-from kvgraph.advisor.memory.command import MemoryApp
 from kvgraph.advisor.memory.proxy import MemoryProxy
-from kvgraph.advisor.memory.settings import MemorySettings, StoreSettings
+from kvgraph.advisor.memory.server import MemoryApp
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
 
 from ..serving.listening import listening
@@ -101,7 +101,7 @@ class Remembering:
 async def remembering(
     settings: MemorySettings,
     engine: ChatEngine | None = None,
-    kept: StoreSettings | None = None,
+    kept: ChatStoreSettings | None = None,
     similarity: Similarity | None = None,
     attention: Attention | None = None,
 ) -> AsyncIterator[Remembering]:
@@ -109,7 +109,7 @@ async def remembering(
     engine = engine or ChatEngine()
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(listening(engine, "off"))
-        store = ChatStore(kept or StoreSettings())
+        store = ChatStore(kept or ChatStoreSettings())
         proxy = MemoryProxy(
             upstream, settings, store, similarity or WordSimilarity(), attention or NoAttention()
         )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvgraph.advisor.memory.attention import LookedAt
-from kvgraph.advisor.memory.settings import LOOKS, Mode
+from kvgraph.advisor.memory.attention import SampledAttention
+from kvgraph.advisor.memory.settings import ATTENTION_WEIGHT, Mode
 
 from ..confkv.resampled import wilson
 from ..figures import Figures
@@ -59,7 +59,10 @@ async def add_attention(figures: Figures, url: str, page: str, sessions: int, se
     Args:
         page: The URL of its sidecar.
     """
-    looked_at, settings = LookedAt(page), arm(Mode.DISCARD, BUDGETS[1], attention=LOOKS)
+    looked_at, settings = (
+        SampledAttention(page),
+        arm(Mode.DISCARD, BUDGETS[1], attention=ATTENTION_WEIGHT),
+    )
     done = await several_facts(url, settings, sessions, seed, looked_at)
     _rights(figures, "ablation_attention_scorer", done)
     figures.add("attention_asked", looked_at.told, "times that it told of a block that may leave")

@@ -13,9 +13,9 @@ from typing import Any, Final
 import httpx
 from kvgraph.advisor.memory.attention import Attention, NoAttention, WordSimilarity
 from kvgraph.advisor.memory.chat import Block
-from kvgraph.advisor.memory.command import MemoryApp
 from kvgraph.advisor.memory.proxy import MemoryProxy
-from kvgraph.advisor.memory.settings import MemorySettings, StoreSettings
+from kvgraph.advisor.memory.server import MemoryApp
+from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
 from kvgraph.graph.wire.endpoints import running_sidecars
 from kvgraph.hooks.recall.cover import SpliceLimits
@@ -169,7 +169,7 @@ async def memory_before(
     url: str, settings: MemorySettings, attention: Attention | None = None
 ) -> AsyncIterator[Memory]:
     """A memory before an engine, until the end of the block."""
-    store, attention = ChatStore(StoreSettings()), attention or NoAttention()
+    store, attention = ChatStore(ChatStoreSettings()), attention or NoAttention()
     proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
     async with (
         listening(MemoryApp(proxy), "on") as address,

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from kvgraph.advisor.replay.recordings import RecordedTurn, Session, read_sessions
 from kvgraph.hooks.recall.cover import SpliceLimits, cover
-from kvgraph.hooks.recall.spans import NOBODYS, Domain, Piece, SpanIndex, Tokens
+from kvgraph.hooks.recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
 
 SCALE: Final = 16  # recorded tokens to one here
 BLOCK: Final = 16  # tokens here: 256 recorded ones
@@ -197,7 +197,7 @@ def _keep_own(
     if context.approximate is None or context.generation >= generations:
         return
     mine, domain = tokens.copy(), (context.name, str(context.generation))
-    mine[slice(*spliced)] = NOBODYS
+    mine[slice(*spliced)] = UNFINDABLE
     index.add(domain, context.names, mine, first=spliced[0] // BLOCK)
 
 

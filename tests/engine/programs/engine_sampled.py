@@ -118,7 +118,7 @@ class _Sampled:
 
     def __init__(self, runner: Any) -> None:
         from kvgraph.hooks.vllm.sampled import measuring as read_back
-        from kvgraph.hooks.vllm.sampled.measuring import Measuring
+        from kvgraph.hooks.vllm.sampled.measuring import StepMeasurer
         from kvgraph.hooks.vllm.sampled.runners import RunnerV1
         from kvgraph.hooks.vllm.sampled.sampler import (
             SampledLayer,
@@ -149,7 +149,7 @@ class _Sampled:
         able = [SampledLayer(at, layers[name].impl) for at, name in enumerate(group.layer_names)]
         times = StepTimes(time.monotonic, ())
         self.budget = SamplingBudget(time.monotonic, times.busy, 0.5, strict=True)
-        measuring = Measuring(described(views, config), rope_of(config))
+        measuring = StepMeasurer(described(views, config), rope_of(config))
         sampler = StepSampler(
             Counting(runner), measuring, able, self.budget, time.process_time, times
         )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvgraph.graph.wire.events import Segment
-from kvgraph.hooks.requests.hints import HintPolicy, Meaning, TagReader, Trust, other_words
+from kvgraph.hooks.requests.hints import HintPolicy, HintTrust, Meaning, TagReader, other_words
 
 CONTEXT = 4
 PROMPT = 100
@@ -22,7 +22,7 @@ def asking(params: Any = None, hints: Any = None, **extra: Any) -> Any:
     return SimpleNamespace(kv_transfer_params=params, kv_hints=hints, sampling_params=sampling)
 
 
-def meant(request: Any, trust: Trust = Trust.ALL, tag: Any = None) -> Meaning:
+def meant(request: Any, trust: HintTrust = HintTrust.ALL, tag: Any = None) -> Meaning:
     params = {"kvgraph": tag} if tag else request.kv_transfer_params
     return TagReader(HintPolicy(trust)).read(params, PROMPT, others=other_words(request))
 
@@ -76,7 +76,7 @@ def test_a_session_that_is_retained_whole_has_a_lease() -> None:
 
 def test_a_session_that_shall_go_has_ended() -> None:
     said = envelope("kv.evict", include_current_request=True, block_hashes=[])
-    assert meant(asking({"kv_hint": said}), Trust.SESSION).session_ended
+    assert meant(asking({"kv_hint": said}), HintTrust.SESSION).session_ended
     said = envelope("kv.evict", block_hashes=["11"])
     assert not meant(asking({"kv_hint": said})).session_ended
 
@@ -96,13 +96,13 @@ def test_a_session_that_shall_go_has_ended() -> None:
 def test_a_job_is_a_session_and_its_steps_wait_for_tools(
     extra: dict[str, Any], meaning: Meaning
 ) -> None:
-    assert meant(asking(job_id="j", **extra), Trust.SESSION) == meaning
+    assert meant(asking(job_id="j", **extra), HintTrust.SESSION) == meaning
 
 
 def test_who_may_say_it_is_who_may_say_ours() -> None:
     said = envelope("kv.retain", directives=DIRECTIVES)
-    assert not meant(asking({"kv_hint": said}, job_id="j"), Trust.SESSION).segments
-    assert meant(asking({"kv_hint": said}, job_id="j"), Trust.OFF) == Meaning()
+    assert not meant(asking({"kv_hint": said}, job_id="j"), HintTrust.SESSION).segments
+    assert meant(asking({"kv_hint": said}, job_id="j"), HintTrust.OFF) == Meaning()
 
 
 def test_our_words_stand_over_others() -> None:

@@ -15,14 +15,14 @@ from kvgraph.hooks.requests.hints import (
     MAX_SEGMENTS,
     NO_MEANING,
     HintPolicy,
+    HintTrust,
     Meaning,
     TagReader,
-    Trust,
     hint_policy,
 )
 from kvgraph.hooks.settings import EngineSettings
 
-EVERYBODY = HintPolicy(Trust.ALL)
+EVERYBODY = HintPolicy(HintTrust.ALL)
 
 
 def read(tag: Any, prompt: int = 1000) -> Meaning:
@@ -222,7 +222,7 @@ def test_a_secret_that_is_none_trusts_nobody(
     path = tmp_path / "secret"
     if content is not None:
         path.write_bytes(content.encode("latin-1"))
-    assert hint_policy(stated(f"secret:{path}")) == HintPolicy(Trust.OFF)
+    assert hint_policy(stated(f"secret:{path}")) == HintPolicy(HintTrust.OFF)
     assert str(path) in caplog.text
 
 
@@ -241,7 +241,9 @@ def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
     assert (
         TagReader(EVERYBODY).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x").tenant == "acme"
     )
-    told = TagReader(HintPolicy(Trust.SESSION)).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x")
+    told = TagReader(HintPolicy(HintTrust.SESSION)).read(
+        {"kvgraph": {"tenant": "acme"}}, 10, None, "x"
+    )
     assert told.tenant not in ("acme", None)
 
 

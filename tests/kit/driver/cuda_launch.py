@@ -11,14 +11,13 @@ import ctypes
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from cuda_driver import Driver
-from kvgraph.hooks.vllm.sampled.measuring import Look
-from kvgraph.hooks.vllm.sampled.measuring import attended as seen_on_a_step
 from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, device, reference
 from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
@@ -26,6 +25,11 @@ from kvgraph.kernels.gpu.calls import COMMON_DEFINES
 from kvgraph.kernels.gpu.method import COPY_ENGINE, Method
 from kvgraph.kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Rope
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it imports vLLM, whose own imports warn
+    from kvgraph.hooks.vllm.sampled.measuring import LayerQuery
+    from kvgraph.hooks.vllm.sampled.measuring import attended as seen_on_a_step
 
 CACHE = gpu_layout("LBNHC", 2, 12, 2, 16, 64)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
@@ -128,7 +132,7 @@ def attended(bench: Bench) -> bool:
 def sampled() -> bool:
     """What a sampled step of an engine launches for the layers that it looks at."""
     cache, plain = twin(CACHE)
-    looks = [Look(layer, torch.randn(4, 64), 0.125) for layer in range(2)]
+    looks = [LayerQuery(layer, torch.randn(4, 64), 0.125) for layer in range(2)]
     table, real = torch.tensor([5, 2, 9]), device.device_of
     device.device_of = lambda *_: torch.device("cpu")  # where this torch can make its tensors
     mass = seen_on_a_step(cache, looks, table, 35)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from kvgraph.hooks.requests.ends import EndMarks, handed_over, read_marks
+from kvgraph.hooks.requests.ends import EndMarks, configured_marks, read_marks
 from kvgraph.hooks.settings import ENDS_KEY, ENDS_VARIABLE
 
 MARKS = EndMarks(
@@ -15,9 +15,9 @@ MARKS = EndMarks(
 
 def test_marks_arrive_as_they_were() -> None:
     assert read_marks(MARKS.text()) == MARKS
-    assert handed_over({ENDS_KEY: MARKS.text()}, {}) == MARKS
-    assert handed_over({}, {ENDS_VARIABLE: MARKS.text()}) == MARKS
-    assert handed_over({}, {}) is None
+    assert configured_marks({ENDS_KEY: MARKS.text()}, {}) == MARKS
+    assert configured_marks({}, {ENDS_VARIABLE: MARKS.text()}) == MARKS
+    assert configured_marks({}, {}) is None
 
 
 def test_marks_of_another_model_are_none() -> None:
@@ -34,11 +34,11 @@ def test_marks_of_another_model_are_none() -> None:
 )  # fmt: skip
 def test_what_is_malformed_leaves_a_warning(text: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert handed_over({}, {ENDS_VARIABLE: text}) is None
+        assert configured_marks({}, {ENDS_VARIABLE: text}) is None
     assert [ENDS_VARIABLE in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_zero_is_no_mark(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert handed_over({}, {ENDS_VARIABLE: "0"}) is None
+        assert configured_marks({}, {ENDS_VARIABLE: "0"}) is None
     assert not caplog.records

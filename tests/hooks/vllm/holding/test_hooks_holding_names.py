@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
 from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
-from kvgraph.hooks.vllm.holding.arrivals import Middle, SessionName, SessionNames, middle_of
+from kvgraph.hooks.vllm.holding.arrivals import Midpoint, SessionName, SessionNames, midpoint_of
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -100,11 +100,11 @@ def test_what_a_name_remembers_is_bounded_and_a_context_that_grows_is_one() -> N
     names.started(name, None)
     names.finished(name, [b"another"], ended=False)
     for length in range(2, 40):
-        names.started(name, middle_of(own[:length]))
+        names.started(name, midpoint_of(own[:length]))
         assert names.is_running(name, own[:length])
         names.finished(name, own[:length], ended=False)
     assert not names.is_running(name, own), "it ended"
-    assert names.context(name, own) == Middle(19, b"own 19")
+    assert names.context(name, own) == Midpoint(19, b"own 19")
     assert names.context(name, own[:19]) is None, "less than half of it"
     assert names.context(name, [b"another"]), "one that grows takes no other's place"
     others = [[b"other %d" % number] for number in range(10)]

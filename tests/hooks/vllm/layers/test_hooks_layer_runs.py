@@ -13,9 +13,9 @@ from kvgraph.hooks.requests.borders import (
     BorderTable,
     LayerReader,
     Run,
-    handed_over,
+    configured_table,
     marks_of,
-    proven,
+    proven_marks,
     read_table,
     stated_sections,
 )
@@ -116,7 +116,7 @@ def test_marks_count_with_their_proof_alone() -> None:
     assert started(CHAT, {MARKS_KEY: marked}) == [(Layer.AXIOMS, 0, 4)]
     for proof in ("", "q" * 32, 7, None, "\ud800"):
         assert started(CHAT, {MARKS_KEY: {**marked, "proof": proof}}) == started(CHAT)
-    assert proven({MARKS_KEY: {"proof": "", "runs": [0, 0, 9]}}, "") is None
+    assert proven_marks({MARKS_KEY: {"proof": "", "runs": [0, 0, 9]}}, "") is None
 
 
 @pytest.mark.parametrize("params", [None, 5, "x", [], {MARKS_KEY: 3}, {MARKS_KEY: {"runs": "a"}}])
@@ -199,12 +199,12 @@ def test_sections_without_number_cost_no_more_than_a_few() -> None:
 
 def test_the_table_arrives_as_it_was() -> None:
     assert read_table(TABLE.text()) == TABLE
-    assert handed_over({LAYERS_KEY: TABLE.text()}, {}) == TABLE
-    assert handed_over({}, {LAYERS_VARIABLE: TABLE.text()}) == TABLE
+    assert configured_table({LAYERS_KEY: TABLE.text()}, {}) == TABLE
+    assert configured_table({}, {LAYERS_VARIABLE: TABLE.text()}) == TABLE
     for nothing in ("", "0", "off", "1"):
-        assert handed_over({}, {LAYERS_VARIABLE: nothing}) is None
+        assert configured_table({}, {LAYERS_VARIABLE: nothing}) is None
 
 
 def test_a_broken_table_is_ignored_in_words(caplog: pytest.LogCaptureFixture) -> None:
-    assert handed_over({LAYERS_KEY: '{"borders": [[12, [1]]]}'}, {}) is None
+    assert configured_table({LAYERS_KEY: '{"borders": [[12, [1]]]}'}, {}) is None
     assert LAYERS_VARIABLE in caplog.text

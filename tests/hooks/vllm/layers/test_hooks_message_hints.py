@@ -11,7 +11,7 @@ import kvgraph
 import msgspec
 import pytest
 from kvgraph.hooks.requests.borders import MARKS_KEY
-from kvgraph.hooks.requests.hints import HintPolicy, TagReader, Trust
+from kvgraph.hooks.requests.hints import HintPolicy, HintTrust, TagReader
 from kvgraph.hooks.requests.messages import (
     CHAT_KEY,
     LONGEST,
@@ -19,9 +19,9 @@ from kvgraph.hooks.requests.messages import (
     MessagePlaces,
     RenderedChat,
     client_messages,
-    meant,
+    hints_by_message,
     message_hints,
-    resolved,
+    resolve_message_hints,
     take_hints,
 )
 from kvgraph.hooks.threads import Once
@@ -83,7 +83,9 @@ def test_messages_are_named_by_index_or_by_role() -> None:
 def test_everything_that_is_said_of_a_message_arrives() -> None:
     hint = {"index": 3, "priority": 20, "pinned": 60, "identity": "tool:search#3", "memory_id": "m"}
     (segment,) = segments({"messages": [hint]})
-    read = TagReader(HintPolicy(Trust.ALL)).read({"kvgraph": {"segments": [segment]}}, len(TOKENS))
+    read = TagReader(HintPolicy(HintTrust.ALL)).read(
+        {"kvgraph": {"segments": [segment]}}, len(TOKENS)
+    )
     (one,) = read.segments
     assert (one.importance, one.pinned_s, one.name, one.memory_id) == (
         0.2,
@@ -97,9 +99,11 @@ def test_many_hints_about_many_messages_are_not_multiplied_out() -> None:
     messages = [{"role": "user", "content": "a"}] * 4000
     chat = RenderedChat(None, client_messages(messages), [*map(ord, "a" * 4000)], None, Letters())
     hints = [{"role": "user", "priority": n % 100} for n in range(1024)]
-    said = resolved({"messages": hints}, chat, Once(logging.getLogger("kvgraph.test")))
+    said = resolve_message_hints({"messages": hints}, chat, Once(logging.getLogger("kvgraph.test")))
     assert len(said["segments"]) == 1024
-    about = meant(message_hints({"messages": hints}, Once(logging.getLogger("t"))), chat.messages)
+    about = hints_by_message(
+        message_hints({"messages": hints}, Once(logging.getLogger("t"))), chat.messages
+    )
     assert sum(map(len, about.values())) == 1024, "of four million"
 
 
@@ -115,7 +119,9 @@ def test_one_hint_about_one_of_many_messages_does_not_place_the_others() -> None
     messages = [{"role": "user", "content": "a"}] * 2000
     text = "b" + "a" * 2000
     chat = RenderedChat(None, client_messages(messages), [*map(ord, text[1:])], text, Counting())
-    resolved({"messages": [{"index": 0}]}, chat, Once(logging.getLogger("kvgraph.test")))
+    resolve_message_hints(
+        {"messages": [{"index": 0}]}, chat, Once(logging.getLogger("kvgraph.test"))
+    )
     assert sum(decoded) < 20_000
 
 
@@ -185,7 +191,7 @@ def test_absurd_hints_are_cut_and_never_fail(hints: Any) -> None:
         arrived = handed(extra)
         transfer = (arrived or {}).get("kv_transfer_params") or {}
         assert len(msgspec.msgpack.encode(transfer)) < 600_000, "as vLLM sends it to its engine"
-        TagReader(HintPolicy(Trust.ALL)).read(transfer, len(TOKENS))
+        TagReader(HintPolicy(HintTrust.ALL)).read(transfer, len(TOKENS))
 
 
 def test_megabytes_of_hints_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -261,7 +267,7 @@ def test_a_value_that_is_not_allowed_is_told_by_its_own_name(
 def test_a_lease_of_any_length_counts_as_the_longest(seconds: float) -> None:
     part = {"layer": "rules", "start": 0, "end": 4, "pinned": seconds}
     said = {"kvgraph": {"segments": [part]}}
-    (segment,) = TagReader(HintPolicy(Trust.ALL)).read(said, 4).segments
+    (segment,) = TagReader(HintPolicy(HintTrust.ALL)).read(said, 4).segments
     assert segment.pinned_s == 1e9
 
 

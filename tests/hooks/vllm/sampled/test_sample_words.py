@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvgraph.hooks.tiers.jobs import TierAnswer
-from kvgraph.hooks.vllm.sampled.measuring import Sample, SampledMetadata, told_apart
+from kvgraph.hooks.vllm.sampled.measuring import Sample, SampledMetadata, split_samples
 from kvgraph.hooks.vllm.tiers.worker import TierWorkerMetadata
 
 FIRST, SECOND = Sample("a", 0.5), Sample("b", 0.25)
@@ -17,6 +17,6 @@ FIRST, SECOND = Sample("a", 0.5), Sample("b", 0.25)
 def test_samples_and_answers_of_two_workers_are_put_together(theirs_too: bool) -> None:
     other = SampledMetadata([SECOND], TierWorkerMetadata(TierAnswer()) if theirs_too else None)
     both = SampledMetadata([FIRST], TierWorkerMetadata(TierAnswer())).aggregate(other)
-    answer, samples = told_apart(both)
+    answer, samples = split_samples(both)
     assert samples == [FIRST, SECOND]
     assert isinstance(answer, TierWorkerMetadata)

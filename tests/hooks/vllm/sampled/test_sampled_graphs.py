@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.hooks.vllm.sampled import measuring as read_back
-from kvgraph.hooks.vllm.sampled.measuring import Look, Looked, Measuring, told_apart
+from kvgraph.hooks.vllm.sampled.measuring import (
+    LayerQuery,
+    SampledRequest,
+    StepMeasurer,
+    split_samples,
+)
 from kvgraph.hooks.vllm.sampled.runners import RunnerV1, RunnerV2
 from kvgraph.hooks.vllm.sampled.sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes
 from kvgraph.kernels import ops
@@ -75,7 +80,7 @@ class Engine:
         layers = [SampledLayer(at, impl) for at, impl in enumerate(self.runner.attention)]
         on_gpu = PagedKv(self.cache.memory.as_subclass(OnGpu), self.cache.layout)
         self.sampler = StepSampler(
-            seen_as(self.runner), Measuring(on_gpu, None), layers, self.budget,
+            seen_as(self.runner), StepMeasurer(on_gpu, None), layers, self.budget,
             lambda: self.now, self.times,
         )  # fmt: skip
         self.sampler.attach()
@@ -91,7 +96,9 @@ class Engine:
     @property
     def samples(self) -> list[Any]:
         said = [each for each in self.runner.said if each is not None]
-        return [sample for each in said for sample in told_apart(each.kv_connector_worker_meta)[1]]
+        return [
+            sample for each in said for sample in split_samples(each.kv_connector_worker_meta)[1]
+        ]
 
 
 @pytest.fixture
@@ -227,7 +234,7 @@ def test_after_an_error_of_ours_all_is_as_vllm_made_it(
     owner, name = {
         "dispatch": (view, "without_full_graph"),
         "look": (view, "batch"),
-        "measure": (Measuring, "begin"),
+        "measure": (StepMeasurer, "begin"),
         "hand": (view, "hand"),
     }[where]
     monkeypatch.setattr(owner, name, fail)
@@ -312,12 +319,12 @@ def test_what_would_wait_is_noticed() -> None:
 def test_nothing_is_read_while_a_step_is_measured() -> None:
     plain = new_memory(gpu_layout("LBNHC", 3, BLOCKS, 2, TOKENS, DIMS))
     rope = Rope(1e4 ** -(torch.arange(DIMS // 2, dtype=torch.float64) * 2 / DIMS))
-    measuring = Measuring(PagedKv(plain.memory.as_subclass(OnGpu), plain.layout), rope)
-    looks = [Look(layer, torch.randn(HEADS, DIMS), 0.1) for layer in range(3)]
+    measuring = StepMeasurer(PagedKv(plain.memory.as_subclass(OnGpu), plain.layout), rope)
+    looks = [LayerQuery(layer, torch.randn(HEADS, DIMS), 0.1) for layer in range(3)]
     table, logits = torch.arange(BLOCKS, dtype=torch.int32), torch.randn(3, 500)
     for turn in range(12):
         with Reads() as reads:
-            measured = measuring.begin("abc", logits, 1, Looked(looks, table, CONTEXT))
+            measured = measuring.begin("abc", logits, 1, SampledRequest(looks, table, CONTEXT))
         assert reads.found == []
         said = measuring.samples(measured)[0]
         assert len(said.places) == {8: 4, 9: 1}.get(turn, 0), "five full blocks, once the mean is"

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvgraph.hooks.vllm.sampled.measuring import Look, Meanings, attended, sureness
+from kvgraph.hooks.vllm.sampled.measuring import (
+    BlockEmbedder,
+    LayerQuery,
+    attended,
+    confidence_scores,
+)
 from kvgraph.kernels import layout_engines
 from kvgraph.kernels.backends.attention import confidence_score
 from kvgraph.kernels.backends.base import block_meanings
@@ -46,7 +51,7 @@ def test_equal_text_has_one_meaning_wherever_it_stands() -> None:
 
 def test_attention_is_averaged_over_layers_and_sums_to_one() -> None:
     kv, blocks = cache(), torch.tensor([5, 1, 30])
-    looks = [Look(layer, torch.randn(4, DIMS), DIMS**-0.5) for layer in range(LAYERS)]
+    looks = [LayerQuery(layer, torch.randn(4, DIMS), DIMS**-0.5) for layer in range(LAYERS)]
     mass = attended(kv, looks, blocks, 2 * TOKENS + 5)
     alone = [attended(kv, [look], blocks, 2 * TOKENS + 5) for look in looks]
     assert torch.allclose(mass, (alone[0] + alone[1]) / 2)
@@ -54,17 +59,17 @@ def test_attention_is_averaged_over_layers_and_sums_to_one() -> None:
 
 
 def told_of(
-    meanings: Meanings, request: str, blocks: torch.Tensor, mass: torch.Tensor
+    meanings: BlockEmbedder, request: str, blocks: torch.Tensor, mass: torch.Tensor
 ) -> tuple[tuple[int, ...], torch.Tensor | None]:
     """What a step would tell that looks and reads back at once."""
     chosen = meanings.choose(request, blocks, mass)
     assert chosen is not None
-    return meanings.tell(request, *chosen)
+    return meanings.report(request, *chosen)
 
 
 def test_nothing_is_told_before_it_is_known_what_all_blocks_share() -> None:
     kv = cache()
-    meanings = Meanings(kv, ROPE)
+    meanings = BlockEmbedder(kv, ROPE)
     blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
     told = [told_of(meanings, f"r{turn}", blocks, mass) for turn in range(12)]
     assert [places for places, _ in told[:8]] == [()] * 8
@@ -77,7 +82,7 @@ def test_nothing_is_told_before_it_is_known_what_all_blocks_share() -> None:
 
 def test_a_block_is_embedded_once_per_request() -> None:
     kv = cache()
-    meanings = Meanings(kv, ROPE)
+    meanings = BlockEmbedder(kv, ROPE)
     blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
     for turn in range(8):
         told_of(meanings, f"r{turn}", blocks, mass)
@@ -88,18 +93,18 @@ def test_a_block_is_embedded_once_per_request() -> None:
 
 def test_a_request_whose_blocks_are_all_told_has_no_more_to_embed() -> None:
     kv = cache()
-    meanings = Meanings(kv, ROPE)
+    meanings = BlockEmbedder(kv, ROPE)
     blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
     for turn in range(8):
         told_of(meanings, f"r{turn}", blocks, mass)
     told: list[int] = []
     while (chosen := meanings.choose("mine", blocks[:6], mass[:6])) is not None:
-        told += meanings.tell("mine", *chosen)[0]
+        told += meanings.report("mine", *chosen)[0]
     assert sorted(told) == list(range(6))
 
 
 def test_rows_of_logits_are_taken_in_the_order_that_is_asked_for() -> None:
     kv, logits = cache(), torch.randn(11, 9_000)
     alone = [float(confidence_score(row[None])[0]) for row in logits]
-    sure = sureness(kv, logits, [slice(7, 11), slice(0, 4)])
+    sure = confidence_scores(kv, logits, [slice(7, 11), slice(0, 4)])
     assert sure.tolist() == pytest.approx([*alone[7:], *alone[:4]], abs=1e-6)
