@@ -31,7 +31,8 @@ class PrefetchOrder(NamedTuple):
 
 
 class PrefetchOrders:
-    """Keeps one prefetch order per engine. Callers hold the graph's lock unless it says otherwise.
+    """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method says
+    otherwise.
 
     Args:
         graph: Whose copies and sessions are meant.

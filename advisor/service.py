@@ -147,16 +147,14 @@ class Service:
         poller.register(self.parts.wake.fd, zmq.POLLIN)
         if self._parent is not None and self._parent.fd is not None:
             poller.register(self._parent.fd, zmq.POLLIN)
-        ready = dict(poller.poll(self._poll_timeout_ms()))
+        wait_s = self.parts.intake.seconds_to_wait(_LONGEST_SLEEP_S)
+        ready = dict(poller.poll(int(1000 * wait_s) + 1))
         self.parts.intake.woke()
         self.parts.wake.clear()
         self.parts.front.answer_the_door(MESSAGES_A_TURN)
         if self._parent is not None and self._parent.is_gone(self._parent.fd in ready):
             logger.info("the engine that started this sidecar is gone")
             self._stopping = True
-
-    def _poll_timeout_ms(self) -> int:
-        return int(1000 * self.parts.intake.seconds_to_wait(_LONGEST_SLEEP_S)) + 1
 
     def _publish(self) -> None:
         planner, peers = self.parts.planner, self.parts.subscriber.peers

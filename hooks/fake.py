@@ -173,23 +173,18 @@ class FakeEngine:
     # EngineEnd ----------------------------------------------------------------------------------
 
     def hello(self) -> EngineHello:
-        """See ``EngineEnd``."""
         return EngineHello(self.name, "fake-model", self.block_size, self.num_blocks, "fake 0")
 
     def resident(self) -> bytes:
-        """See ``EngineEnd``."""
         return _pack(list(self._cached))
 
     def copies(self) -> list[AnyEvent]:
-        """See ``EngineEnd``; there are no tiers."""
         return []
 
     def held(self) -> list[AnyEvent]:
-        """See ``EngineEnd``; no request is held."""
         return []
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         cached = len(self._cached)
         speed = self.tokens_per_s or 0.0
         pressure = Pressure(self.num_blocks, self.num_blocks, cached, 0, 0, speed)

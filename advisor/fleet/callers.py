@@ -108,7 +108,7 @@ class Body:
 
 
 class Effect(IntEnum):
-    """What a request may have changed on an engine, beside the KV cache."""
+    """What a generating request may have changed on its engine, beside the KV cache."""
 
     NONE = 0
     KEEPS = 1

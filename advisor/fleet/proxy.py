@@ -42,7 +42,7 @@ _ELSEWHERE: Final = frozenset({401, 403, 404, 429, 503})
 """Statuses with which an engine refuses what another may answer: it wants another key, lacks an
 adapter, or is overloaded."""
 _BEFORE_IT_BEGAN: Final = frozenset({401, 403, 404, 429})
-"""Those of them that refuse a request before any of it was done."""
+"""Those of ``_ELSEWHERE`` with which a request is refused before any of it was done."""
 _BROKEN: Final = 2  # errors in a row from which they are the engine's, and no request's; chosen
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
 

@@ -38,7 +38,8 @@ _WRITTEN_FEATURES: Final = [FEATURES.index("written"), FEATURES.index("mean_writ
 _GROWN_FEATURE: Final = FEATURES.index("grown")
 STATED_FEATURE: Final = FEATURES.index("stated_pause")
 STOP_FEATURES: Final = [FEATURES.index(n) for n in ("stop", "tool_pause", "other_pause")]
-"""Those that only callers tell, or whoever reads why an answer ended."""
+"""Features that are known only where callers, or the engine's reading of answers, state why answers
+end."""
 
 _COLUMNS: Final = ("last_pause", "second_pause", "third_pause", "mean_pause", "recent_pause",
                    "longest_pause", "mean_written")  # fmt: skip

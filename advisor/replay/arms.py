@@ -49,7 +49,7 @@ BY_DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all arms share.
+    """Settings that all arms share.
 
     Attributes:
         planning: How graph policies plan.

@@ -54,11 +54,11 @@ class ClosedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClosedPlan:
-    """What cells share.
+    """Parameters that all cells of a table share.
 
     Attributes:
         sessions: What users play.
-        loop: Its parameters; the number of users is a cell's own.
+        loop: Parameters of the loop; the number of users is a cell's own.
         host: Host memory of the arms that have some, in pools.
     """
 

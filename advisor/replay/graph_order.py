@@ -145,7 +145,7 @@ _SLICE: Final = 512  # keys looked up at a time; chosen
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How a live sidecar plans.
+    """The timing and size of a live sidecar's rankings.
 
     Attributes:
         interval_s: Seconds between two rankings.

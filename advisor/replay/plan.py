@@ -169,7 +169,7 @@ ROUTINGS: Final = ("round-robin", "prefix", "home")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to buy, and how to route.
+    """A fleet to buy, and its routing.
 
     Attributes:
         host: Blocks of host memory per block of the pool.

@@ -82,7 +82,8 @@ class TransferCosts:
         return False
 
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
-        """Tell the same for splicing ``tokens`` tokens out of records of so many bytes.
+        """Tell whether splicing ``tokens`` tokens, out of records of so many bytes, takes no longer
+        than computing them.
 
         Args:
             loads: Whether the request waits for a load of exact copies anyway.

@@ -186,7 +186,8 @@ class CopyDirectory:
         self.voided.released.append(copy.id)
 
     def used(self, hashes: Sequence[bytes]) -> None:
-        """Note that the pool uses this chain; of its records on disk, the tail goes first."""
+        """Note that the pool uses this chain; on disk, the chain's tail is dropped before its
+        head."""
         self._order.used(hashes)
         for block_hash in reversed(hashes):
             if block_hash in self._cold:
