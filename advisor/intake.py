@@ -15,7 +15,7 @@ from ..graph.wire.events import AnyEvent, BlocksResident
 from .planner import GraphEvictionAdvisor
 from .process.process import Notices
 from .sockets.kv_events import KvEventSource
-from .sockets.subscriber import EventSubscriber, Heard
+from .sockets.subscriber import EventSubscriber, ReceivedBatch
 
 _OVER_S: Final = 5.0  # over which the share is a mean; chosen
 _TOO_BUSY: Final = 0.7  # from here on a loop is overloaded: bursts no longer fit; chosen
@@ -105,7 +105,7 @@ class Intake:
         """Receive and apply what has arrived, up to a bound."""
         for run in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
             if not self._apply(run.engine, run.events, run.batches):
-                self._subscriber.lose(run.engine)
+                self._subscriber.withhold_advice(run.engine)
             time.sleep(_BREATH_S)
         for source in self._sources:
             try:
@@ -144,7 +144,7 @@ class Intake:
 
     def forget_the_lost(self, unreachable: set[bytes]) -> None:
         """Forget engines that are ``unreachable`` or silent, or whose reports cannot be right."""
-        lost = self._subscriber.hang_up(unreachable)
+        lost = self._subscriber.drop_disconnected(unreachable)
         for engine in (*lost, *self._subscriber.expire()):
             self._forget(engine)
         self._audit()
@@ -210,16 +210,19 @@ class Intake:
                     "overfull", "engine %r lists %d blocks of %d: forgotten", name, held, most
                 )
                 self._forget(peer.engine)
-                self._subscriber.lose(peer.engine)
+                self._subscriber.withhold_advice(peer.engine)
 
 
-def _joined(batches: Iterable[Heard]) -> Iterator[Heard]:
-    """Join consecutive batches of one engine: the graph applies longer runs at less cost."""
-    run, keys = Heard("", [], 0), 0
+def _joined(batches: Iterable[ReceivedBatch]) -> Iterator[ReceivedBatch]:
+    """Join consecutive batches of one engine: the graph applies longer runs at less cost.
+
+    At most ``KEYS_AT_ONCE`` keys: until they are applied, no other engine's events are.
+    """
+    run, keys = ReceivedBatch("", [], 0), 0
     for batch in batches:
         if run.events and (batch.engine != run.engine or keys >= KEYS_AT_ONCE):
             yield run
-            run, keys = Heard("", [], 0), 0
+            run, keys = ReceivedBatch("", [], 0), 0
         run.events.extend(batch.events)
         run = batch._replace(events=run.events)
         keys += sum(len(getattr(event, "hashes", b"")) for event in batch.events) // 8

@@ -123,8 +123,8 @@ class GraphEvictionAdvisor:
     """Ranks each live engine's blocks and copies, on a thread of its own.
 
     Args:
-        graph: Read under its lock, one engine at a time, so that ingest waits for one ranking at
-            most.
+        graph: Read under its lock, one engine at a time; what is ranked is copied first, so that
+            ingest does not wait for rankings.
         engines: Returns the ids of engines whose residency is known for sure, each with how many of
             its batches the graph has applied.
         wake: Called after each round, from this object's thread.
@@ -216,13 +216,13 @@ class GraphEvictionAdvisor:
         """Advise every live engine once; see ``latest``, ``orders`` and ``admissions``."""
         self._heard = self._engines()  # first: a ranking knows at least what it says it does
         self._protected_seen = self._graph.counters["blocks_protected"]
-        self._try(self._forget_gone, "")
+        self._try(self._locked(self._forget_gone), "")
         self.order()
         rankings, words = {}, {}
         for engine in self._heard:
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
-            if word := self._try(self._word, engine) or self.admissions.get(engine):
+            if word := self._try(self._locked(self._word), engine) or self.admissions.get(engine):
                 words[engine] = word
         self._bases = {engine: self._bases[engine] for engine in rankings}
         self._ranked_at = {engine: self._ranked_at[engine] for engine in rankings}
@@ -230,10 +230,10 @@ class GraphEvictionAdvisor:
 
     def order(self) -> None:
         """Renew the prefetch orders of the last round's engines, and nothing else."""
-        self._try(self.orders.look, "")
+        self._try(self._locked(self.orders.look), "")
         orders, before = {}, self.orders.latest
         for engine in self._heard:
-            if order := self._try(self.orders.made, engine) or before.get(engine):
+            if order := self._try(self._locked(self.orders.made), engine) or before.get(engine):
                 orders[engine] = order
         self.orders.keep(orders)
 
@@ -242,16 +242,23 @@ class GraphEvictionAdvisor:
         self._admission.forget_all_but(set(self._graph.tables.engines.values()))
 
     def _try(self, advise: Callable[[str], _T | None], engine: str) -> _T | None:
-        """Run one kind of advice under the lock; None after an error: the previous advice stays,
-        and expires."""
+        """Run one kind of advice; None after an error: the previous advice stays, and expires."""
         try:
-            with self._graph.lock:
-                return advise(engine)
+            return advise(engine)
         except Exception as error:
             self.counters["failed"] += 1
             self._notices.warn("rank", "ranking failed (%s)", type(error).__name__)
             logger.debug("ranking failed", exc_info=True)
             return None
+
+    def _locked(self, advise: Callable[[str], _T]) -> Callable[[str], _T]:
+        """Make a function run under the graph's lock."""
+
+        def locked(engine: str) -> _T:
+            with self._graph.lock:
+                return advise(engine)
+
+        return locked
 
     def _word(self, engine: str) -> AdmissionAdvice | None:
         """Return advice on admission, in every round: live contexts change without block events."""
@@ -263,25 +270,30 @@ class GraphEvictionAdvisor:
         return replace(word, heard=self._heard[engine])
 
     def _opinion(self, engine: str) -> EvictionRanking | None:
-        if self._graph.tables.is_listing(engine):
-            return None
-        now = self._clock()
-        basis = _Basis(self._graph.changes.of(engine), self.orders.due, now)
+        with self._graph.lock:
+            if self._graph.tables.is_listing(engine):
+                return None
+            now = self._clock()
+            basis = _Basis(self._graph.changes.of(engine), self.orders.due, now)
+            turned = self._graph.tables.turnover(engine)[0]
         previous, before = self.latest.get(engine), self._bases.get(engine)
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
             return replace(previous, ts=now, heard=self._heard[engine])
         self._epoch += 1
         word = replace(self._ranked(engine), epoch=self._epoch, ts=now, heard=self._heard[engine])
-        self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
+        self._ranked_at[engine] = turned
         self.counters["ranked"] += 1
-        _note(self._graph, engine, word, self._notices)
+        with self._graph.lock:
+            _note(self._graph, engine, word, self._notices)
         self._bases[engine] = basis  # last: after an error the next round ranks anew
         return word
 
     def _ranked(self, engine: str) -> EvictionRanking:
         """Rank an engine; an empty ranking for one with room, which evicts nothing for long."""
-        if not _has_room(self._graph, engine, self._protected_seen):
+        with self._graph.lock:
+            has_room = _has_room(self._graph, engine, self._protected_seen)
+        if not has_room:
             return self._graph.rank(engine, self._max_ranked)
         self.counters["roomy"] += 1
         return self._graph.rank(engine, 0)

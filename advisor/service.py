@@ -151,7 +151,7 @@ class Service:
         ready = dict(poller.poll(int(1000 * wait_s) + 1))
         self.parts.intake.woke()
         self.parts.wake.clear()
-        self.parts.front.answer_the_door(MESSAGES_A_TURN)
+        self.parts.front.answer_handshakes(MESSAGES_A_TURN)
         if self._parent is not None and self._parent.is_gone(self._parent.fd in ready):
             logger.info("the engine that started this sidecar is gone")
             self._stopping = True

@@ -1,5 +1,5 @@
-"""The graph: what a KV block is, how blocks relate, and what crosses the wire.
+"""The graph: KV blocks, how they relate, and the messages about them.
 
-Imports nothing of ours, so both processes can have it. An engine needs ``messages``, ``ipc``,
-``types`` and ``errors`` alone; the tables, the ranking and the queries are the sidecar's.
+It imports none of the other packages, so that both processes can use it. An engine needs ``wire``,
+``types`` and ``errors`` alone; tables, ranking and queries belong to the sidecar.
 """

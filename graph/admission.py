@@ -1,6 +1,7 @@
-"""Decides which requests with new context wait for room, and which may start: the one rule.
+"""Decides which requests with new context wait for room, and which may start.
 
-An engine's hook asks it in its steps, and the replay lab as its clock runs; it knows neither.
+The engine's hook calls it in its steps, and the replay lab as its clock advances; it imports
+neither.
 """
 
 from __future__ import annotations
@@ -14,23 +15,21 @@ from typing import Final
 from .release_order import Held, HoldingOrder
 from .wire.advice import HOLD_PATIENCE_S, AdmissionAdvice
 
-# How soon another request may start although there is no room for it.
-
 _REST: Final = 0.1
-"""Share of the time from such a start until the engine could take another, for which it is left
-alone then. Chosen in the closed loop of the replay lab, on other sessions than those of the
-figures."""
+"""After a request that started without room, the rest before the next one, as a share of the time
+until the engine could take another. Chosen in the closed loop of the replay lab, on other sessions
+than those of the figures."""
 _CALM: Final = 0.06  # of the prompts computed again: so little is chance
 _WASTE: Final = 5.0
-"""How much longer that rest is for each part of the prompts beyond it that is computed again. Such
-a start evicts what another session asks for soon, the sooner the shorter pauses are beside the
-computing of prompts: then starting without room brings nobody forward. Chosen: more of it computes
-less again, and finishes fewer turns."""
+"""How much the rest grows per share of prompts computed again beyond ``_CALM``. A start without
+room evicts blocks that another session needs soon, the sooner the shorter its pauses are compared
+with prefill: then such starts gain nothing. Chosen: a higher value computes less again, but
+finishes fewer turns."""
 _LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
 
 
 class Pacing:
-    """Spaces out requests that start without room: each evicts blocks that another request needs.
+    """Spaces out requests that start without room, since each evicts blocks another request needs.
 
     It measures time by prompts, not by seconds: a machine that computes a prompt in half the time
     starts twice as many.
@@ -45,24 +44,26 @@ class Pacing:
 
     @property
     def measures(self) -> bool:
-        """Whether what started last is computed still."""
+        """Whether the prompts that started last are still being computed."""
         return self._began is not None
 
     def begin(self, now: float, blocks: int) -> None:
-        """Note that requests with so many blocks of new context start."""
+        """Note that requests with ``blocks`` of new context start."""
         self._began, self._blocks = now, blocks
 
     def takes(self, blocks: int) -> float:
-        """Seconds from start to end of so many blocks lately, turns between them included;
-        infinite before any did."""
+        """Seconds that ``blocks`` recently took from start to end, turns in between included.
+
+        Infinite before the first measurement.
+        """
         return math.inf if self._block_s is None else blocks * self._block_s
 
-    def looks(self, now: float, free: bool, again: float = 0.0) -> None:
-        """Note at each step whether the engine could take another request.
+    def note_step(self, now: float, free: bool, again: float = 0.0) -> None:
+        """Update at each step whether the engine could take another request.
 
         Args:
             free: No request is queued, and the prompt of the last one released has been computed.
-            again: The share of the prompts that is computed again lately.
+            again: Share of recent prompts that was computed again.
         """
         self._free = free
         if free and self._began is not None:
@@ -74,22 +75,21 @@ class Pacing:
             self._block_s = before + _LATEST * (block_s - before)
 
     def may_start(self, now: float, *, hurries: bool) -> bool:
-        """Whether another may start; with ``hurries``, without a rest."""
+        """Whether another request may start; ``hurries`` skips the rest between two."""
         return self._free and (hurries or now >= self._from)
 
 
-# How many blocks of new context may still start: the advised room less what started since.
-
 _SURELY_KNOWN_S: Final = 1.0
-"""Advice made at ``ts`` knows of every start before ``ts`` less this; events are sent every 0.2 s.
-Chosen: five times that."""
-_KEPT_S: Final = 10.0  # starts are remembered so long; advice is acted on for 2 s. Chosen
+"""Advice accounts for every start earlier than its ``ts`` minus this. Chosen: five times the 0.2 s
+between two messages of an engine."""
+_KEPT_S: Final = 10.0  # starts are remembered this long; advice is valid for 2 s. Chosen
 
 
 class RoomLedger:
-    """Subtracts from the advised room what the advice cannot know of.
+    """Tracks how much of the advised room is used by requests that the advice does not know.
 
-    That is: requests let go and not yet started, and those that started since it was made.
+    These are requests released but not yet started, and those started since the advice was
+    computed.
     """
 
     def __init__(self) -> None:
@@ -98,28 +98,28 @@ class RoomLedger:
         self._taken = 0  # blocks, of both
 
     def promise(self, request_id: str, blocks: int) -> None:
-        """Note that a request may start that brings ``blocks`` of new context."""
+        """Reserve room for a released request with ``blocks`` of new context."""
         if blocks:
             self._promised[request_id] = blocks
             self._taken += blocks
 
     def is_promised(self, request_id: str) -> bool:
-        """Whether a request may start with new context, and has not yet."""
+        """Whether the request has reserved room and has not started."""
         return request_id in self._promised
 
     def begin(self, request_id: str, now: float) -> None:
-        """Note that a request was scheduled; the sidecar will hear of it."""
+        """Note that a request was scheduled; later advice will account for it."""
         blocks = self._promised.pop(request_id, 0)
         if blocks:
             self._begun.append((now, blocks))
             self._drop_until(now - _KEPT_S)
 
     def drop(self, request_id: str) -> None:
-        """Forget a request that ended."""
+        """Return the room of a request that ended."""
         self._taken -= self._promised.pop(request_id, 0)
 
     def remaining(self, advice: AdmissionAdvice) -> float:
-        """Blocks of new context that may still start; drops starts that ``advice`` knows of."""
+        """Blocks of new context that may still start; drops starts that ``advice`` accounts for."""
         if advice.room_blocks is None:
             return float("inf")
         self._drop_until(max(advice.known_of, advice.ts - _SURELY_KNOWN_S))
@@ -131,70 +131,75 @@ class RoomLedger:
             self._taken -= begun.popleft()[1]
 
 
-# Whether prompts queue: only an engine that cannot keep up gains by letting some wait.
+# Only an engine that cannot keep up gains by holding requests.
 
 _REMEMBERED: Final = 64
-"""Requests over which what they met fades to 1/e. Chosen."""
+"""Number of requests after which an observation's weight has decayed to 1/e. Chosen."""
 SATURATED: Final = 0.4
-"""Share of requests that met others in the queue, from which on the engine counts as saturated.
-Chosen in the closed loop of the replay lab, on other sessions than those of the figures: there an
-engine that keeps up shows at most .2, and one whose cache thrashes 1. From .3 to .5 nothing
-changes."""
+"""Share of requests that found others queued from which the engine counts as saturated. Chosen in
+the closed loop of the replay lab, on other sessions than those of the figures: there an engine that
+keeps up shows at most 0.2, and one whose cache thrashes 1. From 0.3 to 0.5 nothing changes."""
 AT_EASE: Final = 0.15
 """Below this share a saturated engine no longer counts as such. Chosen."""
 
 
 class Saturation:
-    """Follows how many of the requests that came lately met others in the engine's queue.
+    """Measures how many recent requests found others in the engine's queue.
 
     It counts requests rather than seconds, so it means the same at any pace of users or engine.
 
     Attributes:
-        share: Of these requests, later ones counting more.
-        is_reached: Whether prompts queue so often that the engine has no time to spare.
+        share: Share of these requests, recent ones weighted more.
+        is_reached: Whether requests queue so often that the engine cannot keep up.
     """
 
     def __init__(self) -> None:
         self.share = 0.0
         self.is_reached = False
 
-    def came(self, *, queued: bool) -> None:
-        """Note a request that came.
+    def note_arrival(self, *, queued: bool) -> None:
+        """Count a request that arrived.
 
         Args:
-            queued: Others stood in the queue by then, or waited for room.
+            queued: Whether others were queued, or held for room, at that time.
         """
         self.share += (float(queued) - self.share) / _REMEMBERED
         self.is_reached = self.share >= (AT_EASE if self.is_reached else SATURATED)
 
 
 _ABOUT_TO_RUN_S: Final = 0.5
-"""An engine that ran so short a time ago is between two requests rather than idle: agents' tools
-answer soon. Chosen."""
+"""An engine that ran this recently is between two requests rather than idle: agents' tools answer
+soon. Chosen."""
 _LAST_STEPS: Final = 0.02
-"""Share of the bound: a request goes when it has waited 98 % of it, since the next step may be
-long. Chosen."""
+"""Share of the bound: a request is released after 98 % of it, since the next step may be long.
+Chosen."""
 _OVERDUE: Final = 0.5
-"""Share of the bound: while anybody has waited longer there is no rest, and of a tenant's requests
-that one goes first, since all that reach the bound start whatever else is queued. Chosen."""
+"""Share of the bound: while a request has waited longer there is no rest, and of its tenant's
+requests it goes first, since all requests that reach the bound start regardless of the queue.
+Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 _SHORT: Final = 256
-"""A prompt is short if so many like it fit into the pool: it takes little room, and no agent's
-context is so small. Chosen."""
+"""A prompt is short if this many like it fit into the pool: it takes little room, and no agent's
+context is that small. Chosen."""
+
+
+def is_short(prompt: int, pool: int) -> bool:
+    """Whether a prompt of so many blocks takes little room in a pool of so many."""
+    return prompt * _SHORT <= pool
 
 
 def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
-    """Blocks of new context that a request brings; 0 if its session is live and resident, or if its
+    """Blocks of new context that a request needs; 0 if its session is live and resident, or if its
     prompt is short.
 
     Args:
         prompt: Full blocks of the prompt.
-        found: How many of these, from the start, need not be computed.
+        found: Leading blocks that need not be computed.
         pool: Blocks of the pool.
-        new: Whether the session was never served here. Otherwise it counts as resident if at
-            least half of the prompt is found.
+        new: Whether the session was never served here. Otherwise it counts as resident if at least
+            half of the prompt is found.
     """
-    if prompt * _SHORT <= pool:
+    if is_short(prompt, pool):
         return 0
     if new:
         return max(1, prompt - found)
@@ -203,13 +208,12 @@ def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HoldingBounds:
-    """What holding keeps to.
+    """Limits for holding requests.
 
     Attributes:
-        pool_blocks: Blocks of the pool. A request that needs as many can never fit, so it is
-            not held.
-        most_s: The longest that a request is held, in seconds.
-        step_blocks: Blocks of prompts that the engine computes in one step.
+        pool_blocks: Blocks of the pool. A request that needs this many never fits and is not held.
+        most_s: The longest a request is held, in seconds.
+        step_blocks: Prompt blocks that the engine computes in one step.
     """
 
     pool_blocks: int
@@ -220,13 +224,13 @@ class HoldingBounds:
 class HoldingRule:
     """Decides which requests wait, for how long, and in which order they start.
 
-    A request does not wait if it brings no new context, and none waits while the sidecar is silent
-    or sees room for all, while nothing else runs, or longer than the bound. While few prompts
-    queue, nobody begins to wait except behind others, and those that wait need no patience: they
-    start as many at a time as one step computes. All times are seconds of one clock.
+    A request does not wait if it brings no new context. No request waits while the sidecar is
+    silent or reports room for all, while nothing else runs, or longer than the bound. While few
+    requests queue, a request is held only behind other held ones, and held requests need no
+    patience: as many start at a time as one step computes. All times are seconds of one clock.
 
     Attributes:
-        saturation: Whether prompts queue so often that the engine gains by letting some wait.
+        saturation: Whether requests queue so often that holding some is worthwhile.
     """
 
     def __init__(self, bounds: HoldingBounds) -> None:
@@ -235,7 +239,7 @@ class HoldingRule:
         self._room = RoomLedger()
         self._pacing = Pacing()
         self.saturation = Saturation()
-        self._counted = False  # whether one came since the last step: it counts for all who did
+        self._counted = False  # at most one arrival is counted per step
         self._ran_at = -math.inf
 
     def __len__(self) -> int:
@@ -246,16 +250,16 @@ class HoldingRule:
     def arrives(
         self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
     ) -> bool:
-        """Decide on a request that came in at ``asks.since``. True: hold it.
+        """Decide whether to hold a request that arrived at ``asks.since``.
 
         Args:
             idle: The engine has no work but held requests.
-            queued: Other requests stand in its queue.
+            queued: Whether other requests are in its queue.
         """
         if not self._counted:
             # Who waits for room would stand in the queue otherwise: without these, holding would
             # end itself by shortening the queue, and the engine would thrash again.
-            self.saturation.came(queued=queued or len(self._order) > 0)
+            self.saturation.note_arrival(queued=queued or len(self._order) > 0)
         self._counted = True
         if self._rests(idle, asks.since) and not len(self._order):
             self._pass(asks)
@@ -263,9 +267,9 @@ class HoldingRule:
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
-        """Decide again for a request that was not held on arrival and is about to start.
+        """Decide again whether to hold a request that is about to start.
 
-        Its context may have been evicted while it queued. True: hold it.
+        Its context may have been evicted while it queued.
         """
         if self.is_let_in(asks.request_id):
             return False
@@ -276,31 +280,31 @@ class HoldingRule:
         return True
 
     def is_let_in(self, request_id: str) -> bool:
-        """Whether a request may start with new context, and has not yet."""
+        """Whether a request has reserved room and has not started."""
         return self._room.is_promised(request_id)
 
     def is_full(self, advice: AdmissionAdvice | None) -> bool:
-        """Whether no new context may start; drops what ``advice`` knows from the ledger of room."""
+        """Whether no new context may start; drops starts that ``advice`` accounts for."""
         return advice is not None and self._room.remaining(advice) <= 0
 
     def started(self, request_id: str, now: float) -> None:
-        """A request got blocks."""
+        """Note that a request was scheduled."""
         self._room.begin(request_id, now)
 
     def removed(self, request_id: str) -> Held | None:
-        """Forget a request whose client went away; returns it if it was held."""
+        """Forget a request whose client disconnected; returns it if it was held."""
         return self._order.drop(request_id)
 
     def ended(self, request_id: str) -> None:
-        """Forget a request that was not held and is over, in whatever state it was."""
+        """Forget a request that ended without being held."""
         self._room.drop(request_id)
 
     # Steps --------------------------------------------------------------------------------------
 
     def passes(self, advice: AdmissionAdvice | None, now: float) -> bool:
-        """Note a step in which nobody waits and there is room for all, as in nearly all steps.
+        """Note a step in which no request is held and there is room for all.
 
-        False: this is another step, nothing was noted, and ``released`` must be asked.
+        False: nothing was noted, and ``released`` must be called.
         """
         if len(self._order) or self._pacing.measures:
             return False
@@ -327,14 +331,14 @@ class HoldingRule:
         self._counted = False
         if not idle or not len(self._order):
             self._ran_at = now
-        self._pacing.looks(now, free, 0.0 if advice is None else advice.again)
+        self._pacing.note_step(now, free, 0.0 if advice is None else advice.again)
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]
         return found or self._without_room(now, idle)
 
     def oldest(self) -> Held | None:
-        """The request that has waited longest; None if none is held."""
+        """The request held longest; None if none is held."""
         return self._order.oldest()
 
     def _must_wait(self, asks: Held, advice: AdmissionAdvice) -> bool:
@@ -374,7 +378,7 @@ class HoldingRule:
         return [(held, "patience") for held in patient]
 
     def _patient(self, latest: float, due: float, now: float) -> Iterator[Held]:
-        """Those who start together: as many as fill one step, the last of which may exceed it."""
+        """Requests that start together: enough to fill one step, which the last may exceed."""
         left = self._bounds.step_blocks
         while left > 0 and (held := self._order.pop_patient(latest, due, now)) is not None:
             self._let_in(held)
@@ -382,15 +386,17 @@ class HoldingRule:
             left -= held.blocks
 
     def _patience(self) -> float:
-        """As long as a turn of a thrashing engine waits at least: LRU lost its context because a
-        pool's worth of other prompts was computed before it."""
+        """Seconds a request waits before it may start without room."""
+        # A turn on a thrashing engine waits at least as long: LRU lost its context because a pool's
+        # worth of other prompts was computed before it.
         return min(HOLD_PATIENCE_S, self._pacing.takes(self._bounds.pool_blocks))
 
     def _rests(self, idle: bool, now: float) -> bool:
         return idle and now - self._ran_at >= _ABOUT_TO_RUN_S
 
     def _pass(self, asks: Held) -> None:
-        """Let in one that did not wait; only what takes room makes its tenant known."""
+        """Let in a request that does not wait; one without new context does not count for its
+        tenant."""
         if asks.blocks:
             self._order.served(asks.tenant)
         self._let_in(asks)

@@ -5,7 +5,8 @@ KvGraphError
 ├── WireError        a frame or message that we refuse
 │   └── VersionError   a frame of a protocol version that we do not speak
 ├── GraphError       a graph operation that its arguments make impossible
-└── SnapshotError    a snapshot that cannot be written, or must not be loaded
+├── SnapshotError    a snapshot that cannot be written, or must not be loaded
+└── CompiledPartMissingError   kvgraph was installed without its compiled part
 
 Errors of one room are defined there: ``dashboards.source.BusyError``,
 ``advisor.remote.RemoteError``.
@@ -31,8 +32,12 @@ class VersionError(WireError):
 
 
 class GraphError(KvGraphError):
-    """A graph operation was asked for something that cannot be."""
+    """A graph operation's arguments make it impossible, such as an unknown block."""
 
 
 class SnapshotError(KvGraphError):
-    """A snapshot cannot be written, or is damaged and was not loaded."""
+    """A snapshot could not be written, or is damaged and was not loaded."""
+
+
+class CompiledPartMissingError(KvGraphError):
+    """What makes a graph needs ``kvgraph._graph``, which is not installed here."""

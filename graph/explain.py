@@ -1,6 +1,6 @@
-"""Answers people's questions about the graph. Nothing here changes it.
+"""Answers questions about blocks, sessions and memories; never changes the graph.
 
-Answers are plain dicts for JSON; a block is named by its key in hexadecimal, since JavaScript
+Answers are plain dicts for JSON. A block is named by its key in hexadecimal, since JavaScript
 cannot hold 64 bits.
 """
 
@@ -37,10 +37,8 @@ from .types import (
     Tier,
 )
 
-# What the graph believes of a block or a session, and how it came to: in sentences.
-
-_WHO = {Authority.CALLER: "as a caller stated", Authority.OPERATOR: "as the operator stated"}
-_READ_OFF = {
+_STATED_BY = {Authority.CALLER: "as a caller stated", Authority.OPERATOR: "as the operator stated"}
+_INFERRED = {
     int(DEFAULT_LAYER): "as the engine read it, or by default",
     int(SourceLayer.GENERATION): "as an answer of the model",
 }
@@ -53,7 +51,7 @@ _STOPS = {
 
 
 def why_linked(tables: Tables, edge: Edge) -> str:
-    """Why there is an edge, and what its weight counts."""
+    """Why an edge exists, and what its weight counts."""
     match edge.kind:
         case EdgeType.TEMPORAL:
             return "the one follows the other in a prompt or an answer"
@@ -74,78 +72,78 @@ def why_linked(tables: Tables, edge: Edge) -> str:
 
 
 def beliefs(tables: Tables, row: int, now: float) -> list[str]:
-    """Sentences on a block: its layer and importance, attention, confidence, use and leases."""
+    """Sentences about a block: layer, importance, attention, confidence, use and leases."""
     blocks = tables.blocks
-    said = [
-        f"It is of the layer {LAYER_NAMES[blocks.layer[row]]}, {_who_said(tables, row)}.",
+    sentences = [
+        f"It is of the layer {LAYER_NAMES[blocks.layer[row]]}, {_who_stated(tables, row)}.",
         f"{int(blocks.walkers[row])} requests walked it, and {int(blocks.hit_count[row])} found it "
         "in a pool.",
     ]
     if blocks.attention[row] > 0:
-        said.append(
+        sentences.append(
             f"Sampled steps gave it {float(blocks.attention[row]):.1%} of their attention in the "
             "mean, which raises its importance if it is much and nobody stated it."
         )
     if blocks.confidence[row] < 1:
-        said.append(
+        sentences.append(
             f"Where an answer stood at this block, the model was sure by "
             f"{float(blocks.confidence[row]):.2f} of 1 in the mean."
         )
     memories = _memories(tables, row)
     if memories:
-        said.append(f"It holds what is remembered as {', '.join(memories)}.")
+        sentences.append(f"It holds what is remembered as {', '.join(memories)}.")
     if blocks.flags[row] & BlockFlag.SUPERSEDED:
-        said.append(
+        sentences.append(
             "Its session left it behind, or an intent demoted it: it goes first until a request "
             "walks it again."
         )
     if (left := float(blocks.pinned_until[row]) - now) > 0:
-        said.append(f"A lease keeps it for {left:.0f} s more.")
+        sentences.append(f"A lease keeps it for {left:.0f} s more.")
     if (left := float(blocks.wanted_until[row]) - now) > 0:
-        said.append(f"For {left:.0f} s more, somebody waits for its copy to be brought back.")
-    return said
+        sentences.append(f"For {left:.0f} s more, somebody waits for its copy to be brought back.")
+    return sentences
 
 
 def session_beliefs(tables: Tables, row: int, now: float) -> list[str]:
-    """Sentences on a session: who named it, what it does and since when, and when it is due."""
+    """Sentences about a session: its name, its state and since when, and when it is due."""
     sessions, state = tables.sessions, int(tables.sessions.state[row])
     idle = now - float(sessions.last_seen[row])
-    said = [
+    sentences = [
         "No caller named it: each of its requests goes on with the blocks of the one before."
         if sessions.inferred[row]
         else "A caller named it."
     ]
     if state == SessionState.RUNNING:
-        return [*said, f"{int(sessions.running[row])} of its requests are in the engine."]
+        return [*sentences, f"{int(sessions.running[row])} of its requests are in the engine."]
     if state == SessionState.ENDED:
         last = f"It was last heard of {idle:.0f} s ago."
-        return [*said, "Somebody said that it is over, and its blocks go early.", last]
-    said.append(_STOPS[StopReason(int(sessions.stop[row]))])
+        return [*sentences, "Somebody said that it is over, and its blocks go early.", last]
+    sentences.append(_STOPS[StopReason(int(sessions.stop[row]))])
     if state == SessionState.WAITING_FOR_TOOL:
         tool = sessions.tools.name(int(sessions.tool[row]))
         waited = f"the tool {tool}" if tool else "a tool"
-        said.append(f"It has waited for {waited} for {idle:.0f} s.")
+        sentences.append(f"It has waited for {waited} for {idle:.0f} s.")
         due, stated = float(sessions.due()[row]) - now, sessions.expected_return[row] > NEVER
         if math.isfinite(due):
             whence = "as was stated, or as the tool mostly takes" if stated else "by earlier pauses"
             when = f"is expected in {due:.0f} s" if due >= 0 else f"was expected {-due:.0f} s ago"
-            said.append(f"It {when}, {whence}.")
-        return said
+            sentences.append(f"It {when}, {whence}.")
+        return sentences
     share = float(sessions.return_probability()[row])
     return [
-        *said,
+        *sentences,
         f"It has rested for {idle:.0f} s. Of sessions with as many turns, {share:.0%} went on.",
     ]
 
 
-def _who_said(tables: Tables, row: int) -> str:
-    """Who said of which layer a block is."""
+def _who_stated(tables: Tables, row: int) -> str:
+    """Who stated the block's layer."""
     blocks = tables.blocks
     authority = Authority(int(blocks.stated[row]))
     if authority is not Authority.INFERRED:
-        return _WHO[authority]
+        return _STATED_BY[authority]
     read_off = "as the engine read it off the borders of messages"
-    return _READ_OFF.get(int(blocks.layer[row]), read_off)
+    return _INFERRED.get(int(blocks.layer[row]), read_off)
 
 
 def _memories(tables: Tables, row: int) -> list[str]:
@@ -164,12 +162,12 @@ _TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD, "store": Tier.P
 
 
 def block_name(key: BlockKey) -> str:
-    """How a block is written wherever people read it."""
+    """A block's key as people see it, in hexadecimal."""
     return f"{key:#018x}"
 
 
 def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
-    """The edges at a block row."""
+    """The edges at a block row, as dicts."""
     found = []
     for edge in tables.all_edges.touching(np.array([row], dtype=np.int32)):
         outward = edge.source == row and not edge.is_from_root
@@ -187,7 +185,7 @@ def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
 
 
 def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
-    """Node-link data (networkx's shape) of what lies within ``hops`` edges of a block row."""
+    """Node-link data (networkx's format) of the blocks within ``hops`` edges of a row."""
     rows = _within(tables, row, hops, limit)
     inside = np.zeros(tables.blocks.size, dtype=np.bool_)
     inside[rows] = True
@@ -218,7 +216,7 @@ def edge_link(tables: Tables, edge: Edge) -> dict[str, Any]:
 
 
 def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
-    """The properties of one block that mean something to a person."""
+    """A block's properties that are meaningful to people."""
     blocks, sessions = tables.blocks, tables.sessions
     session, tokens = int(blocks.session[row]), blocks.tokens[row]
     depth = int(known_depth(blocks.depth[row : row + 1])[0])
@@ -243,7 +241,7 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
 
 
 def explain(view: View, order: Order, row: int) -> dict[str, Any]:
-    """Every term of a block's score, its rank, and what protects it or sends it away."""
+    """A block's score terms, its rank, and the rules that protect or demote it."""
     tables, blocks, policy, now = view.tables, view.blocks, order.policy, view.now
     only = Selection(blocks, np.array([row], dtype=np.int32))
     terms = {name: float(values[0]) for name, values in terms_of(policy, view, only).items()}
@@ -302,7 +300,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
 
 
 def _confidence(tables: Tables, row: int) -> float | None:
-    """How sure the model was of what it wrote to a session; None if that was never sampled."""
+    """The model's mean confidence in its answers to a session; None if never sampled."""
     known = float(tables.sessions.confidence[row])
     return round(known, 4) if known >= 0 else None
 
@@ -313,10 +311,10 @@ def _parent(tables: Tables, row: int) -> str | None:
 
 
 def session_row(tables: Tables, name: str, tenant: str | None) -> int:
-    """The row of a session; without a tenant, that of no tenant, or else the only one of its name.
+    """The row of a session; without a tenant, the one without tenant or the only one of that name.
 
     Raises:
-        GraphError: None is known, or several tenants have one.
+        GraphError: No such session is known, or several tenants have one.
     """
     if tenant is not None:
         row = tables.sessions.find(name, tables.tenants.find(tenant))
@@ -354,7 +352,7 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
 
 
 def _over_share_on(view: View, row: int) -> list[str]:
-    """Engines in which more is protected than the share allows, so that this block is not."""
+    """Engines on which the block loses protection because more is protected than its share."""
     engines = view.tables.engines.items()
     return [engine for engine, column in engines if row in beyond_share(view.of(column))]
 
@@ -386,7 +384,7 @@ def _tiers(tables: Tables, row: int) -> dict[str, list[str]]:
 
 
 def _copies(tables: Tables, row: int, now: float) -> str:
-    """Where copies of a block are, or why there is none."""
+    """Where copies of a block are, or why there are none."""
     held = _tiers(tables, row)
     copied = {engine: [tier for tier in tiers if tier != "hot"] for engine, tiers in held.items()}
     places = [f"{' and '.join(tiers)} on {engine}" for engine, tiers in copied.items() if tiers]
@@ -402,7 +400,7 @@ def _copies(tables: Tables, row: int, now: float) -> str:
 
 
 def _model(tables: Tables, row: int) -> str | None:
-    """The model that computed a block, as long as an engine that runs it is here."""
+    """The model that computed a block, if an engine running it is connected."""
     salt = tables.blocks.salt[row]
     return next((name for name in tables.models.values() if name and salt_of(name) == salt), None)
 
@@ -412,14 +410,12 @@ def _identity(tables: Tables, row: int) -> str | None:
     return None if name is None else f"{name}#{int(tables.blocks.chunk[row])}"
 
 
-# Which row people mean when they name a block.
-
-
 def row_of(tables: Tables, key: BlockKey) -> int:
-    """The block that engines call ``key``; among several models' blocks, a held one, the last used.
+    """The row of the block with this key; among several models' blocks, a held one, the latest
+    used.
 
     Raises:
-        GraphError: No such block is known, or ``key`` is no key.
+        GraphError: No such block is known, or ``key`` is out of range.
     """
     if not 0 <= key < 1 << 64:
         raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
@@ -432,18 +428,13 @@ def row_of(tables: Tables, key: BlockKey) -> int:
     return int(named.rows[np.lexsort((named.last_used(), held))[-1]])
 
 
-# Which blocks refer to a memory.
-
-
 def blocks_of_memory(edges: EdgeStore, memory: int) -> Rows:
-    """int32 ``[n]``: the blocks that refer to a memory."""
+    """int32 ``[n]``: rows of the blocks that refer to a memory."""
     if not edges.counts[EdgeType.MEMORY_REF]:
         return np.empty(0, dtype=np.int32)
     links = edges.of_kind(EdgeType.MEMORY_REF)
     return np.unique(edges.source[links[edges.target[links] == memory]]).astype(np.int32)
 
-
-# What the graph knows of a memory, for people.
 
 _SHOWN: Final = 16  # blocks
 

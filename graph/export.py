@@ -1,4 +1,4 @@
-"""Exports the graph for analysis: networkx and GraphML. Never on a ranking path."""
+"""Exports the graph for analysis, as networkx or GraphML; never on a ranking path."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 
 def to_networkx(graph: KVCacheGraph) -> nx.MultiDiGraph:
-    """A ``MultiDiGraph``: nodes by name with ``kind``, edges keyed by type, with ``weight``.
+    """Export to a ``MultiDiGraph``: nodes by name with ``kind``, edges keyed by type, with
+    ``weight``.
 
-    Blocks of several models that their engines call the same are told apart by ``@`` and a digest.
+    Equal block ids of different models get a suffix: ``@`` and a digest of the model.
     """
     tables = graph.tables
     suffixes = _suffixes(tables)
@@ -45,7 +46,7 @@ def to_networkx(graph: KVCacheGraph) -> nx.MultiDiGraph:
 
 
 def _suffixes(tables: Tables) -> dict[int, str]:
-    """What tells a block row from rows of other models with the same key, if there are any."""
+    """Row → suffix, for blocks whose id another model's block has too."""
     rows = tables.blocks.live_rows()
     _, same, count = np.unique(
         tables.blocks.wire_keys(rows), return_inverse=True, return_counts=True
@@ -55,15 +56,18 @@ def _suffixes(tables: Tables) -> dict[int, str]:
 
 
 def _block_at(edge: Edge) -> int:
-    """The block row that an edge's target is, or is a copy of; ``NO_ROW`` for a memory."""
+    """The block row that an edge's target is or copies; ``NO_ROW`` for a memory."""
     if edge.kind is EdgeType.SPILL_LINK:
         return edge.target >> 1
     return edge.target if edge.kind in BLOCK_TO_BLOCK else NO_ROW
 
 
 def write_graphml(exported: nx.MultiDiGraph, path: Path) -> None:
-    """Write GraphML for Gephi, yEd and their like; lists and nulls in ``exported`` become text, and
-    of names the characters that XML cannot hold become ``\\x00`` and the like."""
+    """Write GraphML for Gephi, yEd and the like.
+
+    Lists and nulls in ``exported`` become text, and characters that XML cannot hold are escaped as
+    ``\\x00``.
+    """
     for _, attributes in exported.nodes(data=True):
         for name, value in list(attributes.items()):
             attributes[name] = _scalar(value)
@@ -71,7 +75,7 @@ def write_graphml(exported: nx.MultiDiGraph, path: Path) -> None:
 
 
 def _scalar(value: Any) -> str | int | float | bool:
-    """A value as GraphML takes it: no lists, dicts or nulls."""
+    """Convert a value to one that GraphML takes: no lists, dicts or nulls."""
     if isinstance(value, int | float):
         return value
     return "" if value is None else _in_xml(str(value))

@@ -1,4 +1,4 @@
-"""An intent, its target, and its answer."""
+"""Intents: what callers want done with blocks outside requests, and how it is applied."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .wire.events import SessionSignal
 
 
 class IntentKind(StrEnum):
-    """What is wanted of blocks."""
+    """What to do with the target's blocks."""
 
     PIN = "pin"
-    """Keep them for some seconds, whatever a policy says: a lease."""
+    """Lease them for some seconds, whatever the policy says."""
     RETAIN = "retain"
-    """Value them so much, from 0 to 1, until a request says otherwise."""
+    """Set their importance, from 0 to 1, until a request states another."""
     DEMOTE = "demote"
-    """Let them go first, until a request walks them again."""
+    """Evict them first, until a request walks them again."""
     PREFETCH = "prefetch"
-    """Bring their copies back: they will be asked for."""
+    """Load their copies back, since a request will need them."""
     SHARE = "share"
-    """Other sessions will use them: the end of theirs does not end them."""
+    """Other sessions will use them, so the end of their session does not demote them."""
 
 
 class Verdict(StrEnum):
-    """What became of an intent."""
+    """The outcome of an intent."""
 
     ACCEPTED = "accepted"
     CLIPPED = "clipped"  # to a bound, or to the blocks that there are
@@ -45,15 +45,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which blocks are meant: exactly one of these names them.
+    """Which blocks an intent is about; exactly one of the first four fields must be given.
 
     Attributes:
-        block: A key: the block and all that stand before it in its chain.
-        session: All that the session's last turn walked.
-        identity: Those of the segments of this name, as in ``tool:search#3``; or one of its blocks,
-            as in ``tool:search#3#0``.
-        memory_id: Those that refer to this memory.
-        tenant: Whose; blocks of others are not touched. None: those of no tenant.
+        block: A key: this block and all blocks before it in its chain.
+        session: The blocks of the session's last turn.
+        identity: The blocks of all segments with this name, as in ``tool:search#3``; or one of
+            them, as in ``tool:search#3#0``.
+        memory_id: The blocks that refer to this memory.
+        tenant: Only this tenant's blocks are affected. None: blocks without a tenant.
     """
 
     block: BlockKey | None = None
@@ -64,18 +64,18 @@ class Target:
 
     @property
     def named(self) -> int:
-        """How many of the four are given; it has to be one."""
+        """How many of the first four fields are given."""
         given = (self.block, self.session, self.identity, self.memory_id)
         return sum(each is not None for each in given)
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What is wanted.
+    """A request to pin, value, demote, prefetch or share blocks.
 
     Attributes:
-        seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
-        importance: Of ``RETAIN``.
+        seconds: How long a lease or a prefetch order lasts; None: as long as allowed.
+        importance: For ``RETAIN``: from 0 to 1.
     """
 
     kind: IntentKind
@@ -86,12 +86,12 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class IntentAnswer:
-    """What became of an intent.
+    """The outcome of an intent.
 
     Attributes:
-        blocks: To how many it was done.
-        asked: How many its target has.
-        seconds: How long it holds; None: there is no such time.
+        blocks: Blocks that it was applied to.
+        asked: Blocks of its target.
+        seconds: How long it holds; None: no time limit.
     """
 
     verdict: Verdict
@@ -104,19 +104,18 @@ class IntentAnswer:
 NOTHING: Final = IntentAnswer(Verdict.MISSING, "no block of that target is known for this tenant")
 
 
-# Leases: blocks that are kept for a while, as bounded shares of each engine's pool.
-
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseBounds:
-    """How much may be leased, and for how long; all chosen.
+    """How much of a pool may be leased, and for how long; all chosen.
 
     Attributes:
-        pool_share: Of a pool, by all leases in it; no more than protection may keep there.
-        tenant_share: Of a pool, by those of one named tenant.
-        longest_s: Of a lease, and of an order to prefetch.
+        pool_share: Share of a pool for all leases together; never more than protection may keep
+            there.
+        tenant_share: Share of a pool for one named tenant's leases.
+        longest_s: Longest lease or prefetch order, in seconds.
     """
 
     pool_share: float = 0.25
@@ -129,9 +128,9 @@ def leasable(
 ) -> Rows:
     """The first of ``rows``, all of one tenant, that may be leased together.
 
-    Blocks that are in no pool are left out, unless they are about to be in that of the engine
-    ``arriving``. In each pool that holds some of them, the leases of
-    others count, and so do those of the same tenant.
+    Blocks outside every pool are left out, unless they are about to enter the pool of the engine
+    ``arriving``. In each pool concerned, other leases and the same tenant's leases count against
+    the bounds.
     """
     blocks = tables.blocks
     if arriving is None:
@@ -151,7 +150,7 @@ def leasable(
 
 
 def _leased(tables: Tables, now: float) -> Mask:
-    """bool ``[blocks.size]``: those with a lease."""
+    """bool ``[blocks.size]``: whether each row has a lease."""
     blocks = tables.blocks
     return np.asarray(blocks.pinned_until[: blocks.size] > now)
 
@@ -175,13 +174,10 @@ def _room(
     return min(in_all, int(share * pool) - int(np.count_nonzero(own)))
 
 
-# Which block rows a target means, from the start of their chains on.
-
-
 def target_rows(tables: Tables, target: Target) -> Rows:
-    """int32 ``[n]``: the rows that are meant, those nearest to the start of their chains first.
+    """int32 ``[n]``: the target's rows, nearest to the start of their chains first.
 
-    Rows of other tenants than the target's are left out.
+    Rows of other tenants are left out.
 
     Raises:
         GraphError: The target names none or several things, or no such block is known.
@@ -211,7 +207,7 @@ def _named(tables: Tables, target: Target) -> Rows:
 
 
 def chain_of(tables: Tables, row: int) -> Rows:
-    """int32 ``[n]``: a block and all before it in its chain."""
+    """int32 ``[n]``: a block and all blocks before it in its chain."""
     parent, chain = tables.blocks.parent, []
     while row != NO_ROW:
         chain.append(row)
@@ -226,7 +222,7 @@ def _of_session(tables: Tables, name: str, tenant: str | None) -> Rows:
 
 
 def _of_identity(tables: Tables, name: str) -> Rows:
-    """The blocks of a segment; or the one that ``explain`` shows as ``name#0``."""
+    """The blocks of a segment, or the single one that ``explain`` shows as ``name#0``."""
     number, chunk, blocks = tables.segment_names.find(name), "", tables.blocks
     if number == NO_ROW:
         name, _, chunk = name.rpartition("#")
@@ -244,8 +240,6 @@ def _of_memory(tables: Tables, name: str) -> Rows:
     return blocks_of_memory(tables.edges, number)
 
 
-# Does what intents want, as far as bounds allow, and answers each.
-
 _IN_TIME = "a lease lasts {0:g} s at most"
 _NO_SIGNAL = "it says neither that the session waits for a tool or a person, nor that it is over"
 
@@ -254,11 +248,11 @@ class IntentBook:
     """Applies intents to the graph's columns; the caller holds the graph's lock.
 
     Args:
-        signalled: Applies what somebody says of a session; False if it is unknown.
+        signalled: Applies a session signal; returns False for an unknown session.
         clock: Monotonic seconds.
 
     Attributes:
-        bounds: Of leases; assign others to change them.
+        bounds: Lease bounds; may be replaced at any time.
     """
 
     def __init__(
@@ -272,16 +266,16 @@ class IntentBook:
         self._clock = clock
         self.bounds = LeaseBounds()
 
-    def signal(self, said: SessionSignal) -> IntentAnswer:
-        """Take what somebody says of a session outside of any request."""
-        if said.waiting_for_tool is None and not said.ended:
+    def signal(self, signal: SessionSignal) -> IntentAnswer:
+        """Apply what a caller states about a session outside any request."""
+        if signal.waiting_for_tool is None and not signal.ended:
             return IntentAnswer(Verdict.REJECTED, _NO_SIGNAL)
-        if not self._signalled(said, self._clock()):
+        if not self._signalled(signal, self._clock()):
             return IntentAnswer(Verdict.MISSING, "this tenant has no session of that name")
         return IntentAnswer(Verdict.ACCEPTED, "it counts, unless a request of the session runs")
 
     def apply(self, intent: Intent) -> IntentAnswer:
-        """Do what is wanted, and say what came of it; never raises for what it names."""
+        """Apply an intent; a target that cannot be found is answered, never raised."""
         now = self._clock()
         try:
             rows = target_rows(self._tables, intent.target)
@@ -316,8 +310,13 @@ class IntentBook:
                 Verdict.REJECTED, "other leases take all that may be leased", 0, len(rows)
             )
         blocks.for_writing("pinned_until")[kept] = now + seconds
-        return _done(kept, rows, _lease_reason(len(kept), int(resident.sum()), len(rows), cut),
-                     seconds, clipped=bool(cut))  # fmt: skip
+        return _done(
+            kept,
+            rows,
+            _lease_reason(len(kept), int(resident.sum()), len(rows), cut),
+            seconds,
+            clipped=bool(cut),
+        )
 
     def _retain(self, rows: Rows, intent: Intent) -> IntentAnswer:
         worth = float(np.clip(intent.importance, 0.0, 1.0))
@@ -325,7 +324,7 @@ class IntentBook:
         return _done(rows, rows, f"their importance is {worth:g} until a request states one")
 
     def _demote(self, rows: Rows) -> IntentAnswer:
-        """Only blocks that one session alone walked, and that nothing protects, go for a word."""
+        """Demote blocks that only one session walked and that are not protected."""
         blocks = self._tables.blocks
         alone = ~blocks.flagged(rows, BlockFlag.SHARED)
         protected = IS_PROTECTED[blocks.layer[rows]]
@@ -359,7 +358,7 @@ class IntentBook:
         )
 
     def _lasting(self, intent: Intent) -> tuple[float, str]:
-        """How many seconds it holds, and why not longer, if it is less than was asked for."""
+        """For how many seconds the intent holds, and why that is less than asked for, if it is."""
         longest = self.bounds.longest_s
         if intent.seconds is None:
             return longest, ""

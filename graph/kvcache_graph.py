@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from . import explain as memory_view
 from . import explain as views
+from .compiled import require_compiled
 from .explain import row_of
 from .ingest.ingest import Ingest
 from .intents import IntentBook
@@ -37,14 +39,12 @@ from .wire.events import (
     TierReport,
 )
 
-# ``ChangeCounts``: whether what a ranking was made from has changed since.
-
 
 class ChangeCounts:
-    """One number per engine, which rises with whatever may change the ranking of its blocks.
+    """Counts changes per engine, to tell whether a ranking is out of date.
 
     Attributes:
-        total: Rises with every change.
+        total: Changes of all engines.
     """
 
     def __init__(self) -> None:
@@ -53,25 +53,25 @@ class ChangeCounts:
         self._own: Counter[str] = Counter()
 
     def of(self, engine: str) -> int:
-        """The engine's number."""
+        """The engine's count."""
         return self._all + self._own[engine]
 
     def changed(self, engine: str) -> None:
-        """Note that events of this engine were applied.
+        """Count a change by this engine's events.
 
-        What they tell about blocks that other engines hold too is left to these engines' own
-        events: an engine without any loses no block.
+        Other engines that hold the same blocks are not counted: an engine without events loses no
+        block.
         """
         self._own[engine] += 1
         self.total += 1
 
     def all_changed(self) -> None:
-        """Note that all rankings are out of date."""
+        """Mark all rankings as out of date."""
         self._all += 1
         self.total += 1
 
     def forget(self, engine: str) -> None:
-        """Forget an engine that is gone; no number falls by that."""
+        """Remove an engine that is gone; no count falls."""
         self._all += self._own.pop(engine, 0) + 1
         self.total += 1
 
@@ -96,8 +96,11 @@ class KVCacheGraph:
         referee: Says where the policy may rank. Elsewhere, and with the policy ``lru``, the
             engine's own order holds, apart from protected blocks.
         models: The models of engines that do not report theirs, by engine id.
-        intents: What is wanted outside of requests; ask under ``lock``, and note the change.
+        intents: Intents stated outside requests; use under ``lock``, and count the change.
         changes: Tell when a ranking is out of date.
+
+    Raises:
+        CompiledPartMissingError: kvgraph was installed without ``kvgraph._graph``.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class KVCacheGraph:
         models: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        require_compiled()
         self.policy = policy or ClassicPolicy(profile)
         self.rules = rules or profile or Rules()
         self.referee, self.models = referee, models or {}
@@ -121,19 +125,19 @@ class KVCacheGraph:
         self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
 
     def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
-        """Take other rules and bounds from now on; earlier rankings are out of date."""
+        """Use other rules and limits from now on; earlier rankings are out of date."""
         self.rules, self.tables.limits = rules, limits or self.tables.limits
         self.tables.protected_share = rules.protected_share
         self.changes.all_changed()
 
     @property
     def counters(self) -> Counter[str]:
-        """Counts since the start: evictions by layer, refused events, tokens, …"""
+        """Counts since the start, such as evictions by layer, refused events and tokens."""
         return self._ingest.counters
 
     @property
     def engines(self) -> list[str]:
-        """Engines that hold a residency column."""
+        """Engines that have a residency column."""
         return list(self.tables.engines)
 
     def apply(self, engine: str, events: Sequence[AnyEvent]) -> None:
@@ -158,7 +162,7 @@ class KVCacheGraph:
     def resident_count(self, engine: str) -> int:
         """Blocks that the engine says are in its pool; 0 if it never reported."""
         column = self.tables.engines.get(engine)
-        return 0 if column is None else int(self.tables.blocks.resident(column).sum())
+        return 0 if column is None else len(self.tables.blocks.holding(column))
 
     def forget_engine(self, engine: str) -> None:
         """Forget an engine that is gone: none of its blocks is resident any more."""
@@ -166,8 +170,11 @@ class KVCacheGraph:
             pass
 
     def forgetting(self, engine: str) -> Iterator[None]:
-        """``forget_engine``, in slices as those of ``slices``; from the first on nobody finds it.
-        If it comes back before the last one, it begins with a column of its own."""
+        """``forget_engine`` in slices, as ``slices`` does.
+
+        The engine is unlisted from the first slice on. If it returns before the last one, it starts
+        with a new column.
+        """
         column = self.tables.engines.pop(engine, None)
         if column is not None:
             if self.referee is not None:
@@ -176,33 +183,38 @@ class KVCacheGraph:
             yield from self._ingest.forgetting(column, self.clock())
 
     def ruling(self, engine: str) -> Ruling | None:
-        """Who ranks this engine's blocks; None without a referee, or before it saw the engine."""
+        """Whether policy or LRU ranks this engine's blocks; None without a referee, or before it
+        saw the engine."""
         if self.referee is None:
             return None
         return self.referee.rulings().get(self.tables.engines.get(engine, NO_ROW))
 
     def rank(self, engine: str, limit: int) -> EvictionRanking:
-        """What this engine should evict first; empty for an engine that never reported."""
+        """Rank what this engine should evict first; empty for an unknown engine.
+
+        Holds ``lock`` only while it reads columns; a caller that holds it already lets nobody in.
+        """
         column = self.tables.engines.get(engine)
         if column is None:
             return EvictionRanking.empty(self.clock())
-        return rank_by_ruler(self._view(column), self.policy, self.referee, limit)
+        view = replace(self._view(column), lock=self.lock)
+        return rank_by_ruler(view, self.policy, self.referee, limit)
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
-        """The ``n`` blocks to lose first: protected ones only when nothing else is left."""
+        """The ``n`` blocks to evict first; protected ones only when nothing else is left."""
         ranking = self.rank(self._first(engine), n)
         return _listed(np.concatenate([ranking.order, ranking.protected]), n)
 
     def select_spill_candidates(self, n: int, engine: str | None = None) -> list[BlockKey]:
-        """Up to ``n`` blocks worth a copy that have none, in the order in which they will go."""
+        """Up to ``n`` blocks without a copy that are worth one, in eviction order."""
         name = self._first(engine)
         return _listed(without_copy(self.tables, name, self.rank(name, n).spill_first), n)
 
     def prefetch_order(self, engine: str, limit: int, active: Keys | None = None) -> Keys:
-        """uint64 ``[≤ limit]``: copies that this engine should bring back, best first.
+        """uint64 ``[≤ limit]``: copies that this engine should load back, most useful first.
 
         Args:
-            active: Keys in use, besides the blocks that the graph knows of.
+            active: Keys in use, in addition to those the graph knows.
         """
         column, blocks = self.tables.engines.get(engine), self.tables.blocks
         if column is None:
@@ -212,7 +224,7 @@ class KVCacheGraph:
         return blocks.wire_keys(found)
 
     def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
-        """The ``n`` copies most worth bringing back while ``active`` blocks are in use."""
+        """The ``n`` copies most worth loading back while the ``active`` blocks are in use."""
         return _listed(self.prefetch_order(self._first(None), n, as_keys(list(active))), n)
 
     def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
@@ -226,11 +238,11 @@ class KVCacheGraph:
     def explain(
         self, key: BlockKey, known: Mapping[str, EvictionRanking] | None = None
     ) -> dict[str, Any]:
-        """Why a block ranks where it does: every term, its rank, who ranks, what protects it.
+        """Explain a block's rank: every term, its place, who ranks, and what protects it.
 
         Args:
-            known: Fresh rankings by engine: the block's place is looked up there, and all blocks
-                are ranked anew only for an engine whose ranking does not name it.
+            known: Recent rankings by engine. Blocks are ranked again only for an engine whose
+                ranking does not name the block.
 
         Raises:
             GraphError: The graph knows no such block.
@@ -239,21 +251,21 @@ class KVCacheGraph:
         return views.explain(self._view(), order, row_of(self.tables, key))
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
-        """What a session is doing and holds; raises GraphError if none or several are meant."""
+        """What a session is doing and holds; raises GraphError if none or several match."""
         return views.explain_session(self._view(), name, tenant)
 
     def explain_memory(self, name: str) -> dict[str, Any]:
-        """Who recalls a memory; raises GraphError if no block ever named it."""
+        """Which requests recall a memory; raises GraphError if no block names it."""
         return memory_view.explain_memory(self._view(), name)
 
     def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
-        """Engines that hold a request of this session until there is room, and seconds since."""
+        """Engine → seconds for which it has held a request of this session."""
         now, since = self.clock(), self._ingest.held.since(session, tenant)
         engines = self.tables.engines.items()
         return {name: now - since[column] for name, column in engines if column in since}
 
     def waiting(self) -> dict[str, float]:
-        """Requests that engines hold until there is room, and seconds since."""
+        """Request id → seconds for which its engine has held it."""
         now = self.clock()
         return {held.request.request_id: now - held.since for held in self._ingest.held.all()}
 
@@ -262,11 +274,11 @@ class KVCacheGraph:
         return graph_stats(self._view(), self.counters, self._ingest.semantic.nbytes)
 
     def embeddings(self) -> dict[str, npt.NDArray[Any]]:
-        """What ``adopt`` needs besides the tables; empty if no block has an embedding."""
+        """Embedding arrays for ``adopt``; empty if no block has one."""
         return self._ingest.semantic.vectors()
 
     def adopt(self, tables: LoggedTables, embeddings: dict[str, npt.NDArray[Any]]) -> None:
-        """Take over restored tables, and embeddings, in place of the present, empty ones."""
+        """Replace the present, empty tables with restored ones."""
         ingest = Ingest(tables)
         ingest.semantic.load_vectors(embeddings)
         self.tables, self._ingest = tables, ingest
@@ -277,15 +289,15 @@ class KVCacheGraph:
         check_integrity(self.tables)
 
     def _first(self, engine: str | None) -> str:
-        """The named engine, or the first that is known; without any, a name that none has."""
+        """The given engine, or the first known one, or an empty name."""
         return engine if engine is not None else next(iter(self.tables.engines), "")
 
     def _view(self, column: int = NO_ROW) -> View:
-        """A view as of now, of one engine or of none in particular."""
+        """A view as of now, of one engine or of none."""
         return View(self.tables, self.rules, column, self.clock())
 
 
 def _listed(keys: Keys, n: int) -> list[BlockKey]:
-    """The first ``n`` of them, as Python's integers."""
+    """The first ``n`` keys as Python integers."""
     listed: list[BlockKey] = keys[: max(0, n)].tolist()
     return listed

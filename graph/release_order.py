@@ -1,4 +1,4 @@
-"""The order in which held requests start."""
+"""The order in which held requests are released."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeGuard
 
 _MOST_TENANTS: Final = 4096
-"""Remembered of those that were served once, and of those that were served again: the one that
+"""Tenants remembered that were served once, and as many that were served again; the one that
 started a request longest ago is forgotten. Chosen."""
-_STRANGERS: Final = "\0strangers"  # no tenant has this name
-"""Whoever was never served: all of them are one tenant, since a caller may take a new name, or
-cache salt, for each request."""
+_UNKNOWN: Final = "\0strangers"  # no tenant has this name
+"""Tenants that were never served count as this one, since a caller may take a new name, or cache
+salt, for each request."""
 _DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
-_MOST_LOOKED_AT: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
+_MOST_EXAMINED: Final = 64  # lanes of a priority, requests of a lane, in ``pop_patient``; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One request that waits for room.
+    """A request that waits for room.
 
     Attributes:
-        request_id: The engine's id of it.
+        request_id: The engine's request id.
         since: When it began to wait, in seconds of the engine's clock.
-        blocks: Blocks of its context that the pool does not hold.
-        priority: As in vLLM: lower goes first.
+        blocks: Blocks of its context that are not in the pool.
+        priority: As in vLLM: a lower value goes first.
         returning: Whether its session has been served here before.
-        session: Its session's name, if it has one.
-        tenant: Its tenant's name, if that is known.
+        session: Its session's name, if known.
+        tenant: Its tenant's name, if known.
     """
 
     request_id: str
@@ -43,12 +43,12 @@ class Held:
 
 
 class _Place(NamedTuple):
-    """Where one waits in its lane.
+    """A request's place in its lane.
 
     Attributes:
-        since: ``HoldingOrder._now`` when it came.
-        number: How many came before it.
-        payer: The tenant that pays: its own, or the one that all strangers are.
+        since: Value of ``HoldingOrder._now`` on its arrival.
+        number: Requests that arrived before it.
+        payer: The tenant charged for it: its own, or the one that stands for all unknown tenants.
     """
 
     since: float
@@ -60,21 +60,21 @@ class _Place(NamedTuple):
 _Lane = OrderedDict[str, _Place]
 """Requests of one tenant, priority and kind (returning or new), by id, in order of arrival."""
 _Turn = tuple[int, bool, float, int, int, _Lane]
-"""Where a lane stands among all, by its first request, and the lane's ``id``: lanes never compare,
-also where a request that stood in one stands in another now."""
+"""A lane's place in the order, by its first request, and the lane's ``id``, so that lanes
+themselves are never compared, not even after a request moved to another lane."""
 
 
 class HoldingOrder:
-    """Held requests, oldest first for the bound on waiting, and in order for the room.
+    """Held requests, by age for the bound on waiting, and by fair order for the room.
 
-    Order: by priority; within one, sessions served here before come first; then fairly among
-    tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each tenant's own
-    requests in order of arrival. A client with a thousand sessions therefore delays only itself.
-    A tenant pays for what starts, and not for what goes away before. Tenants of which nothing
-    started yet are one, so that who takes a new name for each request has the share of one. Every
-    operation costs O(log n) of those that wait, spread over all.
+    The fair order: by priority; within one, sessions served here before come first; then fairly
+    among tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each
+    tenant's own requests in order of arrival. A client with a thousand sessions therefore delays
+    only itself. A tenant is charged for requests that start, not for those that are cancelled.
+    Tenants that were never served count as one, so that a client that uses a new name for each
+    request gets the share of one. Each operation costs amortised O(log n) of the held requests.
 
-    Where there is no room, what a request will cost counts too: see ``pop_patient``.
+    Without room, a request's size counts too: see ``pop_patient``.
     """
 
     def __init__(self) -> None:
@@ -87,13 +87,15 @@ class HoldingOrder:
         self._once: OrderedDict[str, float] = OrderedDict()
         """The same of tenants that were served once: names that nobody uses again push out no
         others."""
-        self._strange: dict[str, dict[str, _Place]] = {}  # who waits as a stranger, by name and id
+        self._unknown: dict[
+            str, dict[str, _Place]
+        ] = {}  # held requests of unknown tenants, by name and id
         self._now = 0.0  # blocks started so far, as a fair share of one tenant
         self._count = 0
 
     @property
     def entries(self) -> int:
-        """Places of the heap, dead ones among them: what it costs to keep."""
+        """Entries of the heap, stale ones included: a measure of its cost."""
         return len(self._turns)
 
     @property
@@ -105,28 +107,29 @@ class HoldingOrder:
         return len(self._held)
 
     def add(self, held: Held) -> None:
-        """Add ``held``, behind those of its tenant."""
+        """Add ``held`` behind its tenant's other requests."""
         self._count += 1
         self._held[held.request_id] = held
         tenant = held.tenant
-        if self._is_stranger(tenant):
-            place = _Place(self._now, self._count, held, _STRANGERS)
-            self._strange.setdefault(tenant, {})[held.request_id] = place
+        if self._is_unknown(tenant):
+            place = _Place(self._now, self._count, held, _UNKNOWN)
+            self._unknown.setdefault(tenant, {})[held.request_id] = place
         else:
             place = _Place(self._now, self._count, held, tenant)
         self._queue(place)
 
     def served(self, tenant: str | None) -> None:
-        """Note that a request of ``tenant`` starts that did not wait: it is no stranger."""
+        """Note that a request of ``tenant`` starts without having waited: the tenant is known
+        now."""
         if tenant is not None:
             self._end(tenant, self._ended(tenant))
 
     def oldest(self) -> Held | None:
-        """The request that has waited longest; None if none is held."""
+        """The request held longest; None if none is held."""
         return next(iter(self._held.values()), None)
 
     def peek(self) -> Held | None:
-        """The next one in order; None if none is held. Brings the heap's top up to date."""
+        """The next request in order; None if none is held. Updates the top of the heap."""
         turns = self._turns
         while turns:
             lane = turns[0][-1]
@@ -140,36 +143,36 @@ class HoldingOrder:
         return None
 
     def pop_patient(self, latest: float, due: float, now: float) -> Held | None:
-        """Remove and return one of those that wait since ``latest`` or longer; None if none does.
+        """Remove and return a request held since ``latest`` or longer; None without one.
 
-        By priority, then of the tenant that has had the least: the request that has waited longest,
-        if since ``due`` or longer; else the one that has waited longest for its blocks, so that a
-        short one goes
-        before a long one that came with it, and a long one before short ones that came much later
-        (highest response ratio next; Brinch Hansen, 1971).
+        First by priority, then the tenant served least; of that tenant's requests the longest held,
+        if since ``due`` or longer; otherwise the one with the highest ratio of waiting time to
+        blocks, so that a short request goes before a long one that arrived with it, and a long one
+        before short ones that arrived much later (highest response ratio next; Brinch Hansen,
+        1971).
         """
         found = self._least_served(latest)
         if found is None:
             return None
         start, payer, priority = found
         lanes = [self._lanes[priority].get((payer, kind)) for kind in (False, True)]
-        waiting = (held for lane in lanes if lane for held in _looked_at(lane))
+        waiting = (held for lane in lanes if lane for held in _examined(lane))
         patient = (held for held in waiting if held.since <= latest)
         best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
         return self.take(best.request_id)
 
     def take(self, request_id: str) -> Held | None:
-        """Remove and return ``request_id``, which starts: its tenant pays. None if not held."""
+        """Remove and return a request that starts, and charge its tenant; None if not held."""
         place = self._remove(request_id)
         if place is None:
             return None
         held, start = place.held, self._start(place)
         if self._turns and self._turns[0][3] == place.number:
             self._now = max(self._now, start)
-        if place.payer == _STRANGERS:
-            self._ends[_STRANGERS] = start + held.blocks
-            self._ends.move_to_end(_STRANGERS)  # the longest silent tenant is forgotten, not they
+        if place.payer == _UNKNOWN:
+            self._ends[_UNKNOWN] = start + held.blocks
+            self._ends.move_to_end(_UNKNOWN)  # never forgotten before a longer silent tenant
         self._end(held.tenant, start + held.blocks)
         lanes, key = self._lanes.get(held.priority), (place.payer, held.returning)
         if lanes is not None and key in lanes:
@@ -177,15 +180,15 @@ class HoldingOrder:
         return held
 
     def drop(self, request_id: str) -> Held | None:
-        """Remove and return ``request_id``, which will never start; None if it was not held."""
+        """Remove and return a request that will never start; None if not held."""
         place = self._remove(request_id)
         return place.held if place is not None else None
 
     def _least_served(self, latest: float) -> tuple[float, str | None, int] | None:
-        """Where the tenant whose turn it is starts, who pays, and its request's priority; of those
-        that wait since ``latest`` or longer. The first of a lane is the one that waits longest."""
+        """Start, payer and priority of the tenant whose turn it is, among requests held since
+        ``latest``."""
         for priority in sorted(self._lanes):
-            firsts = map(_first, islice(self._lanes[priority].values(), _MOST_LOOKED_AT))
+            firsts = map(_first, islice(self._lanes[priority].values(), _MOST_EXAMINED))
             patient = [place for place in firsts if place.held.since <= latest]
             if patient:
                 turns = ((self._start(each), each.number, each.payer) for each in patient)
@@ -198,12 +201,12 @@ class HoldingOrder:
         if held is None:
             return None
         name = held.tenant or ""
-        strange = self._strange.get(name, {})
+        strange = self._unknown.get(name, {})
         if strange.pop(request_id, None) is None:
             return self._unqueue(held, held.tenant)
         if not strange:
-            del self._strange[name]
-        return self._unqueue(held, _STRANGERS)
+            del self._unknown[name]
+        return self._unqueue(held, _UNKNOWN)
 
     def _queue(self, place: _Place) -> None:
         held = place.held
@@ -224,15 +227,15 @@ class HoldingOrder:
             del self._lanes[held.priority]
         return place
 
-    def _is_stranger(self, tenant: str | None) -> TypeGuard[str]:
+    def _is_unknown(self, tenant: str | None) -> TypeGuard[str]:
         return tenant is not None and tenant not in self._ends and tenant not in self._once
 
     def _end(self, tenant: str | None, end: float) -> None:
-        """Remember where a tenant's last started request ends; it is no stranger from now on."""
-        if tenant is not None and self._is_stranger(tenant):
+        """Remember where a tenant's last started request ends; the tenant is known from now on."""
+        if tenant is not None and self._is_unknown(tenant):
             book: OrderedDict[Any, float] = self._once
-            for place in self._strange.pop(tenant, {}).values():  # in order of arrival
-                self._unqueue(place.held, _STRANGERS)
+            for place in self._unknown.pop(tenant, {}).values():  # in order of arrival
+                self._unqueue(place.held, _UNKNOWN)
                 self._queue(place._replace(payer=tenant))
         else:
             book = self._ends
@@ -265,9 +268,9 @@ def _first(lane: _Lane) -> _Place:
     return next(iter(lane.values()))
 
 
-def _looked_at(lane: _Lane) -> Iterator[Held]:
-    """The first requests of a lane, as many as a step may look at."""
-    return (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
+def _examined(lane: _Lane) -> Iterator[Held]:
+    """The first requests of a lane, as many as one step may examine."""
+    return (place.held for place in islice(lane.values(), _MOST_EXAMINED))
 
 
 def _claim(held: Held, due: float, now: float) -> tuple[bool, float]:

@@ -1,8 +1,8 @@
-"""The graph on disk: written whole or not at all, and loaded whole or not at all.
+"""Saves and loads the graph; a snapshot is written or loaded completely, or not at all.
 
-A file is ``b"KVGSNAP" + version``, a BLAKE2b digest (32 bytes), and a numpy ``.npz`` archive
-(never pickled). Times are stored relative to the moment of saving, since monotonic clocks start
-anew. Neither residency nor copies are restored: an engine that says hello states its own.
+A file is ``b"KVGSNAP" + version``, a BLAKE2b digest (32 bytes), and a numpy ``.npz`` archive (never
+pickled). Times are stored relative to the moment of saving, since monotonic clocks restart.
+Residency and copies are not restored: each engine lists its own when it connects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Names(msgspec.Struct):
 
 
 def save(graph: KVCacheGraph, path: Path) -> int:
-    """Write a snapshot; the file of before stays until the new one is complete.
+    """Write a snapshot; an earlier file stays in place until the new one is complete.
 
     Returns:
         Bytes written.
@@ -84,7 +84,7 @@ def load(graph: KVCacheGraph, path: Path) -> None:
         graph.adopt(tables, _section(arrays, "embeddings"))
     except SnapshotError:
         raise
-    # A digest that is right says nothing of the content: another build may have written it, and
+    # A correct digest does not prove valid content: another build may have written it, and
     # what numpy and zipfile raise of strange content is anything, as RuntimeError or MemoryError.
     except Exception as error:
         why = str(error) or type(error).__name__
@@ -92,8 +92,7 @@ def load(graph: KVCacheGraph, path: Path) -> None:
 
 
 def columns_of(tables: LoggedTables, now: float) -> dict[str, npt.NDArray[Any]]:
-    """Every column that a snapshot keeps, and all names, by section; times are relative to
-    ``now``."""
+    """All columns and names that a snapshot keeps, with times relative to ``now``."""
     names = {name: getattr(tables, name).names for name in _INTERNERS}
     names["sessions"] = tables.sessions.names
     names["tools"] = tables.sessions.tools.names
@@ -107,7 +106,7 @@ def columns_of(tables: LoggedTables, now: float) -> dict[str, npt.NDArray[Any]]:
 
 
 def _read(path: Path) -> bytes:
-    """What a regular file holds; nobody is waited for."""
+    """Read a regular file; a FIFO does not block."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(number, "rb") as file:
@@ -157,12 +156,12 @@ def _verified(raw: bytes, path: Path) -> dict[str, npt.NDArray[Any]]:
 def _shifted(
     columns: dict[str, npt.NDArray[Any]], times: tuple[str, ...], by: float
 ) -> dict[str, npt.NDArray[Any]]:
-    """The columns with their times moved; NEVER stays as it is."""
+    """Shift the time columns by ``by`` seconds; NEVER stays as it is."""
     return {**columns, **{name: columns[name] + by for name in times}}
 
 
 def _prefixed(prefix: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Copies of the columns, which go on changing once the lock is released."""
+    """Copy the columns, which may change once the lock is released."""
     return {f"{prefix}.{name}": column.copy() for name, column in columns.items()}
 
 

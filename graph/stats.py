@@ -1,4 +1,4 @@
-"""The graph in numbers, for status pages and metrics."""
+"""Counts and sizes of the graph, for status pages and metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One engine, as it last described itself."""
+    """One engine's counts and its latest reports."""
 
     resident: int
     spilled: int  # blocks with a copy in a colder tier
@@ -31,18 +31,18 @@ class EngineStats:
     kept: int  # protected or leased, within the share
     kept_share: float  # of the pool, that may be
     budget: ProtectionBudget | None  # what that costs; None: nothing was ever named
-    protection: str  # the same in words
+    protection: str  # the same as a sentence
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
     applied: AdviceApplied | None
     tiers: TierReport | None
-    admission: AdmissionReport | None  # None: nobody is ever held there
+    admission: AdmissionReport | None  # None: it never holds requests
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStats:
-    """Counts and sizes at one moment."""
+    """Counts and sizes of the graph at one moment."""
 
     blocks: int  # known, resident or not
     edges: dict[str, int]
@@ -55,7 +55,7 @@ class GraphStats:
 
 
 def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -> GraphStats:
-    """Count everything; vector operations over the columns."""
+    """Count everything, by vector operations over the columns."""
     tables = view.tables
     blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
     states = np.bincount(_live_states(tables), minlength=len(STATE_NAMES))
@@ -99,8 +99,7 @@ def protection_said(kept: int, beyond: int, budget: ProtectionBudget | None) -> 
 
 def _engine_stats(view: View) -> EngineStats:
     blocks, column = view.blocks, view.engine
-    resident = blocks.pick(blocks.resident(column))
-    spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
+    resident = blocks.holding(column)
     protected = is_protected(view, resident)
     by_block = limits_of_kept(view, resident)
     limits = np.bincount(by_block[protected], minlength=len(Limit))
@@ -111,7 +110,7 @@ def _engine_stats(view: View) -> EngineStats:
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),
-        spilled=int(spilled.sum()),
+        spilled=len(blocks.holding(column, COPIES)) if blocks.had_copies else 0,
         protected=int(protected.sum()),
         over_share=sum(limited.values()),
         limited=limited,
@@ -132,24 +131,22 @@ def _live_states(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return tables.sessions.state[: tables.sessions.size]
 
 
-# How much of some chains an engine still holds.
-
 EngineColumns = npt.NDArray[np.int8]
 Mask = npt.NDArray[np.bool_]
 
-_WINDOW: Final = 64  # rows that are looked at together; chosen
+_WINDOW: Final = 64  # rows compared together; chosen
 _MOST_WINDOWS: Final = 256
-"""Of a chain, from its end on; of one that lost more, nothing is said. Chosen: it bounds what a
-question costs, and blocks that came together stand in consecutive rows."""
+"""Windows scanned from a chain's end; longer losses are not reported. Chosen: it bounds the cost of
+a query, and blocks stored together stand in consecutive rows."""
 
 
 class HeldChains(NamedTuple):
-    """int32 ``[chains]`` each, in blocks.
+    """How much of each chain an engine holds: int32 ``[chains]`` each, in blocks.
 
     Attributes:
-        length: Of the whole chain; 0: nobody knows it, or what is held of it.
+        length: Blocks of the whole chain; 0: the chain, or what is held of it, is unknown.
         pool: How many of its first blocks are in the engine's pool.
-        copied: How many are there or in its tiers below.
+        copied: How many of its first blocks are in the pool or in the engine's colder tiers.
     """
 
     length: Rows
@@ -158,13 +155,13 @@ class HeldChains(NamedTuple):
 
 
 def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChains:
-    """What engines hold of the chains that end at some blocks.
+    """Count what engines hold of the chains that end at ``tips``.
 
-    Chains are evicted from their tail, so that all before the last block that is there counts.
+    Chains are evicted from their tail, so every block before the last one held counts as held.
 
     Args:
-        tips: int32 ``[chains]``, block rows; ``NO_ROW``: no chain.
-        engines: int8 ``[chains]``, the residency column of each one's engine; below 0: none.
+        tips: int32 ``[chains]``, row of each chain's last block; ``NO_ROW``: no chain.
+        engines: int8 ``[chains]``, residency column of each chain's engine; below 0: none.
     """
     known = (tips != NO_ROW) & (engines >= 0)
     tips = np.where(known, tips, NO_ROW).astype(np.int32)
@@ -179,11 +176,11 @@ def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChain
 
 
 def shared_chains(tables: Tables, tips: Rows) -> Rows:
-    """int32 ``[chains]``: how many of the first blocks of each are in a store that engines share,
-    by what any engine told; 0 of a chain that is too long.
+    """int32 ``[chains]``: how many first blocks of each chain are in a shared store, as reported by
+    any engine; 0 for a chain that is too long to scan.
 
     Args:
-        tips: As of ``held_chains``.
+        tips: As in ``held_chains``.
     """
     rows, given_up = _last_held(tables, tips, None, int(Tier.POOL))
     depth = known_depth(tables.blocks.depth[rows])
@@ -193,11 +190,9 @@ def shared_chains(tables: Tables, tips: Rows) -> Rows:
 def _last_held(
     tables: Tables, tips: Rows, engines: EngineColumns | None, tiers: int
 ) -> tuple[Rows, Mask]:
-    """The last block of each chain that is in any of these tiers, ``NO_ROW`` where none is; and
-    which chains were given up.
+    """The last block of each chain that is in one of ``tiers``, and which chains were given up.
 
-    Args:
-        engines: As of ``held_chains``; None: in a tier of any engine.
+    ``engines`` is as in ``held_chains``; None: in a tier of any engine.
     """
     blocks, at = tables.blocks, tips.copy()
     open_ = np.flatnonzero(at != NO_ROW)

@@ -1,4 +1,4 @@
-"""The vocabulary: the names of a block's layer, tier, edges and session state."""
+"""The graph's vocabulary: source layers, tiers, edges, session states, block flags."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int32]
 
 MAX_ENGINES: Final = 64
-"""Engines that one sidecar advises at once: eight machines of eight ranks; chosen. Each has a
-residency column, made when it connects."""
+"""Most engines per sidecar: eight machines of eight ranks; chosen. Each has a residency column,
+made when it connects."""
 
 NO_ROW: Final = -1
 NEVER: Final = float("-inf")
-"""A time that has not come: monotonic clocks may start anywhere, below zero too."""
+"""A time before any other; monotonic clocks may start below zero."""
 
 
 class SourceLayer(IntEnum):
@@ -42,16 +42,16 @@ LAYER_NAMES: Final = tuple(layer.name.lower() for layer in SourceLayer)
 LAYER_BY_NAME: Final = {layer.name.lower(): layer for layer in SourceLayer}
 PROTECTED_LAYERS: Final = frozenset({SourceLayer.AXIOMS, SourceLayer.IDENTITY, SourceLayer.RULES})
 MOST_SHARE: Final = 0.5
-"""Share of a pool that is ever kept whatever scores say, unless an operator says otherwise: half of
-it still serves those who protect nothing. Chosen."""
+"""Most of a pool that may be protected, unless an operator sets another share: the other half still
+serves callers that protect nothing. Chosen."""
 DEFAULT_IMPORTANCE: Final = np.array(
     [1.0, 0.95, 0.9, 0.7, 0.5, 0.5, 0.4, 0.35, 0.3, 0.2], dtype=np.float32
 )
-"""Importance of a block whose segment names none, by layer."""
+"""Importance by layer, for blocks whose segment states none."""
 
 
 def layer_mask(layers: Iterable[SourceLayer]) -> npt.NDArray[np.bool_]:
-    """bool ``[256]``, by the byte that a block's layer is: whether it is one of ``layers``."""
+    """bool ``[256]``: whether each value of a block's layer byte is one of ``layers``."""
     mask = np.zeros(256, dtype=np.bool_)
     mask[[int(layer) for layer in layers]] = True
     return mask
@@ -61,7 +61,7 @@ IS_PROTECTED: Final = layer_mask(PROTECTED_LAYERS)
 
 
 class Authority(IntEnum):
-    """Who states the layer of a block; a higher value counts for more."""
+    """Who stated a block's layer; a higher value takes precedence."""
 
     INFERRED = 0
     CALLER = 1
@@ -69,7 +69,7 @@ class Authority(IntEnum):
 
 
 class Tier(IntFlag):
-    """Where copies of a block are, as bits."""
+    """Where copies of a block are, as bit flags."""
 
     NONE = 0
     HOT = 1
@@ -79,11 +79,11 @@ class Tier(IntFlag):
 
 
 HELD: Final = int(Tier.HOT | Tier.WARM | Tier.COLD)
-"""Tiers of an engine's own: what is in POOL alone, nobody holds."""
+"""An engine's own tiers; a block that is in POOL alone is held by no engine."""
 
 
 class EdgeType(IntEnum):
-    """How two nodes are related. The comment gives source → target."""
+    """How two nodes are related; each comment gives source → target."""
 
     PREFIX_SHARE = 0  # parent block → child block
     CO_ATTEND = 1  # block – block, stored with the smaller row first
@@ -97,18 +97,18 @@ EDGE_NAMES: Final = tuple(edge.name.lower() for edge in EdgeType)
 
 
 class StopReason(IntEnum):
-    """Why a session's last answer ended, as far as it is known."""
+    """Why a session's last answer ended."""
 
     UNKNOWN = 0
     TOOL_CALL = 1  # a tool runs; its result is the next turn
-    END_OF_TURN = 2  # somebody reads the answer
-    TRUNCATED = 3  # it was cut at a length; who goes on with it, and when, is not known
+    END_OF_TURN = 2  # a person reads the answer
+    TRUNCATED = 3  # it was cut at a length limit; whether it continues is unknown
 
 
 class SessionState:
-    """What a session is doing, as far as the engine told us or its requests show.
+    """What a session is doing, as reported by the engine or inferred from its requests.
 
-    Plain numbers: numpy compares its own with an enumeration's fifty times as slowly.
+    Plain integers: numpy compares its own scalars with an enum fifty times as slowly.
     """
 
     IDLE: Final = 0  # between turns
@@ -121,7 +121,7 @@ STATE_NAMES: Final = ("idle", "running", "waiting_for_tool", "ended")
 
 
 class BlockFlag(IntFlag):
-    """Facts about a block that are true or false."""
+    """Boolean facts about a block."""
 
     NONE = 0
     SUPERSEDED = 1  # only an abandoned branch of its session used it
@@ -130,7 +130,7 @@ class BlockFlag(IntFlag):
 
 
 def as_keys(values: list[int] | bytes | Keys) -> Keys:
-    """Block keys as a uint64 array; ``bytes`` are little-endian uint64, as on our wire."""
+    """Block keys as a uint64 array; ``bytes`` are little-endian uint64, as on the wire."""
     if isinstance(values, bytes):
         return np.frombuffer(values, dtype="<u8")
     return np.asarray(values, dtype=np.uint64)

@@ -10,6 +10,11 @@ import numpy as np
 
 from ..graph.types import Keys
 
+try:
+    from .._engine import pack as _pack
+except ImportError:  # no compiled core in this installation
+    _pack = None  # type: ignore[assignment]
+
 KEY_BYTES: Final = 8
 GROUP_BYTES: Final = 4  # of the group id that the prefix cache appends to a hash
 _VECTORISE_FROM: Final = 48  # hashes; shorter lists are faster without numpy, as measured
@@ -50,6 +55,8 @@ def pack_hash(block_hash: bytes) -> bytes:
 
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:
     """Block hashes of one length as packed little-endian uint64 keys."""
+    if _pack is not None and type(hashes) is list:
+        return _pack(hashes, 0, len(hashes))
     if len(hashes) < _VECTORISE_FROM:
         return b"".join([block_hash[: -KEY_BYTES - 1 : -1] for block_hash in hashes])
     table = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(hashes), -1)

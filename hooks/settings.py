@@ -56,6 +56,9 @@ MOONCAKE: Final = "mooncake://"
 
 ON: Final = ("1", "true", "on", "yes")
 OFF: Final = ("0", "false", "off", "no")
+CORE_VARIABLE: Final = "AITHER_KVCACHE_CORE"
+"""``python``: the hooks run in Python though there is a compiled core."""
+PYTHON: Final = "python"
 PROTECT_STALE_S: Final = 60.0
 """Chosen: longer than a sidecar takes to be started again with its snapshot, and so short that a
 dead one does not shape the queue for long."""

@@ -1,5 +1,5 @@
-"""Configuration: a TOML file, the environment, the command line; checked once, then frozen.
+"""Configuration from a TOML file, the environment and the command line; validated, then frozen.
 
-An error is one line that a person can act on. A file that changes is read again, and taken only if
-it is valid.
+An error is one line that names the key and what is allowed. A changed file is reloaded only if
+valid.
 """

@@ -1,4 +1,4 @@
-"""Configuration: a TOML file, the environment, the command line; frozen, and checked once.
+"""Configuration from a TOML file, the environment and the command line; validated, then frozen.
 
 Later ones win: defaults < file (``--config`` or ``KVGRAPH_CONFIG``) < environment
 (``KVGRAPH_<SECTION>__<KEY>``) < command line. An unknown key or a bad value is a ``ConfigError``
@@ -39,18 +39,16 @@ from .sections import (
     TracingConfig,
 )
 
-# Explains what is wrong with a configuration, in one line that a person can act on.
-
 _SECRET: Final = ".token"  # a key whose value is not shown
 _LISTS: Final = frozenset({"tuple_type", "list_type", "frozen_set_type"})
 _SHOWN: Final = 80  # characters shown of a wrong value; chosen
 
 Layers = Mapping[str, Mapping[str, Any]]
-"""Where values came from: the name of each layer, highest priority first, and its content."""
+"""Values by layer, for naming their origin: layer name (highest priority first) → content."""
 
 
 def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layers) -> ConfigError:
-    """The first wrong key of ``error``, as a ConfigError that says how many more there are."""
+    """The first error in ``error``, as a ConfigError that counts the others."""
     details = error.errors(include_url=False)
     text = _explain(details[0], model, layers)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
@@ -58,7 +56,7 @@ def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layer
 
 
 def unknown_key(key: str, known: Iterable[str], origin: str) -> ConfigError:
-    """``key``, which is none of its ``known`` siblings, with the closest of them."""
+    """The error for an unknown ``key``, suggesting the most similar of the ``known`` ones."""
     section, _, name = key.rpartition(".")
     prefix = f"{section}." if section else ""
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -105,7 +103,7 @@ def _origin(path: tuple[int | str, ...], layers: Layers) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys of the section at ``path``; the items of a list share one section."""
+    """The keys of the section at ``path``; items of a list share one section."""
     section: Any = model
     for step in path:
         if isinstance(step, str):
@@ -124,7 +122,7 @@ ENV_CONFIG: Final = "KVGRAPH_CONFIG"
 
 
 class Config(BaseSettings):
-    """Everything that can be configured; one field per section."""
+    """The whole configuration; one field per section."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -147,7 +145,7 @@ class Config(BaseSettings):
         return self.score.rules(self.prefetch.horizon_s)
 
     def profile(self) -> ScoreProfile:
-        """Weights and rules in one, as the lab takes them."""
+        """Weights and rules in one object, for the replay lab."""
         both = (self.score.weights(), self.rules())
         named = {f.name: getattr(each, f.name) for each in both for f in fields(each)}
         return ScoreProfile(**named)
@@ -160,12 +158,13 @@ class Config(BaseSettings):
         *others: PydanticBaseSettingsSource,
         **more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is passed in: ``load`` has merged the layers, so that it can name them."""
+        """Use only passed-in values: ``load`` has merged the layers, so that errors can name
+        them."""
         return (init_settings,)
 
 
 class _Environment(EnvSettingsSource):
-    """Reads variables; takes lists as JSON or separated by commas."""
+    """Reads variables; lists may be JSON or separated by commas."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         try:
@@ -175,11 +174,11 @@ class _Environment(EnvSettingsSource):
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The configuration of file, environment and ``overrides``, checked.
+    """Load and validate the configuration from file, environment and ``overrides``.
 
     Args:
-        path: The TOML file; None takes the one that ``KVGRAPH_CONFIG`` names, if it does.
-        overrides: Dotted keys and values of the command line, e.g. ``{"score.age": "0.02"}``.
+        path: The TOML file; None: the one that ``KVGRAPH_CONFIG`` names, if any.
+        overrides: Dotted keys and values from the command line, as in ``{"score.age": "0.02"}``.
 
     Raises:
         ConfigError: A key or a value is wrong, or the file cannot be read.
@@ -203,13 +202,13 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 
 
 def config_path() -> Path | None:
-    """The file that ``KVGRAPH_CONFIG`` names."""
+    """The file that ``KVGRAPH_CONFIG`` names; None if unset."""
     named = os.environ.get(ENV_CONFIG)
     return Path(named) if named else None
 
 
 def check_http(http: HttpConfig) -> None:
-    """Refuse to listen beyond loopback unless ``allow_remote`` allows it."""
+    """Refuse to listen beyond loopback unless ``allow_remote`` is set."""
     if not is_loopback(http.host) and not http.allow_remote:
         raise ConfigError(
             f"http.host = {http.host!r} listens beyond loopback; allowed: 127.0.0.1, or set "
@@ -227,7 +226,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``below``, overridden by ``above`` section by section."""
+    """Merge ``above`` over ``below``, section by section."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -248,8 +247,7 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(given: Any) -> Any:
-    """A list, where the command line writes one as JSON does, as the environment may; else the
-    same."""
+    """Parse a command-line value that is a JSON list; return other values unchanged."""
     try:
         return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
     except ValueError:

@@ -1,7 +1,7 @@
-"""Changes of weights that a person makes over the page: written to the file, and taken back.
+"""Edits weights in the configuration file on behalf of the page, and reloads a changed file.
 
-The file is what is changed; ``ConfigWatch`` notices, as it would of a change by hand. So what the
-page did is in the file, survives a restart, and can be read there.
+The page changes the file, and ``ConfigWatch`` notices as it would notice an edit by hand. So every
+change is visible in the file and survives a restart.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from ..policies.registry import POLICIES
 from .config import Config, load, unknown_key
 from .sections import EdgeTypesConfig, ScoreConfig
 
-# Sets values in the text of a TOML file, and leaves all else as a person wrote it.
-
 
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
-    """A file's text with these keys of a section set.
+    """Set these keys of a section in the text of a TOML file.
 
-    All else stays as it was: comments, also behind a value that changes, and line ends. Only
-    comments between the items of an array go with the array.
+    Everything else stays as it was: comments, also after a changed value, and line ends. Only
+    comments between the items of an array are lost with the array.
 
     Raises:
         ValueError: The text is not TOML.
-        TypeError: The section's name is a value's.
+        TypeError: The section's name is that of a value.
     """
     windows = text.count("\r\n") == text.count("\n") > 0
     document = tomlkit.parse(text.replace("\r\n", "\n") if windows else text)
@@ -57,14 +55,11 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
     return edited.replace("\n", "\r\n") if windows else edited
 
 
-# Reads a person's file as it is, and writes it whole or not at all.
-
-
 def read_whole(path: Path) -> str:
-    """The text of a file, with its line ends as they are; empty where there is no file.
+    """The text of a file with its line ends; empty if there is no file.
 
     Raises:
-        ConfigError: It cannot be read, or is not UTF-8.
+        ConfigError: The file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_bytes().decode("utf-8")
@@ -77,17 +72,17 @@ def read_whole(path: Path) -> str:
 
 
 def replace_whole(path: Path, text: str) -> None:
-    """Write a file, or leave it as it is.
+    """Replace a file's content atomically.
 
-    A link stays a link, and what it names is written. Mode, and owner and group where this user
-    may give them, stay; nobody else can read the text while it is written.
+    A symbolic link stays, and its target is written. The mode stays, and so do owner and group
+    where this user may set them; no other user can read the text while it is written.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     target = Path(os.path.realpath(path))
     try:
-        # A name that nobody can have taken before, not even with a link.
+        # A fresh name, which no link can have been planted at.
         number, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with open(number, "wb") as file:
@@ -104,7 +99,7 @@ def replace_whole(path: Path, text: str) -> None:
 
 
 def _copy_rights(target: Path, number: int) -> None:
-    """Give an open file the group, owner and mode of one that it will replace."""
+    """Give an open file the group, owner and mode of the file that it will replace."""
     try:
         found = target.stat()
     except FileNotFoundError:
@@ -130,15 +125,15 @@ NO_FILE: Final = (
 _KEPT: Final = 32  # changes that can be taken back
 
 Change = Mapping[str, Mapping[str, Any]]
-"""By section, ``score``, ``score.edge_types`` or ``policy``: values by key."""
+"""Section (``score``, ``score.edge_types`` or ``policy``) → key → value."""
 
 
 class WeightEditor:
-    """Writes the [score] and [policy] sections of one configuration file; from any thread.
+    """Edits the [score] and [policy] sections of one configuration file; callable from any thread.
 
     Args:
-        path: The file; None: this sidecar has none, and nothing can be changed.
-        overrides: The command line's, which win over the file.
+        path: The file; None: there is none, and nothing can be changed.
+        overrides: The command line's values, which take precedence over the file.
     """
 
     def __init__(self, path: Path | None, overrides: Mapping[str, Any]) -> None:
@@ -149,18 +144,18 @@ class WeightEditor:
 
     @property
     def undoable(self) -> int:
-        """How many changes can be taken back."""
+        """How many changes can be undone."""
         return len(self._changes)
 
     def apply(self, change: Change, who: str) -> Config:
-        """Write a change; what the file says by now.
+        """Write a change; returns the configuration that results.
 
         Args:
-            who: The name of the token that allowed it, for the log.
+            who: Name of the token that allowed it, for the log.
 
         Raises:
-            ConfigError: There is no file; a value is not allowed; the environment or the command
-                line says otherwise and would win; the file cannot be read or written.
+            ConfigError: There is no file; a value is not allowed, or is overridden by the
+                environment or the command line; or the file cannot be read or written.
         """
         with self._lock:
             path, text, edited = self._edited(change, self._file())
@@ -171,18 +166,21 @@ class WeightEditor:
         return config
 
     def tried(self, change: Change) -> Config:
-        """What the file would say, or one that there is not; nothing is written. Raises ConfigError
-        for a value that is not allowed, or that does not win."""
+        """The configuration that a change would result in; nothing is written.
+
+        Raises:
+            ConfigError: A value is not allowed, or is overridden.
+        """
         with self._lock:
             path, _, edited = self._edited(change, self._path or _NO_FILE)
             return self._checked(path, edited, change)
 
     def undo(self, who: str) -> Config:
-        """Take the last change back; what the file says by now.
+        """Undo the last change; returns the configuration that results.
 
         Raises:
-            ConfigError: There is none; the file was changed by hand since; it cannot be read or
-                written.
+            ConfigError: There is no change; the file was edited by hand since; or it cannot be read
+                or written.
         """
         with self._lock:
             path = self._file()
@@ -201,7 +199,7 @@ class WeightEditor:
         return config
 
     def _edited(self, change: Change, path: Path) -> tuple[Path, str, str]:
-        """The file, its text, and what that would be."""
+        """The file, its text, and its text after the change."""
         _check_names(change)
         text = edited = "" if path is _NO_FILE else read_whole(path)
         if (error := _toml_error(text)) is not None:
@@ -221,7 +219,7 @@ class WeightEditor:
         return self._path
 
     def _checked(self, path: Path, text: str, change: Change) -> Config:
-        """What the sidecar will read from this text; ConfigError where it will not do."""
+        """The configuration that this text results in; ConfigError if it is not acceptable."""
         config = self._loaded(path, text)
         for section, values in change.items():
             found: Any = attrgetter(section)(config)
@@ -255,7 +253,7 @@ def _toml_error(text: str) -> str | None:
 
 
 def _check_names(change: Change) -> None:
-    """What becomes text of the file is ours: keys, layers and policies that exist, and numbers."""
+    """Allow only known keys, layers and policies, since they become text of the file."""
     known = {
         "score": ScoreConfig.model_fields,
         "score.edge_types": EdgeTypesConfig.model_fields,
@@ -274,7 +272,7 @@ def _check_names(change: Change) -> None:
 
 
 def change_in_words(change: Change) -> str:
-    """A change as the log tells it."""
+    """Format a change for the log."""
     return ", ".join(
         f"{section}.{key} = {value}"
         for section, values in change.items()
@@ -282,19 +280,17 @@ def change_in_words(change: Change) -> str:
     )
 
 
-# Notices a changed configuration file, and takes it only if it is valid.
-
-LOOK_EVERY_S: Final = 1.0  # chosen
+POLL_EVERY_S: Final = 1.0  # chosen
 LIVE_SECTIONS: Final = ("score", "graph", "prefetch")
-"""Sections that take effect while running; the others at the next start."""
+"""Sections that take effect while running; others need a restart."""
 LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
-"""Keys of [graph] that size tables which exist already."""
+"""Keys of [graph] that need a restart, since they size existing tables."""
 
 
 class ConfigWatch:
-    """Rereads ``path`` when its modification time changes, or on request.
+    """Reloads ``path`` when its modification time changes, or on request.
 
-    An invalid file changes nothing: the values in force stay, and one line says why.
+    An invalid file changes nothing: the present values stay, and one log line says why.
     """
 
     def __init__(
@@ -312,24 +308,24 @@ class ConfigWatch:
         self._overrides = dict(overrides)
         self._clock = clock
         self._seen = self._stamp()
-        self._next_look = clock() + LOOK_EVERY_S
+        self._next_poll = clock() + POLL_EVERY_S
         self._asked = False
 
     @property
     def file(self) -> str | None:
-        """The file that is watched; None without one."""
+        """The watched file; None without one."""
         return None if self._path is None else str(self._path)
 
     def ask(self) -> None:
-        """Reread at the next ``poll``, whatever the file's time; safe in a signal handler."""
+        """Reload at the next ``poll``, even if the file is unchanged; safe in a signal handler."""
         self._asked = True
 
     def poll(self) -> Config | None:
-        """The new configuration, once after each good change."""
+        """The new configuration, once after each valid change; None otherwise."""
         now = self._clock()
-        if not self._asked and now < self._next_look:
+        if not self._asked and now < self._next_poll:
             return None
-        self._next_look = now + LOOK_EVERY_S
+        self._next_poll = now + POLL_EVERY_S
         stamp = self._stamp()
         if stamp == self._seen and not self._asked:
             return None

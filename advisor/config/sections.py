@@ -1,4 +1,4 @@
-"""The sections of the configuration: their keys, defaults, and what is allowed."""
+"""The sections of the configuration: their keys, defaults and allowed values."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ ConnectEndpoint = Annotated[str, AfterValidator(_connect_endpoint)]
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, and closed to keys that it does not know."""
+    """Base of every section: frozen, and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ObserveConfig(Section):
-    """A vLLM engine without our hook, watched through its own KV events.
+    """A vLLM engine without our hook, followed through its own KV events.
 
-    These events are in clear and hold token ids: they are read beyond loopback only with
-    ``allow_remote``. They do not say which ``model`` the engine runs; without it, the engine shares
-    no blocks with others.
+    These events are unencrypted and contain token ids: beyond loopback they are read only with
+    ``allow_remote``. They do not name the engine's ``model``; without it, the engine shares no
+    blocks with others.
     """
 
     endpoint: ConnectEndpoint
@@ -115,19 +115,20 @@ class SidecarConfig(Section):
     """The process: where it listens, how often it ranks, what it keeps on disk.
 
     Attributes:
-        keys: Folder of CURVE keys (`kvgraph keys`): a tcp endpoint asks engines for theirs, and may
-            be beyond loopback.
+        keys: Folder of CURVE keys (`kvgraph keys`): a tcp endpoint then authenticates engines by
+            key, and may be beyond loopback.
         endpoint: Where engines connect; empty picks a socket in the runtime directory.
-        interval_s: Seconds between rankings; one is made sooner where an engine forgets fast.
-        max_stale_s: With a ranking older than this, ``/healthz`` reports a stall; engines ignore it
-            anyway.
-        engine_timeout_s: An engine that is silent for so many seconds is forgotten.
+        interval_s: Seconds between rankings; one is made sooner where an engine evicts fast.
+        max_stale_s: If a ranking is older than this, ``/healthz`` reports a stall; engines ignore
+            it anyway.
+        engine_timeout_s: An engine that is silent for this many seconds is forgotten.
         max_ranked: The most blocks in one ranking.
-        token: Opens a tcp endpoint, and HTTP answers about sessions and blocks. None makes a new
-            one, and leaves it in the runtime note, where this user's engines and commands find it.
-        snapshot_path: Where the graph is kept across restarts; None keeps nothing.
+        token: Required at a tcp endpoint, and for HTTP answers about sessions and blocks. None: a
+            new one is made and left in the runtime note, where this user's engines and commands
+            find it.
+        snapshot_path: Where the graph is kept across restarts; None: nowhere.
         snapshot_interval_s: Seconds between snapshots.
-        observe: Engines without our hook, watched through their own KV events: a table each, with
+        observe: Engines without our hook, followed through their own KV events: a table each, with
             the keys of ``kvgraph.ObserveConfig``.
     """
 
@@ -145,7 +146,7 @@ class SidecarConfig(Section):
     @field_validator("endpoint")
     @classmethod
     def _stays_here(cls, endpoint: str, known: ValidationInfo) -> str:
-        has_keys = known.data.get("keys") is not None  # which stands before it
+        has_keys = known.data.get("keys") is not None  # validated before it
         return check_endpoint(endpoint, any_host=has_keys) if endpoint else endpoint
 
 
@@ -155,8 +156,8 @@ class HttpConfig(Section):
     Attributes:
         host: The address that it listens on.
         port: Its port; 0 takes a free one.
-        allowed_hosts: Further host names under which it may be asked.
-        allow_remote: Whether ``host`` may be beyond loopback. Answers travel in clear.
+        allowed_hosts: Further host names under which it may be addressed.
+        allow_remote: Whether ``host`` may be beyond loopback. Answers are not encrypted.
     """
 
     host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
@@ -169,12 +170,12 @@ class EdgeTypesConfig(Section):
     """The weight of an edge of each type.
 
     Attributes:
-        prefix_share: Between blocks that several requests walked one after the other.
-        co_attend: Between blocks that the model looks at together, where it is sampled.
-        semantic: Between blocks whose keys point the same way, where the model is sampled.
-        temporal: From a block to the next one of its prompt.
+        prefix_share: Between blocks that several requests walked in sequence.
+        co_attend: Between blocks that the model attends to together, where attention is sampled.
+        semantic: Between blocks with similar key embeddings, where these are sampled.
+        temporal: From a block to the next one in its prompt.
         spill_link: From a block to its copies in colder tiers.
-        memory_ref: From a block to the item of an external store that it holds.
+        memory_ref: From a block to the item of an external memory that it holds.
     """
 
     prefix_share: EdgeWeight = _PROFILE.edge_types[EdgeType.PREFIX_SHARE]
@@ -186,7 +187,7 @@ class EdgeTypesConfig(Section):
 
 
 class ScoreConfig(Section):
-    """The weights of a score's terms, and the rules (see ``graph.ranking.profile``).
+    """The weights of a score's terms, and the rules (see ``graph.ranking.policy.Rules``).
 
     A higher score goes first. ``degree``, ``edge_weight``, ``importance`` and ``confidence`` count
     in the default policy, too, within its bounds; the other weights are the classic formula's.
@@ -194,9 +195,9 @@ class ScoreConfig(Section):
     Attributes:
         age: Weight of each second since the last use.
         degree: Weight of each edge, times the weight of its type.
-        edge_weight: Weight of the sum of its edges' own weights, times that of their type.
+        edge_weight: Weight of the sum of its edges' own weights, times the weight of their type.
         importance: Weight of a block's importance, in [0, 1].
-        hit_count: Weight of the number of times that a block was found.
+        hit_count: Weight of the number of times that a block was hit.
     """
 
     age: Weight = _PROFILE.age
@@ -227,7 +228,7 @@ class ScoreConfig(Section):
         """The rules that bind every policy, for the graph.
 
         Args:
-            horizon_s: A session that is expected back within these seconds is due.
+            horizon_s: A session expected back within these seconds counts as due.
         """
         return Rules(
             session_memory_s=self.session_memory_s,
@@ -248,30 +249,30 @@ class PolicyConfig(Section):
     Attributes:
         name: ``lifecycle`` learns when sessions return, ``classic`` is the weighted sum of [score],
             ``lru`` leaves engines their own order, apart from protected blocks.
-        guard: Whether LRU rules until the policy has shown that it finds more, and again whenever
-            it finds less. Without it the policy rules from the start, whatever that costs.
+        guard: Whether LRU ranks until the policy has shown that it finds more, and again whenever
+            it finds less. Without it the policy ranks from the start, whatever that costs.
     """
 
     name: PolicyName = DEFAULT
     guard: bool = True
 
     def referee(self) -> Guard:
-        """Makes the referee that says where the policy may rank, and how much may be kept."""
+        """A new guard, which decides where the policy may rank and how much may be protected."""
         return Guard(self.name, yields=self.guard and self.name != LruPolicy.name)
 
     def policy(self, weights: Weights) -> Policy:
-        """A fresh policy; ``weights`` are for those that have some."""
+        """A new policy; ``weights`` are used by policies that have some."""
         return new_policy(self.name, weights)
 
 
 class PrefetchConfig(Section):
-    """What engines with tiers shall bring back before any request asks.
+    """What engines with tiers load back before any request asks for it.
 
     Attributes:
-        enabled: Whether anything is brought back ahead of requests.
+        enabled: Whether anything is loaded back ahead of requests.
         max_blocks: The most blocks per order.
-        horizon_s: Blocks of a session that is expected back within these seconds are brought back
-            now, and kept while other copies can make room.
+        horizon_s: Blocks of a session expected back within these seconds are loaded back now, and
+            kept while other copies can make room.
     """
 
     enabled: bool = True
@@ -283,8 +284,8 @@ class TracingConfig(Section):
     """OpenTelemetry traces of requests; takes effect at the next start.
 
     Attributes:
-        endpoint: Where OTLP/HTTP is spoken, e.g. ``http://127.0.0.1:4318``. None takes what
-            ``OTEL_EXPORTER_OTLP_ENDPOINT`` says, and sends nothing without it.
+        endpoint: An OTLP/HTTP endpoint, e.g. ``http://127.0.0.1:4318``. None: that of
+            ``OTEL_EXPORTER_OTLP_ENDPOINT``; without it, nothing is sent.
     """
 
     endpoint: HttpUrl | None = None
@@ -307,5 +308,5 @@ class GraphConfig(Section):
     semantic_neighbors: Annotated[int, Field(ge=1, le=256)] = _LIMITS.semantic_neighbors
 
     def limits(self) -> GraphLimits:
-        """The same bounds, as the graph takes them."""
+        """The same limits, as the graph takes them."""
         return GraphLimits(**self.model_dump())

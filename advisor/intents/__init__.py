@@ -1,1 +1,1 @@
-"""The sidecar's end of ``POST /v1/intents``, and its clients in agent frameworks."""
+"""Clients of ``POST /v1/intents``, also for agent frameworks."""

@@ -1,4 +1,4 @@
-"""``IntentClient``: tells a running sidecar what is wanted of blocks and sessions.
+"""``IntentClient`` states intents to a running sidecar; ``hints`` builds a request's own.
 
 kv = IntentClient()                                  # of this user's only sidecar
 kv.pin(session="chat-7", seconds=60)
@@ -19,8 +19,8 @@ Reply = dict[str, Any]
 """``answer``, ``reason``, ``blocks``, ``asked`` and ``seconds``; see ``/v1/openapi.json``."""
 
 
-class Of(TypedDict, total=False):
-    """Which blocks are meant: one of the first four, and whose."""
+class IntentTarget(TypedDict, total=False):
+    """The target of an intent: one of the first four fields, and its tenant."""
 
     block: int
     session: str
@@ -30,39 +30,39 @@ class Of(TypedDict, total=False):
 
 
 class IntentClient:
-    """Sends one wish at a time; every method returns what became of it.
+    """Sends one intent at a time; every method returns its outcome.
 
     Args:
-        url: The sidecar's; None: that of this user's only one.
-        token: The sidecar's; None: that of its runtime note, or the environment's.
+        url: The sidecar's URL; None: that of this user's only sidecar.
+        token: The sidecar's token; None: from its runtime note or the environment.
 
     Raises:
-        RemoteError: None is running, or several are. Every method raises it, too: where the
-            sidecar does not answer, or knows no such token.
+        RemoteError: No sidecar is running, or several are. Every method raises it as well, if the
+            sidecar does not answer or rejects the token.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self._endpoint = EditEndpoint("/v1/intents", url, token)
 
-    def pin(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
-        """Keep blocks for some seconds, as far as leases may."""
-        return self._wish("pin", of, seconds=seconds)
+    def pin(self, seconds: float | None = None, **of: Unpack[IntentTarget]) -> Reply:
+        """Keep blocks for some seconds, as far as lease bounds allow."""
+        return self._send("pin", of, seconds=seconds)
 
-    def retain(self, importance: float, **of: Unpack[Of]) -> Reply:
-        """Value blocks so much, from 0 to 1."""
-        return self._wish("retain", of, importance=importance)
+    def retain(self, importance: float, **of: Unpack[IntentTarget]) -> Reply:
+        """Set blocks' importance, from 0 to 1."""
+        return self._send("retain", of, importance=importance)
 
-    def demote(self, **of: Unpack[Of]) -> Reply:
-        """Let blocks go first."""
-        return self._wish("demote", of)
+    def demote(self, **of: Unpack[IntentTarget]) -> Reply:
+        """Let blocks be evicted first."""
+        return self._send("demote", of)
 
-    def prefetch(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
-        """Bring copies of blocks back, as room allows."""
-        return self._wish("prefetch", of, seconds=seconds)
+    def prefetch(self, seconds: float | None = None, **of: Unpack[IntentTarget]) -> Reply:
+        """Load copies of blocks back, as room allows."""
+        return self._send("prefetch", of, seconds=seconds)
 
-    def share(self, **of: Unpack[Of]) -> Reply:
-        """Say that other sessions will use blocks too."""
-        return self._wish("share", of)
+    def share(self, **of: Unpack[IntentTarget]) -> Reply:
+        """State that other sessions will use these blocks as well."""
+        return self._send("share", of)
 
     def waiting(
         self,
@@ -71,26 +71,26 @@ class IntentClient:
         expected_return_s: float | None = None,
         tenant: str | None = None,
     ) -> Reply:
-        """Say that a session waits for a tool."""
-        return self._wish(
+        """State that a session waits for a tool."""
+        return self._send(
             "signal", _of(session, tenant), waiting_for_tool=True, tool=tool,
             expected_return_s=expected_return_s,
         )  # fmt: skip
 
     def turn_ended(self, session: str, tenant: str | None = None) -> Reply:
-        """Say that somebody reads a session's last answer."""
-        return self._wish("signal", _of(session, tenant), waiting_for_tool=False)
+        """State that a session's last answer ended its turn: a person reads it."""
+        return self._send("signal", _of(session, tenant), waiting_for_tool=False)
 
     def ended(self, session: str, tenant: str | None = None) -> Reply:
-        """Say that a session is over."""
-        return self._wish("signal", _of(session, tenant), session_ended=True)
+        """State that a session is over."""
+        return self._send("signal", _of(session, tenant), session_ended=True)
 
-    def _wish(self, kind: str, of: Of, **fields: object) -> Reply:
-        wish = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
-        if "block" in wish:
-            wish["block"] = str(wish["block"])
+    def _send(self, kind: str, of: IntentTarget, **fields: object) -> Reply:
+        intent = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
+        if "block" in intent:
+            intent["block"] = str(intent["block"])
         try:
-            (reply,) = self._endpoint.send({"intents": [wish]})["answers"]
+            (reply,) = self._endpoint.send({"intents": [intent]})["answers"]
         except RefusedError as error:
             return {"answer": "rejected", "reason": str(error), "blocks": 0, "asked": 0,
                     "seconds": None}  # fmt: skip
@@ -98,21 +98,27 @@ class IntentClient:
         return answered
 
 
-def _of(session: str, tenant: str | None) -> Of:
+def _of(session: str, tenant: str | None) -> IntentTarget:
     return {"session": session} if tenant is None else {"session": session, "tenant": tenant}
 
 
-# ``hints``: what a client says of its own request, for an OpenAI SDK's ``extra_body``.
-#
-# client.chat.completions.create( model=…, messages=messages, extra_body=kvgraph.hints(
-# session="chat-7", messages=[{"index": 0, "identity": "file:policy.md#0", "pinned": 60},
-# {"role": "tool", "priority": 20}], ), )
+# client.chat.completions.create(
+#     model=…,
+#     messages=messages,
+#     extra_body=kvgraph.hints(
+#         session="chat-7",
+#         messages=[
+#             {"index": 0, "identity": "file:policy.md#0", "pinned": 60},
+#             {"role": "tool", "priority": 20},
+#         ],
+#     ),
+# )
 
 
 class MessageHint(TypedDict, total=False):
-    """What is said of one message, by its index or of all of a role.
+    """A hint on one message, given by its index, or on all messages of a role.
 
-    ``importance`` is from 0 to 1, ``priority`` from 0 to 100; ``pinned`` is true, or for how many
+    ``importance`` is from 0 to 1, ``priority`` from 0 to 100; ``pinned`` is true or a number of
     seconds.
     """
 
@@ -138,22 +144,22 @@ def hints(
     secret: str | None = None,
     warming: bool | None = None,
 ) -> dict[str, Any]:
-    """The fields that a request's body needs beside its own; see docs/hints.md.
+    """Build the extra fields of a request's body; see docs/hints.md.
 
     Raises:
-        ValueError: A field is unknown, or its value is not what the docs allow: says which, and
-            what is allowed. What gets to an engine otherwise is left out there, with a warning.
+        ValueError: A field is unknown or its value is not allowed; the message says what is.
+            (Without this check the engine drops such a hint, with a warning.)
     """
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "session": session, "tenant": tenant, "waiting_for_tool": waiting_for_tool,
         "expected_return_s": expected_return_s, "tool": tool, "session_ended": session_ended,
         "secret": secret, "warming": warming,
     }  # fmt: skip
-    said = {name: value for name, value in said.items() if value is not None}
-    _check("hints", said)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    _check("hints", fields)
     if messages:
-        said["messages"] = [_checked(each) for each in messages]
-    return {"kv_transfer_params": {"kvgraph": said}}
+        fields["messages"] = [_checked(each) for each in messages]
+    return {"kv_transfer_params": {"kvgraph": fields}}
 
 
 def _checked(hint: MessageHint) -> dict[str, Any]:
@@ -178,15 +184,15 @@ _FLAGS: Final = ("waiting_for_tool", "session_ended", "warming")
 _MAX_INDEX: Final = (1 << 31) - 1
 
 
-def _check(where: str, said: Mapping[str, Any]) -> None:
+def _check(where: str, fields: Mapping[str, Any]) -> None:
     """Raise ValueError for the first value that is not allowed."""
-    for name, value in said.items():
+    for name, value in fields.items():
         if (allowed := _allowed(name, value)) is not None:
             raise ValueError(f"{where}: {name} is {str(value)[:40]!r}; allowed: {allowed}")
 
 
 def _allowed(name: str, value: Any) -> str | None:
-    """What a field may be, if it is something else."""
+    """What a field's value may be, if ``value`` is not allowed; None if it is."""
     if name in _MOST and not (isinstance(value, bool) and name == "pinned"):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         fits = number and 0 <= value <= _MOST[name]

@@ -1,4 +1,4 @@
-"""``LangGraphCallbacks``: tells a sidecar what LangGraph's threads are waiting for.
+"""``LangGraphCallbacks``: reports to a sidecar what LangGraph threads are waiting for.
 
 signals = LangGraphCallbacks()                       # of this user's only sidecar
 graph.invoke(state, {"configurable": {"thread_id": "chat-7"}, "callbacks": [signals]})
@@ -18,47 +18,45 @@ from uuid import UUID
 from ...graph.errors import KvGraphError
 from .client import IntentClient
 
-# ``SessionWords``: what an agent framework says of its sessions, told by a thread of its own.
-
 logger = logging.getLogger(__name__)
 
-Word = Callable[[IntentClient], Any]
+Signal = Callable[[IntentClient], Any]
 
-# An engine tells of a request's end five times per second, and a busy sidecar hears it later. A
-# signal counts only when no request of its session runs: chosen, as ``kvgraph precache`` waits.
+# Engines report the ends of requests five times per second, and a busy sidecar applies them later.
+# A signal counts only while no request of its session runs. Chosen, as for ``kvgraph precache``.
 SETTLE_S: Final = 0.5
-_MOST: Final = 1024  # sessions of which a word waits to be told; chosen
+_MOST: Final = 1024  # sessions whose signal waits to be sent; chosen
 _NAME: Final = 256  # characters of a name, as requests' hints are cut
 _REST_S: Final = 10.0  # without a question to a sidecar that did not answer; chosen
 
 
 class _Due(NamedTuple):
-    """A word that waits to be told.
+    """A signal that waits to be sent.
 
     Attributes:
         at: When it is due, in monotonic seconds.
-        waits: Whether it is that the session waits for a tool.
-        again: Whether it was told before, to a sidecar that knew no such session yet.
+        waits: Whether it states that the session waits for a tool.
+        again: Whether it was sent before, to a sidecar that did not know the session yet.
     """
 
     at: float
-    word: Word
+    signal: Signal
     waits: bool
     again: bool = False
 
 
-class SessionWords:
-    """Tells a sidecar the latest word on each session, half a second after it was said.
+class SessionSignals:
+    """Sends a sidecar the latest signal of each session, half a second after it was given.
 
-    Whoever speaks waits for nothing and gets no error: a word goes into a bounded table, in which a
-    newer word on its session replaces it. A busy sidecar may not have heard of a session yet: then
-    its word is told a second time, as late again. Where no sidecar answers, words are dropped for
-    ten seconds, with one line in the log until one answers again.
+    Callers never wait and get no error: a signal goes into a bounded table, where a newer signal of
+    its session replaces it. A busy sidecar may not know a session yet: then the signal is sent once
+    more, after the same delay. If no sidecar answers, signals are dropped for ten seconds, with one
+    log line until one answers again.
 
     Args:
-        connect: Makes the client; asked again after each silence.
-        tenant: Whose sessions they are; None: nobody's in particular.
-        settle_s: Seconds for which a word waits.
+        connect: Creates the client; called again after each failure.
+        tenant: The sessions' tenant; None: none.
+        settle_s: Seconds before a signal is sent.
     """
 
     def __init__(
@@ -68,35 +66,35 @@ class SessionWords:
         settle_s: float = SETTLE_S,
     ) -> None:
         self._connect, self._tenant, self._settle_s = connect, tenant, settle_s
-        self._words: OrderedDict[str, _Due] = OrderedDict()  # the first due first
+        self._signals: OrderedDict[str, _Due] = OrderedDict()  # the first due first
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._client: IntentClient | None = None
         self._silent_until = 0.0
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def waits(self, session: str, tool: str | None) -> None:
-        """Say that a session waits for a tool."""
+        """Signal that a session waits for a tool."""
         name, tool = session[:_NAME], (tool or "")[:_NAME] or None
-        self._say(session, lambda to: to.waiting(name, tool, tenant=self._tenant), waits=True)
+        self._put(session, lambda to: to.waiting(name, tool, tenant=self._tenant), waits=True)
 
     def goes_on(self, session: str) -> None:
-        """Do not say any more that a session waits for a tool, if that was not told yet."""
+        """Cancel the signal that a session waits for a tool, if it was not sent yet."""
         with self._changed:
-            if session in self._words and self._words[session].waits:
-                del self._words[session]
+            if session in self._signals and self._signals[session].waits:
+                del self._signals[session]
 
     def turn_ended(self, session: str) -> None:
-        """Say that a session waits for a person."""
-        self._say(session, lambda to: to.turn_ended(session[:_NAME], self._tenant))
+        """Signal that a session waits for a person."""
+        self._put(session, lambda to: to.turn_ended(session[:_NAME], self._tenant))
 
     def ended(self, session: str) -> None:
-        """Say that a session is over."""
-        self._say(session, lambda to: to.ended(session[:_NAME], self._tenant))
+        """Signal that a session is over."""
+        self._put(session, lambda to: to.ended(session[:_NAME], self._tenant))
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell what waits at once, and wait for it no longer than ``wait_s`` seconds."""
+        """Send pending signals at once; waits at most ``wait_s`` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -104,13 +102,13 @@ class SessionWords:
         if thread is not None:
             thread.join(wait_s)
 
-    def _say(self, session: str, word: Word, waits: bool = False) -> None:
+    def _put(self, session: str, signal: Signal, waits: bool = False) -> None:
         with self._changed:
-            if session in self._words:
-                del self._words[session]
-            elif len(self._words) >= _MOST:
-                self._words.popitem(last=False)
-            self._words[session] = _Due(time.monotonic() + self._settle_s, word, waits)
+            if session in self._signals:
+                del self._signals[session]
+            elif len(self._signals) >= _MOST:
+                self._signals.popitem(last=False)
+            self._signals[session] = _Due(time.monotonic() + self._settle_s, signal, waits)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="kvgraph-words", daemon=True)
                 with contextlib.suppress(RuntimeError):  # the interpreter is about to end
@@ -122,45 +120,49 @@ class SessionWords:
     def _run(self) -> None:
         while (following := self._next()) is not None:
             if time.monotonic() >= self._silent_until:
-                self._tell(*following)
+                self._send(*following)
 
     def _next(self) -> tuple[str, _Due] | None:
-        """Wait for the next session whose word is due; None once all is told after ``close``."""
+        """Wait for the next due signal; None once all are sent after ``close``."""
         with self._changed:
             while True:
-                first = next(iter(self._words.values()), None)
+                first = next(iter(self._signals.values()), None)
                 due_s = first.at - time.monotonic() if first is not None else None
                 if first is not None and (self._closing or (due_s or 0.0) <= 0):
-                    return self._words.popitem(last=False)
+                    return self._signals.popitem(last=False)
                 if self._closing:
                     return None
                 self._changed.wait(due_s)
 
-    def _tell(self, session: str, due: _Due) -> None:
+    def _send(self, session: str, due: _Due) -> None:
         try:
             self._client = self._client or self._connect()
-            answer = due.word(self._client)["answer"]
+            answer = due.signal(self._client)["answer"]
         except Exception as error:  # whatever it is, the agent goes on
             self._client, self._silent_until = None, time.monotonic() + _REST_S
             reason = error if isinstance(error, KvGraphError) else type(error).__name__
             self._log("silent", "kvgraph: signals are dropped: %s", reason)
             return
-        self._said.discard("silent")
-        if answer == "missing" and not self._said_again(session, due):
-            self._log("missing", "kvgraph: the sidecar knows no session of an agent's name; do "
-                      "its requests carry kvgraph.hints(session=…)?")  # fmt: skip
+        self._logged.discard("silent")
+        if answer == "missing" and not self._queue_again(session, due):
+            self._log(
+                "missing",
+                "kvgraph: the sidecar knows no session of an agent's name; do "
+                "its requests carry kvgraph.hints(session=…)?",
+            )
 
-    def _said_again(self, session: str, due: _Due) -> bool:
-        """Whether a session has another word to come, this one once more if it was told once."""
+    def _queue_again(self, session: str, due: _Due) -> bool:
+        """Queue a signal once more if it was sent only once; whether the session has a pending
+        one."""
         with self._changed:
-            if session not in self._words and not due.again and not self._closing:
+            if session not in self._signals and not due.again and not self._closing:
                 at = time.monotonic() + self._settle_s
-                self._words[session] = due._replace(at=at, again=True)
-            return session in self._words
+                self._signals[session] = due._replace(at=at, again=True)
+            return session in self._signals
 
     def _log(self, what: str, message: str, *values: object) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             logger.warning(message, *values)
 
 
@@ -178,17 +180,17 @@ _MOST_RUNS: Final = 4096  # whose end is awaited: what is cancelled has none; ch
 
 
 class LangGraphCallbacks(BaseCallbackHandler):
-    """A callback handler of LangChain, which LangGraph's graphs and LangChain's agents call.
+    """A LangChain callback handler, for LangGraph graphs and LangChain agents.
 
-    A session is called what its thread is (``thread_id``); requests have to carry the same name,
-    by ``hints(session=thread_id)``. While a tool runs, the session waits for that tool. When a run
-    of the graph is over, has failed or is interrupted, it waits for a person. Runs without a
-    thread are passed over. Nothing here waits for a sidecar or raises; see ``SessionWords``.
+    A session's name is its thread's (``thread_id``); requests must carry the same name, by
+    ``hints(session=thread_id)``. While a tool runs, the session waits for that tool. When a run of
+    the graph ends, fails or is interrupted, it waits for a person. Runs without a thread are
+    ignored. No callback waits for a sidecar or raises; see ``SessionSignals``.
 
     Args:
-        url: The sidecar's; None: that of this user's only one.
-        token: The sidecar's; None: that of its runtime note, or the environment's.
-        tenant: Whose sessions they are, if requests say it.
+        url: The sidecar's URL; None: that of this user's only sidecar.
+        token: The sidecar's token; None: from its runtime note or the environment.
+        tenant: The sessions' tenant, if requests state it.
 
     Raises:
         ImportError: ``kvgraph[langgraph]`` is not installed.
@@ -199,7 +201,7 @@ class LangGraphCallbacks(BaseCallbackHandler):
     def __init__(
         self, url: str | None = None, token: str | None = None, tenant: str | None = None
     ) -> None:
-        self._words = SessionWords(lambda: IntentClient(url, token), tenant)
+        self._signals = SessionSignals(lambda: IntentClient(url, token), tenant)
         self._graphs: OrderedDict[UUID, str] = OrderedDict()  # thread by run, of whole graphs
         self._tools: OrderedDict[UUID, str] = OrderedDict()
 
@@ -218,19 +220,19 @@ class LangGraphCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Note which thread a graph's run is of."""
+        """Remember the thread of a graph's run."""
         if parent_run_id is None:
             _begin(self._graphs, run_id, metadata)
 
     def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
-        """Say that somebody reads what a graph's run came to, or is asked by its interrupt."""
+        """Signal that a person reads the run's result, or is asked by its interrupt."""
         if (thread := self._graphs.pop(run_id, None)) is not None:
-            self._words.turn_ended(thread)
+            self._signals.turn_ended(thread)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Say the same of one that failed."""
+        """Signal that a person reads the error of a failed run."""
         if (thread := self._graphs.pop(run_id, None)) is not None:
-            self._words.turn_ended(thread)
+            self._signals.turn_ended(thread)
 
     def on_tool_start(
         self,
@@ -241,26 +243,27 @@ class LangGraphCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Say that a thread waits for a tool; what the tool is asked stays here."""
+        """Signal that a thread waits for a tool; the tool's input is not sent."""
         if (thread := _begin(self._tools, run_id, metadata)) is not None:
-            self._words.waits(thread, (serialized or {}).get("name"))
+            self._signals.waits(thread, (serialized or {}).get("name"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Say nothing more of a tool that was quick, unless another one runs."""
+        """Cancel the signal of a tool that was quick, unless another one runs."""
         thread = self._tools.pop(run_id, None)
         if thread is not None and thread not in self._tools.values():
-            self._words.goes_on(thread)
+            self._signals.goes_on(thread)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Do as for a tool that ended; an interrupt is told when the graph's run ends by it."""
+        """End the wait for a failed tool; an interrupt is signalled when the graph's run ends."""
         self.on_tool_end(None, run_id=run_id)
 
     def thread_deleted(self, thread_id: str) -> None:
-        """Say that a thread's session is over."""
-        self._words.ended(thread_id)
+        """Signal that a thread's session is over."""
+        self._signals.ended(thread_id)
 
     def watch(self, checkpointer: Saver) -> Saver:
-        """Say it for each thread that ``checkpointer`` deletes from now on; returns it."""
+        """Signal it for each thread that ``checkpointer`` deletes from now on; returns the
+        checkpointer."""
         delete, adelete = checkpointer.delete_thread, checkpointer.adelete_thread
 
         def deleting(thread_id: str) -> None:
@@ -275,14 +278,14 @@ class LangGraphCallbacks(BaseCallbackHandler):
         return checkpointer
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell what is left to tell before a program ends; waits for ``wait_s`` seconds at most."""
-        self._words.close(wait_s)
+        """Send pending signals before a program ends; waits at most ``wait_s`` seconds."""
+        self._signals.close(wait_s)
 
 
 def _begin(
     runs: OrderedDict[UUID, str], run_id: UUID, metadata: Mapping[str, Any] | None
 ) -> str | None:
-    """Note a run's thread, and return it; None if it has none."""
+    """Remember and return a run's thread; None if it has none."""
     thread = (metadata or {}).get("thread_id")
     if thread is None or thread == "":
         return None

@@ -26,7 +26,7 @@ from ..words.waits import (
     wait_remedy,
     wait_sentence,
 )
-from ..words.words import Gone, miss_sentence, scored
+from ..words.words import Departure, miss_sentence, scored
 from .page import NameQuery, NumberQuery, Page, RecordsQuery, answered, recent
 
 ReasonQuery = Annotated[str | None, Query(pattern=f"^({'|'.join(REASON_NAMES)})$")]
@@ -512,7 +512,9 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
     record, names = history.requests.record(number), history.requests.names(number)
     reason, index = Reason(int(record["reason"])), int(record["index"])
     detail, eviction = int(record["detail"]), int(record["eviction"])
-    left = Gone(_or_none(float(record["ago"])), float(record["waited"]), _score(history, number))
+    left = Departure(
+        _or_none(float(record["ago"])), float(record["waited"]), _score(history, number)
+    )
     session, tenant, engine = names.other
     group = history.group(names.engine, detail) if reason is Reason.OTHER_GROUP else None
     place, same = (index, int(record["asked"])), int(record["same"])

@@ -260,7 +260,7 @@ def _pools(tables: LoggedTables, engines: tuple[EngineStatus, ...]) -> Iterator[
     known = {each.id: each.graph for each in engines if each.graph is not None}
     states = np.append(sessions.state[: sessions.size], np.uint8(len(STATE_NAMES)))
     for engine, column in tables.engines.items():
-        rows = np.flatnonzero(blocks.resident(column))
+        rows = blocks.holding(column).rows
         layers = np.bincount(blocks.layer[rows], minlength=len(LAYER_NAMES)).tolist()
         doing = np.take(states, blocks.session[rows], mode="wrap")
         by_state = np.bincount(doing, minlength=len(_STATES)).tolist()

@@ -117,7 +117,7 @@ def _by_policy(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
 def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
     """The rows in the engine's own order without those it protects, and how many there are."""
     blocks, salt = view.blocks, view.tables.salt(view.engine)
-    resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
+    resident = blocks.holding(view.engine).rows
     kept = blocks.find(ranking.protected, salt)
     free = Selection(blocks, np.setdiff1d(resident, kept))
     oldest_first = np.argsort(-LruPolicy().scores(view, free), kind="stable")

@@ -149,10 +149,13 @@ def _views(
     views = [_ours(found, sums)]
     for pool in found.pools:
         view = _view(found, sums, pool)
-        if isinstance(pool, PolicyPool) and pool.since is not None and otherwise is not None:
-            heard = found.heard_by(pool)
-            said = f"the policy {otherwise.policy.name} with {otherwise.said}"
-            view = _begun_later(view, pool.since, starts, said, _share(heard.ours, heard.asked))
+        if isinstance(pool, PolicyPool) and pool.since is not None:
+            heard, said, ours = found.heard_by(pool), view.sentence, view.ours
+            if not found.is_bounded:
+                ours = _share(heard.ours, heard.asked)
+            if pool is found.otherwise and otherwise is not None:
+                said = f"the policy {otherwise.policy.name} with {otherwise.said}"
+            view = _begun_later(view, pool.since, starts, said, ours)
         views.append(view)
         if pool.capacity == _AS_TIERS and not found.copies:
             views.append(_as_tiers(view, pool))

@@ -73,10 +73,24 @@ class Guard:
             scores: The policy's scores of any blocks, under a view's rules; higher is evicted
                 first.
         """
+        tables = view.tables
+        with view.lock:
+            case = self._followed(view)
+        if case is None:
+            return
+        if not case.trust.trusted:
+            with view.lock:
+                rows = case.ranked.rows(tables.blocks.keys)
+            case.ranked.adopt(rows, scores(view, Selection(tables.blocks, rows)))
+        self._price(case, view, scores if case.trust.trusted else _by_lru)
+
+    def _followed(self, view: View) -> _Case | None:
+        """Return the engine's case, after every walk since the last call, and the decision which
+        order ranks; None without a pool."""
         tables, engine = view.tables, view.engine
         capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
         if capacity < 1:
-            return
+            return None
         case = self._cases.get(engine)
         if tables.walks.watch(engine) or case is None or case.lru.capacity != capacity:
             trust = Trust(capacity, not self.yields) if case is None else case.trust.anew(capacity)
@@ -89,10 +103,7 @@ class Guard:
             case.follow(walk, view)
         if self.yields:
             self._judge(case, tables, engine)
-        if not case.trust.trusted:
-            rows = case.ranked.rows(tables.blocks.keys)
-            case.ranked.adopt(rows, scores(view, Selection(tables.blocks, rows)))
-        self._price(case, view, scores if case.trust.trusted else _by_lru)
+        return case
 
     def _judge(self, case: _Case, tables: Tables, engine: int) -> None:
         """Let the other order rank where it is surely better."""
@@ -111,8 +122,14 @@ class Guard:
         by_policy = case.trust.trusted
         gain = max(0.0, case.trust.points_ahead) if by_policy else 0.0
         allowed = min(view.rules.protected_price_points, _OF_THE_GAIN * gain)
-        changed = case.price.rank(view, scores) and case.price.settle(view, allowed, by_policy)
-        view.tables.budgets[view.engine] = budget = case.price.budget
+        changed = case.price.rank(view, scores)
+        if changed:
+            with view.lock:
+                changed = case.price.settle(view, allowed, by_policy)
+        budget = case.price.budget
+        with view.lock:
+            if self._cases.get(view.engine) is case:  # else the engine is gone
+                view.tables.budgets[view.engine] = budget
         if changed:
             logger.info(
                 "engine %s: protection and leases may keep %d blocks from now on: %g of the pool",
@@ -173,7 +190,7 @@ class _Case:
         """Let the other order rank from now on."""
         self.trust.change_hands()
         if not self.trust.trusted:
-            resident = np.flatnonzero(tables.blocks.resident(engine)).astype(np.int32)
+            resident = tables.blocks.holding(engine).rows
             self.ranked.restart(resident, tables.blocks.keys[resident])
 
     def hold_what_is_there(self, tables: Tables, engine: int) -> None:
@@ -186,7 +203,7 @@ class _Case:
 
 def _newest_first(tables: Tables, engine: int) -> Rows:
     """Return the blocks of an engine's pool, the last used first."""
-    resident = tables.blocks.pick(tables.blocks.resident(engine))
+    resident = tables.blocks.holding(engine)
     return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 

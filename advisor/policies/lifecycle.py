@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.compiled import core
 from ...graph.ranking.formulas import graph_worth
-from ...graph.ranking.policy import Scores, Terms, View
+from ...graph.ranking.policy import Policy, Scores, Terms, View
 from ...graph.ranking.policy import Weights as ScoreWeights
 from ...graph.tables.blocks import DEPTH_TIE, Selection
 from ...graph.tables.sessions import SessionTable
@@ -107,6 +109,23 @@ _STALE: Final = 32  # steps of learning after which a session's rates are comput
 _RENEWED: Final = 256  # sessions at most per look; chosen
 
 
+class Waiting(NamedTuple):
+    """Idle sessions at one moment.
+
+    Attributes:
+        log_rates: float32 ``[n, bins]``, see ``ReturnModel.log_rates``.
+        age: float64 ``[n]``, model seconds waited so far.
+    """
+
+    log_rates: Singles
+    age: Floats
+
+    def rates(self) -> Floats:
+        """float64 ``[n]``, 1/model second: each session's rate of return from then on."""
+        rates = np.exp(self.log_rates, dtype=np.float64)
+        return gittins(rates, np.minimum(self.age, OLDEST - 1e-3))
+
+
 class Returns:
     """Return rates by session row; ``observe`` learns."""
 
@@ -146,16 +165,18 @@ class Returns:
 
     def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
         """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
+        return self.waiting(sessions, rows, now).rates()
+
+    def waiting(self, sessions: SessionTable, rows: Sessions, now: float) -> Waiting:
+        """Return what ``rates`` are computed from, so that this can be done later."""
         self._renew(sessions, rows)
         age = np.maximum(0.0, now - sessions.last_seen[rows]) * self.speed
-        rates = np.exp(self._log_rates[rows], dtype=np.float64)
-        return gittins(rates, np.minimum(age, OLDEST - 1e-3))
+        return Waiting(self._log_rates[rows], age)
 
-    def stranger_rate(self, age: Floats) -> Floats:
-        """float64 ``[n]``: the rate for blocks of no session, as of an unknown session's first
-        turn."""
-        known = self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
-        return np.asarray(np.interp(np.minimum(age * self.speed, OLDEST), AGES, known))
+    def stranger_rates(self) -> Floats:
+        """float64, by ``AGES``: the rate for blocks of no session, as of an unknown session's first
+        turn, 1/model second."""
+        return self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
 
     def _trust_the_prior(self) -> None:
         """Draw weights to the prior, the more strongly the closer this traffic's pace is."""
@@ -204,6 +225,7 @@ _STEER: Final = 0.35  # natural logarithm of the largest factor, either way
 _WORTH: Final = 40.0  # points of the configured weights that give three quarters of it
 _USUAL_WORTH: Final = 10.0  # points of an ordinary block of a conversation
 _ORDINARY: Final = float(DEFAULT_IMPORTANCE[SourceLayer.USER_TURN])  # who says nothing
+_FARTHEST: Final = np.int32(np.iinfo(np.int32).max)
 _IDLE_FACTOR: Final = 10.0  # a shared block's idle second counts as so many of its usual interval
 
 
@@ -230,58 +252,116 @@ class LifecyclePolicy:
         """Learn from sessions that returned."""
         self._returns.observe(view.sessions, view.now)
 
+    def detached(self, view: View, sessions: Rows) -> Policy:
+        """Return a copy that scores as this policy does now; see
+        ``graph.ranking.policy.Detachable``."""
+        return self._as_of_now(view, sessions)
+
     def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``, higher is evicted first."""
-        scores = np.multiply(picked.of(view.blocks.depth), DEPTH_TIE, dtype=np.float64)
-        scores -= self._claims(view, picked)
-        self._score_shared(scores, view, picked)
-        scores += SCALE * _OFF_CHAIN * ~_on_chain(view, picked)
-        scores -= self._steered(view, picked)
-        return scores
-
-    def _steered(self, view: View, picked: Selection) -> Floats:
-        """float64 ``[len(picked)]``: what edges, importance and confidence add, by the weights."""
-        worth = graph_worth(view, self.weights, picked)
-        worth += self.weights.importance * _more_than_ordinary(view, picked)
-        return np.asarray(SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
+        return self._as_of_now(view, picked.of(view.blocks.session)).scores(view, picked)
 
     def terms(self, view: View, picked: Selection) -> Terms:
         """Return the score's terms: the session's rate of return, sharing, the place in the
         chain."""
-        own = -self._claims(view, picked)
+        return self._as_of_now(view, picked.of(view.blocks.session)).terms(view, picked)
+
+    def _as_of_now(self, view: View, wanted: Rows) -> _Scorer:
+        sessions, returns = view.sessions, self._returns
+        rows, size = sessions.among(wanted), sessions.size + 1
+        state, claims = sessions.state[rows], np.full(size, SCALE * np.log(_LEAST_RATE))
+        claims[rows[state == SessionState.RUNNING]] = SCALE * np.log(_RUNNING_RATE)
+        claims[-1] = 0.0
+        ends, begins = np.full(size, _FARTHEST), np.full(size, -np.inf)
+        ends[rows] = _last_depths(view, rows)
+        begins[rows] = sessions.started[rows]
+        quiet = rows[(state != SessionState.RUNNING) & (state != SessionState.ENDED)]
+        waiting = quiet, returns.waiting(sessions, quiet, view.now)
+        strangers = returns.stranger_rates() if (wanted < 0).any() else None
+        return _Scorer(self.weights, claims, waiting, ends, begins, returns.speed, strangers)
+
+
+@dataclass(slots=True)
+class _Scorer:
+    """``LifecyclePolicy`` as of a moment. By session, and last for blocks of none:
+
+    Attributes:
+        known: float64 ``[sessions + 1]``: 1000 · ln of the rate at which it returns, of those that
+            do not wait.
+        waiting: The sessions that do, and how; None: ``known`` has all of them.
+        ends: int32 ``[sessions + 1]``: the depth of its last turn's end.
+        begins: float64 ``[sessions + 1]``: when its last turn began.
+        speed: Model seconds of a second.
+        strangers: float64, by ``AGES``: rates of blocks of no session; None: there are none.
+    """
+
+    weights: ScoreWeights
+    known: Floats
+    waiting: tuple[Rows, Waiting] | None
+    ends: Rows
+    begins: Floats
+    speed: float
+    strangers: Floats | None
+    name: str = "lifecycle"
+
+    def _claims(self) -> Floats:
+        """float64 ``[sessions + 1]``: 1000 · ln of the rate at which each returns."""
+        if self.waiting is not None:
+            (rows, waiting), self.waiting = self.waiting, None
+            self.known[rows] = SCALE * np.log(np.maximum(waiting.rates(), _LEAST_RATE))
+        return self.known
+
+    def observe(self, view: View) -> None:
+        """Learn nothing."""
+
+    def scores(self, view: View, picked: Selection) -> Scores:
+        """float64 ``[len(picked)]``, higher goes first."""
+        scores, off_chain = self._by_session(view, picked)
+        self._score_shared(scores, view, picked)
+        scores += SCALE * _OFF_CHAIN * off_chain
+        scores -= self._steered(view, picked)
+        return scores
+
+    def terms(self, view: View, picked: Selection) -> Terms:
+        """As ``LifecyclePolicy.terms``."""
+        own, off_chain = self._by_session(view, picked)
+        own -= picked.of(view.blocks.depth) * DEPTH_TIE
         shared = own.copy()
         self._score_shared(shared, view, picked)
         return {
             "return_time": own,
             "sharing": shared - own,
             "graph": -self._steered(view, picked),
-            "off_chain": np.where(_on_chain(view, picked), 0.0, SCALE * _OFF_CHAIN),
+            "off_chain": np.where(off_chain, SCALE * _OFF_CHAIN, 0.0),
         }
 
-    def _claims(self, view: View, picked: Selection) -> Floats:
-        """float64 ``[len(picked)]``: 1000 · ln of the rate at which each block's session
-        returns."""
-        session = picked.of(view.blocks.session)
-        worth = np.append(np.log(self._session_rates(view, session)), 0.0)
-        claims = np.take(worth, session, mode="wrap")  # the last one stands for NO_ROW
-        nobodys = np.flatnonzero(session < 0)
-        if nobodys.size:
+    def _by_session(self, view: View, picked: Selection) -> tuple[Floats, Mask]:
+        """float64 ``[len(picked)]``: a tie by depth, less the claim of each block's session; and
+        which of them the next turn cannot match: those behind the end of the last turn (a partial
+        block), and those of a branch that the session left behind."""
+        blocks, session = view.blocks, picked.of(view.blocks.session)
+        scores, off_chain = np.empty(len(picked)), np.empty(len(picked), dtype=np.bool_)
+        core.by_session(
+            picked.of(blocks.depth), session, picked.of(blocks.last_attended),
+            self._claims(), self.ends, self.begins, scores, off_chain,
+        )  # fmt: skip
+        if self.strangers is not None:
+            nobodys = np.flatnonzero(session < 0)
             age = view.now - picked.last_used()[nobodys]
-            claims[nobodys] = np.log(np.maximum(self._returns.stranger_rate(age), _LEAST_RATE))
-        return np.asarray(SCALE * claims)
+            rate = np.interp(np.minimum(age * self.speed, OLDEST), AGES, self.strangers)
+            scores[nobodys] -= SCALE * np.log(np.maximum(rate, _LEAST_RATE))
+        return scores, off_chain
 
-    def _session_rates(self, view: View, wanted: Rows) -> Floats:
-        """float64 ``[sessions.size]``, 1/s; the least rate for sessions that are not ``wanted``."""
-        sessions = view.sessions
-        present = np.zeros(sessions.size + 1, dtype=np.bool_)
-        present[wanted] = True  # NO_ROW lands behind the last
-        rates = np.full(sessions.size, _LEAST_RATE)
-        rows = np.flatnonzero(present[:-1])
-        state = sessions.state[rows]
-        rates[rows[state == SessionState.RUNNING]] = _RUNNING_RATE
-        quiet = rows[(state != SessionState.RUNNING) & (state != SessionState.ENDED)]
-        rates[quiet] = self._returns.rates(sessions, quiet, view.now)
-        return np.asarray(np.maximum(rates, _LEAST_RATE))
+    def _steered(self, view: View, picked: Selection) -> Floats:
+        """float64 ``[len(picked)]``: what edges, importance and confidence add, by the configured
+        weights."""
+        worth = graph_worth(view, self.weights, picked)
+        worth += self.weights.importance * _more_than_ordinary(view, picked)
+        worth -= _USUAL_WORTH
+        worth /= _WORTH
+        np.tanh(worth, out=worth)
+        worth *= SCALE * _STEER
+        return worth
 
     def _score_shared(self, scores: Scores, view: View, picked: Selection) -> None:
         """Score a shared block by at least the rate at which its sessions walk it."""
@@ -294,7 +374,7 @@ class LifecyclePolicy:
         usual = (view.now - idle - shared.of(blocks.created)) / np.maximum(
             shared.of(blocks.walkers), 1
         )
-        seconds = (_IDLE_FACTOR * idle + usual) * self._returns.speed
+        seconds = (_IDLE_FACTOR * idle + usual) * self.speed
         rate = 1.0 / np.maximum(seconds, 1.0)
         scores[places] = np.minimum(scores[places], -SCALE * np.log(rate))
 
@@ -306,21 +386,15 @@ def _more_than_ordinary(view: View, picked: Selection) -> Floats:
     if not len(importance) or importance.min() == importance.max() == _ORDINARY:
         return np.zeros(len(picked))
     session = picked.of(view.blocks.session) + 1  # NO_ROW is the first
-    counts = np.maximum(np.bincount(session), 1)
-    means = np.bincount(session, weights=importance) / counts
+    blocks = picked.blocks_of_each
+    counts = np.maximum(np.bincount(session, weights=blocks), 1)
+    weights = importance if blocks is None else importance * blocks
+    means = np.bincount(session, weights=weights) / counts
     return np.asarray((np.maximum(means, _ORDINARY) - _ORDINARY)[session])
 
 
-def _on_chain(view: View, picked: Selection) -> Mask:
-    """bool ``[len(picked)]``: blocks that their session's next turn may match: no partial block
-    behind its last turn, and no abandoned branch."""
-    blocks, sessions = view.blocks, view.sessions
-    tip = sessions.tip[: sessions.size]
-    idle = sessions.running[: sessions.size] == 0
-    end = np.where(idle & (tip >= 0), blocks.depth[tip], np.iinfo(np.int32).max)
-    end = np.append(end, np.iinfo(np.int32).max)  # the last one stands for NO_ROW
-    began = np.append(sessions.started[: sessions.size], -np.inf)
-    session = picked.of(blocks.session)
-    on_chain = picked.of(blocks.depth) <= np.take(end, session, mode="wrap")
-    on_chain &= picked.of(blocks.last_attended) >= np.take(began, session, mode="wrap")
-    return np.asarray(on_chain)
+def _last_depths(view: View, rows: Rows) -> Rows:
+    """int32 ``[n]``: the depth of the end of each session's last turn; no bound while it runs."""
+    sessions, tip = view.sessions, view.sessions.tip[rows]
+    ended = (sessions.running[rows] == 0) & (tip >= 0)
+    return np.where(ended, view.blocks.depth[tip], _FARTHEST)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -163,7 +163,6 @@ class ProtectionPrice:
     def rank(self, view: View, scores: Scoring) -> bool:
         """Rank the simulated pools as the engine's pool, if it is time to; returns whether it
         was."""
-        keys = view.blocks.keys
         turned = self._walked >= _TURNED * self._capacity
         if view.now - self._ranked_at < _RANK_EVERY_S and not turned:
             return False
@@ -173,7 +172,8 @@ class ProtectionPrice:
         if self._more is not None:
             arms.append((self._more.pool, self._more.share))
         for pool, share in arms:
-            rows = pool.rows(keys)
+            with view.lock:
+                rows = pool.rows(view.blocks.keys)
             pool.adopt(rows, scores(_keeping(view, share), Selection(view.blocks, rows)))
         return True
 
@@ -231,7 +231,7 @@ class ProtectionPrice:
 
     def _would_keep_more(self, view: View, share: float) -> bool:
         """Tell whether a share keeps any block of the pool that the present one does not."""
-        resident = view.blocks.pick(view.blocks.resident(view.engine))
+        resident = view.blocks.holding(view.engine)
         now, then = (
             limits_of_kept(_keeping(view, each), resident) for each in (self._now.share, share)
         )
@@ -239,8 +239,7 @@ class ProtectionPrice:
 
     def _begin_to_try(self, view: View, share: float) -> None:
         arm = _Arm(share, RankedShadow(self._capacity, self._uses))
-        rows = self._now.pool.rows(view.blocks.keys)
-        rows = rows[np.argsort(-self._uses.used[rows], kind="stable")]
+        rows = self._uses.newest_first(self._now.pool.rows(view.blocks.keys))
         arm.pool.restart(rows, view.blocks.keys[rows])
         arm.begin(share)
         self._more = arm
@@ -270,7 +269,7 @@ def _group(view: View, rows: Rows) -> _Group:
 
 
 def _keeping(view: View, share: float | None) -> View:
-    return View(view.tables, view.rules, view.engine, view.now, share)
+    return replace(view, kept_share=share)
 
 
 def _less(share: float) -> float:

@@ -1,4 +1,4 @@
-"""``kvgraph keys``: keys for engines and a sidecar that are on several machines."""
+"""``kvgraph keys``: creates CURVE keys for engines and a sidecar on several machines."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ from ...graph.wire.curve_keys import (
     public_key,
 )
 
-# Makes CURVE keys, in the folders of which ``graph.ipc.curve_keys`` reads them.
-
 _NAME: Final = re.compile(r"[\w.-]{1,64}")
 
 
 def new_sidecar_keys(folder: Path) -> None:
-    """Make a sidecar's folder.
+    """Create a sidecar's key folder.
 
     Raises:
         ConfigError: It has keys already, or cannot be written.
@@ -39,20 +37,23 @@ def new_sidecar_keys(folder: Path) -> None:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         (folder / ALLOWED).mkdir(0o700, exist_ok=True)
         public, secret = zmq.curve_keypair()
-        _write({folder / f"{SIDECAR}{SECRET}": _text(public, secret),
-                folder / f"{SIDECAR}{PUBLIC}": _text(public)})  # fmt: skip
+        _write(
+            {
+                folder / f"{SIDECAR}{SECRET}": _text(public, secret),
+                folder / f"{SIDECAR}{PUBLIC}": _text(public),
+            }
+        )
 
 
 def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
-    """Make an engine's folder, and allow it at the sidecar; returns what allows it there.
+    """Create an engine's key folder and allow it at the sidecar; returns the file that allows it.
 
     Args:
         sidecar: The sidecar's folder.
-        name: Of the engine, there.
+        name: The engine's name at the sidecar.
 
     Raises:
-        ConfigError: The name is none, or taken; or a folder is not as it should be. Nothing is
-            left then.
+        ConfigError: The name is invalid or taken, or a folder is wrong; nothing is left behind.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"engine {name!r}: allowed: 1 to 64 letters, digits, '.', '_' and '-'")
@@ -64,15 +65,19 @@ def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         allowed.parent.mkdir(0o700, exist_ok=True)
         public, secret = zmq.curve_keypair()
-        _write({folder / f"{ENGINE}{SECRET}": _text(public, secret),
+        _write(
+            {
+                folder / f"{ENGINE}{SECRET}": _text(public, secret),
                 folder / f"{ENGINE}{PUBLIC}": _text(public),
                 folder / f"{SIDECAR}{PUBLIC}": _text(own),
-                allowed: _text(public)})  # fmt: skip
+                allowed: _text(public),
+            }
+        )
     return allowed
 
 
 def _text(public: bytes, secret: bytes | None = None) -> str:
-    """A certificate as ZeroMQ's tools write it."""
+    """Format a certificate as ZeroMQ's tools do."""
     lines = ["#   made by `kvgraph keys`", "metadata", "curve"]
     lines.append(f'    public-key = "{public.decode()}"')
     if secret is not None:
@@ -81,7 +86,7 @@ def _text(public: bytes, secret: bytes | None = None) -> str:
 
 
 def _write(texts: dict[Path, str]) -> None:
-    """Write new files for their owner alone, all or none of them."""
+    """Create files readable by their owner only; all or none of them."""
     made: list[Path] = []
     try:
         for path, text in texts.items():

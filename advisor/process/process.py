@@ -1,4 +1,4 @@
-"""Ends the sidecar with the engine that started it."""
+"""Ends with the parent process, limits repeated log lines, and serves HTTP in front of engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ...graph.wire.endpoints import LOOPBACK_HOSTS, is_alive, is_loopback
 
 
 class ParentWatch:
-    """Notices that process ``pid`` is gone, at once if the kernel has pidfds.
+    """Detects that process ``pid`` has ended; immediately if the kernel has pidfds.
 
     Attributes:
         fd: Becomes readable when the process ends; None without pidfds.
@@ -39,25 +39,21 @@ class ParentWatch:
             self.fd = os.pidfd_open(pid)
 
     def is_gone(self, readable: bool = False) -> bool:
-        """Whether the process has ended; ``readable``: ``fd`` was seen to be."""
+        """Whether the process has ended; ``readable``: whether ``fd`` was."""
         self._gone = self._gone or readable or (self.fd is None and not is_alive(self._pid))
         return self._gone
 
     def close(self) -> None:
-        """Give the descriptor back."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
 
-# Log lines that a flood of bad input cannot multiply.
-
-
 class Notices:
-    """Logs a kind of trouble at most once per ``every_s`` seconds, with the number of lines left
-    out.
+    """Logs each kind of problem at most once per ``every_s`` seconds, with the count of omitted
+    lines.
 
-    Kinds are our own words, never input, so that their number is bounded.
+    Kinds are constants, never input, so that their number is bounded.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class Notices:
         self._left_out: dict[str, int] = {}
 
     def warn(self, kind: str, message: str, *args: object) -> None:
-        """Log ``message % args``, unless one of its kind was logged just now."""
+        """Log ``message % args``, unless its kind was logged recently."""
         now = self._clock()
         if now - self._last.get(kind, float("-inf")) < self._every_s:
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
@@ -87,60 +83,56 @@ class Notices:
             self._logger.warning(message, *args)
 
 
-# What a command that listens for requests does before it serves.
-
-_CUT: Final = "ASGI callable returned without completing response"
-"""What uvicorn logs when an answer ends early. We end one so when its engine is gone, and log that
-engine ourselves."""
+_TRUNCATED: Final = "ASGI callable returned without completing response"
+"""uvicorn logs this when an answer ends early. We end an answer early when its engine is gone, and
+log that engine ourselves."""
 
 
 def refuse_remote(host: str, allow_remote: bool) -> None:
-    """Refuse to listen beyond loopback unless ``allow_remote`` allows it.
+    """Refuse to listen beyond loopback unless ``allow_remote`` is set.
 
     Raises:
-        ConfigError: ``host`` is not loopback, and nothing else was allowed.
+        ConfigError: ``host`` is not loopback, and ``allow_remote`` is not set.
     """
     if not (is_loopback(host) or allow_remote):
         raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
 
 
 def log_for_people() -> None:
-    """Log to standard error, without a line for each request of ours or answer that is cut."""
+    """Log to standard error, without lines for our own requests and truncated answers."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
 
 
-def _is_news(line: logging.LogRecord) -> bool:
-    return _CUT not in line.getMessage()
+def _is_worth_logging(line: logging.LogRecord) -> bool:
+    return _TRUNCATED not in line.getMessage()
 
 
-# Serves an application that stands before engines.
+# HTTP serving in front of engines.
 
 PROBES: Final = frozenset({"/health", "/healthz", "/ping"})
-"""Paths at which load balancers and orchestrators ask whether requests may come."""
+"""Paths at which load balancers and orchestrators check readiness."""
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 NOT_READY_S: Final = 5.0
-"""For which a service that is told to stop says so to probes, and serves all the same. Chosen:
-Kubernetes' proxies and most load balancers know by then."""
+"""Seconds for which a stopping service still serves, but tells probes that it is stopping. Chosen:
+Kubernetes' proxies and most load balancers have noticed by then."""
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 _STOP_S: Final = 24
-"""For requests that run then; chosen: Kubernetes gives a pod 30 s in all."""
-_LOOKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
+"""Seconds for running requests to finish; chosen: Kubernetes gives a pod 30 s in all."""
+_CHECKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
 _LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
 _NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class HeadDeadline(H11Protocol):
-    """Cuts a connection whose next request does not begin in time, and one whose answer is not
-    read.
+    """Closes connections that send no request in time, or do not read their answer.
 
     uvicorn's own HTTP/1.1 protocol waits for ever for both.
 
     Attributes:
-        head_s: Seconds for a whole head; chosen: as long as a whole body has.
-        read_s: Seconds for which a client may leave an answer unread for which there is no more
-            room; chosen.
+        head_s: Seconds for a request's whole head; chosen: as long as for a whole body.
+        read_s: Seconds for which a client may leave an answer unread once buffers are full; chosen.
     """
 
     head_s: float = 25.0
@@ -152,36 +144,34 @@ class HeadDeadline(H11Protocol):
         self._reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._wait_no_more()
-        self._watch_no_more()
+        self._cancel_timer()
+        self._cancel_watch()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Note that an answer was written: the next request may come."""
+        """Wait for the next request after an answer was written."""
         super().on_response_complete()
         self._wait_for_head()
 
     def pause_writing(self) -> None:
-        """Note that the client reads more slowly than its answer comes."""
+        """Watch a client that reads more slowly than its answer is produced."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Note that it has read on."""
-        self._watch_no_more()
+        """Stop watching a client that has read on."""
+        self._cancel_watch()
         super().resume_writing()
 
     def _wait_for_head(self) -> None:
-        self._wait_no_more()
+        self._cancel_timer()
         self._timer = self.loop.call_later(self.head_s, self._cut_if_waiting)
 
-    def _wait_no_more(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
@@ -189,21 +179,21 @@ class HeadDeadline(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             reset(self.transport)
 
-    def _watch_reader(self, looks: int = _LOOKS) -> None:
-        self._watch_no_more()
-        wait_s = self.read_s / _LOOKS
-        self._reading = self.loop.call_later(wait_s, self._look_at_reader, self._unread, looks - 1)
+    def _watch_reader(self, checks: int = _CHECKS) -> None:
+        self._cancel_watch()
+        wait_s = self.read_s / _CHECKS
+        self._reading = self.loop.call_later(wait_s, self._check_reader, self._unread, checks - 1)
 
-    def _watch_no_more(self) -> None:
+    def _cancel_watch(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
 
-    def _look_at_reader(self, before: int, looks: int) -> None:
-        """Cut a client that has read too little since each of the last looks."""
+    def _check_reader(self, before: int, checks: int) -> None:
+        """Close the connection of a client that read too little since the last checks."""
         if before - self._unread >= _LEAST_READ:  # the kernels' buffers filled, or it is slow
-            self._watch_reader(_LOOKS - 1)
-        elif looks > 0:
-            self._watch_reader(looks)
+            self._watch_reader(_CHECKS - 1)
+        elif checks > 0:
+            self._watch_reader(checks)
         else:
             reset(self.transport)
 
@@ -214,12 +204,12 @@ class HeadDeadline(H11Protocol):
         return self.transport.get_write_buffer_size() + held
 
 
-class Front:
-    """ASGI middleware: lets methods of APIs pass, and tells probes when the service ends.
+class ApiGate:
+    """ASGI middleware: allows only API methods, and tells probes when the service is stopping.
 
     Args:
-        app: Answers requests, probes among them.
-        hosts: By which names it is addressed; None: by any. Probes may use others.
+        app: Answers requests, probes included.
+        hosts: Host names under which it may be addressed; None: any. Probes may use others.
 
     Attributes:
         leaving: Whether it was told to stop.
@@ -233,14 +223,14 @@ class Front:
             self._guarded = TrustedHosts(app, hosts, "--allowed-host")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or have it answered."""
+        """Answer a request, or pass it to the application."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         is_probe = scope["path"] in PROBES
         if scope["method"] not in METHODS:
             allowed = ", ".join(METHODS)
-            said = {"message": f"method not allowed; allowed: {allowed}", "code": 405}
-            refusal = JSONResponse({"error": said}, 405, {"Allow": allowed})
+            body = {"message": f"method not allowed; allowed: {allowed}", "code": 405}
+            refusal = JSONResponse({"error": body}, 405, {"Allow": allowed})
             return await refusal(scope, receive, send)
         if is_probe and self.leaving:
             return await JSONResponse({"status": "stopping"}, 503)(scope, receive, send)
@@ -248,32 +238,31 @@ class Front:
 
 
 class _Server(uvicorn.Server):
-    """Ends after probes have heard so; at once, if it is interrupted or told again."""
+    """Stops some time after probes were told; at once on an interrupt or a second signal."""
 
-    def __init__(self, config: uvicorn.Config, front: Front) -> None:
+    def __init__(self, config: uvicorn.Config, front: ApiGate) -> None:
         super().__init__(config)
         self._front = front
         self._until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
         if sig != signal.SIGTERM or self._front.leaving:
             return super().handle_exit(sig, frame)
         self._until = time.monotonic() + NOT_READY_S
         self._front.leaving = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end now."""
+        """Whether to stop now."""
         if self._front.leaving and time.monotonic() >= self._until:
             super().handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)
 
 
 def checked_hosts(names: Sequence[str]) -> list[str]:
-    """The same names of hosts.
+    """Return ``names`` if all are valid host names.
 
     Raises:
-        ConfigError: One is none.
+        ConfigError: A name is invalid.
     """
     for name in names:
         if not _NAME.fullmatch(name) and not _is_ipv6(name):
@@ -292,15 +281,15 @@ def _is_ipv6(name: str) -> bool:
 
 
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
-    """Serve until told to stop, and then finish what runs.
+    """Serve until told to stop, then finish running requests.
 
     Args:
-        allowed_hosts: Names under which it is addressed too, as by a reverse proxy. Beyond
-            loopback any name will do if there are none.
+        allowed_hosts: Further host names, such as a reverse proxy's. Beyond loopback, any name is
+            accepted if there are none.
     """
     # A page of another origin must not reach engines through a browser on this machine.
     guards = is_loopback(host) or allowed_hosts
-    front = Front(app, [*LOOPBACK_HOSTS, host, *allowed_hosts] if guards else None)
+    front = ApiGate(app, [*LOOPBACK_HOSTS, host, *allowed_hosts] if guards else None)
     config = uvicorn.Config(
         front, host=host, port=port, http=HeadDeadline, ws="none", lifespan="on", log_config=None,
         access_log=False, server_header=False, h11_max_incomplete_event_size=_MOST_HEADERS,

@@ -1,4 +1,4 @@
-"""Keeps the graph on disk: restored at the start, saved now and then and at the end."""
+"""Keeps the graph on disk: restores it at the start, saves it periodically and at the end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class SnapshotKeeper:
-    """Saves ``graph`` to ``path`` every ``interval_s``, from a thread of its own.
+    """Saves ``graph`` to ``path`` every ``interval_s`` seconds, on its own thread.
 
-    A disk that is full or read-only costs one log line, until it works again: the sidecar serves
-    from memory.
+    A full or read-only disk costs one log line, until it works again: the sidecar serves from
+    memory.
     """
 
     def __init__(
@@ -39,8 +39,7 @@ class SnapshotKeeper:
         self.counters: Counter[str] = Counter()
 
     def restore(self) -> None:
-        """Fill the empty graph from the last snapshot; without a good one it starts empty, and
-        sets that one aside as ``NAME.refused``."""
+        """Fill the empty graph from the last snapshot; a bad one is renamed to ``NAME.refused``."""
         if self._path is None or not os.path.lexists(self._path):
             return
         try:
@@ -55,7 +54,7 @@ class SnapshotKeeper:
         logger.info("graph restored from %s", self._path)
 
     def save(self) -> None:
-        """Save now, unless nothing changed since the last time."""
+        """Save now, unless nothing changed since the last save."""
         version = self._graph.changes.total
         if self._path is None or version == self._saved_version:
             return
@@ -70,7 +69,7 @@ class SnapshotKeeper:
         self.counters["saved"] += 1
 
     def status(self) -> dict[str, Any]:
-        """Where it is kept, how old the last good one is, and what is wrong."""
+        """Path, age of the last good snapshot, and the present error."""
         saved_at = self._saved_at
         return {
             "path": None if self._path is None else str(self._path),
@@ -79,7 +78,7 @@ class SnapshotKeeper:
         }
 
     def start(self) -> None:
-        """Begin to save every interval, if there is somewhere to save to."""
+        """Start saving periodically, if there is a path."""
         if self._path is not None:
             self._thread.start()
 
@@ -102,7 +101,7 @@ class SnapshotKeeper:
 
 
 def _set_aside(path: Path) -> str:
-    """Keep a refused snapshot under another name, over an older one; says so, for the log."""
+    """Rename a refused snapshot, replacing an older one; returns a note for the log."""
     aside = path.with_name(f"{path.name}.refused")
     try:
         if not path.is_file():

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import importlib.util
-from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from .orders import NEVER, depths, next_uses
+from ...graph.compiled import core
+from .orders import depths
 from .trace import Ints, ReplayError, Trace
 
 # vLLM's own eviction, without service times: the fast path.
+
+Starts = npt.NDArray[np.int64]
 
 
 def lru_hits(trace: Trace, capacity: int) -> Ints:
@@ -23,49 +24,27 @@ def lru_hits(trace: Trace, capacity: int) -> Ints:
     head, and when it ends all of them come back tail first. ``simulator.simulate`` with an
     ``LruOrder`` says the same, slower.
     """
-    return lru_matches(trace.chains(), trace.matchable.tolist(), capacity)
+    return lru_matches(trace.starts, trace.blocks, trace.matchable, capacity)
 
 
-def lru_matches(chains: Sequence[Sequence[int]], limits: Sequence[int], capacity: int) -> Ints:
-    """``lru_hits`` of plain chains, of which a match may cover at most ``limits`` blocks."""
-    hits = np.empty(len(chains), dtype=np.int32)
-    cache: OrderedDict[int, None] = OrderedDict()
-    room = capacity
-    for request, chain in enumerate(chains):
-        resident = _resident(chain, cache)
-        hits[request] = min(resident, limits[request])
-        if len(chain) > capacity:  # vLLM refuses what can never fit
-            hits[request] = 0
-            continue
-        room -= len(chain) - resident
-        if room < 0:
-            _evict(cache, chain[:resident], -room)
-            room = 0
-        touch = cache.move_to_end
-        cache.update(dict.fromkeys(reversed(chain[resident:])))
-        for block in reversed(chain[:resident]):
-            touch(block)
+def lru_matches(starts: Starts, blocks: Ints, limits: Ints, capacity: int) -> Ints:
+    """``lru_hits`` of plain chains, of which a match may cover at most ``limits`` blocks.
+
+    Args:
+        starts: ``[chains + 1]``: where in ``blocks`` each begins, and the last one ends.
+        blocks: Block ids, from 0 on.
+    """
+    hits = np.zeros(len(limits), dtype=np.int32)
+    known = int(blocks.max()) + 1 if len(blocks) else 0
+    core.lru(
+        np.ascontiguousarray(starts, dtype=np.int64),
+        np.ascontiguousarray(blocks, dtype=np.int32),
+        np.ascontiguousarray(limits, dtype=np.int32),
+        known,
+        capacity,
+        hits,
+    )
     return hits
-
-
-def _resident(chain: Sequence[int], cache: OrderedDict[int, None]) -> int:
-    """How many blocks of a chain are cached: under LRU they are always its first ones."""
-    count = 0
-    for block in chain:
-        if block not in cache:
-            break
-        count += 1
-    return count
-
-
-def _evict(cache: OrderedDict[int, None], kept: Sequence[int], count: int) -> None:
-    pinned = set(kept)
-    while count:
-        block, _ = cache.popitem(last=False)
-        if block in pinned:
-            cache[block] = None  # it is about to be touched anyway
-        else:
-            count -= 1
 
 
 def belady_hits(trace: Trace, capacity: int) -> Ints:
@@ -75,23 +54,17 @@ def belady_hits(trace: Trace, capacity: int) -> Ints:
     More than an engine can reach: a request's own blocks need no place here while it runs. What an
     engine that knows the future could do is ``foresight.BeladyOrder``.
     """
-    uses, depth = next_uses(trace), depths(trace)
-    limits = trace.matchable.tolist()
     hits = np.zeros(len(trace), dtype=np.int32)
-    due: dict[int, int] = {}  # cached block → request that uses it next
-    heap: list[tuple[int, int, int]] = []
-    for request, chain in enumerate(trace.chains()):
-        hits[request] = _matched(chain[: limits[request]], due)
-        for block, coming in zip(chain, uses[request], strict=True):
-            if coming == NEVER:
-                due.pop(block, None)
-            else:
-                due[block] = coming
-                heapq.heappush(heap, (-coming, -depth[block], block))
-        while len(due) > capacity:
-            coming, _, block = heapq.heappop(heap)
-            if due.get(block) == -coming:
-                del due[block]
+    core.belady(
+        np.ascontiguousarray(trace.starts, dtype=np.int64),
+        np.ascontiguousarray(trace.blocks, dtype=np.int32),
+        np.ascontiguousarray(trace.matchable, dtype=np.int32),
+        trace.num_blocks,
+        capacity,
+        np.ascontiguousarray(trace.prompts, dtype=np.int32),
+        np.array(depths(trace), dtype=np.int32),
+        hits,
+    )
     return hits
 
 
@@ -106,29 +79,24 @@ def infinite_for_multi_turn_hits(trace: Trace, capacity: int) -> Ints:
 
     What protecting every returning session could gain at most on top of LRU.
     """
-    exempt = _blocks_of_multi_turn(trace)
-    chains, limits = trace.chains(), trace.matchable
+    exempt, limits = _blocks_of_multi_turn(trace)[trace.blocks], trace.matchable
+    lengths = np.diff(trace.starts)
+    chain = np.repeat(np.arange(len(trace)), lengths)
     # Who comes back walked a block's parents too, so the exempt blocks of a chain are its first.
-    heads = np.array([sum(exempt[block] for block in chain) for chain in chains])
-    rests = [chain[head:] for chain, head in zip(chains, heads.tolist(), strict=True)]
-    behind = lru_matches(rests, np.maximum(limits - heads, 0).tolist(), capacity)
+    heads = np.bincount(chain[exempt], minlength=len(trace))
+    starts = np.concatenate([[0], np.cumsum(lengths - heads)])
+    rests = trace.blocks[~exempt]
+    behind = lru_matches(starts, rests, np.maximum(limits - heads, 0), capacity)
     first = np.minimum(infinite_hits(trace), heads)
     return np.where(first == heads, np.minimum(heads + behind, limits), first).astype(np.int32)
 
 
-def _matched(chain: list[int], cached: dict[int, int]) -> int:
-    for count, block in enumerate(chain):
-        if block not in cached:
-            return count
-    return len(chain)
-
-
-def _blocks_of_multi_turn(trace: Trace) -> list[bool]:
+def _blocks_of_multi_turn(trace: Trace) -> npt.NDArray[np.bool_]:
+    """bool ``[blocks known]``: those of sessions with several turns."""
     several = (np.bincount(trace.session) > 1)[trace.session]
     exempt = np.zeros(trace.num_blocks, dtype=np.bool_)
     exempt[trace.blocks[np.repeat(several, np.diff(trace.starts))]] = True
-    marks: list[bool] = exempt.tolist()
-    return marks
+    return exempt
 
 
 # The literature's eviction algorithms, through libcachesim, with prefix matching on top.

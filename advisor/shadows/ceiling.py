@@ -66,7 +66,7 @@ class RequestWindow:
 
     def __init__(self) -> None:
         self._asked: deque[Walked] = deque()
-        self._blocks = 0
+        self._blocks = self._since = 0
 
     def add(
         self, keys: Keys, reach: int, found: int, there: int = 0, counts: array[int] | None = None
@@ -81,13 +81,22 @@ class RequestWindow:
 
     def _add(self, asked: Walked) -> None:
         self._asked.append(asked)
+        self._since += 1
         self._blocks += len(asked.keys)
         while self._blocks > MOST_BLOCKS and len(self._asked) > 1:
             self._blocks -= len(self._asked.popleft().keys)
 
+    def begin(self) -> None:
+        """Note that policies' shadows follow from now on: see ``since_begun``."""
+        self._since = 0
+
     def taken(self) -> list[Walked]:
-        """The present content, for ``ceiling``, which may take its time elsewhere."""
+        """The present content, for whoever may take their time elsewhere."""
         return list(self._asked)
+
+    def since_begun(self) -> list[Walked]:
+        """As ``taken``, without what came before the last ``begin``."""
+        return list(self._asked)[max(0, len(self._asked) - self._since) :]
 
 
 def blocks_asked(window: Sequence[Walked]) -> int:

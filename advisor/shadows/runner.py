@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 from array import array
@@ -140,29 +141,31 @@ class ShadowSet:
         policies: Those that rank shadows, the live one first.
         copies: That fit into the engine's colder tiers.
         guard: Sees to it that LRU ranks where it finds more.
+        awake: Whether policies' shadows follow from the start; LRU's, which rank nothing, always
+            do. See ``wake``.
 
     Attributes:
+        awake: Whether they do now.
         asked, ours: Blocks that all sessions asked for, and what the live pool found.
         sampled: Blocks that sessions of the sample asked for.
     """
 
     def __init__(
-        self, blocks: int, policies: Sequence[Policy], copies: int = 0, guard: Guarding = _no_guard
+        self,
+        blocks: int,
+        policies: Sequence[Policy],
+        copies: int = 0,
+        guard: Guarding = _no_guard,
+        awake: bool = True,
     ) -> None:
         self.blocks, self.copies, self._guard = blocks, copies, guard
-        self.sample = SessionSample()
+        self.awake = awake
         self.lru = [lru_pool(blocks, capacity) for capacity in CAPACITIES]
-        self._uses = Uses()  # of the sample: what all policies' pools follow
-        self.ranked = policy_pools(self.lru, policies, guard, self._uses)
-        self.otherwise: PolicyPool | None = None
         if copies:
             both = blocks + copies
-            room = LruPool("lru + tiers", both / blocks, both, has_tiers=True)
-            self.lru.append(room)
-            self.ranked += [
-                policy_pool(room, f"{each.name} + tiers", each, guard, self._uses)
-                for each in policies[:1]
-            ]
+            self.lru.append(LruPool("lru + tiers", both / blocks, both, has_tiers=True))
+        self.otherwise: PolicyPool | None = None
+        self._begin(policies)
         self._stack = LruStack([each.blocks for each in self.lru])
         self.window = RequestWindow()
         self.asked = self.ours = self.sampled = 0
@@ -172,6 +175,39 @@ class ShadowSet:
         controls = [in_sample(each.name) for each in self.lru]
         names = [each.name for each in self.pools]
         self.steps = StepSums((*_COUNTED, *controls, *names, OTHERWISE), STEP_S, _STEPS)
+
+    def _begin(self, policies: Sequence[Policy]) -> None:
+        """Have a pool for each policy, all of them empty."""
+        self.sample = SessionSample()
+        self._uses = Uses()  # of the sample: what all policies' pools follow
+        guard, (*sizes, largest) = self._guard, self.lru
+        self.ranked = policy_pools(sizes if self.copies else self.lru, policies, guard, self._uses)
+        if self.copies:
+            self.ranked += [
+                policy_pool(largest, f"{each.name} + tiers", each, guard, self._uses)
+                for each in policies[:1]
+            ]
+        if not self.awake:
+            for each in self.ranked:
+                each.since = math.inf
+
+    def wake(self, policies: Sequence[Policy], view: View) -> None:
+        """Have policies' shadows follow from now on, and hold what the live pool does."""
+        self.awake = True
+        self._begin(policies)
+        newest_first, keys = _newest_first(view), view.blocks.keys
+        self._uses.use(newest_first, keys[newest_first])
+        self.sample.seeded(newest_first, keys[newest_first])
+        for each in self.ranked:
+            each.since, each.before = view.now, self._counted(each.beside)
+        self.window.begin()
+        self.belady, self.beside_belady = Ceiling(), {}
+
+    def sleep(self, policies: Sequence[Policy]) -> None:
+        """Have policies' shadows follow nothing until ``wake``, and take no room."""
+        self.awake = False
+        self.weigh_alike()
+        self._begin(policies)
 
     @property
     def pools(self) -> list[LruPool | PolicyPool]:
@@ -185,7 +221,7 @@ class ShadowSet:
 
     def hear(self, heard: Heard) -> None:
         """Follow a request that began or ended."""
-        followed = self.sample.has(heard.session)
+        followed = self.awake and self.sample.has(heard.session)
         if followed:
             new = slice(0 if heard.found >= 0 else heard.reach, None)  # its start told the others
             self.sample.walked(heard.session, heard.rows[new], heard.keys[new])
@@ -231,6 +267,8 @@ class ShadowSet:
         """The share of all sessions' blocks that a shadow would have found; None before any."""
         if isinstance(pool, LruPool):
             return pool.found / self.asked if self.asked else None
+        if not self.awake:
+            return None
         heard = self.heard_by(pool)
         return for_all(pool.found, heard.control, heard.sampled, heard.known, heard.asked)
 
@@ -267,6 +305,8 @@ class ShadowSet:
             for name, (known, _) in by_lru.items()
         }
         for pool, hits in zip(self.ranked, of_policies, strict=True):
+            if not self.awake:
+                continue
             known, control = by_lru[pool.beside.name]
             share = for_all(hits, control, sampled, known, asked)
             found[pool.name] = Beside(sampled, hits, share)
@@ -296,8 +336,9 @@ class ShadowSet:
         """Fill all shadows with what the live pool holds, the last used on top."""
         newest_first, keys = _newest_first(view), view.blocks.keys
         self._stack.use(newest_first, keys[newest_first])
-        self._uses.use(newest_first, keys[newest_first])
-        self.sample.seeded(newest_first, keys[newest_first])
+        if self.awake:
+            self._uses.use(newest_first, keys[newest_first])
+            self.sample.seeded(newest_first, keys[newest_first])
 
     def weigh_otherwise(self, weights: OtherWeights, view: View) -> None:
         """Follow other weights from now on, in a pool that holds what the live one does; whatever
@@ -319,7 +360,7 @@ class ShadowSet:
         """Rank what each policy's shadow holds again, and resize it to what the sample now asks
         for; shadow by shadow."""
         blocks = view.blocks
-        resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
+        resident = blocks.holding(view.engine).rows
         part = self.sample.part_of(resident, blocks.keys[resident])
         for each in self.of_policies:
             each.pool.resize(max(1, round(self.blocks * each.capacity * part)))
@@ -329,7 +370,7 @@ class ShadowSet:
 
 def _newest_first(view: View) -> Rows:
     """int32: the blocks of the live pool, the last used first."""
-    resident = view.blocks.pick(view.blocks.resident(view.engine))
+    resident = view.blocks.holding(view.engine)
     return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 
 
@@ -343,6 +384,7 @@ _RANK_AT_LEAST_EVERY_S: Final = 64.0  # chosen
 _CEILING_EVERY_S: Final = 60.0
 _CEILINGS_SHARE: Final = 1 / 60  # of a core, for all ceilings; chosen
 _ASKED_LATELY_S: Final = 120.0  # a ceiling is worked out only while somebody looks
+_FOLLOWED_S: Final = 600.0  # after the last look policies' shadows still follow; chosen
 
 
 class ShadowRunner:
@@ -352,6 +394,8 @@ class ShadowRunner:
         graph: The graph that the engines tell.
         clock: Monotonic seconds, the graph's clock.
         cpu: Seconds of a processor core that the calling thread has used.
+        always: Whether policies' shadows follow although nobody looks: what they find while nobody
+            does, nobody asks for.
 
     Attributes:
         sets: engine → its shadows; read it under ``lock``.
@@ -366,8 +410,10 @@ class ShadowRunner:
         graph: KVCacheGraph,
         clock: Callable[[], float],
         cpu: Callable[[], float] = time.thread_time,
+        *,
+        always: bool = False,
     ) -> None:
-        self._graph = graph
+        self._graph, self._always = graph, always
         self._clock, self._cpu = clock, cpu
         self._notices = Notices(logger, clock)
         self._stopping = threading.Event()
@@ -405,8 +451,10 @@ class ShadowRunner:
 
     def weigh_otherwise(self, weights: OtherWeights) -> None:
         """Follow other weights from now on, instead of those that were followed before."""
+        self.looked()
         with self._graph.lock, self.lock:
             self.otherwise = weights
+            self._wake_or_sleep()
             for engine, shadows in self.sets.items():
                 if (column := self._graph.tables.engines.get(engine)) is not None:
                     shadows.weigh_otherwise(weights, self._view(column))
@@ -431,6 +479,9 @@ class ShadowRunner:
                 if (shadows := self.sets.get(name)) is not None:
                     shadows.hear(each)
                     self._stirred.add(name)
+        if any(each.awake != self._is_watched() for each in self.sets.values()):
+            with self._graph.lock, self.lock:
+                self._wake_or_sleep()
         self._rank()
         self.spent_s = self._cpu() - began
         self._spent += self.spent_s
@@ -445,7 +496,10 @@ class ShadowRunner:
         self._next_ranking = now + self.rank_every_s
         stirred, self._stirred = self._stirred, set()
         for engine in stirred & self.sets.keys():
-            if (column := self._graph.tables.engines.get(engine)) is not None:
+            if (
+                self.sets[engine].awake
+                and (column := self._graph.tables.engines.get(engine)) is not None
+            ):
                 self._in_slices(self.sets[engine].ranking(self._view(column)))
 
     def _in_slices(self, work: Iterator[None]) -> None:
@@ -466,13 +520,31 @@ class ShadowRunner:
             copies = self._copies(column)
             before = self.sets.get(engine)
             if before is None or (before.blocks, before.copies) != (blocks, copies):
-                before = ShadowSet(blocks, self._policies(), copies, _guarding(self._graph, column))
+                guard, awake = _guarding(self._graph, column), self._is_watched()
+                before = ShadowSet(blocks, self._policies(), copies, guard, awake)
                 before.hold_what_is_there(self._view(column))
-                if self.otherwise is not None:
+                if self.otherwise is not None and awake:
                     before.weigh_otherwise(self.otherwise, self._view(column))
             kept[engine] = before
         with self.lock:
             self.sets = kept
+
+    def _is_watched(self) -> bool:
+        return self._always or self._clock() - self._looked <= _FOLLOWED_S
+
+    def _wake_or_sleep(self) -> None:
+        """Have policies' shadows follow while somebody looks, and else not; with both locks."""
+        watched, engines = self._is_watched(), self._graph.tables.engines
+        for engine, shadows in self.sets.items():
+            if shadows.awake == watched or (column := engines.get(engine)) is None:
+                continue
+            if not watched:
+                shadows.sleep(self._policies())
+                continue
+            self.rank_every_s = INTERVAL_S
+            shadows.wake(self._policies(), self._view(column))
+            if self.otherwise is not None:
+                shadows.weigh_otherwise(self.otherwise, self._view(column))
 
     def _copies(self, column: int) -> int:
         """How many copies fit into an engine's colder tiers."""
@@ -504,7 +576,7 @@ class ShadowRunner:
         began = self._cpu()
         for shadows in list(self.sets.values()):
             with self.lock:
-                window, capacity = shadows.remembered()
+                window, capacity = shadows.window.since_begun(), shadows.blocks
                 beside = shadows.beside(window)
             found = ceiling(window, capacity + shadows.copies)
             with self.lock:
@@ -529,7 +601,7 @@ class ShadowRunner:
         half of the sessions often find something else than all of them (``kvgraph bench
         dashboard``).
         """
-        if self.sets and self.rank_every_s < _RANK_AT_LEAST_EVERY_S:
+        if self._is_watched() and self.sets and self.rank_every_s < _RANK_AT_LEAST_EVERY_S:
             self.rank_every_s *= 2
             logger.info(
                 "shadows are ranked every %g s from now on: they took too long",
@@ -537,7 +609,7 @@ class ShadowRunner:
             )
             return
         with self.lock:
-            halved = [engine for engine, each in self.sets.items() if each.halve()]
+            halved = [name for name, each in self.sets.items() if each.awake and each.halve()]
         if halved:
             logger.info("policies' shadows follow half as many sessions: they took too long")
 

@@ -1,6 +1,6 @@
-"""The sidecar's ends of the wire: who may connect, and what arrives and leaves in which order.
+"""The sidecar's sockets: who may connect, and in which order messages are applied.
 
-``front`` is where engines connect; ``subscriber`` and ``publisher`` serve those with our hook,
-``kv_event_source`` those without: what it hears is brought in order by ``kv_order``, and asked for
-again by ``kv_replay``.
+Engines connect at ``front``; ``subscriber`` and ``publisher`` serve those with our hook,
+``kv_events`` those without. ``kv_order`` puts the latter's batches in order and requests missing
+ones again.
 """

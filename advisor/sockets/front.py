@@ -1,4 +1,4 @@
-"""``Front``: the socket that engines connect to."""
+"""The socket that engines connect to, and authentication at TCP endpoints."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from ...graph.wire.curve_keys import SidecarKeys
 from ...graph.wire.endpoints import is_ipv6
 from ...graph.wire.frames import MAX_FRAME_BYTES
 
-# Lets only those speak at a tcp endpoint who know the token, or whose keys are allowed.
-#
-# An ipc socket belongs to its owner (0600); every user reaches a loopback port. So a tcp
-# endpoint asks for ZeroMQ's PLAIN handshake, or where the sidecar has keys for CURVE's, in
-# which nothing is in clear; and this answers it (ZAP, https://rfc.zeromq.org/spec/27): whoever
-# is not let in is refused before a message takes any memory.
+# An ipc socket belongs to its owner (0600), but every user can reach a loopback port. So a TCP
+# endpoint requires ZeroMQ's PLAIN handshake with a token, or its encrypted CURVE handshake if the
+# sidecar has keys. Both are answered here (ZAP, https://rfc.zeromq.org/spec/27): a connection is
+# refused before a message takes any memory.
 
 _ZAP: Final = "inproc://zeromq.zap.01"
 _PLAIN: Final = 8  # version, request id, domain, address, identity, mechanism, name, password
@@ -34,16 +32,16 @@ _CURVE: Final = 7  # … mechanism, public key
 _MECHANISM: Final = 5  # its place
 
 
-class Door:
-    """Answers ZeroMQ's question whether a connection may be made; used by the loop's thread only.
+class Authenticator:
+    """Authenticates connections for ZeroMQ (ZAP); used by the loop's thread only.
 
     Args:
         context: The context of the guarded sockets.
-        token: What callers must know, if there are no keys.
-        keys: Those of the sidecar; whose keys lie beside them is let in.
+        token: The token that callers must know, unless there are keys.
+        keys: The sidecar's keys; engines whose keys it allows may connect.
 
     Attributes:
-        refused: Connections that were refused.
+        refused: Number of refused connections.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class Door:
         self.socket.bind(_ZAP)
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Let ``socket``, not bound yet, take only connections that this door lets in."""
+        """Make an unbound ``socket`` accept only connections authenticated here."""
         if self._keys is not None:
             self._keys.guard(socket)
         else:
@@ -67,43 +65,41 @@ class Door:
         socket.setsockopt(zmq.ZAP_DOMAIN, b"kvgraph")
 
     def answer(self, limit: int) -> None:
-        """Answer up to ``limit`` connections that are being made."""
+        """Answer up to ``limit`` pending handshakes."""
         for _ in range(limit):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self.socket.send_multipart(self._judge(request))
+            self.socket.send_multipart(self._reply_to(request))
 
     def close(self) -> None:
-        """Close the socket; nobody gets in from here on."""
+        """Close the socket; no further connection is accepted."""
         self.socket.close(linger=0)
 
-    def _judge(self, request: list[bytes]) -> list[bytes]:
+    def _reply_to(self, request: list[bytes]) -> list[bytes]:
         version, number = [*request, b"", b""][:2]
-        if self._lets_in(request):
+        if self._is_allowed(request):
             return [version, number, b"200", b"OK", b"engine", b""]
         self.refused += 1
         return [version, number, b"400", b"the token is wrong, or the key not allowed", b"", b""]
 
-    def _lets_in(self, request: list[bytes]) -> bool:
+    def _is_allowed(self, request: list[bytes]) -> bool:
         if self._keys is None:
             return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)
-        asks_by_key = len(request) == _CURVE and request[_MECHANISM] == b"CURVE"
-        return asks_by_key and z85.encode(request[-1]) in self._keys.allowed()
+        is_curve = len(request) == _CURVE and request[_MECHANISM] == b"CURVE"
+        return is_curve and z85.encode(request[-1]) in self._keys.allowed()
 
-
-# Binds ZeroMQ endpoints, and removes what they leave behind.
 
 _LOCKED_S: Final = 5.0  # a start or an end of another sidecar takes milliseconds; chosen
 _AGAIN_S: Final = 0.005
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the endpoint to connect to; an ipc socket is for its owner only (0600).
+    """Bind, and return the endpoint to connect to; an ipc socket is for its owner only (0600).
 
     Raises:
-        ConfigError: Somebody else serves there, or the address cannot be bound.
+        ConfigError: Another process serves there, or the address cannot be bound.
     """
     try:
         if endpoint.startswith("ipc://"):
@@ -117,13 +113,12 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 def unlink(endpoint: str) -> None:
-    """Remove the file of an ipc endpoint, which ZeroMQ leaves behind; not that of a sidecar that
-    was started there meanwhile."""
+    """Remove an ipc endpoint's file, unless another sidecar serves it by now."""
     if not endpoint.startswith("ipc://"):
         return
     path = Path(endpoint.removeprefix("ipc://"))
-    with contextlib.suppress(OSError, ConfigError), _alone_at(path):
-        if not _somebody_listens(path):
+    with contextlib.suppress(OSError, ConfigError), _locked_path(path):
+        if not _is_served(path):
             path.unlink(missing_ok=True)
 
 
@@ -133,8 +128,8 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # ZeroMQ would silently take the path away from a sidecar that serves it, and two that
         # start at one moment would both find nobody there.
-        with _alone_at(path):
-            if _somebody_listens(path):
+        with _locked_path(path):
+            if _is_served(path):
                 raise ConfigError(f"sidecar.endpoint = {endpoint!r}: another sidecar serves it")
             umask = os.umask(0o177)
             try:
@@ -149,12 +144,12 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 @contextlib.contextmanager
-def _alone_at(path: Path) -> Iterator[None]:
-    """Hold a lock beside a socket's path while somebody looks who is there, and binds.
+def _locked_path(path: Path) -> Iterator[None]:
+    """Hold a lock beside a socket's path, while checking who listens there and binding.
 
     Raises:
         ConfigError: Another process holds it for too long.
-        OSError: There can be no lock.
+        OSError: The lock file cannot be made.
     """
     lock, until = path.with_name(f"{path.name}.lock"), time.monotonic() + _LOCKED_S
     while (held := _locked(lock)) is None:
@@ -169,11 +164,11 @@ def _alone_at(path: Path) -> Iterator[None]:
 
 
 def _locked(lock: Path) -> int | None:
-    """An open lock file that is ours alone; None if it is another process's."""
+    """Lock the file and return its descriptor; None if another process holds it."""
     number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it removed the file: a lock on that one keeps nobody out any more.
+        # The previous holder removed the file: a lock on it excludes no other process.
         if os.path.samestat(os.fstat(number), lock.lstat()):
             return number
     except (BlockingIOError, FileNotFoundError):
@@ -182,7 +177,7 @@ def _locked(lock: Path) -> int | None:
     return None
 
 
-def _somebody_listens(path: Path) -> bool:
+def _is_served(path: Path) -> bool:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"sidecar.endpoint: {str(path)!r} exists and is not a socket")
@@ -198,35 +193,35 @@ def _somebody_listens(path: Path) -> bool:
 
 
 RCVHWM: Final = 256
-"""Messages of an engine held for a sidecar that falls behind: three seconds."""
+"""Messages queued per engine while the sidecar falls behind: three seconds' worth."""
 _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 
-class Front:
-    """The bound ROUTER, and the door before a tcp endpoint; used by the loop's thread only.
+class EngineListener:
+    """The bound ROUTER socket, with authentication at a TCP endpoint; for the loop's thread only.
 
     Args:
         endpoint: Where to listen.
-        token: Opens a tcp endpoint, if there are no keys.
-        keys: Of those that a tcp endpoint lets in.
+        token: The token of a TCP endpoint without keys.
+        keys: The sidecar's keys, for a TCP endpoint.
 
     Attributes:
-        context: Makes all sockets of the sidecar; their owners close them before ``close``.
+        context: Creates all of the sidecar's sockets; their owners close them before ``close``.
         endpoint: Where engines connect.
 
     Raises:
-        ConfigError: The address cannot be had.
+        ConfigError: The address cannot be bound.
     """
 
     def __init__(self, endpoint: str, token: str, keys: SidecarKeys | None = None) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = new_router(self.context)
         is_tcp = endpoint.startswith("tcp://")
-        self._door = Door(self.context, token, keys) if is_tcp else None
+        self._authenticator = Authenticator(self.context, token, keys) if is_tcp else None
         self.endpoint = ""
         try:
-            if self._door is not None:
-                self._door.guard(self.socket)
+            if self._authenticator is not None:
+                self._authenticator.guard(self.socket)
             if is_ipv6(endpoint):
                 self.socket.setsockopt(zmq.IPV6, 1)
             self.endpoint = bind(self.socket, endpoint)
@@ -236,31 +231,31 @@ class Front:
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """What to poll."""
-        return [self.socket, *([self._door.socket] if self._door else [])]
+        """Sockets to poll."""
+        return [self.socket, *([self._authenticator.socket] if self._authenticator else [])]
 
     @property
     def is_tcp(self) -> bool:
-        """Whether a door stands before it."""
-        return self._door is not None
+        """Whether it listens at a TCP endpoint, which authenticates engines."""
+        return self._authenticator is not None
 
-    def answer_the_door(self, limit: int) -> None:
-        """Answer up to ``limit`` processes that ask to connect."""
-        if self._door is not None:
-            self._door.answer(limit)
+    def answer_handshakes(self, limit: int) -> None:
+        """Answer up to ``limit`` pending handshakes."""
+        if self._authenticator is not None:
+            self._authenticator.answer(limit)
 
     def close(self) -> None:
-        """Close the sockets, and leave no file behind."""
+        """Close the sockets and remove their files."""
         self.socket.close(linger=0)
-        if self._door is not None:
-            self._door.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self.context.term()
         if self.endpoint:
             unlink(self.endpoint)
 
 
 def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """The socket that engines talk to, not bound yet."""
+    """An unbound ROUTER socket for engines."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, RCVHWM)

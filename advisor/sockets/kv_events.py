@@ -1,10 +1,10 @@
-"""Watches an engine without our hook, through vLLM's own KV-event publisher.
+"""Follows an engine without our hook through vLLM's own KV-event publisher.
 
-Its PUB socket gives ``[topic, seq, batch]``; a request ``[b"", first seq]`` to its replay ROUTER
-gives ``[b"", topic, seq, batch]`` for what it still has, and an END marker of sequence −1
-(``vllm.distributed.kv_events``); older ones, and SGLang, leave the topic out. That ROUTER drops
-silently under load, and END proves nothing: what counts is that the numbers are contiguous. Events
-of one publisher are therefore applied only in their order, and if a batch cannot be had again, that
+The publisher's PUB socket sends ``[topic, seq, batch]``; a request ``[b"", first seq]`` to its
+replay ROUTER returns ``[b"", topic, seq, batch]`` for each batch it still has, and an END marker of
+sequence −1 (``vllm.distributed.kv_events``); older versions, and SGLang, omit the topic. That
+ROUTER drops messages silently under load, and END proves nothing: only contiguous numbers do. A
+publisher's events are therefore applied strictly in order, and if a batch cannot be recovered, the
 engine's residency is forgotten.
 """
 
@@ -36,13 +36,11 @@ from .kv_order import (
 )
 from .subscriber import SequenceTracker
 
-# ``KvSubscription``: the live end of vLLM's KV-event publisher.
-
 _MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class KvSubscription:
-    """A SUB socket, and the state of its connection; for one thread only."""
+    """A SUB socket and its connection state; for one thread only."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: str) -> None:
         self._sub = new_socket(context, zmq.SUB, MAX_PENDING)
@@ -52,11 +50,11 @@ class KvSubscription:
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """What to poll."""
+        """Sockets to poll."""
         return [self._sub, self._monitor]
 
     def read(self, limit: int) -> Generator[list[bytes], None, bool]:
-        """Frames of up to ``limit`` batches; the generator's value is whether that was all."""
+        """Yield the frames of up to ``limit`` batches; returns whether the socket is drained."""
         for _ in range(limit):
             try:
                 frames = self._sub.recv_multipart(zmq.NOBLOCK)
@@ -66,13 +64,12 @@ class KvSubscription:
         return False
 
     def changes(self) -> Iterator[bool]:
-        """Changes of the connection, in order: True if it was made, False if it was lost."""
+        """Connection changes in order: True if it was made, False if it was lost."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def close(self) -> None:
-        """Close the sockets."""
         self._sub.disable_monitor()
         self._monitor.close(linger=0)
         self._sub.close(linger=0)
@@ -81,20 +78,20 @@ class KvSubscription:
 logger = logging.getLogger(__name__)
 
 Observed = list[AnyEvent] | None
-"""Events to apply, or None: forget everything that was known of this engine's residency."""
+"""Events to apply; None: forget the engine's residency."""
 
 
 class KvEventSource:
-    """One publisher's events, in order and without holes.
+    """One publisher's events, in order and without gaps.
 
     Args:
-        context: Makes the sockets; only the thread that calls ``receive`` may use this object.
-        config: Where the publisher is, and its replay socket if it has one.
-        replay_timeout_s: An attempt to have a gap filled ends when nothing came for so long.
+        context: Creates the sockets; only the thread that calls ``receive`` may use this object.
+        config: The publisher's endpoint, and its replay endpoint if it has one.
+        replay_timeout_s: A replay attempt ends after this many seconds without a message.
 
     Attributes:
         last_seen: When its last message arrived; None before the first.
-        last_left_out: Why an event was left out last; ``kv_left_out`` counts them.
+        last_left_out: Why the last skipped event was skipped; ``kv_left_out`` counts them.
     """
 
     def __init__(
@@ -118,31 +115,31 @@ class KvEventSource:
 
     @property
     def state(self) -> SourceState:
-        """The state for a status page."""
+        """How much of the engine's residency is known."""
         return self._order.state
 
     @property
     def sequence(self) -> SequenceTracker:
-        """Its sequence numbers: gaps, and what was missed."""
+        """The publisher's sequence numbers: gaps and missed batches."""
         return self._order.sequence
 
     @property
     def replays(self) -> int:
-        """How often batches were asked for again."""
+        """How many replays were requested."""
         return self._replay.requests
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """What to poll; changes when a replay starts or the publisher does."""
+        """Sockets to poll; they change when a replay or the publisher starts."""
         return [*self._live.sockets, *([self._replay.socket] if self._replay.socket else [])]
 
     @property
     def deadline(self) -> float | None:
-        """When ``receive`` should be called even if nothing arrived."""
+        """When ``receive`` should be called even if nothing arrives."""
         return self._replay.deadline
 
     def receive(self, limit: int) -> Iterator[Observed]:
-        """What has arrived, up to about ``limit`` batches, as it is to be applied."""
+        """Events to apply, from up to about ``limit`` batches that arrived."""
         for batch in self._in_order(limit):
             decoder = self._order.life.decoder
             if batch is None:
@@ -165,11 +162,10 @@ class KvEventSource:
             yield from self._order.next_attempt("no answer")
 
     def lost_step(self) -> None:
-        """Note that something of what arrived was not applied."""
+        """Note that a received batch was not applied."""
         self._order.left_out()
 
     def close(self) -> None:
-        """Close the sockets."""
         self._live.close()
         self._replay.close()
 
@@ -184,7 +180,7 @@ class KvEventSource:
                 self._order.connected()
 
     def _read_live(self, limit: int) -> Generator[Batch, None, bool]:
-        """Takes up to ``limit`` live batches; its value is whether that was all."""
+        """Yield up to ``limit`` live batches; returns whether the socket is drained."""
         batches = self._live.read(limit)
         while True:
             try:
@@ -206,7 +202,7 @@ class KvEventSource:
             self._refuse(error)
             return
         if seq == 0:
-            yield from self._order.meet_first(_digest(frames[2]))
+            yield from self._order.take_first(_digest(frames[2]))
         yield from self._order.take_live(seq, events)
 
     def _take_replayed(self, frames: list[bytes]) -> Iterator[Batch]:
@@ -230,7 +226,7 @@ class KvEventSource:
         yield from self._order.take_replayed(seq, events)
 
     def _note_left_out(self) -> None:
-        """Count what the decoder left out since the last call."""
+        """Count events that the decoder has skipped since the last call."""
         decoder = self._order.life.decoder
         if not decoder.left_out:
             return

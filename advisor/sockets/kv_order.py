@@ -1,4 +1,4 @@
-"""``KvOrder``: puts one publisher's batches in order, without holes."""
+"""Puts one publisher's KV-event batches in order, and requests missing ones again."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ from ...graph.wire.kv_events import KvEvent, KvEventDecoder
 from ..process.process import Notices
 from .subscriber import Arrival, SequenceTracker
 
-# ``KvReplay``: asks a publisher of KV events again for batches that were missed.
-
 MAX_ATTEMPTS: Final = 5  # per gap; chosen
 REPLAY_TIMEOUT_S: Final = 0.5  # chosen
 MAX_PENDING: Final = 10_000
-"""Live batches that wait for a replay, at most."""
+"""Most live batches that wait for a replay."""
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvReplay:
-    """Asks for one gap at a time, a few times; live batches wait meanwhile.
+    """Requests one gap at a time from a publisher, a few times; live batches wait meanwhile.
 
-    It does not know the order of batches: the source says what is missing, and takes what waits.
+    It does not know the order of batches: ``KvOrder`` says what is missing and takes what waits.
 
     Args:
-        endpoint: The publisher's replay socket; None if it has none: then nothing is asked.
-        timeout_s: An attempt ends when nothing came for so many seconds.
+        endpoint: The publisher's replay socket; None if it has none: then nothing is requested.
+        timeout_s: An attempt ends after this many seconds without a message.
 
     Attributes:
         active: Whether a gap is being filled.
-        attempts: Requests for this gap.
+        attempts: Requests for the present gap.
         requests: All requests so far.
     """
 
@@ -66,50 +64,50 @@ class KvReplay:
 
     @property
     def deadline(self) -> float | None:
-        """When this attempt ends; None while nothing is missing."""
+        """When the present attempt ends; None without a gap."""
         return self._deadline if self.active else None
 
     @property
     def is_late(self) -> bool:
-        """Whether an attempt is due to end."""
+        """Whether the present attempt has timed out."""
         return self.active and self._clock() >= self._deadline
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no further attempt is worth it."""
+        """Whether the gap has had its last attempt."""
         return self.attempts >= MAX_ATTEMPTS
 
     @property
     def waiting(self) -> int:
-        """How many live batches wait."""
+        """Number of live batches that wait."""
         return len(self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """Whether more batches wait than allowed."""
+        """Whether more live batches wait than allowed."""
         return len(self._waiting) > MAX_PENDING
 
     def start(self) -> None:
-        """Begin to ask for what is missing; ``ask`` for it."""
+        """Begin to fill a gap; call ``ask`` next."""
         self.active = True
         self.attempts = 0
 
     def ask(self, first: int) -> None:
-        """Ask for everything from number ``first`` on."""
+        """Request everything from number ``first`` on."""
         self.attempts += 1
         self.requests += 1
-        self.goes_on()
+        self.restart_timeout()
         if self.socket is None:
             self.socket = self._connected()
         with contextlib.suppress(zmq.Again):  # nobody there: the deadline counts it as an attempt
             self.socket.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)
 
-    def goes_on(self) -> None:
-        """Note that something came: the attempt's time starts again."""
+    def restart_timeout(self) -> None:
+        """Restart the attempt's timeout after a message."""
         self._deadline = self._clock() + self._timeout_s
 
     def read(self, limit: int) -> Iterator[list[bytes]]:
-        """Frames that have arrived, ``limit`` messages at most, while this socket is open."""
+        """Yield the frames of up to ``limit`` messages that arrived, while the socket is open."""
         socket = self.socket
         for _ in range(limit):
             if socket is None or self.socket is not socket:
@@ -124,31 +122,30 @@ class KvReplay:
         self._waiting[seq] = events
 
     def release(self, seq: int) -> list[KvEvent] | None:
-        """The batch of this number, if it waits."""
+        """Take the waiting batch with this number; None without one."""
         return self._waiting.pop(seq, None)
 
     def drop_before(self, seq: int) -> None:
-        """Forget batches whose turn has passed."""
+        """Drop waiting batches with lower numbers."""
         for held in [each for each in self._waiting if each < seq]:
             del self._waiting[held]
 
     def end(self) -> None:
-        """Note that the gap is filled, or need not be."""
+        """Note that the gap is filled, or irrelevant."""
         self.active = False
 
     def give_up(self) -> dict[int, list[KvEvent]]:
-        """Leave the gap; returns the batches that waited."""
+        """Abandon the gap; returns the batches that waited."""
         held, self._waiting = self._waiting, {}
         self.close()
         return held
 
     def reset(self) -> None:
-        """Start again for another run of the publisher: nothing is missing."""
+        """Start over for a new run of the publisher."""
         self._waiting = {}
         self.close()
 
     def close(self) -> None:
-        """Close the socket."""
         self.active = False
         if self.socket is not None:
             self.socket.close(linger=0)
@@ -161,12 +158,12 @@ class KvReplay:
 
 
 def is_end(frames: list[bytes]) -> bool:
-    """Whether a replayed message says that it is the last; it does not say that all came."""
+    """Whether a replayed message is the END marker, which does not prove that all batches came."""
     return len(frames) in (3, 4) and frames[-2] == _END
 
 
 def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, hwm: int) -> zmq.Socket[bytes]:
-    """A socket that holds so many messages, of a bounded size each."""
+    """A socket with a bounded queue and message size."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, hwm)
@@ -177,7 +174,7 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, hwm: int) -> 
 logger = logging.getLogger(__name__)
 
 Batch = list[KvEvent] | None
-"""A publisher's events, or None: forget everything that was known of this engine's residency."""
+"""A publisher's events; None: forget the engine's residency."""
 
 
 class SourceState(StrEnum):
@@ -191,12 +188,12 @@ class SourceState(StrEnum):
 
 
 @dataclass(slots=True)
-class Life:
-    """One run of a publisher, from its start to its end: it numbers its batches from 0.
+class PublisherRun:
+    """One run of a publisher, whose batches are numbered from 0.
 
     Attributes:
-        known: How much of it was seen.
-        joining: Whether none of its batches was applied yet.
+        known: How much of the run was seen.
+        joining: Whether no batch of it was applied yet.
         first: Digest of its batch 0, if that was seen.
     """
 
@@ -207,23 +204,23 @@ class Life:
 
 
 class KvOrder:
-    """Follows a publisher's sequence, and decides what becomes of each batch.
+    """Follows a publisher's sequence numbers, and decides what happens to each batch.
 
-    It opens no socket: it has ``replay`` ask for what is missing.
+    It opens no socket: ``replay`` requests what is missing.
 
     Args:
-        name: The publisher's name, for the log.
-        counters: Counts what happens, besides its owner's counts.
+        name: The publisher's name in the log.
+        counters: Where to count what happens; shared with the owner.
 
     Attributes:
-        life: The present run of the publisher.
+        life: The publisher's present run.
     """
 
     def __init__(
         self, name: str, replay: KvReplay, counters: Counter[str], clock: Callable[[], float]
     ) -> None:
         self.sequence = SequenceTracker()
-        self.life = Life(SourceState.WAITING)
+        self.life = PublisherRun(SourceState.WAITING)
         self._name = name
         self._replay = replay
         self._counters = counters
@@ -235,22 +232,21 @@ class KvOrder:
         return SourceState.REPLAYING if self._replay.active else self.life.known
 
     def begin(self, known: SourceState) -> None:
-        """Start from nothing: the publisher was started anew."""
-        self.life = Life(known)
+        """Start over: the publisher was restarted."""
+        self.life = PublisherRun(known)
         self.sequence.expected = 0
         self._replay.reset()
 
     def connected(self) -> None:
-        """Note that a publisher is there: what it sent before is missing."""
+        """Note a new connection; earlier batches are missing."""
         if self.life.known is SourceState.WAITING:
             logger.info("watching KV events at %s", self._name)
             self.life.known = SourceState.FOLLOWING
             if self._replay.is_possible:
                 self._start_replay()
 
-    def meet_first(self, digest: bytes) -> Iterator[Batch]:
-        """Take a batch 0; if its content differs from before, the publisher was restarted
-        unseen."""
+    def take_first(self, digest: bytes) -> Iterator[Batch]:
+        """Take a batch 0; if its content changed, the publisher was restarted unnoticed."""
         known = self.life.first
         if known != digest and (known is not None or self._expected > 0):
             self._counters["kv_restarts"] += 1
@@ -259,7 +255,6 @@ class KvOrder:
         self.life.first = digest
 
     def take_live(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
-        """Take a live batch."""
         if self._replay.active:
             yield from self._hold(seq, events)
         elif self.sequence.classify(seq) is Arrival.GAP:
@@ -269,20 +264,19 @@ class KvOrder:
             yield events
 
     def left_out(self) -> None:
-        """Note that an event was left out that may have said what the engine's pool holds."""
+        """Note that an event about the engine's pool may have been skipped."""
         if self.life.known is SourceState.FOLLOWING:
             self.life.known = SourceState.PARTIAL
 
     def wants(self, seq: int) -> bool:
-        """Whether a replayed batch is next; otherwise it is known, or the next attempt asks
-        for it."""
+        """Whether a replayed batch is next; others are known, or requested by the next attempt."""
         return self.sequence.classify(seq) is Arrival.NEXT
 
     def take_replayed(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
         """Take a replayed batch that is next."""
         self.life.joining = False
         self.sequence.accept(seq)
-        self._replay.goes_on()
+        self._replay.restart_timeout()
         yield events
         yield from self._flush()
 
@@ -318,13 +312,12 @@ class KvOrder:
         self._ask()
 
     def _ask(self) -> None:
-        """Ask for everything from the first missing number."""
+        """Request everything from the first missing number on."""
         self._counters["kv_replays"] += 1
         self._replay.ask(self._expected)
 
     def skip_lost_beginning(self, seq: int) -> None:
-        """Take a first replayed batch; a publisher that kept only its newest batches is known from
-        here on."""
+        """Take the first replayed number as the start, if the publisher dropped older batches."""
         if seq == 0 or not self.life.joining or self._expected > 0:
             return
         self.sequence.expected = seq
@@ -333,7 +326,7 @@ class KvOrder:
         self._counters["kv_joined_late"] += 1
 
     def end_of_replay(self) -> Iterator[Batch]:
-        """Note that the publisher says it has sent all."""
+        """Handle the publisher's END marker."""
         if not self._replay.active:
             return  # END of an attempt whose gap was filled before it ended
         if not self._replay.waiting:
@@ -343,14 +336,14 @@ class KvOrder:
         yield from self.next_attempt("holes in the replay")
 
     def next_attempt(self, why: str) -> Iterator[Batch]:
-        """Ask once more, or give up."""
+        """Request once more, or give up."""
         if self._replay.is_exhausted:
             yield from self._give_up(why)
         else:
             self._ask()
 
     def _flush(self) -> Iterator[Batch]:
-        """Apply held batches that are next now; the gap is filled once none is left."""
+        """Apply waiting batches that are next; the gap is filled once none is left."""
         while (events := self._replay.release(self._expected)) is not None:
             self.sequence.accept(self._expected)
             yield events
@@ -359,7 +352,7 @@ class KvOrder:
             self._replay.end()
 
     def _give_up(self, why: str) -> Iterator[Batch]:
-        """Leave the gap: forget what was known, and continue from the newest unbroken run."""
+        """Abandon the gap: forget the residency, and continue from the newest contiguous run."""
         self._lose(SourceState.DEGRADED, why)
         self._counters["kv_replays_failed"] += 1
         held = self._replay.give_up()
@@ -376,6 +369,9 @@ class KvOrder:
     def _lose(self, state: SourceState, why: str) -> None:
         self.life.known = state
         self._notices.warn(
-            "lost", "KV events of %s were lost (%s): its picture is %s",
-            self._name, why, state.value,
-        )  # fmt: skip
+            "lost",
+            "KV events of %s were lost (%s): its picture is %s",
+            self._name,
+            why,
+            state.value,
+        )

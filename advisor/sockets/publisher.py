@@ -1,4 +1,4 @@
-"""Sends the advice: rankings, prefetches and resync requests, over the events' own ROUTER."""
+"""Sends advice (rankings, prefetches, admission, resync requests) over the engines' ROUTER."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from ..planner import PrefetchOrder
 from .subscriber import Peer
 
 TIPS_S: Final = 10.0
-"""Seconds for which engines are asked to tell requests by their tips; chosen."""
+"""Seconds for which engines are asked to report tips only; chosen."""
 
-_NO_WORD: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
+_NO_ADVICE: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 
 
 class AdvicePublisher:
-    """Sends each engine its newest ranking, or a few bytes when that has not changed.
+    """Sends each engine its newest ranking, or a few bytes if it has not changed.
 
-    Nothing here waits: what an engine cannot take now is dropped and counted, and the next
-    ranking supersedes it anyway.
+    Sending never blocks: what an engine cannot take now is dropped and counted, and the next
+    ranking supersedes it.
 
     Args:
         socket: The bound ROUTER, with ``ROUTER_MANDATORY`` set; used by the calling thread only.
-        clock: Monotonic seconds, the clock that rankings are dated in.
+        clock: Monotonic seconds, as in the rankings' ``ts``.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], clock: Callable[[], float]) -> None:
@@ -53,7 +53,7 @@ class AdvicePublisher:
         self._epoch: dict[bytes, int] = {}  # the last ranking that an engine was sent whole
         self._ts: dict[bytes, float] = {}
         self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
-        self._admitted: dict[bytes, float] = {}  # when the last word on room was true
+        self._admitted: dict[bytes, float] = {}  # ``ts`` of the last admission advice sent
         self._tips_asked = float("-inf")
         self._content_key = ContentKey(secrets.token_bytes(32))
         self._keyed: dict[bytes, bool] = {}  # engines, and whether they took the key
@@ -64,9 +64,9 @@ class AdvicePublisher:
         peers: Iterable[Peer],
         rankings: Mapping[str, EvictionRanking],
         wanted: Mapping[str, PrefetchOrder],
-        admissions: Mapping[str, AdmissionAdvice] = _NO_WORD,
+        admissions: Mapping[str, AdmissionAdvice] = _NO_ADVICE,
     ) -> None:
-        """Send every synced peer what is new: its ranking, what to bring back, its room."""
+        """Send each synced peer its new ranking, prefetch order and admission advice."""
         peers = list(peers)
         self._forget_all_but({peer.identity for peer in peers})
         for peer in peers:
@@ -81,16 +81,16 @@ class AdvicePublisher:
                 self._send_admission(peer.identity, word)
 
     def take_unreachable(self) -> set[bytes]:
-        """Engines that had no connection when they were last written to; each is returned once."""
+        """Engines found disconnected when last written to; each is returned once."""
         gone, self._unreachable = self._unreachable, set()
         return gone
 
     def request_resync(self, identity: bytes, reason: str) -> None:
-        """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
+        """Ask the engine at ``identity`` to send its hello and list its blocks again."""
         self._send(identity, ResyncRequest(reason))
 
     def ask_for_tips(self, peers: Iterable[Peer]) -> None:
-        """Ask engines to tell requests by their tips for a while, before an earlier wish ends."""
+        """Ask engines to report tips only for a while, renewed before it ends."""
         now = self._clock()
         if now - self._tips_asked >= TIPS_S / 4:
             self._tips_asked = now
@@ -99,7 +99,7 @@ class AdvicePublisher:
             self.counters["tips_asked"] += 1
 
     def give_key(self, peers: Iterable[Peer]) -> None:
-        """Send engines the key for digests of what salted prompts say, each once."""
+        """Send each engine, once, the key for content digests of salted prompts."""
         for peer in peers:
             if peer.synced and not self._keyed.get(peer.identity):
                 self._keyed[peer.identity] = self._send(peer.identity, self._content_key)
@@ -122,9 +122,9 @@ class AdvicePublisher:
         self.counters["rankings" if whole else "still_valid"] += 1
 
     def _send_order(self, identity: bytes, order: PrefetchOrder) -> None:
-        """Send what to bring back, each round while there is something, and once when that is over.
+        """Send a prefetch order, and an empty one once there is nothing left to prefetch.
 
-        An engine that had no room for all of an order waits for the next one.
+        An engine without room for a whole order waits for the next one.
         """
         before = self._wanted.get(identity)
         told = len(before.keys) if before is not None else 0

@@ -1,4 +1,4 @@
-"""The engines' end of the wire: receives batches, tracks their sequence, asks for a resync."""
+"""Receives engines' batches, follows their sequence numbers, and requests resyncs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ from ...graph.wire.events import (
 from ...graph.wire.frames import EventMessage
 from ..process.process import Notices
 
-# Sequence numbers of one publisher: what is next, what is repeated, what is missing.
-
 
 class Arrival(Enum):
-    """How a sequence number relates to those before it."""
+    """How a sequence number relates to the expected one."""
 
     NEXT = "next"
     DUPLICATE = "duplicate"  # or reordered: its place has passed
@@ -39,13 +37,13 @@ class Arrival(Enum):
 
 
 class SequenceTracker:
-    """Follows one publisher's numbers, which rise by one with each batch.
+    """Follows one publisher's sequence numbers, which rise by one with each batch.
 
     Attributes:
-        expected: The number that continues the sequence; None accepts any as the first.
-        gaps: Times that numbers were missing.
-        missed: Numbers that were missing.
-        duplicates: Numbers seen again, or too late.
+        expected: The next number; None accepts any.
+        gaps: How often numbers were missing.
+        missed: How many numbers were missing.
+        duplicates: Numbers that were repeated or came too late.
     """
 
     __slots__ = ("duplicates", "expected", "gaps", "missed")
@@ -57,13 +55,13 @@ class SequenceTracker:
         self.duplicates = 0
 
     def classify(self, seq: int) -> Arrival:
-        """What ``seq`` is, without taking it."""
+        """Classify ``seq`` without changing anything."""
         if self.expected is None or seq == self.expected:
             return Arrival.NEXT
         return Arrival.DUPLICATE if seq < self.expected else Arrival.GAP
 
     def accept(self, seq: int) -> Arrival:
-        """Take ``seq``: count what it shows, and expect the number after it."""
+        """Take ``seq``: count gaps and duplicates, and expect the number after it."""
         arrival = self.classify(seq)
         if arrival is Arrival.DUPLICATE:
             self.duplicates += 1
@@ -75,27 +73,24 @@ class SequenceTracker:
         return arrival
 
 
-# The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet,
-# ``LostEngines`` went.
-
 RESYNC_EVERY_S: Final = 0.5  # seconds between two requests, at least; chosen
-_PATIENT_RESYNCS: Final = 4  # after so many in vain, the pauses between them double; chosen
+_PATIENT_RESYNCS: Final = 4  # after this many in vain, pauses double; chosen
 _LONGEST_PAUSE_S: Final = 30.0
 _REST: Final = 10.0  # seconds between two listings per second that the last one took; chosen
-_STEADY_S: Final = 10.0  # in step for so long, an engine lost what it lost by chance; chosen
-_STRANGERS: Final = 256  # identities whose last answer is remembered; chosen
+_STEADY_S: Final = 10.0  # synced for this long: the next loss is by chance; chosen
+_UNKNOWN: Final = 256  # identities whose last answer is remembered; chosen
 _LOST: Final = 16  # engines that went are remembered, the last ones; chosen
 
 
 @dataclass(slots=True)
 class Peer:
-    """One engine process that said hello.
+    """One engine process that sent a hello.
 
     Attributes:
-        engine: Stable id of the process, which anyone may know: see ``engine_id``.
-        synced: Whether our picture of its residency is complete; advice is withheld until then.
-        last_seen: When its last new batch arrived, in our clock's seconds.
-        heard: How many of its batches the graph knows: those that it lost count.
+        engine: Public id of the process; see ``engine_id``.
+        synced: Whether its residency is known completely; advice is withheld until then.
+        last_seen: When its last new batch arrived, in the sidecar's clock.
+        heard: Sequence position up to which the graph knows its batches; lost ones count.
     """
 
     identity: bytes
@@ -121,8 +116,7 @@ class Peer:
 
     @property
     def resync_pause_s(self) -> float:
-        """Seconds to wait before asking again: longer if asking did not help for long, and if it
-        cost much."""
+        """Seconds until the next resync request: longer if earlier ones failed or cost much."""
         doubled = min(max(0, self.fruitless - _PATIENT_RESYNCS), 10)
         pause_s = max(RESYNC_EVERY_S * 2**doubled, _REST * self.listing_s)
         return float(min(pause_s, _LONGEST_PAUSE_S))
@@ -135,23 +129,25 @@ class Peer:
 
 
 def engine_id(identity: bytes) -> str:
-    """The public name of a socket identity, which must stay secret: whoever knew it could take the
-    engine's place."""
+    """An engine's public id, derived from its socket identity, which must stay secret.
+
+    Whoever knew the identity could take the engine's place.
+    """
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
-class Strangers:
-    """Remembers when each was answered, so that none is answered all the time."""
+class UnknownPeers:
+    """When each unknown sender was last answered, so that answers are rate-limited."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answered: FIFOCache[bytes, float] = FIFOCache(_STRANGERS)
+        self._answered: FIFOCache[bytes, float] = FIFOCache(_UNKNOWN)
 
     def __len__(self) -> int:
         return len(self._answered)
 
     def note_answer(self, identity: bytes) -> bool:
-        """Note that one is answered now; False if it was answered just before, and must wait."""
+        """Note an answer now; False if it was answered just before and must wait."""
         now = self._clock()
         if now - self._answered.get(identity, float("-inf")) < RESYNC_EVERY_S:
             return False
@@ -159,43 +155,39 @@ class Strangers:
         return True
 
     def forget(self, identity: bytes) -> None:
-        """Forget one that said hello."""
+        """Forget a sender that sent a hello."""
         self._answered.pop(identity, None)
 
 
 class LostEngines:
-    """Engines that went, or fell silent, and did not come back, by the names that they give
-    themselves."""
+    """Engines that disconnected or timed out and did not return, by their own names."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._went: dict[str, float] = {}  # the last to go is the last
 
     def went(self, name: str) -> None:
-        """Note that an engine went."""
+        """Note that an engine is gone."""
         self._went.pop(name, None)
         self._went[name] = self._clock()
         if len(self._went) > _LOST:
             del self._went[next(iter(self._went))]
 
     def came(self, name: str) -> None:
-        """Note that an engine is there."""
+        """Note that an engine is connected."""
         self._went.pop(name, None)
 
     def ago(self) -> dict[str, float]:
-        """Seconds since each went, by name; on any thread."""
+        """Name → seconds since the engine went; callable from any thread."""
         now = self._clock()
         return {name: now - at for name, at in self._went.copy().items()}
 
 
-# ``BatchReader``: decodes frames into events; counts and logs what is refused, by reason.
-
-
 class BatchReader:
-    """Decodes batches of any engine.
+    """Decodes frames into events, and counts and logs refusals by reason.
 
     Args:
-        counters: Counts messages, events, and what was refused by reason.
+        counters: Counts messages, events and refusals.
     """
 
     def __init__(self, counters: Counter[str], notices: Notices) -> None:
@@ -232,14 +224,14 @@ class BatchReader:
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[bytes, str], None]
+Send = Callable[[bytes, str], None]
 
 
-class Heard(NamedTuple):
-    """What one batch says.
+class ReceivedBatch(NamedTuple):
+    """Events to apply from one engine's batch.
 
     Attributes:
-        batches: How many batches its engine has sent with this one.
+        batches: Batches that the engine has sent, this one included.
     """
 
     engine: str
@@ -248,28 +240,27 @@ class Heard(NamedTuple):
 
 
 class EventSubscriber:
-    """Turns what arrives at the sidecar's ROUTER into (engine, events).
+    """Receives the ROUTER's messages as events by engine.
 
-    Garbage is dropped and counted by reason. A batch from an identity that never said hello, or
-    one that follows a gap, makes us ask that engine to say hello and list its blocks again.
+    Malformed messages are dropped and counted. An engine whose batch comes before its hello, or
+    after a gap, is asked to send its hello and list its blocks again.
 
     Args:
         socket: The bound ROUTER; only the thread that calls ``receive`` may use it.
         request_resync: Sends a ``ResyncRequest`` with a reason to an identity.
         refuse: Sends a ``Refused`` with a reason to an identity.
-        capacity: Engines known at once; more are refused and counted.
+        capacity: Most engines served at once; others are refused and counted.
 
     Attributes:
-        is_patient: No resync is asked for: a list of all blocks, from engines whose events were
-            more than could be taken in, would cost more of them. Their advice is withheld
-            meanwhile.
+        is_patient: Whether resyncs are postponed: under overload, a list of all blocks would cost
+            more events. Advice is withheld meanwhile.
     """
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        request_resync: Tell,
-        refuse: Tell,
+        request_resync: Send,
+        refuse: Send,
         clock: Callable[[], float],
         *,
         engine_timeout_s: float,
@@ -280,7 +271,7 @@ class EventSubscriber:
         self._clock = clock
         self._timeout_s = engine_timeout_s
         self._capacity = capacity
-        self._strangers, self._notices = Strangers(clock), Notices(logger, clock)
+        self._unknown_peers, self._notices = UnknownPeers(clock), Notices(logger, clock)
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
@@ -290,15 +281,15 @@ class EventSubscriber:
 
     @property
     def peers(self) -> list[Peer]:
-        """The engines that are known now (a copy, safe to walk from another thread)."""
+        """A copy of the known engines, callable from any thread."""
         return list(self._peers.copy().values())
 
-    def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[Heard]:
-        """Messages that have arrived, to apply in order.
+    def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[ReceivedBatch]:
+        """Events that arrived, to apply in order.
 
         Args:
-            limit: So many at most; the others wait in the socket.
-            seconds: No message is read after so many seconds, however long the caller takes.
+            limit: Most messages to read; the rest waits in the socket.
+            seconds: Stop reading after this time, however long the caller takes.
         """
         self._emptied_at = None
         until = self._clock() + seconds
@@ -313,13 +304,13 @@ class EventSubscriber:
             events = self._take(identity, frames)
             if events:
                 peer = self._peers[identity]
-                yield Heard(peer.engine, events, peer.sequence.expected or 0)
+                yield ReceivedBatch(peer.engine, events, peer.sequence.expected or 0)
 
     def expire(self) -> list[str]:
         """Forget engines that have been silent for too long; returns their ids.
 
-        Silence is judged at the moment when the socket was last read empty: after a stall of our
-        own, the engines' messages wait there.
+        Silence is measured up to when the socket was last drained: after a stall of the sidecar,
+        the engines' messages still wait there.
         """
         if self._emptied_at is None:
             return []
@@ -327,7 +318,7 @@ class EventSubscriber:
         gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
         return self._forget(gone, "silent")
 
-    def hang_up(self, identities: set[bytes]) -> list[str]:
+    def drop_disconnected(self, identities: set[bytes]) -> list[str]:
         """Forget engines whose connection is gone; returns their ids."""
         gone = [peer for peer in self._peers.values() if peer.identity in identities]
         return self._forget(gone, "gone")
@@ -341,15 +332,15 @@ class EventSubscriber:
         return [peer.engine for peer in gone]
 
     def next_expiry(self) -> float | None:
-        """When the next engine will have been silent for too long, if none speaks until then."""
+        """When the next engine times out if none sends anything; None without engines."""
         return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
 
     def peer(self, engine: str) -> Peer | None:
-        """The engine of that id, if it is known now."""
+        """The engine with this id; None if unknown."""
         return next((each for each in self.peers if each.engine == engine), None)
 
-    def lose(self, engine: str) -> None:
-        """Withhold advice from ``engine``, whose residency is uncertain, and ask for a resync."""
+    def withhold_advice(self, engine: str) -> None:
+        """Withhold advice from ``engine``, whose residency is uncertain, and request a resync."""
         if (peer := self.peer(engine)) is not None:
             peer.synced = False
             self._resync(peer, "apply failed")
@@ -359,30 +350,30 @@ class EventSubscriber:
         if message is None:
             return []
         peer = self._peers.get(identity)
-        return self._meet(identity, message) if peer is None else self._follow(peer, message)
+        return self._accept_peer(identity, message) if peer is None else self._follow(peer, message)
 
-    def _meet(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
-        """Take the first batch of an identity: it must begin with a hello."""
+    def _accept_peer(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
+        """Take the first batch of an identity, which must contain a hello."""
         events = message.events
         start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
         if start is None:
             self.counters["batches_before_hello"] += 1
             if events:
-                self._ask_stranger(identity)
+                self._ask_unknown_peer(identity)
             return []
         if len(self._peers) >= self._capacity:
             self.counters["engines_refused"] += 1
-            self._turn_away(identity)
+            self._refuse_peer(identity)
             return []
         hello, now = events[start], self._clock()
         assert isinstance(hello, EngineHello)
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
         self._peers[identity] = peer
-        self._strangers.forget(identity)
+        self._unknown_peers.forget(identity)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
         _warn_of_hashing(self._notices, hello.model, self.peers)
-        return self._noted(peer, message._replace(events=events[start:]))
+        return self._graph_events(peer, message._replace(events=events[start:]))
 
     def _follow(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
         arrival = peer.sequence.accept(message.seq)
@@ -393,13 +384,13 @@ class EventSubscriber:
             self.counters["gaps"] += 1
             peer.lost_step(self._clock())
         peer.last_seen = self._clock()
-        events = self._noted(peer, message)
+        events = self._graph_events(peer, message)
         if not peer.synced:
             self._resync(peer, _REASONS.get((arrival, message.torn), "not in step"))
         return events
 
-    def _noted(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
-        """Take what concerns the connection from a batch; returns the graph's part of it."""
+    def _graph_events(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
+        """Handle a batch's hello and listing; returns the events for the graph."""
         events: list[AnyEvent] = []
         for event in message.events:
             if isinstance(event, EngineHello):
@@ -415,13 +406,18 @@ class EventSubscriber:
         return events
 
     def _is_excessive(self, peer: Peer, event: BlocksResident) -> bool:
-        """Whether an engine lists more blocks than it said its pool has."""
+        """Whether an engine lists more blocks than its pool has."""
         listed, most = len(event.hashes) // 8, peer.hello.num_blocks
         if listed <= most:
             return False
         self.counters["refused_listings"] += 1
-        self._notices.warn("listing", "engine %r lists %d blocks of a pool of %d: refused",
-                           peer.hello.engine, listed, most)  # fmt: skip
+        self._notices.warn(
+            "listing",
+            "engine %r lists %d blocks of a pool of %d: refused",
+            peer.hello.engine,
+            listed,
+            most,
+        )
         return True
 
     def _resync(self, peer: Peer, reason: str) -> None:
@@ -435,22 +431,25 @@ class EventSubscriber:
         self._notices.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
         self._request_resync(peer.identity, reason)
 
-    def _ask_stranger(self, identity: bytes) -> None:
-        if self._strangers.note_answer(identity):
+    def _ask_unknown_peer(self, identity: bytes) -> None:
+        if self._unknown_peers.note_answer(identity):
             self.counters["resyncs"] += 1
             self._request_resync(identity, "unknown engine")
 
-    def _turn_away(self, identity: bytes) -> None:
+    def _refuse_peer(self, identity: bytes) -> None:
         self._notices.warn(
             "capacity", "an engine was refused: %d are served already", self._capacity
         )
-        if self._strangers.note_answer(identity):
-            self._refuse(identity, f"it serves {self._capacity} engines already; start another "
-                                   "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
+        if self._unknown_peers.note_answer(identity):
+            self._refuse(
+                identity,
+                f"it serves {self._capacity} engines already; start another "
+                "sidecar for this one (AITHER_KVCACHE_SIDECAR)",
+            )
 
 
 def _warn_of_hashing(notices: Notices, model: str, peers: list[Peer]) -> None:
-    """Name the engines of a model that hash blocks differently, if any do."""
+    """Warn if engines of the same model hash blocks differently."""
     for said in disagreements(each.hashing for each in peers if each.hello.model == model):
         notices.warn("hashing", "%s", said)
 

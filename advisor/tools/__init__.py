@@ -1,1 +1,1 @@
-"""Commands that look at a running sidecar, or at what one recorded."""
+"""Commands that query a running sidecar or a recording."""

@@ -1,4 +1,4 @@
-"""``kvgraph diff``: prints a comparison in words and as a table."""
+"""``kvgraph diff``: compares two recordings or time spans, in sentences and as a table."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def diff(
     console = Console()
     for sentence in words(*both):
         console.print(plain(sentence))
-    console.print(_table((both[0].name, both[1].name), [r for r in rows(*both) if _is_told(r)]))
+    console.print(_table((both[0].name, both[1].name), [r for r in rows(*both) if _is_known(r)]))
     for text in unknown:
         console.print(plain(f"note: {text}"))
 
 
-def _is_told(row: Row) -> bool:
-    """Whether a row says anything: a figure that neither knows, or is zero in both, does not."""
+def _is_known(row: Row) -> bool:
+    """Whether a row has a figure other than zero or unknown."""
     return bool(row.before or row.after)
 
 
@@ -89,21 +89,18 @@ def _change(row: Row) -> str:
     return f"{change:+,.0f}" + (f" ({change / row.before:+.0%})" if row.before else "")
 
 
-# ``Sums``: a stretch of time in numbers that can be compared.
-
-
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What requests asked for and found, and what left; None where the source does not say.
+    """Totals of a time span; None where the source does not know.
 
     Attributes:
-        asked: Blocks that were asked for.
-        blocks: Of these: by where they came from.
-        reasons: Requests by why they found no more, and the blocks that they computed for it.
-        evicted: Blocks that left; ``wanted``: those of them that were wanted again.
+        asked: Full prompt blocks.
+        blocks: These blocks by where they came from.
+        reasons: By reason of a miss: requests, and blocks that they computed.
+        evicted: Evicted blocks; ``wanted``: those of them that were requested again.
         left_by_layer, left_by_rule: Evictions.
         computed_by: Computed blocks by session.
-        block_sizes: Tokens of a block, of each size that the requests' engines have.
+        block_sizes: Block sizes of the engines, in tokens.
     """
 
     name: str
@@ -124,22 +121,22 @@ class Sums:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens of prompts that were not found."""
+        """Prompt tokens that were not found."""
         return self.asked_tokens - self.found_tokens
 
     @property
     def share(self) -> float | None:
-        """Share of prompt tokens that was found; None before any was asked for."""
+        """Share of prompt tokens that was found; None without any."""
         return self.found_tokens / self.asked_tokens if self.asked_tokens else None
 
     @property
     def regret(self) -> float | None:
-        """Share of evicted blocks that were wanted again; None where none is known."""
+        """Share of evicted blocks that were requested again; None if unknown."""
         return self.wanted / self.evicted if self.evicted and self.wanted is not None else None
 
 
 def sums_of(happened: Happened) -> Sums:
-    """Add up what happened, record by record where records reach back to its beginning."""
+    """Add up a time span: from records if they reach back to its beginning, else from minutes."""
     reaches = happened.since <= happened.begin or not happened.minutes
     return _of_records(happened) if reaches else _of_minutes(happened)
 
@@ -217,14 +214,12 @@ def _by_session(happened: Happened) -> Counter[str]:
     return computed
 
 
-# Two stretches beside each other: rows of figures, what moved most, and both in words.
-
 _MOVERS: Final = 5  # shown at most; chosen
-_SAME: Final = 0.005  # of the asked tokens or blocks: what is nearer is told as equal; chosen
+_SAME: Final = 0.005  # of all tokens or blocks; smaller differences count as equal; chosen
 
 
 class Row(NamedTuple):
-    """One figure in both; None: not known."""
+    """One figure of both time spans; None: unknown."""
 
     name: str
     before: float | None
@@ -233,7 +228,7 @@ class Row(NamedTuple):
 
 
 class Mover(NamedTuple):
-    """What changed its part of all asked blocks; ``by`` is in shares of them."""
+    """A part of all requested blocks that changed; ``by`` is the change of its share."""
 
     what: str
     before: float
@@ -245,7 +240,7 @@ class Mover(NamedTuple):
 
 
 def rows(before: Sums, after: Sums) -> Iterator[Row]:
-    """All figures, in the order in which to show them."""
+    """All figures, in display order."""
     for name, figure, unit in _FIGURES:
         yield Row(name, figure(before), figure(after), unit)
     yield from _reason_rows(before, after)
@@ -292,15 +287,20 @@ def _count(counts: Mapping[str, int] | None, name: str) -> int | None:
 
 
 def movers(before: Sums, after: Sums) -> list[Mover]:
-    """What moved most, the largest change first: parts of all asked blocks."""
+    """The largest changes first, as shares of all requested blocks."""
     found: list[Mover] = []
     if before.reasons is not None and after.reasons is not None:
         names = (name for name in REASON_TEXTS if name != "not_cacheable")
         found += [
-            _mover(f"computed because of {name}", _of(before.reasons, name, 1),
-                   _of(after.reasons, name, 1), before, after)
+            _mover(
+                f"computed because of {name}",
+                _of(before.reasons, name, 1),
+                _of(after.reasons, name, 1),
+                before,
+                after,
+            )
             for name in names
-        ]  # fmt: skip
+        ]
     for layer in {**(before.left_by_layer or {}), **(after.left_by_layer or {})}:
         if before.left_by_layer is not None and after.left_by_layer is not None:
             gone = _count(before.left_by_layer, layer), _count(after.left_by_layer, layer)
@@ -319,19 +319,19 @@ def _mover(what: str, mine: int | None, theirs: int | None, before: Sums, after:
 
 def words(before: Sums, after: Sums) -> list[str]:
     """The comparison in sentences."""
-    said = [_found(before, after), *_pool_sizes(before, after)]
+    sentences = [_found(before, after), *_pool_sizes(before, after)]
     if before.regret is not None and after.regret is not None:
-        said.append(
+        sentences.append(
             f"Of the blocks that left, {before.regret:.1%} were wanted again within ten minutes in "
             f"{before.name}, and {after.regret:.1%} in {after.name}."
         )
     for each in movers(before, after):
         way = "rose" if each.by > 0 else "fell"
-        said.append(
+        sentences.append(
             f"{each.what[0].upper()}{each.what[1:]} {way} from {100 * each.before:.1f} to "
             f"{100 * each.after:.1f} blocks per 100 asked for{_meaning(each.what)}."
         )
-    return said
+    return sentences
 
 
 def _found(before: Sums, after: Sums) -> str:
@@ -350,7 +350,7 @@ def _found(before: Sums, after: Sums) -> str:
 
 
 def _pool_sizes(before: Sums, after: Sums) -> Iterator[str]:
-    """A warning where a block of the one is not a block of the other."""
+    """A warning if block sizes differ."""
     mine, theirs = before.block_sizes, after.block_sizes
     if len(mine | theirs) > 1:
         yield (
@@ -369,15 +369,13 @@ def _meaning(what: str) -> str:
 
 
 def as_data(before: Sums, after: Sums) -> dict[str, Any]:
-    """The comparison for programs."""
+    """The comparison as JSON data."""
     return {
         "words": words(before, after),
         "figures": [row._asdict() for row in rows(before, after)],
         "moved": [{**each._asdict(), "by": each.by} for each in movers(before, after)],
     }
 
-
-# ``stretch_of``: the recording, or the stretch of time, that a person named.
 
 _MOMENT: Final = r"now|\d+(?:\.\d+)?[smh]?"
 _STRETCH: Final = re.compile(rf"(?:(?P<origin>.+)@)?(?P<begin>{_MOMENT})\.\.(?P<end>{_MOMENT})")
@@ -389,7 +387,7 @@ _ALLOWED: Final = (
 
 
 class _Named(NamedTuple):
-    """What was named; times are seconds, as they stand there."""
+    """A parsed name; times are in seconds, as given."""
 
     origin: str | None
     begin: float | None = None
@@ -397,10 +395,10 @@ class _Named(NamedTuple):
 
 
 class Stretches:
-    """Reads each origin once, however many stretches of it are named.
+    """Reads each source once, however many time spans of it are named.
 
     Args:
-        url: The sidecar that stretches without an origin are of; None: the one that runs.
+        url: The sidecar for time spans without a source; None: the one that is running.
     """
 
     def __init__(self, url: str | None) -> None:
@@ -408,10 +406,10 @@ class Stretches:
         self._read: dict[str | None, Happened] = {}
 
     def of(self, name: str) -> Happened:
-        """What happened in what is named so.
+        """Read the recording or time span that ``name`` refers to.
 
         Raises:
-            KvGraphError: It cannot be read, or is no name of any.
+            KvGraphError: It cannot be read, or the name is not valid.
         """
         named = _parsed(name)
         whole = self._whole(named.origin)
@@ -448,7 +446,7 @@ def _seconds(moment: str) -> float:
 
 
 def _limits(name: str, whole: Happened, begin: float, end: float) -> Iterator[str]:
-    """What a stretch of ``whole`` cannot tell, in sentences."""
+    """What is unknown about a time span of ``whole``, in sentences."""
     if begin < min((whole.begin, *(each.at for each in whole.minutes[:1]))):
         yield f"{name} begins before what is known: only a part of it is here."
     if whole.evictions and end > whole.end - WINDOW_S:

@@ -1,4 +1,4 @@
-"""``kvgraph export``: writes a file that other tools open."""
+"""``kvgraph export``: writes what a sidecar or a recording knows for other tools."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _new(path: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Say of a file that cannot be written why; raises ConfigError."""
+    """Turn an ``OSError`` into a ConfigError that names the file."""
     try:
         yield
     except OSError as error:
@@ -142,14 +142,15 @@ _WRITERS: Final[dict[Format, Callable[[Origin, Path, int], dict[str, int]]]] = {
 }
 
 
-# The graph as node-link data, the shape that networkx and d3 read.
-
 _TIERS: Final = ((1, "pool"), (2, "warm"), (4, "cold"), (8, "store"))
 _SUPERSEDED, _SHARED = 1, 2  # flags of the API
 
 
 def node_link(view: GraphView) -> dict[str, Any]:
-    """``networkx.node_link_graph(…, edges="edges")`` reads it; a node is a block or a memory."""
+    """The graph as node-link data, as networkx and d3 read it; nodes are blocks and memories.
+
+    ``networkx.node_link_graph(…, edges="edges")`` reads it.
+    """
     names = _block_names(view.nodes.key)
     memories = [f"memory:{name}" for name in view.names.memories]
     return {
@@ -165,7 +166,7 @@ def node_link(view: GraphView) -> dict[str, Any]:
 
 
 def block_rows(view: GraphView) -> Iterator[dict[str, Any]]:
-    """Each block's properties, in words where the API has numbers."""
+    """Each block's properties, with names instead of the API's numbers."""
     nodes, names = view.nodes, view.names
     engines = list(enumerate(names.engines))
     for n, key in enumerate(nodes.key):
@@ -187,7 +188,7 @@ def block_rows(view: GraphView) -> Iterator[dict[str, Any]]:
 
 
 def edge_rows(view: GraphView, nodes: list[str]) -> Iterator[dict[str, Any]]:
-    """Each edge, by its ends' names."""
+    """Each edge, with the names of its ends."""
     links, types = view.links, view.names.types
     columns = zip(links.source, links.target, links.type, links.weight, strict=True)
     for source, target, kind, weight in columns:
@@ -204,7 +205,7 @@ def _named(names: list[str], place: int) -> str | None:
 
 
 def _block_names(keys: list[str]) -> list[str]:
-    """Keys; blocks of several models whose engines call them alike are told apart by ``@``."""
+    """Block keys; equal keys of different models get a suffix with ``@``."""
     times: dict[str, int] = {}
     names = []
     for key in keys:
@@ -213,13 +214,11 @@ def _block_names(keys: list[str]) -> list[str]:
     return names
 
 
-# Requests, evictions, blocks and edges as parquet files, for notebooks.
-
-
 def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
-    """Write a file per table into a new directory; returns the rows of each.
+    """Write requests, evictions, blocks and edges as files into a new directory; returns row
+    counts.
 
-    A snapshot has no requests, and a trace has no graph: those files are not written then.
+    A snapshot has no requests and a trace has no graph: those files are not written then.
 
     Raises:
         OSError: They cannot be written.
@@ -249,7 +248,7 @@ def _logs(happened: Happened) -> dict[str, list[dict[str, Any]]]:
 
 
 def _flat(model: BaseModel) -> dict[str, Any]:
-    """Nested fields by names such as ``miss_reason``: the same ones where there was no miss."""
+    """Flatten nested fields to names such as ``miss_reason``, also where there was no miss."""
     flat: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)

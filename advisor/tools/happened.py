@@ -1,4 +1,4 @@
-"""``Happened``: what is known of a stretch of time."""
+"""Collects what happened in a time span: from a running sidecar, a raw log or a trace."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from ..words.times import seconds, time_of_day
 from .remote import ask_patiently, only_sidecar_url
 
 _LONGEST_RECORDING_S: Final = 1e6
-"""Times beyond are Unix seconds: eleven days, and 1970. Chosen."""
+"""Later times are Unix seconds: no recording lasts eleven days. Chosen."""
 
 NOT_RECORDED = "not recorded"
-"""Stands for the rule of an eviction in a recording: it holds no rankings."""
+"""The rule of an eviction in a raw log, which holds no rankings."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLife:
-    """A stretch that a block spent in an engine's pool.
+    """A block's stay in an engine's pool.
 
     Attributes:
-        begin: When it was stored; where only its last use is known, that.
+        begin: When it was stored; if only its last use is known, that time.
         since_use: Whether ``begin`` is its last use.
-        end: When it left; None: it was still there.
-        why: Why it left; None where it did not.
+        end: When it left; None: it is still there.
+        why: Why it left; None if it did not.
     """
 
     engine: str
@@ -68,7 +68,7 @@ class BlockLife:
 
 @dataclass(frozen=True, slots=True)
 class PoolPoint:
-    """How many blocks an engine's pool held at a moment."""
+    """The number of blocks in an engine's pool at one time."""
 
     at: float
     engine: str
@@ -77,13 +77,13 @@ class PoolPoint:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What one minute brought: all that is known where the logs of records do not reach.
+    """Sums over one minute: all that is known from before the logs of records begin.
 
     Attributes:
-        asked, found: Tokens of prompts.
-        asked_blocks: Their full blocks, each of its own engine's size.
-        evicted, wanted: Blocks that left, and blocks that were wanted again by then.
-        requests, blocks: By reason: requests, and what they computed.
+        asked, found: Prompt tokens requested, and found.
+        asked_blocks: Full prompt blocks, in each engine's own block size.
+        evicted, wanted: Blocks evicted, and evicted blocks requested again.
+        requests, blocks: By reason: requests, and blocks that they computed.
     """
 
     at: float
@@ -98,17 +98,17 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What is known of a stretch of time; all of it in the order in which it happened.
+    """What is known of a time span, in chronological order.
 
     Times are Unix seconds, or seconds since the beginning of a recording.
 
     Attributes:
-        name: Where it came from, for people.
-        engines: Engines' names by their ids.
-        evictions: None: the source tells of none.
-        has_reasons: Whether requests say why they found no more.
-        minutes: Sums that reach back further than the records do.
-        since: What the records reach back to; before it there are minutes alone.
+        name: The source, for display.
+        engines: Engine names by id.
+        evictions: None: the source does not record evictions.
+        has_reasons: Whether requests have reasons for their misses.
+        minutes: Sums per minute, which reach back further than records.
+        since: Where records begin; earlier there are only minutes.
         unknown: What is missing, in sentences.
     """
 
@@ -127,11 +127,11 @@ class Happened:
 
     @property
     def is_live(self) -> bool:
-        """Whether its times are Unix seconds, and not those of a recording."""
+        """Whether times are Unix seconds rather than those of a recording."""
         return self.begin > _LONGEST_RECORDING_S
 
     def between(self, begin: float, end: float, name: str) -> Happened:
-        """What of it happened from ``begin`` until before ``end``."""
+        """The part from ``begin`` until before ``end``."""
         left = self.evictions
         return replace(
             self,
@@ -146,11 +146,9 @@ class Happened:
         )
 
     def knowing_less(self, of_what: str) -> Happened:
-        """The same, where one thing more is not known."""
+        """A copy with one more note on what is unknown."""
         return replace(self, unknown=[*self.unknown, of_what])
 
-
-# ``LifeBook``: when each block of a recording was stored, and when it left.
 
 _POINTS_APART_S: Final = 0.1  # of a pool's size over time; chosen
 
@@ -161,11 +159,11 @@ class _Stay(NamedTuple):
 
 
 class LifeBook:
-    """Is told each engine's events after the graph took them.
+    """Follows when each block of a recording was stored and left.
 
     Args:
-        graph: Knows whose a block is.
-        most: Lives that are kept: those that ended last.
+        graph: The graph that the same events are applied to.
+        most: Lives to keep: those that ended last.
     """
 
     def __init__(self, graph: KVCacheGraph, most: int) -> None:
@@ -177,11 +175,11 @@ class LifeBook:
 
     @property
     def points(self) -> Sequence[PoolPoint]:
-        """The sizes of pools over time."""
+        """Pool sizes over time."""
         return self._points
 
     def note(self, engine: str, events: Sequence[AnyEvent], now: float) -> None:
-        """Note what entered and left an engine's pool."""
+        """Note an engine's events, after the graph applied them."""
         for event in events:
             match event:
                 case BlocksStored() | BlocksLoaded():
@@ -200,7 +198,7 @@ class LifeBook:
         self._point(engine, now)
 
     def lives(self) -> list[BlockLife]:
-        """Those that ended, in that order, and then those that did not."""
+        """Finished lives in order of their end, then unfinished ones."""
         return [*self._ended, *self._lives(list(self._since.items()), None, None)]
 
     def _held(self, engine: str) -> list[int]:
@@ -231,7 +229,7 @@ class LifeBook:
     def _lives(
         self, stays: Sequence[tuple[_Stay, float]], end: float | None, why: str | None
     ) -> Iterator[BlockLife]:
-        """The lives of blocks that were stored when it says so."""
+        """The lives of these blocks, with what the graph knows of them."""
         tables = self._graph.tables
         blocks, sessions = tables.blocks, tables.sessions
         salts = {name: tables.salt(column) for name, column in tables.engines.items()}
@@ -251,22 +249,20 @@ class LifeBook:
             )
 
 
-# Plays a raw log through a graph, and gathers what its logs say before they forget it.
-
 _MOST_REQUESTS: Final = 500_000  # gathered from one log; chosen: a kilobyte each
 
 
 class PlayedLog:
-    """A raw log, played from its beginning to its end.
+    """A raw log, replayed through a graph, whose logs are collected before they forget.
 
     Args:
-        most_evictions: That are gathered: the last ones.
+        most_evictions: Evictions to keep: the last ones.
 
     Attributes:
-        graph: As it is at the log's end.
+        graph: The graph at the log's end.
 
     Raises:
-        TraceError: The file cannot be read, or is no raw log.
+        TraceError: The file cannot be read, or is not a raw log.
     """
 
     def __init__(self, path: Path, most_evictions: int) -> None:
@@ -283,7 +279,7 @@ class PlayedLog:
         self._gather(0)
 
     def happened(self) -> Happened:
-        """All that was gathered."""
+        """Everything that was collected."""
         return Happened(
             name=self._path.name,
             begin=0.0,
@@ -299,12 +295,12 @@ class PlayedLog:
 
     def _unknown(self) -> list[str]:
         lost = sum(number for _, number in self._taken_of.values()) - len(self._evictions)
-        said = ["A raw log holds no rankings: by which rule a block left is not known."]
+        notes = ["A raw log holds no rankings: by which rule a block left is not known."]
         if self._taken > len(self._requests):
-            said.append(f"Only the last {len(self._requests):,} requests are here.")
+            notes.append(f"Only the last {len(self._requests):,} requests are here.")
         if lost > 0:
-            said.append(f"{lost:,} earlier evictions are not here.")
-        return said
+            notes.append(f"{lost:,} earlier evictions are not here.")
+        return notes
 
     def _play(self, batch: RawBatch) -> None:
         self._now = batch.at
@@ -323,7 +319,7 @@ class PlayedLog:
             self._gather_evictions(engine, left)
 
     def _gather_requests(self, left: int) -> None:
-        """Gather all but the newest ``left``, which may still change."""
+        """Collect all requests but the newest ``left``, which may still change."""
         history = self.graph.tables.history
         log = history.requests
         for number in range(max(self._taken, log.first), log.next - left):
@@ -346,34 +342,33 @@ class PlayedLog:
 
 
 _NO_RULE: Final = {
-    "rule": NOT_RECORDED, "sentence": "A raw log does not say by which rule it left."
-}  # fmt: skip
+    "rule": NOT_RECORDED,
+    "sentence": "A raw log does not say by which rule it left.",
+}
 
 
 def _unruled(request: RequestView) -> RequestView:
-    """A request whose sentence names no rule of an eviction."""
+    """A copy of the request whose sentence names no eviction rule."""
     miss = request.miss
     if miss is None or miss.reason != "evicted":
         return request
     ago = "" if miss.evicted_at is None else f" {seconds(request.at - miss.evicted_at)} before"
-    said = f"Block {miss.index + 1} of {request.blocks.asked} left the pool{ago}."
-    return request.model_copy(update={"miss": miss.model_copy(update={"sentence": said})})
+    sentence = f"Block {miss.index + 1} of {request.blocks.asked} left the pool{ago}."
+    return request.model_copy(update={"miss": miss.model_copy(update={"sentence": sentence})})
 
-
-# Reads what happened from a running sidecar's logs, through its HTTP API.
 
 _PAGE: Final = 1_000  # records of one answer: the API's bound
 MOST_NODES: Final = 200_000  # the API's bound
 
 
 def happened_at(url: str, most_evictions: int) -> Happened:
-    """What a sidecar's logs reach back to.
+    """Read what a running sidecar's logs still hold, through its HTTP API.
 
     Args:
-        most_evictions: Of each engine; the newest.
+        most_evictions: Newest evictions to read, per engine.
 
     Raises:
-        RemoteError: It does not answer.
+        RemoteError: The sidecar does not answer.
     """
     status = ask_patiently(url, "/v1/engines")
     now, names = status["at"], {each["id"]: each["name"] for each in status["engines"]}
@@ -403,13 +398,13 @@ def happened_at(url: str, most_evictions: int) -> Happened:
 
 
 def _requests(url: str) -> tuple[list[RequestView], float | None]:
-    """The log of requests, the oldest first; and when it begins, if something was before."""
+    """The log of requests, oldest first; and its beginning, if earlier ones are lost."""
     found = [RequestView.model_validate(each) for each in _paged(url, "/v1/requests?", "requests")]
     return found[::-1], found[-1].at if found and found[-1].id else None
 
 
 def _evictions(url: str, engine: str, most: int) -> tuple[list[EvictionView], float | None]:
-    """An engine's log of evictions; and when it begins, if something was before."""
+    """An engine's log of evictions; and its beginning, if earlier ones are lost."""
     records = _paged(url, f"/v1/evictions?engine={quote(engine, safe='')}&", "evictions")
     found = [EvictionView.model_validate(each) for each in islice(records, most)]
     return found, found[-1].at if found and found[-1].id else None
@@ -430,12 +425,12 @@ def _minutes(misses: Mapping[str, Any]) -> Iterator[Minute]:
 
 
 def graph_at(url: str) -> GraphView:
-    """The graph of a running sidecar, as far as one answer holds it; raises RemoteError."""
+    """A running sidecar's graph, up to ``MOST_NODES``; raises RemoteError."""
     return GraphView.model_validate(ask_patiently(url, f"/v1/graph?limit={MOST_NODES}", 60.0))
 
 
 def _paged(url: str, path: str, what: str) -> Iterator[dict[str, Any]]:
-    """All records of a log, the newest first."""
+    """All records of a log, newest first."""
     answer = ask_patiently(url, f"{path}limit={_PAGE}")
     yield from answer[what]
     while answer["next"] is not None:
@@ -463,8 +458,6 @@ def _life(left: EvictionView) -> BlockLife:
     )
 
 
-# Reads what happened from a trace that ``kvgraph record`` wrote: requests, without reasons.
-
 _UNKNOWN = (
     "A trace tells what requests found in the pool. Why they found no more, what came from colder "
     "tiers and what was evicted is in raw logs alone (`kvgraph record --raw`)."
@@ -472,11 +465,10 @@ _UNKNOWN = (
 
 
 def happened_in_trace(path: Path) -> Happened:
-    """The requests of a trace, by their arrival.
+    """Read the requests of a trace by ``kvgraph record``, by arrival; traces hold no reasons.
 
     Raises:
-        TraceError: The file cannot be read, or is a trace of another format: those do not say what
-            was found.
+        TraceError: The file cannot be read, or its format does not say what requests found.
     """
     requests: list[RequestView] = []
     size = 0
@@ -534,14 +526,12 @@ def _request(line: Line, number: int, size: int) -> RequestView:
     )
 
 
-# ``Origin``: where a command shall read from, as a person named it.
-
 MOST_EVICTIONS: Final = 200_000  # that are read at most; chosen
 _SNAPSHOT: Final = b"KVGSNAP"
 
 
 class Kind(Enum):
-    """What an origin is."""
+    """What kind of source an origin is."""
 
     SIDECAR = "a running sidecar"
     RAW_LOG = "a raw log"
@@ -551,16 +541,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A sidecar's URL or a file."""
+    """A sidecar's URL or a file, to read from."""
 
     kind: Kind
     name: str
 
     def happened(self, most_evictions: int = MOST_EVICTIONS) -> Happened:
-        """What happened there.
+        """Read what happened.
 
         Raises:
-            KvGraphError: It cannot be read, or does not say.
+            KvGraphError: It cannot be read, or does not record it.
         """
         match self.kind:
             case Kind.SIDECAR:
@@ -576,7 +566,7 @@ class Origin:
                 )
 
     def graph(self) -> GraphView:
-        """The graph as it is there: now, at a log's end, or when the snapshot was written.
+        """Read the graph: as of now, of a log's end, or of the snapshot.
 
         Raises:
             KvGraphError: It cannot be read, or holds no graph.
@@ -598,10 +588,10 @@ class Origin:
 
 
 def origin_of(name: str | None) -> Origin:
-    """What a person named: a file, a URL, or the one sidecar that runs.
+    """The source with this name: a file, a URL, or the only running sidecar.
 
     Raises:
-        RemoteError: None was named, and none or several run.
+        RemoteError: No name was given, and none or several sidecars are running.
         TraceError: The file cannot be read.
         ConfigError: The file is empty.
     """

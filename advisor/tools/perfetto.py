@@ -1,4 +1,4 @@
-"""Sessions and engines over time, as a trace for Perfetto (ui.perfetto.dev)."""
+"""Writes sessions and engines over time as a trace for Perfetto (ui.perfetto.dev)."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from ..page.evictions import EvictionView
 from ..page.misses import RequestView
 from .happened import BlockLife, Happened
 
-# Events of Chrome's trace format, which Perfetto and chrome://tracing open.
-#
-# The format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-
 _US: Final = 1e6  # the format's times are in microseconds
 
 
 class TraceFile:
-    """Makes events whose times count from ``begin``."""
+    """Makes events of Chrome's trace format, with times relative to ``begin``.
+
+    Perfetto and chrome://tracing read it. The format:
+    docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+    """
 
     def __init__(self, begin: float) -> None:
         self._begin = begin
 
     def process(self, pid: int, name: str) -> Iterator[dict[str, Any]]:
-        """Name a group of tracks; groups stand in the order of their numbers."""
+        """Name a group of tracks; groups are sorted by number."""
         yield _named("process_name", pid, 0, name=name)
         yield _named("process_sort_index", pid, 0, sort_index=pid)
 
     def thread(self, pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
-        """Name a track; tracks stand in the order of their numbers."""
+        """Name a track; tracks are sorted by number."""
         yield _named("thread_name", pid, tid, name=name)
         yield _named("thread_sort_index", pid, tid, sort_index=tid)
 
     def span(
         self, place: tuple[int, int], name: str, times: tuple[float, float], args: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Something that lasts; spans of one track must not overlap without nesting."""
+        """An event with a duration; spans of one track may nest but not overlap."""
         begin, end = self._us(times[0]), self._us(times[1])
         return {**_at("X", place, name, begin), "dur": max(0, end - begin), "args": dict(args)}
 
     def instant(
         self, place: tuple[int, int], name: str, at: float, args: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Something that happens at once, shown on its track."""
+        """An event without a duration, shown on its track."""
         return {**_at("i", place, name, self._us(at)), "s": "t", "args": dict(args)}
 
     def counter(
         self, pid: int, name: str, at: float, values: Mapping[str, float]
     ) -> dict[str, Any]:
-        """Numbers over time; those of one name are stacked."""
+        """Values over time; those with one name are stacked."""
         return {**_at("C", (pid, 0), name, self._us(at)), "args": dict(values)}
 
     def overlapping(
         self, pid: int, number: int, name: str, times: tuple[float, float], args: Mapping[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Something that lasts, and may overlap others of its name in any way."""
+        """An event with a duration, which may overlap others of its name."""
         for phase, at in zip("be", times, strict=True):
             event = _at(phase, (pid, 0), name, self._us(at))
             yield {**event, "cat": "block", "id": f"{pid << 32 | number:#x}", "args": dict(args)}
@@ -75,7 +75,7 @@ def _named(kind: str, pid: int, tid: int, **args: object) -> dict[str, Any]:
 
 
 def lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
-    """For each span, in order of their beginnings, the first lane where nothing runs by then."""
+    """For each span, in order of begin, the first lane that is free."""
     free_at: list[float] = []
     chosen = []
     for begin, end in spans:
@@ -93,10 +93,10 @@ _FOUND: Final = ("pool", "loaded", "prefetched", "spliced", "computed")
 
 
 def perfetto(happened: Happened, most_blocks: int) -> dict[str, Any]:
-    """A trace in JSON: a track for each session, and for each engine its pool and evictions.
+    """Build a trace as JSON: a track per session, and each engine's pool and evictions.
 
     Args:
-        most_blocks: Of whose stays in a pool the trace tells: the last ones.
+        most_blocks: Stays of blocks in a pool to include: the last ones.
     """
     return {
         "traceEvents": list(_events(happened, most_blocks)),
@@ -151,7 +151,7 @@ def _sessions(file: TraceFile, happened: Happened) -> Iterator[dict[str, Any]]:
 
 
 def _waits(file: TraceFile, tid: int, request: RequestView) -> Iterator[dict[str, Any]]:
-    """What passed between a request's arrival and its beginning."""
+    """The spans between a request's arrival and its start."""
     held_s = min(request.waited_s, 0.0 if request.wait is None else request.wait.held_s)
     queued = request.arrived + held_s
     args = {} if request.wait is None else {"why": request.wait.sentence}
@@ -187,7 +187,7 @@ def _end(request: RequestView, end: float) -> float:
 def _pauses(
     file: TraceFile, tid: int, spans: Sequence[tuple[float, float]], requests: list[RequestView]
 ) -> Iterator[dict[str, Any]]:
-    """The times in which no turn ran or waited, on the session's first track."""
+    """Times without a running or waiting turn, on the session's first track."""
     busy_until = spans[0][1]
     for (_, end), (before, after) in zip(spans[1:], pairwise(requests), strict=True):
         if after.arrived > busy_until:
@@ -198,7 +198,7 @@ def _pauses(
 
 
 def _tokens(file: TraceFile, pid: int, requests: list[RequestView]) -> Iterator[dict[str, Any]]:
-    """Where the tokens of prompts came from, in steps."""
+    """Where prompt tokens came from, as counters per time step."""
     name = f"prompt tokens per {_STEP_S:.0f} s"
     steps = groupby(requests, key=lambda each: each.at // _STEP_S)
     for step, together in steps:
@@ -214,7 +214,7 @@ def _tokens(file: TraceFile, pid: int, requests: list[RequestView]) -> Iterator[
 def _evictions(
     file: TraceFile, pid: int, evictions: Iterable[EvictionView]
 ) -> Iterator[dict[str, Any]]:
-    """Blocks that left together, by the same rule; and those that were wanted again."""
+    """Blocks evicted together by the same rule, and those requested again."""
     place = pid, _EVICTIONS
     for (at, rule), left in groupby(evictions, key=lambda each: (each.at, each.rule)):
         together = list(left)
@@ -245,7 +245,7 @@ def _lives(
 
 
 def _date(happened: Happened) -> str:
-    """When a trace begins: a date, or in words that times count from a recording's beginning."""
+    """When the trace begins, or a note that times count from a recording's beginning."""
     if not happened.is_live:
         return "with the recording"
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(happened.begin))

@@ -1,4 +1,4 @@
-"""Asks a running sidecar over its HTTP surface."""
+"""Queries a running sidecar over HTTP."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class RemoteError(KvGraphError):
-    """A sidecar cannot be asked, or does not know."""
+    """A sidecar cannot be queried, or cannot answer."""
 
 
 class UnknownError(RemoteError):
-    """The sidecar has never heard of what it was asked about."""
+    """The sidecar does not know what it was asked about."""
 
 
 class BusySidecarError(RemoteError):
-    """The sidecar cannot answer just now; its message says when it can be asked again.
+    """The sidecar cannot answer now; the message says when to try again.
 
     Attributes:
-        again_in_s: That, in seconds.
+        again_in_s: Seconds until then.
     """
 
     again_in_s = 1.0
 
 
 class RefusedError(RemoteError):
-    """The sidecar does not take what it was told: it is malformed, or too much."""
+    """The sidecar refuses a request body: it is malformed or too large."""
 
 
 _REFUSALS: Final = {
@@ -52,10 +52,10 @@ _REFUSALS: Final = {
 
 
 def sidecar_urls(url: str | None) -> list[str]:
-    """``url``, or those of every running sidecar of this user.
+    """``url``, or the URLs of all of this user's running sidecars.
 
     Raises:
-        RemoteError: None is running, or ``url`` is not a URL.
+        RemoteError: No sidecar is running, or ``url`` is not a URL.
     """
     if url is not None:
         if not url.startswith(("http://", "https://")):
@@ -71,10 +71,10 @@ def sidecar_urls(url: str | None) -> list[str]:
 
 
 def only_sidecar_url(url: str | None) -> str:
-    """``url``, or that of this user's only running sidecar.
+    """``url``, or the URL of this user's only running sidecar.
 
     Raises:
-        RemoteError: None is running, or several are, or ``url`` is not a URL.
+        RemoteError: None or several sidecars are running, or ``url`` is not a URL.
     """
     urls = sidecar_urls(url)
     if len(urls) > 1:
@@ -83,14 +83,14 @@ def only_sidecar_url(url: str | None) -> str:
 
 
 class EditEndpoint:
-    """A path of a sidecar at which something is told or changed.
+    """A sidecar's HTTP path that accepts changes.
 
     Args:
-        url: The sidecar's; None: that of this user's only one.
-        token: The sidecar's; None: that of its runtime note, or the environment's.
+        url: The sidecar's URL; None: that of this user's only sidecar.
+        token: The sidecar's token; None: from its runtime note or the environment.
 
     Raises:
-        RemoteError: None is running, or several are, or ``url`` is not a URL.
+        RemoteError: None or several sidecars are running, or ``url`` is not a URL.
     """
 
     MOST_ANSWERED: Final = 1 << 20  # bytes; chosen: an answer is read while others wait
@@ -106,7 +106,7 @@ class EditEndpoint:
         }
 
     def send(self, body: Any, timeout_s: float = TIMEOUT_S) -> Any:
-        """The JSON answer to a POST; raises as ``answer_to``."""
+        """POST ``body`` and return the JSON answer; raises like ``answer_to``."""
         data = json.dumps(body).encode()
         if len(data) > MOST_BODY_BYTES:
             raise RefusedError(
@@ -117,11 +117,11 @@ class EditEndpoint:
 
 
 def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """The JSON answer to ``GET url/path``, asked with the token of the sidecar's note; see
+    """GET ``url/path`` with the sidecar's token and return the JSON answer; raises like
     ``answer_to``.
 
     Args:
-        timeout_s: For each part of the answer.
+        timeout_s: For each read from the socket.
     """
     return answer_to(_request(url, path), timeout_s)
 
@@ -129,13 +129,13 @@ def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
 def answer_to(
     request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
 ) -> Any:
-    """A sidecar's answer, from JSON.
+    """Send a request and decode the JSON answer.
 
     Raises:
-        UnknownError: It answered 404.
-        RefusedError: It answered 413 or 422.
-        BusySidecarError: It answered 503.
-        RemoteError: It answered something else than 200, or not at all.
+        UnknownError: Status 404.
+        RefusedError: Status 413 or 422.
+        BusySidecarError: Status 503.
+        RemoteError: Another status than 200, or no answer.
     """
     url = f"{request.type}://{request.host}"
     try:
@@ -152,7 +152,7 @@ def answer_to(
 
 
 def ask_patiently(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """As ``ask``, but a sidecar that is busy is asked again, a few times."""
+    """``ask``, with some retries while the sidecar is busy."""
     for _ in range(_TRIES - 1):
         try:
             return ask(url, path, timeout_s)
@@ -169,12 +169,12 @@ def _request(url: str, path: str) -> urllib.request.Request:
 
 
 def secret_of(url: str) -> str:
-    """The token of the sidecar at ``url``: its note's, or the environment's; empty without one."""
+    """The token of the sidecar at ``url``, from its note or the environment; empty if unknown."""
     return token_of(url) or os.environ.get(TOKEN_VARIABLE, "")
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> RemoteError:
-    """What a sidecar's refusal says."""
+    """The error for a sidecar's HTTP status."""
     detail, kind = _detail(error), _REFUSALS.get(error.code)
     answered = f"{url} answered {error.code}"
     if kind is None:
@@ -187,7 +187,7 @@ def _refusal(url: str, error: urllib.error.HTTPError) -> RemoteError:
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """Why, in the sidecar's words; empty if it does not say."""
+    """The answer's reason; empty if it gives none."""
     try:
         return str(json.loads(error.read(4096))["detail"])
     except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):

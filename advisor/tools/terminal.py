@@ -1,4 +1,4 @@
-"""What ``kvgraph status`` and ``kvgraph explain`` print for people."""
+"""What ``kvgraph status``, ``open``, ``why`` and ``explain`` print."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..words.waits import admission_facts
 from ..words.words import beside_lru, ranker
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 
-# Tables for terminals of any width: what does not fit is folded, and no name is cut.
+# Tables fit terminals of any width: long cells are folded, and no name is cut.
 
 _NAME_WIDTH: Final = 16  # of a folded engine name above a column, in characters; chosen
 _ENGINES_ACROSS: Final = 3  # so many such columns fit 80 characters
@@ -42,7 +42,7 @@ _TEXTS: Final = ("name", "model", "state", "ranks")
 
 
 class FirstThatFits:
-    """Shows the first of its renderings that is no wider than the terminal, or else the last."""
+    """Shows the first of several renderings that fits the terminal's width, else the last."""
 
     def __init__(self, *renderings: RenderableType) -> None:
         self._renderings = renderings
@@ -61,7 +61,7 @@ class FirstThatFits:
 
 
 def plain(text: object) -> Text:
-    """Text as it is: no markup, and nothing that moves the cursor or turns the writing round."""
+    """Text without markup or control characters, which could move the cursor or reverse writing."""
     return Text(
         "".join(
             c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
@@ -70,7 +70,7 @@ def plain(text: object) -> Text:
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
-    """A row per fact: its name and its text, both folded where they do not fit."""
+    """A row per fact: name and text, both folded if too long."""
     table = Table(title=plain(title), show_header=False, title_justify="left")
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")
@@ -80,7 +80,7 @@ def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def engines_report(engines: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A row per engine; where the terminal is too narrow for columns, its facts as sentences."""
+    """A row per engine; in a narrow terminal, sentences instead of columns."""
     if not engines:
         return Text("no engine is connected")
     cells = [_cells(engine) for engine in engines]
@@ -90,12 +90,12 @@ def engines_report(engines: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in cells:
         columns.add_row(*(plain(each[name]) for name in _ENGINE_COLUMNS))
     return FirstThatFits(
-        columns, facts_table("engines", ((each["name"], _told(each)) for each in cells))
+        columns, facts_table("engines", ((each["name"], _sentences(each)) for each in cells))
     )
 
 
 def layers_report(engines: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Resident blocks by layer, a column per engine; several tables where they do not fit one."""
+    """Resident blocks by layer, a column per engine; split into several tables if too wide."""
     shown = [engine for engine in engines if engine["graph"]]
     few = [
         _layers(shown[start : start + _ENGINES_ACROSS])
@@ -111,7 +111,7 @@ def _cells(engine: Mapping[str, Any]) -> dict[str, str]:
         "name": str(engine["name"]),
         "model": str(engine["model"]),
         "state": engine["state"],
-        "ranks": _ruler(engine),
+        "ranks": _who_ranks(engine),
         "resident": str(graph.get("resident", 0)),
         "ranking age": "-" if age is None else f"{age:.2f} s",
         "moved": str(applied.get("moved", "-")),
@@ -120,7 +120,7 @@ def _cells(engine: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _told(cells: Mapping[str, str]) -> str:
+def _sentences(cells: Mapping[str, str]) -> str:
     counts = ("moved", "dropped", "gaps")
     return "\n".join(
         (
@@ -131,8 +131,8 @@ def _told(cells: Mapping[str, str]) -> str:
     )
 
 
-def _ruler(engine: Mapping[str, Any]) -> str:
-    """Who ranks, and how the policy does beside LRU."""
+def _who_ranks(engine: Mapping[str, Any]) -> str:
+    """Who ranks the engine's blocks, and how the policy compares with LRU."""
     name, ruling = ranker(engine["ranked_by"]), engine["ruling"]
     return name if ruling is None else f"{name} (policy {beside_lru(ruling['ahead'])})"
 
@@ -186,7 +186,7 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _protection(engines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What engines keep whatever scores say, where anything is named."""
+    """What engines protect, where anything is protected."""
     known = {each["name"]: each["graph"] or {} for each in engines}
     return {
         name: graph["protection"]
@@ -196,13 +196,13 @@ def _protection(engines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def hashing_warnings(engines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What is wrong where engines, also those of several sidecars, hash blocks differently."""
+    """Warnings about engines, of any sidecar, that hash blocks differently."""
     told = (BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines)
     return [f"{said} {REMEDY}" for said in disagreements(told)]
 
 
 def facts_report(title: str, facts: Mapping[str, Any]) -> RenderableType:
-    """One explained thing: one row per fact, nested ones indented below their name."""
+    """A table of facts; nested ones are listed below their name."""
     return facts_table(title, ((name, _line(value)) for name, value in facts.items()))
 
 
@@ -309,7 +309,7 @@ def _flat(value: object) -> str:
     return str(value)
 
 
-# ``kvgraph open`` and ``kvgraph why``: the page from a terminal.
+# ``kvgraph open`` and ``kvgraph why``.
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
@@ -350,9 +350,10 @@ def _address(url: str, *, edit: bool) -> str:
 
 
 def _show(addresses: Sequence[str]) -> None:
-    """Open addresses in a browser; Ctrl-C ends the time that it has to read them.
+    """Open addresses in a browser, and wait for it to read them; Ctrl-C ends the wait.
 
-    Every user of a machine can read a browser's command line, so it names files of ours alone.
+    Every user of a machine can read a browser's command line, so it gets only names of private
+    files.
     """
     with contextlib.ExitStack() as kept, contextlib.suppress(KeyboardInterrupt):
         files = [kept.enter_context(leading_to(each)) for each in addresses]
@@ -363,10 +364,10 @@ def _show(addresses: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def leading_to(address: str) -> Iterator[Path]:
-    """A page (0600, in the runtime directory) that leads a browser on to ``address``; then gone.
+    """A temporary page (0600, in the runtime directory) that redirects a browser to ``address``.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     folder = runtime_dir()
     try:
@@ -413,7 +414,7 @@ def why(
 
 
 def requests_of(urls: Sequence[str], target: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Requests of this id, or else of this session, each with the sidecar that knows it."""
+    """Requests with this id, or else of this session, each with its sidecar's URL."""
     asked = f"/v1/requests?limit={_MOST}&search={quote(target[:_LONGEST], safe='')}"
     for url in urls:
         for request in matching(ask(url, asked)["requests"], target):
@@ -421,11 +422,11 @@ def requests_of(urls: Sequence[str], target: str) -> Iterator[tuple[str, Mapping
 
 
 def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping[str, Any]]:
-    """Requests of this id, or else of this session.
+    """Requests with this id, or else of this session.
 
-    An engine calls a request ``ID-0-1f3a5b7c`` whose client got the answer ``ID``: the place of the
-    prompt and a random part are vLLM's own. ``ID`` is ``chatcmpl-NAME`` where the client's
-    ``X-Request-Id`` is ``NAME``.
+    The engine's id of a request is ``ID-0-1f3a5b7c`` if the client's is ``ID``: vLLM appends the
+    prompt's index and a random part. ``ID`` is ``chatcmpl-NAME`` if the client's ``X-Request-Id``
+    is ``NAME``.
     """
     own = [each for each in requests if each["request"] == target]
     own = own or [each for each in requests if _is_of(each["request"], target)]
@@ -433,13 +434,13 @@ def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping
 
 
 def _is_of(request: str, target: str) -> bool:
-    """Whether a request has this id, or is the one that its client calls so."""
+    """Whether ``request`` is this id, or the engine's id for it."""
     names = [prefix + target for prefix in _PREFIXES]
     return request in names or request.startswith(tuple(f"{name}-" for name in names))
 
 
 def _why_held(url: str, session: str) -> Sequence[str]:
-    """Why the next request of this session has not begun; empty where no session waits."""
+    """Why the session's next request has not begun; empty if none waits."""
     try:
         facts = ask(url, f"/sessions/{quote(session, safe='')}/explain")
     except UnknownError:
@@ -448,7 +449,7 @@ def _why_held(url: str, session: str) -> Sequence[str]:
 
 
 def held_sentence(held: Mapping[str, Any]) -> str:
-    """Why a request, or the next one of a session, has not begun: one sentence."""
+    """Why a request, or the next one of a session, has not begun."""
     if "session" in held:
         return f"The next request of session {held['session']} has not begun: {held['why']}."
     return (
@@ -478,13 +479,12 @@ def why_sentence(request: Mapping[str, Any]) -> str:
 
 
 def _bought(remedy: Mapping[str, Any]) -> str:
-    """What a remedy is worth, after "what would have"."""
+    """What a remedy gains, to follow "what would have"."""
     return f"saved up to {seconds(remedy['saves_s'])}" if remedy["saves_s"] else "helped"
 
 
 def _took(request: Mapping[str, Any]) -> Iterator[str]:
-    """From its arrival to its end, and how much of that it waited; of one that runs: how long it
-    waited."""
+    """How long the request took, and how much of that it waited."""
     waited, ended = request["waited_s"], request["ended_at"]
     if ended is not None:
         queued = f", {seconds(waited)} of it in the queue" if request["wait"] else ""
@@ -493,7 +493,7 @@ def _took(request: Mapping[str, Any]) -> Iterator[str]:
         yield f"It waited {seconds(waited)}."
 
 
-# ``kvgraph explain``: what the graph believes of a block, a session or a memory.
+# ``kvgraph explain``.
 
 # A block's key, or the beginning of one.
 _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)
@@ -552,8 +552,8 @@ def _explained(urls: list[str], target: str, tenant: str | None) -> Any:
 
 
 def _paths(target: str, tenant: str | None) -> list[str]:
-    """Where to ask about ``target``: as a memory if it is called one, as a block if it is a
-    block's key, then as a session."""
+    """Where to ask about ``target``: a memory by its prefix, a block if it is a key, then a
+    session."""
     if target.startswith(_MEMORY):
         return [f"/memories/{quote(target.removeprefix(_MEMORY), safe='')}/explain"]
     session = _session_path(target, tenant)
@@ -585,7 +585,7 @@ def _first_answer(urls: list[str], paths: list[str]) -> Any:
 
 
 def _sessions_report(url: str, answer: Mapping[str, Any]) -> RenderableType:
-    """The sessions that a sidecar heard of last."""
+    """The sessions that a sidecar saw last."""
     shown = answer["sessions"]
     title = f"{len(shown)} of {answer['known']:,} sessions at {url}"
     table = Table(title=plain(title), title_justify="left")

@@ -1,4 +1,4 @@
-"""``kvgraph top``: draws what a ``Watcher`` sees until Ctrl-C."""
+"""``kvgraph top``: shows live what running sidecars report, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ from ..words.words import ranker
 from .remote import RemoteError, ask, sidecar_urls
 from .terminal import FirstThatFits, facts_table, plain
 
-# ``Watcher``: asks the running sidecars again and again, on a thread of its own.
-
-_MISSES_EVERY: Final = 5  # looks; chosen
+_MISSES_EVERY: Final = 5  # polls; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One sidecar as it answered last.
+    """A sidecar's latest answers.
 
     Attributes:
         now: Its ``/v1/now``; None: it never answered.
         misses: Its ``/v1/misses``.
-        trouble: Why it gives no answer now, in words; None: it does.
+        trouble: Why it does not answer now; None: it does.
     """
 
     url: str
@@ -43,15 +41,15 @@ class Watched:
 
 
 class Watcher:
-    """Keeps the last answer of every sidecar, also while it restarts.
+    """Polls sidecars on its own thread, and keeps the latest answer of each while it restarts.
 
     Args:
-        url: Of one sidecar; None: all that run, which are looked for at each look.
-        interval_s: Seconds between looks.
+        url: One sidecar's URL; None: all that are running, listed again at each poll.
+        interval_s: Seconds between polls.
 
     Attributes:
-        latest: What the last look found.
-        looks: How many looks there were.
+        latest: Result of the last poll.
+        polls: Number of polls.
     """
 
     def __init__(self, url: str | None, interval_s: float) -> None:
@@ -60,13 +58,13 @@ class Watcher:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-top", daemon=True)
         self.latest: Sequence[Watched] = ()
-        self.looks = 0
+        self.polls = 0
 
-    def first_look(self) -> None:
-        """Look once.
+    def first_poll(self) -> None:
+        """Poll once.
 
         Raises:
-            RemoteError: No sidecar runs, or none of those that do answers.
+            RemoteError: No sidecar is running, or none answers.
         """
         found = [_asked(Watched(each), True) for each in sidecar_urls(self._url)]
         if all(each.now is None for each in found):
@@ -74,15 +72,15 @@ class Watcher:
         self._note(found)
 
     def start(self) -> None:
-        """Go on looking, on a thread of its own."""
+        """Continue polling on a separate thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; does not wait for an answer that is under way."""
+        """Stop polling; does not wait for a pending answer."""
         self._stopping.set()
 
-    def look(self) -> None:
-        """Look again; who does not answer keeps what it answered last."""
+    def poll(self) -> None:
+        """Poll again; a sidecar that does not answer keeps its last answer."""
         before = {each.url: each for each in self.latest}
         try:
             urls = sidecar_urls(self._url)
@@ -90,27 +88,27 @@ class Watcher:
             waits = "it is gone; waiting for a sidecar to start"
             self._note([replace(each, trouble=waits) for each in self.latest])
             return
-        anew = self.looks % _MISSES_EVERY == 0
+        anew = self.polls % _MISSES_EVERY == 0
         self._note([_asked(before.get(url, Watched(url)), anew) for url in urls])
 
     def _note(self, found: Sequence[Watched]) -> None:
         self.latest = found
-        self.looks += 1
+        self.polls += 1
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             try:
-                self.look()
-            except Exception as error:  # whatever it is, the next look may go better
+                self.poll()
+            except Exception as error:  # whatever it is, the next poll may go better
                 why = f"the look failed ({type(error).__name__})"
                 self._note([replace(each, trouble=why) for each in self.latest])
 
 
 def _asked(before: Watched, anew: bool) -> Watched:
-    """What a sidecar answers now, or else what it answered before and why it does not.
+    """A sidecar's new answer, or its previous one with the reason of the failure.
 
     Args:
-        anew: Whether to ask for the misses again: twelve hours of them are a large answer.
+        anew: Whether to query misses again: twelve hours of them are a large answer.
     """
     try:
         now = ask(before.url, "/v1/now")
@@ -120,8 +118,6 @@ def _asked(before: Watched, anew: bool) -> Watched:
         return replace(before, trouble=f"{error}{since}")
     return Watched(before.url, now, misses)
 
-
-# What ``kvgraph top`` shows: a sidecar's answers as lines that fit any terminal.
 
 _SHADES: Final = " ▁▂▃▄▅▆▇█"
 _BAR: Final = 24  # characters of a bar; chosen
@@ -165,10 +161,10 @@ def _notice(notice: Mapping[str, Any]) -> Text:
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Where the tokens of prompts came from; a window without requests is left out.
+    """Where prompt tokens came from, per time window; windows without requests are omitted.
 
     Args:
-        windows: As ``Now`` has them: the longest last.
+        windows: Windows of ``Now``, the longest last.
     """
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
@@ -179,11 +175,11 @@ def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in cells:
         table.add_row(*each)
     titles = _WINDOW_COLUMNS[1:]
-    told = ((row[0], _told(titles, row[1:])) for row in cells)
-    return FirstThatFits(table, facts_table("prompt tokens", told))
+    facts = ((row[0], _sentence(titles, row[1:])) for row in cells)
+    return FirstThatFits(table, facts_table("prompt tokens", facts))
 
 
-def _told(titles: Sequence[str], cells: Sequence[str]) -> str:
+def _sentence(titles: Sequence[str], cells: Sequence[str]) -> str:
     return ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
 
 
@@ -201,7 +197,7 @@ def _window(window: Mapping[str, Any]) -> list[str]:
 
 
 def _history(history: Mapping[str, Any]) -> Text:
-    """The share that was found, by step: a blank where nothing was asked."""
+    """The share found in each time step; blank for steps without requests."""
     pairs = list(zip(history["asked"], history["computed"], strict=True))[-_STEPS:]
     line = "".join(shade(1 - computed / asked) if asked else " " for asked, computed in pairs)
     span = seconds(len(pairs) * history["step_s"])
@@ -209,7 +205,7 @@ def _history(history: Mapping[str, Any]) -> Text:
 
 
 def shade(share: float) -> str:
-    """One character, the fuller the larger the share."""
+    """A character that is fuller for a larger share."""
     return _SHADES[max(1, min(len(_SHADES) - 1, round(share * (len(_SHADES) - 1))))]
 
 
@@ -249,7 +245,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _misses(misses: Mapping[str, Any]) -> RenderableType:
-    """Why requests found no more, the costliest reason first."""
+    """Why requests found no more, by computed blocks."""
     totals = sorted(misses["totals"].items(), key=lambda each: -each[1]["blocks"])
     rows = [
         (name, f"{total['requests']:,} requests computed {total['blocks']:,} blocks for it")
@@ -259,7 +255,7 @@ def _misses(misses: Mapping[str, Any]) -> RenderableType:
     return facts_table("\nwhy requests found no more", rows) if rows else Text("")
 
 
-_LOOK_EVERY_S: Final = 0.1  # whether there is something new to draw; chosen
+_CHECK_EVERY_S: Final = 0.1  # whether there is something new to draw; chosen
 
 
 def top(
@@ -274,7 +270,7 @@ def top(
 ) -> None:
     """Show live whether kvgraph helps; Ctrl-C ends it. In a pipe, one look is printed."""
     watcher, console = Watcher(url, interval), Console()
-    watcher.first_look()
+    watcher.first_poll()
     if as_json:
         seen = [{"url": w.url, "now": w.now, "misses": w.misses} for w in watcher.latest]
         typer.echo(json.dumps(seen))
@@ -285,17 +281,17 @@ def top(
 
 
 def _follow(watcher: Watcher, console: Console) -> None:
-    """Draw each look in the place of the one before."""
+    """Redraw the screen after each poll."""
     watcher.start()
     drawn = 0, console.size
     screen = Live(top_screen(watcher.latest), console=console, screen=True, auto_refresh=False)
     try:
         with screen:
             while True:
-                if drawn != (watcher.looks, console.size):
-                    drawn = watcher.looks, console.size
+                if drawn != (watcher.polls, console.size):
+                    drawn = watcher.polls, console.size
                     screen.update(top_screen(watcher.latest), refresh=True)
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_CHECK_EVERY_S)
     except KeyboardInterrupt:
         pass
     finally:

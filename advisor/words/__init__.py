@@ -1,1 +1,1 @@
-"""Sentences about misses, waits, scores and times, as people read them."""
+"""Turns reasons, waits, scores and times into sentences for people."""

@@ -1,4 +1,4 @@
-"""Times as people say them."""
+"""Formats durations and times for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def seconds(value: float) -> str:
-    """A duration as people say it."""
+    """Format a duration with a fitting unit: ``850 ms``, ``4.2 s``, ``17 min``."""
     if 0 < value < 0.95:
         return f"{max(1, round(1000 * value))} ms"
     if value < 90:
@@ -16,18 +16,16 @@ def seconds(value: float) -> str:
 
 
 def time_of_day(at: float) -> str:
-    """A moment in Unix seconds, by this machine's clock: ``17:05:59``."""
+    """Format Unix seconds in this machine's time zone, as ``17:05:59``."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-# ``UnixTime``: turns times of a sidecar's own clock into those that people and tools know.
-
 Unix = Callable[[float], float]
-"""Turns a time of the graph's clock into Unix seconds."""
+"""Converts a time of the graph's clock to Unix seconds."""
 
 
 class UnixTime:
-    """Called with a time of the clock, it gives Unix seconds, to the millisecond.
+    """Converts times of a monotonic clock to Unix seconds, rounded to milliseconds.
 
     Args:
         clock: Monotonic seconds.
@@ -41,5 +39,4 @@ class UnixTime:
         return round(self._wall() - (self._clock() - moment), 3)
 
     def now(self) -> float:
-        """Unix seconds, now."""
         return self._wall()

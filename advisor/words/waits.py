@@ -1,4 +1,4 @@
-"""What a request waited for, and what would have let it begin sooner: in sentences."""
+"""Sentences about what a request waited for, and what would have let it start sooner."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from ...graph.logs.requests import Hold
 from ...graph.wire.events import HOLD_ENDS
 from .times import seconds
 
-# What would have let a request find more, in sentences.
-
 
 class Missing(NamedTuple):
-    """A prompt's first missing block.
+    """A prompt's first missing block, as ``miss_remedy`` needs it.
 
     Attributes:
-        detail: Of the reason; see ``graph.logs.request_facts.Miss``.
-        block: Which one it is, the first being 0.
-        short: By about how many blocks the pool was too small to keep it, and what was computed
-            again behind it; 0: not known.
-        pool: How many blocks it has; 0: not known.
-        was_there: Whether it left after the request had come.
-        copies: How many blocks its engine's host memory and disk can hold.
+        detail: Detail of the reason; see ``graph.logs.requests.Miss``.
+        block: Index of the block in the prompt, from 0.
+        short: By about how many blocks the pool was too small to keep everything the request
+            computed again; 0: unknown.
+        pool: Blocks of the pool; 0: unknown.
+        was_there: Whether it was evicted after the request arrived.
+        copies: Blocks that the engine's host memory and disk can hold.
     """
 
     reason: Reason
@@ -37,7 +35,7 @@ class Missing(NamedTuple):
 
 
 def miss_remedy(missing: Missing) -> str | None:
-    """What would have let a request find more; None where nobody can say."""
+    """What would have let a request find more; None if unknown."""
     detail = missing.detail
     match missing.reason:
         case Reason.NEVER_SEEN:
@@ -55,18 +53,18 @@ def miss_remedy(missing: Missing) -> str | None:
 
 
 def could_find_more(reason: Reason, detail: int) -> bool:
-    """Whether a cache that kept or shared more would have saved anything."""
+    """Whether a cache that keeps or shares more would have saved anything."""
     if reason is Reason.NOT_CACHEABLE:
         return Detail(detail) in _IN_ANY_CASE
     return reason not in (Reason.NEVER_SEEN, Reason.LOAD_SLOWER, Reason.IN_STORE)
 
 
 def larger_pool(short: int, pool: int) -> str:
-    """A pool that would have kept what was computed again.
+    """Describe the pool that would have kept what was computed again.
 
     Args:
-        short: How many blocks had left since the first of it did; 0: not known.
-        pool: How many blocks it has; 0: not known.
+        short: By about how many blocks the pool was too small; 0: unknown.
+        pool: Blocks of the pool; 0: unknown.
     """
     if short == 0:
         return "a larger pool"
@@ -79,10 +77,10 @@ def larger_pool(short: int, pool: int) -> str:
 
 
 def host_memory(copies: int) -> str:
-    """Room for copies, or more of it.
+    """Recommend room for copies, or more of it.
 
     Args:
-        copies: Blocks that there is room for; 0: none.
+        copies: Blocks that there is room for now; 0: none.
     """
     if copies:
         return (
@@ -95,10 +93,10 @@ def host_memory(copies: int) -> str:
 def _kept(missing: Missing) -> str:
     """What would have kept an evicted block."""
     larger = larger_pool(missing.short, missing.pool)
-    said = f"{larger}, or {_a_copy(missing.copies)}."
+    text = f"{larger}, or {_a_copy(missing.copies)}."
     if missing.was_there:
-        return f"Its turn sooner: the block was there when it came. Or {said}"
-    return said[0].upper() + said[1:]
+        return f"Its turn sooner: the block was there when it came. Or {text}"
+    return text[0].upper() + text[1:]
 
 
 def _a_copy(copies: int) -> str:
@@ -166,14 +164,12 @@ _OTHERS: Final = {
 }
 
 
-# Admission's rows of ``kvgraph status``.
-
 OFF: Final = "nobody waits: admission is off there (AITHER_KVCACHE_ADMISSION)"
-"""What is said of an engine that has no report on admission."""
+"""Shown for an engine that sends no report on admission."""
 
 
 def fit_and_live(fitting: int, live: int) -> str:
-    """How many sessions fit, beside how many there are."""
+    """How many sessions fit and how many are live."""
     return f"{fitting:,} agents fit, {live:,} are live"
 
 
@@ -186,11 +182,11 @@ UNTIL: Final = {
     "gone": "until its client went away",
     "patience": "until no other request was queued, although there was no room",
 }
-"""What a held request waited for, by why it waited no longer."""
+"""Reason of release → until when the request was held."""
 
 
 def hold_sentence(hold: Hold) -> str:
-    """How long a request was held, and until when."""
+    """How long a request was held, and why it was released."""
     counts = ""
     if hold.live:
         were = "was" if hold.live == 1 else "were"
@@ -205,36 +201,36 @@ def room_sentence(
     *,
     lifted: bool = False,
 ) -> str:
-    """Who waits for room, and who did.
+    """Who waits for room now, and who waited recently.
 
     Args:
-        now: Requests that wait, and for how many seconds the first of them has.
-        sessions: How many fit, and how many are live; None: not known.
-        lately: Requests that began in the last ten minutes and had waited, and the longest such
-            wait in seconds.
-        lifted: Whether a limit was lifted because it saved nothing.
+        now: Number of held requests, and seconds for which the first has been held.
+        sessions: Sessions that fit, and live sessions; None: unknown.
+        lately: Requests of the last ten minutes that had been held, and the longest hold in
+            seconds.
+        lifted: Whether the limit was lifted because it saved nothing.
     """
     (waiting, oldest_s), (fitting, live), (begun, longest_s) = now, sessions, lately
-    said = "Nobody waits for room now"
-    said += ", since letting sessions wait saved nothing" if lifted else ""
+    text = "Nobody waits for room now"
+    text += ", since letting sessions wait saved nothing" if lifted else ""
     if waiting:
         who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
         first = "" if waiting == 1 else "the first "
-        said = f"{who} for room, {first}for {seconds(oldest_s)} by now"
+        text = f"{who} for room, {first}for {seconds(oldest_s)} by now"
     if fitting is not None and live is not None:
-        said += f": {_fit(fitting)}, {live:,} {'is' if live == 1 else 'are'} live"
+        text += f": {_fit(fitting)}, {live:,} {'is' if live == 1 else 'are'} live"
     if not begun:
-        return f"{said}."
+        return f"{text}."
     who = "1 request" if begun == 1 else f"{begun:,} requests"
     most = f"of {'' if begun == 1 else 'at most '}{seconds(longest_s)}"
-    return f"{said}. {who} of the last 10 min began after a wait for room, {most}."
+    return f"{text}. {who} of the last 10 min began after a wait for room, {most}."
 
 
 def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
-    """An engine's rows of ``kvgraph status``; empty where nobody is or was held, nor would be.
+    """An engine's rows in ``kvgraph status`` on admission; empty if nothing is ever held there.
 
     Args:
-        engine: As in a sidecar's ``/status``.
+        engine: An engine of a sidecar's ``/status``.
     """
     room, report = engine["room"], (engine["graph"] or {}).get("admission")
     if room is None or (report is None and room["room_blocks"] is None):
@@ -277,30 +273,29 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_MUCH_AGAIN: Final = 0.25  # share of what was computed before it; chosen
-_MOSTLY: Final = 0.5  # of a wait: who was held for so much of it waited for room; chosen
-_ALL_BUT: Final = 0.1  # of a wait: what is left needs no words; chosen
+_MUCH_AGAIN: Final = 0.25  # share of the tokens computed ahead of it; chosen
+_MOSTLY: Final = 0.5  # of a wait: held for this share of it, a request waited for room; chosen
+_ALL_BUT: Final = 0.1  # of a wait: a smaller rest is not mentioned; chosen
 
 
 class WorkAhead(NamedTuple):
-    """What an engine did while a request waited for its turn.
+    """What an engine did while a request queued.
 
     Attributes:
-        queued_s: How long it waited, less the time for which it was held.
-        running: Requests that were under way when it came.
-        freed_s: How long until the first of these ended; None: none had when the request began.
-        runner: Whose was begun last of them; None: nobody's.
-        prompts: That were begun in that time.
-        tokens: That were computed for these; where there were none, for the last one begun before
-            that was under way.
-        again: Of these tokens: how many had been in the engine's pool before.
+        queued_s: Seconds in the queue, without the time it was held.
+        running: Requests running when it arrived.
+        freed_s: Seconds until the first of these ended; None: none ended before the request began.
+        runner: Session of the latest of these; None: it has none.
+        prompts: Prompts begun in that time.
+        tokens: Tokens computed for these prompts; without any, for the last prompt begun before.
+        again: How many of these tokens had been in the engine's pool before.
         short: By about how many blocks the pool was too small for the largest loss among them; 0:
-            not known.
-        pool: How many blocks it has; 0: not known.
-        copies: How many blocks its host memory and disk can hold.
-        rate: Tokens of prompts per second that the engine computes; 0: not known.
-        who: Whose prompt took most; None: nothing was computed.
-        most: Tokens that were computed for that one.
+            unknown.
+        pool: Blocks of the pool; 0: unknown.
+        copies: Blocks that the engine's host memory and disk can hold.
+        rate: Prompt tokens that the engine computes per second; 0: unknown.
+        who: Session of the prompt with most computed tokens; None: nothing was computed.
+        most: Tokens computed for that prompt.
     """
 
     queued_s: float
@@ -319,7 +314,7 @@ class WorkAhead(NamedTuple):
 
     @property
     def is_much_again(self) -> bool:
-        """Whether a part that counts of what was computed had been there before."""
+        """Whether much of what was computed had been in the pool before."""
         return self.tokens > 0 and self.again >= _MUCH_AGAIN * self.tokens
 
 
@@ -362,7 +357,7 @@ def _work_sentence(work: WorkAhead) -> str:
 
 
 def _under_way(work: WorkAhead) -> str:
-    """What ran when the request came."""
+    """What was running when the request arrived."""
     if not work.running:
         return ""
     freed_s = work.freed_s
@@ -378,7 +373,7 @@ def _under_way(work: WorkAhead) -> str:
 
 
 def _time_of(work: WorkAhead) -> str:
-    """How long what was computed took, and where the rest of the wait went."""
+    """How long the computed tokens took, and where the rest of the wait went."""
     if not work.rate:
         return ""
     takes_s = work.tokens / work.rate
@@ -390,8 +385,8 @@ def _time_of(work: WorkAhead) -> str:
 
 
 def wait_remedy(work: WorkAhead, hold: Hold | None) -> tuple[str, float | None]:
-    """What would have let it begin sooner, and by how many seconds at most; None: nobody can
-    tell."""
+    """What would have let the request start sooner, and by how many seconds at most (None:
+    unknown)."""
     held_s = 0.0 if hold is None else hold.seconds
     if held_s >= _MOSTLY * (work.queued_s + held_s):
         return _ROOM, held_s

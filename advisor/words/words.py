@@ -1,4 +1,4 @@
-"""Why a request missed, and why a block left: in sentences."""
+"""Sentences about misses, evictions, scores and who ranks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _STATES: Final = (
 )  # fmt: skip
 
 
-class Gone(NamedTuple):
-    """How a request's missing block had left the pool.
+class Departure(NamedTuple):
+    """How a request's missing block left the pool.
 
     Attributes:
-        ago_s: Seconds before the request's turn that it had, as far as that was told apart: news
-            of several steps comes at once; None: it had not.
-        waited_s: How long the request waited for its turn.
-        score: What the policy's score said of it, in words; None: not known.
+        ago_s: Seconds between its eviction and the request's start, as far as reports tell (several
+            steps arrive at once); None: it did not leave.
+        waited_s: How long the request waited before its start.
+        score: Description of its score when it left; None: unknown.
     """
 
     ago_s: float | None = None
@@ -45,22 +45,22 @@ def miss_sentence(
     reason: Reason,
     detail: int,
     place: tuple[int, int],
-    gone: Gone,
+    gone: Departure,
     session: str | None,
     engine: str | None,
     token: int | None = None,
     group: CacheGroup | None = None,
 ) -> str:
-    """Why a prompt's first missing block was missing.
+    """Explain why a prompt's first missing block was missing.
 
     Args:
-        detail: Of the reason; see ``graph.logs.request_facts.Miss``.
-        place: Which block of how many, the first being 0.
-        session: The other session that it is about.
+        detail: Detail of the reason; see ``graph.logs.requests.Miss``.
+        place: Index of the block, from 0, and the number of blocks.
+        session: The other session involved.
         engine: Another engine that has it.
-        token: Which of the prompt's tokens, the first being 0, is the first that differs from
-            another recent prompt; None: not known.
-        group: For OTHER_GROUP, which one; None: its engine is gone.
+        token: Index, from 0, of the first prompt token that differs from another recent prompt;
+            None: unknown.
+        group: The cache group, for OTHER_GROUP; None: its engine is gone.
     """
     index, blocks = place
     if reason is Reason.NOT_CACHEABLE:
@@ -68,14 +68,14 @@ def miss_sentence(
     where = f"Block {index + 1} of {blocks} "
     if reason is Reason.OTHER_GROUP:
         return where + _other_group(detail, group)
-    said = where + _WHY[reason](detail, gone, session)
+    text = where + _WHY[reason](detail, gone, session)
     if engine is not None and reason is Reason.OTHER_ENGINE:
-        said += f" Engine {engine} has it, and would have found it."
+        text += f" Engine {engine} has it, and would have found it."
     elif engine is not None:
-        said += f" Engine {engine} has it."
+        text += f" Engine {engine} has it."
     if token is not None:
-        said += f" Token {token + 1:,} of the prompt is the first that differs from another one's."
-    return said
+        text += f" Token {token + 1:,} of the prompt is the first that differs from another one's."
+    return text
 
 
 def _not_cacheable(detail: int, index: int, blocks: int) -> str:
@@ -91,11 +91,11 @@ def _not_cacheable(detail: int, index: int, blocks: int) -> str:
     return "Nothing was missing: all that can be reused was found; the rest is always computed."
 
 
-def _never_seen(detail: int, gone: Gone, session: str | None) -> str:
+def _never_seen(detail: int, gone: Departure, session: str | None) -> str:
     return "was never asked for before, or longer ago than is remembered."
 
 
-def _diverged(detail: int, gone: Gone, session: str | None) -> str:
+def _diverged(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.OWN_HISTORY:
         return (
             f"differs from what session {session} itself asked for before: its history was edited "
@@ -104,7 +104,7 @@ def _diverged(detail: int, gone: Gone, session: str | None) -> str:
     return f"differs: up to there the prompt is that of session {session or '(not named)'}."
 
 
-def _evicted(detail: int, gone: Gone, session: str | None) -> str:
+def _evicted(detail: int, gone: Departure, session: str | None) -> str:
     if detail == DepartureRule.FORGOTTEN:
         return f"left the pool longer ago than the log reaches.{_whose(session)}"
     why = RULE_TEXTS[detail]
@@ -115,24 +115,24 @@ def _evicted(detail: int, gone: Gone, session: str | None) -> str:
     return f"{_left(gone)}. Why: {why}.{_whose(session)}"
 
 
-def _copy_lost(detail: int, gone: Gone, session: str | None) -> str:
+def _copy_lost(detail: int, gone: Departure, session: str | None) -> str:
     if gone.ago_s is None and detail in STORE_CAUSES:
         return f"was in the shared store, and its copy there is lost: {CAUSE_TEXTS[detail]}."
     return f"{_left(gone)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
 
 
-def _load_slower(detail: int, gone: Gone, session: str | None) -> str:
+def _load_slower(detail: int, gone: Departure, session: str | None) -> str:
     return "has a copy in a colder tier, but computing it was judged faster than loading."
 
 
-def _in_store(detail: int, gone: Gone, session: str | None) -> str:
+def _in_store(detail: int, gone: Departure, session: str | None) -> str:
     return (
         "is in the shared store, but did not come from there: computing it was judged faster than "
         "loading, or the store did not answer in time."
     )
 
 
-def _other_engine(detail: int, gone: Gone, session: str | None) -> str:
+def _other_engine(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.ELSEWHERE:
         return "was never in this engine's pool, but in another one's, which has it no more."
     return "was never in this engine's pool."
@@ -146,11 +146,11 @@ def _other_group(place: int, group: CacheGroup | None) -> str:
     return f"is in the pool, but {name} had let go of {needs}."
 
 
-def _reset(detail: int, gone: Gone, session: str | None) -> str:
+def _reset(detail: int, gone: Departure, session: str | None) -> str:
     return "was in the pool until the prefix cache was reset."
 
 
-def _other_salt(detail: int, gone: Gone, session: str | None) -> str:
+def _other_salt(detail: int, gone: Departure, session: str | None) -> str:
     whose = f"session {session}'s prompt says" if session else "a prompt of another tenant says"
     return (
         f"is new under this cache salt, though {whose} the same up to there under another one: "
@@ -158,7 +158,7 @@ def _other_salt(detail: int, gone: Gone, session: str | None) -> str:
     )
 
 
-def _unknown(detail: int, gone: Gone, session: str | None) -> str:
+def _unknown(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.UNHEARD:
         return "left the pool while news of its engine was lost: nobody told why."
     if detail == Detail.UNCOMPUTED:
@@ -200,13 +200,13 @@ _WHY: Final = {
 def eviction_sentence(
     rule: int, place: int | None, idle_s: float | None, state: int, score: str | None = None
 ) -> str:
-    """Why a block left.
+    """Explain why a block was evicted.
 
     Args:
-        place: How many stood before it in the ranking; None: it was not named.
-        idle_s: How long it had not been used; None: not known.
-        state: What its session did: a ``SessionState``, or one more for none.
-        score: What made its score, in words; None: not known.
+        place: Blocks before it in the ranking; None: the ranking did not name it.
+        idle_s: Seconds since its last use; None: unknown.
+        state: Its session's ``SessionState``; one above the highest: no session.
+        score: Description of its score; None: unknown.
     """
     words = [RULE_TEXTS[rule]]
     if score is not None and rule == DepartureRule.POLICY:  # elsewhere a rule decided, and no score
@@ -218,16 +218,16 @@ def eviction_sentence(
         words.append(f"unused for {seconds(idle_s)}")
     if rule != DepartureRule.SESSION_OVER:
         words.append(f"its session was {_STATES[min(state, len(STATE_NAMES))]}")
-    said = ", ".join(words)
-    return f"{said[0].upper()}{said[1:]}."
+    text = ", ".join(words)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _blocks_were(count: int) -> str:
     return "one block was" if count == 1 else f"{count:,} blocks were"
 
 
-def _left(gone: Gone) -> str:
-    """When it left, as the request saw it."""
+def _left(gone: Departure) -> str:
+    """When the block left, relative to the request."""
     ago_s, waited_s = gone.ago_s, gone.waited_s
     if ago_s is None:
         return "left the pool"
@@ -247,13 +247,11 @@ def _whose(session: str | None) -> str:
     return "" if session is None else f" It was session {session}'s."
 
 
-# Who ranks an engine's blocks, and how the policy does beside LRU: in words.
-
 LATELY: Final = "over the last requests"
 
 
 def ranker(ranked_by: str) -> str:
-    """Who ranks, as sentences name it.
+    """The name of who ranks, as sentences use it.
 
     Args:
         ranked_by: The policy's name, or ``lru``.
@@ -262,7 +260,7 @@ def ranker(ranked_by: str) -> str:
 
 
 def beside_lru(ahead: float) -> str:
-    """How a policy does beside LRU, after "it is".
+    """How a policy compares with LRU, to follow "it is".
 
     Args:
         ahead: Blocks that it found more than LRU; negative if LRU found more.
@@ -275,11 +273,9 @@ def beside_lru(ahead: float) -> str:
 
 
 def beside_lru_lately(ahead: float) -> str:
-    """The same, with the time that it is true of."""
+    """``beside_lru``, with the time span it refers to."""
     return f"{beside_lru(ahead)} {LATELY}"
 
-
-# What the terms of a score mean, the rules that bind all scores, and the weights: in words.
 
 _HEEDED: Final[Mapping[str, str]] = {
     "classic": "all weights below: their sum is its score",
@@ -288,9 +284,9 @@ _HEEDED: Final[Mapping[str, str]] = {
     "lru": "none of the weights: the longest unused goes first",
 }
 BEYOND_SHARE: Final = "beyond_protected_share"
-"""Instead of ``protected_layer``, where a block is beyond the share that is protected."""
+"""Replaces ``protected_layer`` for a block beyond the share that is protected."""
 
-_LONGEST_S: Final = 86_400.0  # what is expected later than that is said to be so; chosen
+_LONGEST_S: Final = 86_400.0  # a later expected use is described as such; chosen
 _TERMS: Final[Mapping[str, str]] = {
     "return_time": "how long its session is expected to take to ask again: 1,000 times the "
     "logarithm of the seconds, so 4.6K stands for 100 s, and 700 more for twice as long",
@@ -342,7 +338,7 @@ _WEIGHTS: Final[Mapping[str, str]] = {
 
 
 def scored(terms: Mapping[str, float] | None) -> str | None:
-    """What a block's score said of it; None if its terms are not known, or say nothing."""
+    """Describe a block's score; None if its terms are unknown or all zero."""
     if not terms or not any(terms.values()):
         return None
     if terms.get("off_chain", 0.0) > 0:
@@ -358,17 +354,16 @@ def scored(terms: Mapping[str, float] | None) -> str | None:
 
 
 def heeded(policy: str) -> str | None:
-    """Which of the weights a policy heeds; None for one of somebody's own."""
+    """Which weights a policy uses; None for a custom policy."""
     return _HEEDED.get(policy)
 
 
 def weight_meanings() -> dict[str, str]:
-    """What each weight of [score] and [score.edge_types] weighs."""
+    """Meaning of each weight of [score] and [score.edge_types]."""
     return dict(_WEIGHTS)
 
 
 def meanings(names: Iterable[str]) -> dict[str, str]:
-    """What each of these terms and rules means; those of a policy of somebody's own have no
-    text."""
+    """Meaning of each of these terms and rules; those of a custom policy are omitted."""
     texts = {**_TERMS, **_RULES}
     return {name: texts[name] for name in names if name in texts}

@@ -1,5 +1,5 @@
-"""Writes to the tables: applies what engines report, run by run, as vectors.
+"""Applies engine events to the tables, run by run, as vector operations.
 
-``ingest`` hands each kind of event to the module for it: chains, turns, copies, layers, held
-requests, learned edges.
+``ingest`` passes each kind of event to its module: chains, turns, copies, layers, held requests,
+learned edges.
 """

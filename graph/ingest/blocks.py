@@ -1,6 +1,6 @@
-"""Applies runs of stored and removed blocks together, as vectors.
+"""Applies runs of stored and removed blocks together, as vector operations, and their copies.
 
-A batch under pressure alternates between the two, one block at a time. A run that stores and
+Under pressure a batch alternates between the two, one block at a time. A run that stores and
 removes the same block is halved until no part does.
 """
 
@@ -29,18 +29,16 @@ from ..wire.events import (
 from .chains import ChainLinker
 from .slices import SLICE_KEYS
 
-# Copies of blocks in colder tiers: which engine has which, and what became of evicted blocks.
-
 
 class CopyRecorder:
-    """Applies what engines report of their copies: as tier bits, from which SPILL_LINKs follow."""
+    """Applies reports about copies in colder tiers to the tier bits, which SPILL_LINKs follow."""
 
     def __init__(self, tables: LoggedTables, counters: Counter[str]) -> None:
         self._tables = tables
         self._counters = counters
 
     def spilled(self, engine: int, event: BlocksSpilled, now: float) -> None:
-        """Note that copies were completed; an unknown block becomes known by its copy."""
+        """Note completed copies; an unknown block gets a row."""
         keys = self._keys(event)
         if keys is None:
             return
@@ -56,7 +54,7 @@ class CopyRecorder:
         self._counters["bytes_spilled"] += len(rows) * event.bytes_per_block
 
     def loaded(self, engine: int, event: BlocksLoaded, now: float) -> None:
-        """Note that copies came back into the engine's pool."""
+        """Note that copies were loaded back into the engine's pool."""
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
@@ -81,10 +79,9 @@ class CopyRecorder:
             self._tables.history.copies_lost(engine, bare, event.cause)
 
     def forget(self, engine: int, now: float, part: slice | None = None) -> None:
-        """Forget an engine's copies: they are gone, or about to be announced anew.
+        """Forget an engine's copies, which are gone or about to be listed again.
 
-        Args:
-            part: Of the block rows; None: all.
+        ``part`` limits it to these block rows; None: all.
         """
         blocks = self._tables.blocks
         if not blocks.had_copies:
@@ -94,15 +91,14 @@ class CopyRecorder:
             self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
 
     def _in_store(self, engine: int, keys: Keys) -> None:
-        """Note that the shared store has blocks; those that nobody heard of stay unknown."""
+        """Note that the shared store has these blocks; unknown ones get no row."""
         rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
         rows = rows[rows != NO_ROW]
         self._tables.blocks.mark(engine, rows, Tier.POOL)
         self._tables.history.copied(engine, rows)
 
     def _lost_by_store(self, engine: int, rows: Rows, cause: int) -> None:
-        """Note that an engine did not get blocks from the shared store: who gave them there knows
-        no better."""
+        """Note that the shared store failed to deliver blocks, for every engine."""
         blocks = self._tables.blocks
         rows = rows[self._anywhere(rows, Tier.POOL)]
         for column in range(len(blocks.tiers)):
@@ -111,12 +107,12 @@ class CopyRecorder:
         self._tables.history.copies_lost(engine, bare, cause)
 
     def _unmark(self, engine: int, rows: Rows, tier: Tier, now: float) -> None:
-        """Note that an engine has no copies of these blocks any more, which it had."""
+        """Note that an engine lost its copies of these blocks."""
         self._tables.blocks.unmark(engine, rows, tier)
         self._note(rows[~self._anywhere(rows, tier)], tier, -1, now)
 
     def _anywhere(self, rows: Rows, tier: Tier) -> npt.NDArray[np.bool_]:
-        """bool ``[n]``: of which of these blocks any engine has a copy there."""
+        """bool ``[n]``: whether any engine has a copy of each block in this tier."""
         tiers = np.bitwise_or.reduce(self._tables.blocks.tiers[:, rows], axis=0)
         return np.asarray((tiers & int(tier)) != 0)
 
@@ -124,8 +120,7 @@ class CopyRecorder:
         self._tables.history.copies.add(self._tables.blocks.keys[rows], tier, sign, now)
 
     def count_evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Count blocks that an engine with tiers lost: whether each has a copy, and should have
-        one."""
+        """Count evicted blocks of an engine with tiers, by whether each has or deserved a copy."""
         copied = self._tables.blocks.has(engine, rows, Tier.WARM | Tier.COLD)
         lost = rows[~copied]
         missed = int(worth_spilling(self._tables, lost, now).sum())
@@ -147,7 +142,7 @@ _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 
 
 class ChurnRecorder:
-    """Applies what engines store and lose: rows, links, residency."""
+    """Applies blocks that engines store and remove: rows, links, residency."""
 
     def __init__(
         self,
@@ -162,15 +157,17 @@ class ChurnRecorder:
         self._counters = counters
 
     def apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
-        """Apply blocks that were stored and removed, in this order."""
+        """Apply stored and removed blocks in their order."""
         whole = [event for event in churn if not len(event.hashes) % 8]
         if len(whole) < len(churn):
             self._counters["events_refused"] += len(churn) - len(whole)
         self._apply(engine, self._after_step(engine, whole, now), now)
 
     def _after_step(self, engine: int, churn: Sequence[Churn], now: float) -> Sequence[Churn]:
-        """Apply what is told up to the first evictions, if these are awaited: they are of the step
-        whose requests were told last; returns what follows."""
+        """Apply events up to the first evictions, if these are awaited; returns the rest.
+
+        These evictions belong to the step whose requests were reported last.
+        """
         open_cases = self._tables.history.open_cases
         if not open_cases.awaits(engine):
             return churn
@@ -178,15 +175,14 @@ class ChurnRecorder:
         if (first := next(places, None)) is None:
             return churn
         self._apply(engine, churn[: first + 1], now)
-        open_cases.step_told(engine, now)
+        open_cases.step_reported(engine, now)
         return churn[first + 1 :]
 
     def listing(self, engine: int, event: BlocksResident, now: float) -> Iterator[None]:
-        """Take these blocks as all that an engine's pool holds, slice by slice; it announces its
-        copies again.
+        """Take these blocks as all that an engine's pool holds, in slices; it lists copies anew.
 
-        Until the last slices the pool seems to hold what it held before, too, and
-        ``tables.listing`` names the engine meanwhile.
+        Until the last slice the pool also seems to hold its old contents, and ``tables.listing``
+        has the engine.
         """
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
@@ -202,7 +198,7 @@ class ChurnRecorder:
         self._tables.listing.discard(engine)
 
     def _keeping_only(self, engine: int, found: Sequence[Rows]) -> Iterator[None]:
-        """Note that an engine's pool holds nothing but these rows any more, slice by slice."""
+        """Mark all other blocks as gone from the engine's pool, in slices."""
         blocks = self._tables.blocks
         others = np.ones(blocks.size, dtype=np.bool_)
         for rows in found:
@@ -211,11 +207,11 @@ class ChurnRecorder:
             yield
             gone = np.flatnonzero(blocks.has(engine, part, Tier.HOT) & others[part])
             lost = (part.start + gone).astype(np.int32)
-            self._tables.history.unheard(engine, lost)
+            self._tables.history.left_unreported(engine, lost)
             blocks.unmark(engine, lost, Tier.HOT)
 
     def _list(self, engine: int, keys: Keys, now: float) -> Rows:
-        """Note that an engine's pool holds these blocks; returns their rows."""
+        """Mark these blocks as resident; returns their rows."""
         blocks = self._tables.blocks
         rows, _ = blocks.ensure(keys, now, self._tables.salt(engine))
         blocks.mark(engine, as_slice(rows), Tier.HOT)
@@ -257,7 +253,7 @@ class ChurnRecorder:
         self._counters["blocks_protected"] += int(self._protected(at).sum())
 
     def _rows_before(self, parents: Sequence[int | None], now: float, salt: np.uint64) -> Rows:
-        """The row before each run's first block; an unknown block becomes a ghost."""
+        """The row before each run's first block; an unknown block gets a row."""
         before = np.full(len(parents), NO_ROW, dtype=np.int32)
         known = np.array([parent is not None for parent in parents])
         keys = np.array([parent for parent in parents if parent is not None], dtype=np.uint64)
@@ -272,7 +268,7 @@ class ChurnRecorder:
         counts: npt.NDArray[np.int64],
         now: float,
     ) -> None:
-        """Assign blocks that no session walked yet to the session that stored them."""
+        """Assign blocks without a session to the session that stored them."""
         names = dict.fromkeys(sessions)
         if not any(names):
             return
@@ -295,7 +291,7 @@ class ChurnRecorder:
         self._count_removed(rows)
 
     def _protected(self, at: Rows | slice) -> npt.NDArray[np.bool_]:
-        """Whether somebody said that blocks are of a protected layer."""
+        """Whether each block has a protected layer that was stated."""
         blocks = self._tables.blocks
         return np.asarray(IS_PROTECTED[blocks.layer[at]] & (blocks.stated[at] != 0))
 
@@ -309,7 +305,7 @@ class ChurnRecorder:
 
 
 def _overlap(some: Keys, others: Keys) -> bool:
-    """Whether two lists of keys, not empty, share one."""
+    """Whether two non-empty lists share a key."""
     both = np.sort(np.concatenate([some, others]))
     if not (both[1:] == both[:-1]).any():  # as almost always
         return False

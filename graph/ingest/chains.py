@@ -1,4 +1,4 @@
-"""Prefix chains: which block follows which, at what depth, and who walked the link."""
+"""Prefix chains: which block follows which, and at what depth."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DEEPEST: Final = np.iinfo(np.int32).max
 class ChainLinker:
     """Sets ``parent`` and ``depth``; keeps every parent strictly shallower than its child.
 
-    This invariant makes a cycle impossible, whatever an engine or an attacker sends: a link that
-    cannot hold it is not made, and counted as ``links_refused``. Once a row has a depth, it only
-    becomes shallower, so that no link below it is ever looked at: blocks of which nobody said what
-    stands before them begin deep (``UNPLACED``), and rise when it is told.
+    This invariant makes cycles impossible, whatever an engine or an attacker sends: a link that
+    would break it is not made, and is counted as ``links_refused``. A row's depth only ever
+    decreases, so no link below it needs checking: blocks whose predecessors are unknown start deep
+    (``UNPLACED``) and rise once these are reported.
     """
 
     def __init__(self, tables: Tables, counters: Counter[str]) -> None:
@@ -34,11 +34,11 @@ class ChainLinker:
         self._counters = counters
 
     def extend(self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64]) -> None:
-        """Link runs of consecutive blocks that were stored, each run behind a block of its own.
+        """Link runs of consecutive stored blocks, each run behind its own predecessor.
 
         Args:
             rows: int32 ``[n]``, run after run.
-            new: bool ``[n]``: whether the row was created for this.
+            new: bool ``[n]``: whether the row was just created.
             before: int32 ``[runs]``: the row before each run, ``NO_ROW`` at the start of a chain.
             counts: int64 ``[runs]``: blocks in each run, at least one.
         """
@@ -51,7 +51,7 @@ class ChainLinker:
             moved = self._place_in_order(rows, new, before, starts, counts)
         else:
             within = np.arange(len(rows)) - np.repeat(starts, counts)
-            moved = self._place(rows, new, np.repeat(self._behind(before), counts) + within)
+            moved = self._place(rows, new, np.repeat(self._depth_after(before), counts) + within)
         self._link(rows, parents, moved)
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64]) -> None:
@@ -59,7 +59,7 @@ class ChainLinker:
 
         Args:
             rows: int32 ``[n]``, chain after chain.
-            new: bool ``[n]``: whether the row was created for this.
+            new: bool ``[n]``: whether the row was just created.
             counts: int64 ``[chains]``: blocks in each.
         """
         starts = np.cumsum(counts) - counts
@@ -85,10 +85,10 @@ class ChainLinker:
         return np.array(path, dtype=np.int32)
 
     def from_root(self, row: int, length: int) -> Rows:
-        """int32 ``[length]``: the chain that ends with ``row``; empty if it is not known to be so
-        long.
+        """int32 ``[length]``: the chain that ends at ``row``; empty if its length differs or is
+        unknown.
 
-        Blocks that came together stand in consecutive rows, and are compared together.
+        Blocks stored together have consecutive rows, and are compared together.
         """
         blocks, chain, at = self._tables.blocks, np.empty(length, dtype=np.int32), length
         while row != NO_ROW and at:
@@ -100,19 +100,18 @@ class ChainLinker:
             row = int(blocks.parent[row - count + 1])
         return chain if row == NO_ROW and not at else chain[:0]
 
-    def _behind(self, before: Rows) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: the depth behind each of these rows; 0 behind ``NO_ROW``."""
+    def _depth_after(self, before: Rows) -> npt.NDArray[np.int64]:
+        """int64 ``[n]``: the depth after each row; 0 after ``NO_ROW``."""
         depth = self._tables.blocks.depth[before].astype(np.int64)
         return np.where(before == NO_ROW, 0, depth + 1)
 
-    def _place(self, rows: Rows, new: Flags, told: npt.NDArray[np.int64]) -> Flags:
-        """Set the depths that are told of new rows, and of those whose place was not known;
-        returns which of them changed."""
+    def _place(self, rows: Rows, new: Flags, depths: npt.NDArray[np.int64]) -> Flags:
+        """Set the depths of new rows and of rows without a known place; returns which changed."""
         depth = self._tables.blocks.depth
         known = depth[rows]
-        moved: Flags = new | ((known >= UNPLACED) & (told < UNPLACED))
-        moved &= known != told
-        depth[rows[moved]] = np.minimum(told[moved], _DEEPEST)
+        moved: Flags = new | ((known >= UNPLACED) & (depths < UNPLACED))
+        moved &= known != depths
+        depth[rows[moved]] = np.minimum(depths[moved], _DEEPEST)
         return moved
 
     def _place_in_order(
@@ -127,7 +126,7 @@ class ChainLinker:
         moved = np.empty(len(rows), dtype=np.bool_)
         for run, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
             part = slice(start, start + count)
-            base = self._behind(before[run : run + 1])
+            base = self._depth_after(before[run : run + 1])
             moved[part] = self._place(rows[part], new[part], base + np.arange(count))
         return moved
 
@@ -137,7 +136,7 @@ class ChainLinker:
         if moved.any():
             above = blocks.parent[rows]
             astray = (above != NO_ROW) & (blocks.depth[above] >= blocks.depth[rows])
-            if astray.any():  # where a chain begins is told, and contradicts what was said before
+            if astray.any():  # the reported start of a chain contradicts earlier reports
                 self._counters["links_refused"] += int(astray.sum())
                 links.cut(distinct(rows[astray]))
         orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW)
@@ -150,7 +149,7 @@ class ChainLinker:
             self._raise_all(rows[~fits], parents[~fits])
 
     def _raise_all(self, rows: Rows, parents: Rows) -> None:
-        """Link rows to parents that have to become shallower for it, in order."""
+        """Link rows to parents that must become shallower first, in order."""
         blocks, budget = self._tables.blocks, _MOST_RAISED
         for row, parent in zip(rows.tolist(), parents.tolist(), strict=True):
             if blocks.parent[row] != NO_ROW:
@@ -166,12 +165,15 @@ class ChainLinker:
             self._tables.links.link(link[:1], link[1:])
 
     def _path_to_raise(self, row: int, parent: int, most: int) -> tuple[Rows, bool]:
-        """``parent`` and those before it that are too deep for a link to ``row``; and whether they
-        can rise: not if one of them is ``row`` or stands where it was told to, or if they are more
-        than ``most``."""
+        """``parent`` and its ancestors that are too deep for a link to ``row``, and whether they
+        can rise.
+
+        They cannot if one of them is ``row`` or has a known place, or if there are more than
+        ``most``.
+        """
         blocks, path, at = self._tables.blocks, list[int](), parent
         room = int(blocks.depth[row]) - 1
-        least = UNPLACED if room >= UNPLACED else 0  # what is not known stays told from what is
+        least = UNPLACED if room >= UNPLACED else 0  # unknown depths stay distinct from known ones
         can_rise = True
         while can_rise and at != NO_ROW and (depth := int(blocks.depth[at])) > room:
             can_rise = at != row and depth >= UNPLACED and room >= least and len(path) < most
@@ -181,21 +183,22 @@ class ChainLinker:
 
 
 def _holds_any(rows: Rows, some: Rows) -> bool:
-    """Whether one of ``some`` is among ``rows``; of few, comparing all costs less than sorting."""
+    """Whether one of ``some`` is among ``rows``; few are compared pairwise, cheaper than
+    sorting."""
     if len(rows) * len(some) <= _COMPARED_PAIRS:
         return bool((rows[:, None] == some).any())
     return bool(np.isin(some, rows).any())
 
 
 def _trailing(linked: Flags) -> int:
-    """How many are true behind the last that is not."""
+    """How many values at the end are true."""
     return int(linked[::-1].argmin()) if not linked.all() else len(linked)
 
 
 def _joined(
     rows: Rows, starts: npt.NDArray[np.int64], before: Rows
 ) -> tuple[npt.NDArray[np.int64], Rows, npt.NDArray[np.int64]]:
-    """The runs, with those joined that continue exactly where the one before them stopped."""
+    """Join runs that continue exactly where the previous one stopped."""
     opens = np.ones(len(starts), dtype=np.bool_)
     opens[1:] = before[1:] != rows[starts[1:] - 1]
     starts = starts[opens]

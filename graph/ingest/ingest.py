@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from ..logs.evictions import Way
+from ..logs.evictions import RowMark
 from ..logs.history import LoggedTables
 from ..types import NO_ROW, Tier, as_keys
 from ..wire.events import (
@@ -48,7 +48,7 @@ _OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 
 
 class Ingest:
-    """Applies events; the one writer of the tables."""
+    """Applies events; the only writer of the tables."""
 
     def __init__(self, tables: LoggedTables) -> None:
         self._tables = tables
@@ -67,11 +67,10 @@ class Ingest:
         )
 
     def slices(self, engine: int, events: Sequence[AnyEvent], now: float) -> Iterator[None]:
-        """Apply one engine's events in their order, slice by slice. Events with no meaning are
-        counted."""
+        """Apply one engine's events in order, in slices; meaningless ones are counted."""
         keys, before = 0, SINGLE
         for run in event_runs(events):
-            if _begins_anew(before, run):
+            if _is_later_step(before, run):
                 self._tables.history.open_cases.step_over(engine)
             before = run.kind
             if run.kind is CHURN:
@@ -83,7 +82,7 @@ class Ingest:
             elif isinstance(event, BlocksCleared):
                 yield from self._emptying(engine, now)
             elif isinstance(event, EngineHello):
-                yield from self._greeted(engine, event, now)
+                yield from self._connected(engine, event, now)
             else:
                 self._apply_one(engine, event, now)
             keys += run.keys
@@ -91,16 +90,16 @@ class Ingest:
                 keys = 0
                 yield
                 yield from self._tables.blocks.tidying()
-        self._told(engine, events, before, now)
+        self._message_over(engine, events, before, now)
         yield from self._ghosts.releasing()
         yield from self._co_attendance.fading(now)
         yield from self._tables.blocks.tidying()
         yield from self._tables.edges.tidying()
 
-    def _told(
+    def _message_over(
         self, engine: int, events: Sequence[AnyEvent], last: tuple[type, ...], now: float
     ) -> None:
-        """Note that a message is over, whose last run is of this kind."""
+        """Handle the end of a message whose last run is of kind ``last``."""
         history = self._tables.history
         history.await_no_overdue(engine, now)
         if last is CHURN:
@@ -108,13 +107,15 @@ class Ingest:
         elif history.open_cases.awaits(engine) and any(type(each) in TURNS for each in events):
             history.open_cases.message_over(engine)
 
-    def signalled(self, said: SessionSignal, now: float) -> bool:
-        """Apply what somebody says of a session; False if it is unknown."""
-        return self._turns.signalled(said, now)
+    def signalled(self, signal: SessionSignal, now: float) -> bool:
+        """Apply what a caller states about a session; False if the session is unknown."""
+        return self._turns.signalled(signal, now)
 
     def forgetting(self, engine: int, now: float) -> Iterator[None]:
-        """Forget an engine that is gone, and every copy that it held, slice by slice. Until the
-        last one nobody is given its column."""
+        """Forget an engine that is gone, and its copies, in slices.
+
+        Its column is not reused before the last one.
+        """
         self._tables.leaving.add(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)
@@ -125,14 +126,14 @@ class Ingest:
         self._tables.leaving.discard(engine)
 
     def _letting_go(self, engine: int, now: float) -> Iterator[None]:
-        """Note that an engine holds nothing any more, and runs nothing, slice by slice."""
+        """Mark an engine's blocks and requests as gone, in slices."""
         self._tables.left(engine)
         self._tables.sessions.interrupt(engine)
         self._turns.forget_engine(engine)
         yield from self._tables.history.forgetting(engine)
         for part in self._tables.blocks.parts():
             yield
-            self._tables.history.emptied(engine, part, Way.UNHEARD)
+            self._tables.history.emptied(engine, part, RowMark.UNHEARD)
             self._copies.forget(engine, now, part)
             self._tables.blocks.tiers[engine, part] = 0
 
@@ -176,16 +177,15 @@ class Ingest:
                 raise AssertionError("these are applied in runs, or in slices")
 
     def _emptying(self, engine: int, now: float) -> Iterator[None]:
-        """Note that a pool holds nothing any more, slice by slice."""
+        """Mark all blocks of a pool as gone, in slices."""
         self._tables.emptied(engine, now)
         for part in self._tables.blocks.parts():
-            self._tables.history.emptied(engine, part, Way.RESET)
+            self._tables.history.emptied(engine, part, RowMark.RESET)
             self._tables.blocks.unmark(engine, part, Tier.HOT)
             yield
 
-    def _greeted(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:
-        """Take an engine's hello; if it runs another model than before, it holds none of the old
-        blocks."""
+    def _connected(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:
+        """Apply an engine's hello; if its model changed, it holds none of the old blocks."""
         self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
         if event.model != self._tables.models.get(engine, ""):
             yield from self._letting_go(engine, now)
@@ -212,8 +212,11 @@ class Ingest:
             self._tables.sessions.sure(session, event.confidence)
 
 
-def _begins_anew(before: tuple[type, ...], run: Run) -> bool:
-    """Whether a run is of a later step than the requests before it: a step's requests are told
-    first, then its blocks, and what is said of a whole pool is said between steps."""
+def _is_later_step(before: tuple[type, ...], run: Run) -> bool:
+    """Whether a run belongs to a later step than the requests before it.
+
+    A step's requests are reported first, then its blocks; events about a whole pool come between
+    steps.
+    """
     after_blocks = before is CHURN and run.kind is not CHURN
     return after_blocks or type(run.events[0]) in _OF_A_POOL

@@ -1,4 +1,4 @@
-"""Segments: what callers say about parts of a prompt, written to the blocks that hold them."""
+"""Applies segments, which state what parts of a prompt are, to the blocks that hold them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from ..types import (
 )
 from ..wire.events import RequestStarted, Segment
 
-# Whose statement of a block's source layer counts, if several requests state one.
-
 
 class LayerBook:
     """Sets layers and importances of blocks.
 
-    What an operator stated holds against callers, and what a caller stated against what is
-    inferred. Among equals the most precious layer holds while a session that stated it lives: only
-    the tenant that raised a block may lower it before that.
+    An operator's statement takes precedence over a caller's, and a caller's over inference. Among
+    equals the most precious layer holds while a session that stated it lives: until then only the
+    same tenant may lower it.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -47,12 +45,12 @@ class LayerBook:
         authority: Authority,
         session: int,
     ) -> None:
-        """Take what ``session`` says these block rows are; ``NO_ROW`` speaks for nobody."""
+        """Set the layer that ``session`` states for these block rows; ``NO_ROW``: no session."""
         if not len(rows):
             return
         blocks = self._tables.blocks
         number, rank = int(layer), int(authority)  # numpy is slow with an enumeration's
-        if authority is Authority.INFERRED:  # seen again: what was said of its worth stands
+        if authority is Authority.INFERRED:  # seen again: a stated importance stays
             rows = rows[blocks.layer[rows] != number]
         worth = np.float32(DEFAULT_IMPORTANCE[number] if importance is None else importance)
         rows = rows[self._may_state(rows, number, worth, rank, session)]
@@ -71,7 +69,7 @@ class LayerBook:
     ) -> npt.NDArray[np.bool_]:
         blocks = self._tables.blocks
         stated, raised_by = blocks.stated[rows], blocks.raised_by[rows]
-        if (raised_by == NO_ROW).all():  # as always where nobody says anything
+        if (raised_by == NO_ROW).all():  # as always where nothing is stated
             return np.asarray(stated <= authority)
         before = blocks.layer[rows]
         less = (before < layer) | ((before == layer) & (blocks.importance[rows] > worth))
@@ -80,19 +78,17 @@ class LayerBook:
         return np.asarray((stated <= authority) & ~holds)
 
     def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:
-        """Whether ``session`` may take back what others said: sessions of its own tenant, or gone
-        ones."""
+        """Whether ``session`` may override earlier statements: by its own tenant, or ended
+        sessions."""
         sessions = self._tables.sessions
         gone = (raised_by == NO_ROW) | (sessions.state[raised_by] == SessionState.ENDED)
         tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW
         return np.asarray(gone | (sessions.tenant[raised_by] == tenant))
 
 
-# Memories that sessions recall: their blocks gain importance, and their nodes properties.
-
 _GAIN: Final = 0.1
-"""Of what a block's importance lacks to 1, with each recall after the first: ten of them bring a
-memory's default of .5 to .83. Chosen."""
+"""Share of the gap between a block's importance and 1 that each recall after the first closes: ten
+recalls raise a memory's default of 0.5 to 0.83. Chosen."""
 _PER_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
 
 
@@ -103,7 +99,7 @@ class MemoryBook:
         self._tables = tables
 
     def refer(self, rows: Rows, segment: Segment, session: int, now: float) -> None:
-        """Take that a session's blocks hold the memory that a segment names.
+        """Link a session's blocks to the memory that a segment names.
 
         A recall is a memory that is named again by another session, or by the same one at other
         blocks: what a session carries along from turn to turn is recalled once.
@@ -113,7 +109,7 @@ class MemoryBook:
             return
         facts = self._tables.memory_facts.setdefault(memory, MemoryFacts(now))
         self._count(facts, memory, rows, session, now)
-        if segment.importance is None:  # what is said of it stands
+        if segment.importance is None:  # a stated importance stays
             self._raise(facts, rows)
         blocks = self._tables.blocks
         rows = rows[blocks.sums_of(EdgeType.MEMORY_REF).degree[rows] < _PER_BLOCK]
@@ -122,7 +118,7 @@ class MemoryBook:
         self._tables.edges.upsert(EdgeType.MEMORY_REF, rows, targets, weights, now)
 
     def _count(self, facts: MemoryFacts, memory: int, rows: Rows, session: int, now: float) -> None:
-        """Count a recall, unless the session carries the memory along."""
+        """Count a recall, unless the session only carries the memory along."""
         known = self._tables.blocks.sums_of(EdgeType.MEMORY_REF).degree[rows] > 0
         if session in facts.sessions and known.all():
             return
@@ -132,7 +128,7 @@ class MemoryBook:
             self._raise(facts, linked)
 
     def _raise(self, facts: MemoryFacts, rows: Rows) -> None:
-        """Let blocks be worth what their memory's recalls make of it, or more."""
+        """Raise blocks' importance to what the memory's recalls justify."""
         lacking = 1.0 - float(DEFAULT_IMPORTANCE[SourceLayer.MEMORIES])
         worth = np.float32(1.0 - lacking * (1.0 - _GAIN) ** (facts.recalls - 1))
         importance = self._tables.blocks.importance
@@ -141,7 +137,7 @@ class MemoryBook:
 
 
 class SegmentTagger:
-    """Writes layers, names and memories of segments."""
+    """Writes segments' layers, names and memories to blocks."""
 
     def __init__(self, tables: Tables, layers: LayerBook, counters: Counter[str]) -> None:
         self._tables = tables
@@ -150,8 +146,7 @@ class SegmentTagger:
         self._memories = MemoryBook(tables)
 
     def tag(self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
-        """Set layers from segments, the most precious last, so that it wins a block that
-        two share."""
+        """Apply a request's segments, the most precious last, so that it wins a shared block."""
         if not event.segments:
             return
         size = event.block_size
@@ -175,14 +170,16 @@ class SegmentTagger:
                 self._memories.refer(covered, segment, session, now)
 
     def _begin_protection(self, rows: Rows, authority: Authority) -> int:
-        """How many blocks are protected from this request on: those that it states, and those of
-        which nobody said so if it is the second that walks them."""
+        """How many blocks become protected by this request.
+
+        Stated ones count at once, inferred ones when a second request walks them.
+        """
         if authority is not Authority.INFERRED:
             return len(rows)
         return int(np.count_nonzero(self._tables.blocks.walkers[rows] == 2))
 
     def _lease(self, engine: int, rows: Rows, seconds: float, now: float) -> None:
-        """Lease blocks that a request states, as far as leases may; a longer lease stands."""
+        """Lease blocks as far as the bounds allow; a longer existing lease stays."""
         bounds = LeaseBounds()
         kept = leasable(self._tables, bounds, rows, now, arriving=engine) if len(rows) else rows
         until = now + min(seconds, bounds.longest_s)
@@ -191,9 +188,9 @@ class SegmentTagger:
 
 
 def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:
-    """The segments that a request of so many blocks may have, the least precious first.
+    """The segments that a request of ``blocks`` blocks may have, least precious first.
 
-    In sum they cover each block twice at most, and share one more block each with a neighbour:
+    In total they cover each block at most twice, plus one block each shared with a neighbour:
     otherwise a thousand overlapping segments would write every block a thousand times.
     """
     room, kept = 2 * blocks + len(segments), []

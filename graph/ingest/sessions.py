@@ -1,4 +1,4 @@
-"""Which session a request belongs to, and what that means for the blocks that it walks."""
+"""Finds the session of a request, and assigns it the blocks that the request walks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..types import NO_ROW, BlockFlag, Rows, SessionState
 from ..wire.events import ConfidenceSampled, RequestStarted
 from .chains import ChainLinker
 
-# Which session a request continues if no caller names one: inferred from its blocks alone.
+# If no caller names a request's session, it is inferred from the request's blocks.
 
 SHARED: Final = -2
-"""The owner of a block that several sessions walked: nobody."""
+"""Owner of a block that several sessions walked."""
 
 # All chosen, with recorded agents' sessions in sight.
 _NEAR_FULL: Final = 0.75  # of the longest prompt: from here on histories are compacted
@@ -27,20 +27,20 @@ _SUMMARY: Final = 0.05  # of the history that it stands for, at least; others st
 
 
 def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
-    """The session that a prompt continues; ``NO_ROW``: it begins one.
+    """The session that a prompt continues; ``NO_ROW`` if it begins a new one.
 
-    It continues a session if the deepest block that was seen before was walked by that session
-    alone (a system prompt that many share is nobody's), and if it keeps more than half of that
-    session's last prompt, or is the summary of it: see ``_compacts``. If it shares a part of that
-    session's first prompt alone, it begins a session of its own: two chats with one system prompt
-    look like that. A last block that differs shows nothing.
+    It continues the session that alone walked its deepest known block (a system prompt that many
+    share has no owner), if it keeps more than half of that session's last prompt, or is a summary
+    of it (see ``_compacts``). If it shares only part of that session's first prompt, it begins a
+    new one: two chats with one system prompt look like that. A last block that differs proves
+    nothing.
 
     Args:
-        owners: int32 ``[n]``: who walked each block, from the start of its chain; ``NO_ROW``
-            where nobody did, ``SHARED`` where several did.
+        owners: int32 ``[n]``: which session walked each block, from the start of its chain;
+            ``NO_ROW`` for none, ``SHARED`` for several.
         first_reach: int32 ``[sessions]``: full blocks of each session's first prompt.
         reach: int32 ``[sessions]``: full blocks of each session's last prompt.
-        turns: int32 ``[sessions]``: how many each had.
+        turns: int32 ``[sessions]``: turns of each session.
     """
     session, known = deepest(owners)
     if session < 0:
@@ -55,31 +55,29 @@ def continued(owners: Rows, first_reach: Rows, reach: Rows, turns: Rows) -> int:
 
 
 def deepest(owners: Rows) -> tuple[int, int]:
-    """Who walked the deepest block that was seen before, ``NO_ROW`` for nobody and ``SHARED`` for
-    several; and how many blocks were seen before. ``owners``: see ``continued``."""
+    """The owner of the deepest known block (``NO_ROW``: none, ``SHARED``: several), and the number
+    of known blocks.
+
+    ``owners`` is as in ``continued``.
+    """
     unseen = np.flatnonzero(owners == NO_ROW)
     known = int(unseen[0]) if len(unseen) else len(owners)
     return int(owners[known - 1]) if known else NO_ROW, known
 
 
 def _compacts(known: int, blocks: int, before: int, longest: int) -> bool:
-    """Whether a prompt that keeps little of a history is a summary of it.
+    """Whether a prompt that keeps ``known`` of ``blocks`` blocks is a summary of a nearly full
+    history.
 
-    That is so if the history was nearly full. A prompt that begins beside a session, with its
-    system prompt, is no summary: it is too short.
-
-    Args:
-        known: Blocks that it keeps.
-        blocks: Blocks of the prompt.
-        before: Blocks of the history.
-        longest: Blocks of the longest prompt of all sessions.
+    A prompt that merely shares a session's system prompt is too short to be one. ``before`` is the
+    history's length, ``longest`` that of any session's longest prompt.
     """
     summarised = before >= _NEAR_FULL * longest and 2 * blocks <= before
     return summarised and blocks - known >= _SUMMARY * before
 
 
 def owners(blocks: BlockTable, rows: Rows) -> Rows:
-    """int32 ``[len(rows)]``: the sessions that alone walked each block row; see ``continued``."""
+    """int32 ``[len(rows)]``: the session that alone walked each block row; see ``continued``."""
     shared = blocks.flagged(rows, BlockFlag.SHARED)
     return np.where(shared, np.int32(SHARED), blocks.session[rows])
 
@@ -88,7 +86,7 @@ _MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; ch
 
 
 class RequestSessions:
-    """Finds the sessions of requests, and gives them the blocks of their turns."""
+    """Finds the sessions of requests, and assigns them the blocks of their turns."""
 
     def __init__(self, tables: Tables, chains: ChainLinker, counters: Counter[str]) -> None:
         self._tables = tables
@@ -99,27 +97,27 @@ class RequestSessions:
         self.forks = tables.forks
 
     def tenant(self, name: str | None) -> int:
-        """The number of a tenant; ``NO_ROW`` for none."""
+        """The tenant's number; ``NO_ROW`` for none."""
         return self._tables.tenants.intern(name) if name else NO_ROW
 
     def finished(self, engine: int, request_id: str) -> int:
-        """The session that was inferred for a request that ends; ``NO_ROW`` if none was."""
+        """The session inferred for a request that ends; ``NO_ROW`` if none was."""
         return self._inferred.pop((engine, request_id), NO_ROW)
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
-        """The session whose answer was sampled; ``NO_ROW`` if it is not known."""
+        """The session whose answer was sampled; ``NO_ROW`` if unknown."""
         if event.session:
             tenant = self._tables.tenants.find(event.tenant) if event.tenant else NO_ROW
             return self._tables.sessions.find(event.session, tenant)
         return self._inferred.get((engine, event.request_id), NO_ROW)
 
     def forget(self, engine: int) -> None:
-        """Forget the requests of an engine that runs none of them any more."""
+        """Forget the requests of an engine that no longer runs them."""
         for request in [request for request in self._inferred if request[0] == engine]:
             del self._inferred[request]
 
     def of_request(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> int:
-        """The session a request names, or the one that it continues, or a new one."""
+        """The session that a request names or continues, or a new one."""
         tenant = self.tenant(event.tenant)
         if event.session:
             return self._tables.sessions.ensure(event.session, tenant, now)
@@ -132,15 +130,15 @@ class RequestSessions:
                 self.forks.forked(session, parent)
             self._take_over(session, rows)
         self._inferred[engine, event.request_id] = session
-        if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
+        if len(self._inferred) > _MAX_INFERRED:  # requests whose end was never reported
             del self._inferred[next(iter(self._inferred))]
         return session
 
     def _continued(self, rows: Rows, tenant: int) -> int:
-        """The session that a request without a name continues, ``NO_ROW`` for none.
+        """The session that an unnamed request continues; ``NO_ROW`` for none.
 
-        Two branches that live side by side are two sessions: nothing continues a session that runs,
-        or a branch that its session left behind.
+        Two live branches are two sessions: a request continues neither a running session nor a
+        branch that its session abandoned.
         """
         sessions = self._tables.sessions
         walked = owners(self._tables.blocks, rows)
@@ -152,9 +150,9 @@ class RequestSessions:
     def _forked_from(self, rows: Rows, tenant: int) -> int:
         """The session whose subagent begins with ``rows``; ``NO_ROW`` for none.
 
-        It alone walked the deepest block that was seen before, and is at work or waits for a tool.
-        A stranger that shares its system prompt is no fork of it: a fork keeps at least half of its
-        last prompt, and a block at least that came after its first prompt.
+        The parent alone walked the deepest known block, and is running or waits for a tool. A
+        request that only shares its system prompt is no fork: a fork keeps at least half of the
+        parent's last prompt, and a block that came after its first prompt.
         """
         blocks, sessions = self._tables.blocks, self._tables.sessions
         parent, known = deepest(owners(blocks, rows))
@@ -167,7 +165,7 @@ class RequestSessions:
         return parent if at_work else NO_ROW
 
     def _take_over(self, session: int, rows: Rows) -> None:
-        """Assign what another session left behind of ``rows`` to this one alone."""
+        """Assign the blocks of ``rows`` that another session abandoned to this session."""
         self._tables.blocks.session[self._left_behind(rows)] = session
 
     def _left_behind(self, rows: Rows) -> Rows:
@@ -176,7 +174,7 @@ class RequestSessions:
         return superseded
 
     def supersede(self, session: int, rows: Rows) -> None:
-        """Remove the protection of blocks of the session's last turn that this turn left behind.
+        """Mark blocks of the session's last turn that this turn abandoned as superseded.
 
         Not while another request of the session runs: then the two are siblings.
         """

@@ -1,4 +1,4 @@
-"""CO_ATTEND edges: between blocks that decode steps read together, from the third time on."""
+"""Learns CO_ATTEND edges (blocks attended together) and SEMANTIC edges (similar key embeddings)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOTHING: Final = np.empty(0, dtype="<f4")
 
 
 class CoAttendance:
-    """Counts block pairs until they make an edge; then the edge carries the count, decaying."""
+    """Counts block pairs until they make an edge, which then carries the decaying count."""
 
     def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
@@ -38,7 +38,7 @@ class CoAttendance:
         self._faded: float | None = None
 
     def attended(self, engine: int, event: BlocksAttended, now: float) -> None:
-        """A sampled decode step read these blocks, each with its share of the attention."""
+        """Apply one sampled decode step: the blocks read, each with its attention mass."""
         whole = len(event.mass) % 4 == 0 and len(event.hashes) == 2 * len(event.mass)
         mass = np.frombuffer(event.mass, dtype="<f4") if whole else _NOTHING
         if not whole or not ((mass >= 0) & (mass <= _MOST_MASS)).all():
@@ -55,14 +55,14 @@ class CoAttendance:
         self.observe(rows, mass, now)
 
     def _raise(self, rows: Rows) -> None:
-        """Let blocks that are much attended grow in importance, where nobody stated it."""
+        """Raise the importance of highly attended blocks, unless it was stated."""
         blocks = self._tables.blocks
         rows = rows[blocks.stated[rows] == int(Authority.INFERRED)]
         lacking = _MOST_IMPORTANT - blocks.importance[rows]
         blocks.importance[rows] += np.float32(_GAIN) * np.maximum(lacking, 0)
 
     def observe(self, rows: Rows, mass: npt.NDArray[np.float32], now: float) -> None:
-        """Count one sampled step that read these block rows (distinct) with this softmax mass."""
+        """Count one sampled step that read these distinct block rows with this softmax mass."""
         top = np.sort(rows[np.argsort(-mass, kind="stable")[:_MAX_BLOCKS_A_STEP]])
         pairs = np.array(list(combinations(top.tolist(), 2)), dtype=np.int32).reshape(-1, 2)
         weights = self._tables.edges.weight_between(_KIND, pairs[:, 0], pairs[:, 1])
@@ -77,7 +77,7 @@ class CoAttendance:
         )
 
     def fading(self, now: float) -> Iterator[None]:
-        """Once a minute, let all edges fade, slice by slice; no event may be applied meanwhile."""
+        """Decay all edges once a minute, in slices; no event may be applied meanwhile."""
         if self._faded is None:
             self._faded = now
         elapsed = now - self._faded
@@ -90,7 +90,8 @@ class CoAttendance:
             yield
 
     def forget(self, gone: Mask) -> None:
-        """The rows of which ``gone``, bool ``[blocks.size]``, is true are about to be reused."""
+        """Forget rows that are about to be reused: those where ``gone``, bool ``[blocks.size]``, is
+        true."""
         if self._counts:
             lost = gone.tobytes()
             self._counts = {
@@ -100,7 +101,7 @@ class CoAttendance:
             }
 
     def _count(self, pair: tuple[int, int]) -> bool:
-        """Count a pair once more; true, and it is counted no longer, if it makes an edge now."""
+        """Count a pair once more; true if it becomes an edge and is no longer counted."""
         count = self._counts.pop(pair, 0) + 1
         if count >= self._tables.limits.co_attend_after:
             return True
@@ -114,13 +115,11 @@ class CoAttendance:
             self._tables.edges.upsert(_KIND, pairs[:, 0], pairs[:, 1], weights, now)
 
 
-# SEMANTIC edges: near key embeddings of one tenant's and model's blocks, by an ANN index.
-
 Vectors = npt.NDArray[np.float32]
 
 
 class SemanticLinker:
-    """Keeps one embedding per block and links near ones; created at the first embedding."""
+    """Keeps one embedding per block and links similar ones; the index is built on first use."""
 
     def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
@@ -133,11 +132,11 @@ class SemanticLinker:
         return int(self._index.memory_usage) if self._index is not None else 0
 
     def accepts(self, dim: int) -> bool:
-        """Whether vectors of this width fit those already here."""
+        """Whether vectors of this width fit those already stored."""
         return self._dim in (0, dim)
 
     def embedded(self, engine: int, event: BlocksEmbedded, now: float) -> None:
-        """An engine sends embeddings of blocks; those that are no direction are passed over."""
+        """Apply embeddings of blocks; zero and non-finite ones are skipped."""
         count = len(event.hashes) // 8
         fits = len(event.hashes) % 8 == 0 and len(event.vectors) == 2 * event.dim * count
         if not count or not fits or not self.accepts(event.dim):
@@ -154,7 +153,7 @@ class SemanticLinker:
             self.embed(rows[usable], vectors[first[usable]], now)
 
     def embed(self, rows: Rows, vectors: Vectors, now: float) -> None:
-        """Set the embedding of each block row (distinct) and link it to its neighbours.
+        """Set the embedding of each (distinct) block row and link it to its neighbours.
 
         Args:
             rows: int32 ``[n]``.
@@ -170,7 +169,7 @@ class SemanticLinker:
             self._tables.edges.upsert(EdgeType.SEMANTIC, low, high, cosines, now)
 
     def vectors(self) -> dict[str, npt.NDArray[Any]]:
-        """Every embedding: ``rows`` int32 ``[n]`` and ``vectors`` float16 ``[n, dim]``."""
+        """All embeddings: ``rows`` int32 ``[n]`` and ``vectors`` float16 ``[n, dim]``."""
         if self._index is None:
             return {}
         blocks = self._tables.blocks
@@ -180,7 +179,7 @@ class SemanticLinker:
         return {"rows": rows, "vectors": found.reshape(len(rows), self._dim)}
 
     def load_vectors(self, vectors: dict[str, npt.NDArray[Any]]) -> None:
-        """Take over what ``vectors()`` gave; their edges are the store's own."""
+        """Restore what ``vectors()`` returned; the edges are restored by their store."""
         self._tables.blocks.unflag(np.s_[:], BlockFlag.EMBEDDED)
         if vectors and len(vectors["rows"]):
             rows, values = vectors["rows"], vectors["vectors"].astype(np.float32)
@@ -188,7 +187,7 @@ class SemanticLinker:
             self._tables.blocks.flag(rows, BlockFlag.EMBEDDED)
 
     def forget(self, rows: Rows) -> None:
-        """These block rows are about to be reused."""
+        """Forget these block rows, which are about to be reused."""
         if self._index is not None:
             self._drop(rows)
 

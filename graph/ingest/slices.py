@@ -1,4 +1,4 @@
-"""Events in runs: those that may be applied together, and no more than one slice takes."""
+"""Splits events into runs that are applied together, and releases old ghost rows."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from ..wire.events import (
 )
 
 SLICE_KEYS: Final = 8_192
-"""Block keys that are applied in one hold of the graph's lock: some milliseconds; chosen. More only
-where one request has a longer chain."""
+"""Block keys applied while the graph's lock is held once: some milliseconds; chosen. A single
+request with a longer chain exceeds it."""
 
 CHURN: Final = (BlocksStored, BlocksRemoved)
 TURNS: Final = (RequestStarted, RequestFinished)
 SINGLE: Final[tuple[type, ...]] = ()
 
 _RUNS: Final[dict[type, tuple[type, ...]]] = {
-    **dict.fromkeys(CHURN, CHURN), **dict.fromkeys(TURNS, TURNS)
-}  # fmt: skip
+    **dict.fromkeys(CHURN, CHURN),
+    **dict.fromkeys(TURNS, TURNS),
+}
 _CUT: Final = (BlocksStored, BlocksRemoved, BlocksSpilled, BlocksLoaded, CopiesDropped)
 _BYTES: Final = 8 * SLICE_KEYS
 
 
 class Run(NamedTuple):
-    """Consecutive events, or parts of them.
+    """Consecutive events, or parts of them, that are applied together.
 
     Attributes:
-        kind: ``CHURN`` or ``TURNS``, whose events are applied together; ``SINGLE`` has one event.
-        keys: How many block keys they carry.
+        kind: ``CHURN`` or ``TURNS``; a ``SINGLE`` run has one event.
+        keys: Block keys that they carry.
     """
 
     kind: tuple[type, ...]
@@ -51,7 +52,7 @@ class Run(NamedTuple):
 
 
 def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
-    """All events, in their order, as runs."""
+    """Split events into runs, in order."""
     kind, run, size = SINGLE, list[AnyEvent](), 0
     for event in events:
         own, own_size = _RUNS.get(type(event), SINGLE), len(getattr(event, "hashes", b""))
@@ -70,9 +71,9 @@ def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
 
 
 def _parts(event: AnyEvent) -> list[AnyEvent]:
-    """An event with many keys, as several that mean the same; or itself, if it cannot be cut.
+    """Split an event with many keys into equivalent smaller ones; others are returned as they are.
 
-    An event whose keys are not whole is refused whole, later.
+    An event whose keys are malformed stays whole and is refused later.
     """
     if not isinstance(event, _CUT) or len(event.hashes) % 8:
         return [event]
@@ -85,20 +86,19 @@ def _parts(event: AnyEvent) -> list[AnyEvent]:
     return parts
 
 
-# The longest unused of many rows, found without a copy of all their times in one stroke.
-
-# The border is looked for between two times of a sample of so many, so many places around it: it is
-# nearly always there, and few others are. Both chosen.
+# ``oldest`` finds the longest unused rows without copying all their times at once: it looks for the
+# boundary between two times of a sample, this many places around it. It is nearly always there, and
+# few other times are. Both chosen.
 _SAMPLE: Final = 4_096
 _AROUND: Final = 256
 
 
 def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Rows:
-    """int32 ``[count]``: the rows with the least times; of equal ones the first.
+    """int32 ``[count]``: the rows with the smallest times; among equal ones the first.
 
     Args:
         rows: int32 ``[n]`` each, ascending, part after part; ``times`` are theirs.
-        count: At most as many as there are.
+        count: At most the number of rows.
     """
     if not count:
         return np.empty(0, dtype=np.int32)
@@ -114,7 +114,7 @@ def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Rows:
 
 
 def _nth(times: Sequence[Times], place: int) -> float:
-    """The time that has this place among all of them, in ascending order."""
+    """The time at this place in ascending order."""
     total = sum(map(len, times))
     step = -(-total // _SAMPLE)
     sample = np.sort(np.concatenate([part[::step] for part in times]))
@@ -131,8 +131,6 @@ def _nth(times: Sequence[Times], place: int) -> float:
     return float(np.partition(between, place - before)[place - before])
 
 
-# ``GhostKeeper``: forgets the longest unused ghosts once there are too many.
-
 _PART: Final = 1 << 13  # rows that are released in one slice; chosen
 _EDGES: Final = 1 << 16  # edges that are looked at in one slice; chosen
 _AT_ONCE: Final = 1 << 17  # released after one batch of events, the others after the next; chosen
@@ -140,12 +138,11 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class GhostKeeper:
-    """Releases rows of blocks that no engine holds any more.
+    """Releases rows of blocks that no engine holds any more (ghosts), the longest unused first.
 
     Args:
-        forget_all: Each is told once of all rows that are about to be reused, as a bool
-            ``[blocks.size]``.
-        forget_some: Each is told of the rows of a slice, int32, before they are released.
+        forget_all: Called once with all rows about to be reused, as a bool ``[blocks.size]``.
+        forget_some: Called with the rows of each slice, int32, before they are released.
     """
 
     def __init__(
@@ -192,7 +189,7 @@ class GhostKeeper:
         self._tables.blocks.release(rows)
 
     def _surplus(self) -> Generator[None, None, Rows]:
-        """int32, ascending: the ghosts to release now; notes when to look again."""
+        """int32, ascending: the ghosts to release now; notes when to check again."""
         blocks, limit = self._tables.blocks, self._most()
         if self._limits is not self._tables.limits:
             self._limits, self._above = self._tables.limits, limit
@@ -211,13 +208,13 @@ class GhostKeeper:
         return oldest(ghosts, times, count)
 
     def _most(self) -> int:
-        """Ghosts that are remembered: as many as the engines' pools hold, or more."""
+        """How many ghosts are kept: ``max_ghosts``, or a share of the engines' pools if larger."""
         limits, pools = self._tables.limits, sum(self._tables.pool_blocks.values())
         return max(limits.max_ghosts, int(limits.ghost_share * pools))
 
 
 def _unheld(blocks: BlockTable, part: slice) -> Rows:
-    """int32, ascending: rows in use, from a part of the table, that no engine holds."""
+    """int32, ascending: rows of this part that are in use and held by no engine."""
     held = (np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) & HELD) != 0
     rows: Rows = part.start + np.flatnonzero(blocks.alive[part] & ~held).astype(np.int32)
     return rows

@@ -1,4 +1,4 @@
-"""Turns: what requests tell about their sessions, and about the blocks that they walk."""
+"""Applies request starts and ends: to sessions, and to the blocks that they walk."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ from .chains import ChainLinker
 from .segments import LayerBook, SegmentTagger
 from .sessions import RequestSessions
 
-# Requests that engines hold until there is room for them, for people to look at.
-
 _MOST: Final = 16_384  # remembered for one engine; chosen
 _MOST_LET_GO: Final = 1_024  # of them: that wait no longer and have not begun; chosen
 
@@ -43,8 +41,8 @@ class HeldRequest:
     """A request that waits for room.
 
     Attributes:
-        request: As its engine named it, and what it wants.
-        since: When the sidecar heard of it, in monotonic seconds.
+        request: The engine's report of it.
+        since: When the sidecar received it, in monotonic seconds.
     """
 
     request: RequestHeld
@@ -52,7 +50,7 @@ class HeldRequest:
 
 
 class HeldBook:
-    """Held requests by engine, in the order of their arrival."""
+    """Held requests by engine, in the order of arrival."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[str, HeldRequest]] = {}
@@ -65,8 +63,7 @@ class HeldBook:
             of_engine[event.request_id] = HeldRequest(event, now)
 
     def released(self, engine: int, event: RequestReleased) -> None:
-        """Note that a request waits no longer. How long it was held is kept until it begins; where
-        its client went away, it never does."""
+        """Note that a request no longer waits; how it was held is kept until it begins."""
         held = self._held.get(engine, {}).pop(event.request_id, None)
         if event.reason == "gone":
             return
@@ -77,17 +74,17 @@ class HeldBook:
             del of_engine[next(iter(of_engine))]
 
     def begun(self, engine: int, request_id: str) -> Hold | None:
-        """Note that a request began, and forget it; returns how it was held, if it was."""
+        """Take how a request that begins was held; None if it was not."""
         return self._let_go[engine].pop(request_id, None) if engine in self._let_go else None
 
     def all(self) -> list[HeldRequest]:
-        """All held requests, engine by engine, each engine's in the order of their arrival."""
+        """All held requests, engine by engine, each in the order of arrival."""
         return [held for waiting in self._held.values() for held in waiting.values()]
 
     def since(self, session: str, tenant: str | None) -> dict[int, float]:
-        """Engines where a request of a session waits, and since when the first of them waits.
+        """Engine → since when a request of this session has waited there.
 
-        Of any tenant's session if no tenant is named.
+        Without a tenant, a session of any tenant matches.
         """
         found: dict[int, float] = {}
         for engine, waiting in self._held.items():
@@ -97,30 +94,28 @@ class HeldBook:
         return found
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone, or reports everything anew."""
+        """Forget an engine that is gone or reports everything anew."""
         self._held.pop(engine, None)
         self._let_go.pop(engine, None)
 
 
-# Whether a prompt goes on with its session, or asks once more what was asked before.
-
 _GROWS: Final = 2
-"""Turns, each longer than the one before, behind which another longer one goes on with its session,
-whether or not it has a block more. Of four texts of any lengths, one in 24 rises so. Chosen."""
+"""After this many turns, each longer than the one before, another longer prompt continues its
+session even without a block more. Of four texts of random lengths, one sequence in 24 rises like
+that. Chosen."""
 
 
 def goes_on_from(sessions: SessionTable, row: int, engine: int, blocks: int, tokens: int) -> int:
-    """Full blocks of the session's last prompt, if this engine served it and the next one is it and
-    more; 0 otherwise. Only depth is compared; call it before the turn begins.
+    """Full blocks of the session's last prompt, if the next prompt extends it here; 0 otherwise.
 
-    More is a block. Where a turn adds less than one, it is more tokens, if the session's turns
-    before were longer each, too: questions about a text have lengths that rise and fall. A corpus
-    that is asked again and again does not go on, though each text may look like a session: a prompt
-    that comes again is no longer than it was.
+    Only lengths are compared, so call it before the turn begins. The same engine must have served
+    the session, and the prompt must have a block more. If a turn adds less than one block, more
+    tokens are enough when the session's earlier turns grew as well: lengths of separate questions
+    about one text rise and fall, and a prompt that is merely repeated does not grow.
 
     Args:
         blocks: Full blocks of the next prompt.
-        tokens: Of the next prompt.
+        tokens: Tokens of the next prompt.
     """
     before = int(sessions.reach[row]) if sessions.turns[row] else 0
     if sessions.engine[row] != engine or not 0 < before <= blocks:
@@ -151,9 +146,9 @@ class TurnRecorder:
         self._known = KnownChains()
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
-        """Apply requests that started and ended, in this order.
+        """Apply requests that started and ended, in order.
 
-        What their chains tell about blocks is written for all of them at once; what they tell about
+        What their chains show about blocks is written at once for all of them; what they show about
         sessions, one after the other.
         """
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
@@ -164,10 +159,10 @@ class TurnRecorder:
             self._counters["events_refused"] += len(turns) - len(chains)
         if not chains:
             return
-        told_by = [turn.session or turn.request_id for turn in chains]
-        rows = self._lay(keys, counts, now, self._tables.salt(engine), told_by)
+        names = [turn.session or turn.request_id for turn in chains]
+        rows = self._lay(keys, counts, now, self._tables.salt(engine), names)
         for turn, name, end, count in zip(
-            chains, told_by, np.cumsum(counts).tolist(), counts.tolist(), strict=True
+            chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
         ):
             chain = rows[end - count : end]
             self._known.note(name, chain)
@@ -208,7 +203,7 @@ class TurnRecorder:
         self._sessions.forks.works(session, now)
 
     def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
-        """Apply a request's end: its new blocks are generated text, its session is as it says."""
+        """Apply a request's end: tag its new blocks as generated, and update its session."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
         self._tables.history.finished(engine, event, rows, now)
         self._tables.changed[engine] += len(rows)
@@ -234,7 +229,7 @@ class TurnRecorder:
         self._sessions.forks.works(session, now)
 
     def signalled(self, event: SessionSignal, now: float) -> bool:
-        """Apply what a caller says a session is doing; False if it is unknown."""
+        """Apply what a caller states about a session; False if the session is unknown."""
         session = self._tables.sessions.find(event.session, self._sessions.tenant(event.tenant))
         if session == NO_ROW:
             self._counters["signals_of_nobody"] += 1
@@ -243,19 +238,19 @@ class TurnRecorder:
         return True
 
     def forget_engine(self, engine: int) -> None:
-        """Forget the requests of an engine that runs none of them any more."""
+        """Forget the requests of an engine that no longer runs them."""
         self._sessions.forget(engine)
 
     def forget(self, gone: Mask) -> None:
-        """Forget the rows of which ``gone``, bool ``[blocks.size]``, is true, and which are about
-        to be reused."""
+        """Forget rows that are about to be reused: those where ``gone``, bool ``[blocks.size]``, is
+        true."""
         sessions = self._tables.sessions
         tip = sessions.tip[: sessions.size]
         tip[np.append(gone, False)[tip]] = NO_ROW  # the last one stands for NO_ROW
 
     def _with_skipped(self, engine: int, turn: Turn) -> Turn:
-        """A request with its whole chain; with none if the blocks that it left out are not
-        known."""
+        """Restore a request's whole chain; the chain is emptied if the skipped blocks are
+        unknown."""
         if not turn.skipped:
             return turn
         blocks, keys = self._tables.blocks, as_keys(turn.hashes)
@@ -268,10 +263,10 @@ class TurnRecorder:
         return replace(turn, hashes=before + turn.hashes, skipped=0)
 
     def _lay(
-        self, keys: Keys, counts: Counts, now: float, salt: np.uint64, told_by: Sequence[str]
+        self, keys: Keys, counts: Counts, now: float, salt: np.uint64, names: Sequence[str]
     ) -> Rows:
-        """The rows of whole chains, chain after chain, linked."""
-        blocks, guessed = self._tables.blocks, self._known.guess(told_by, counts)
+        """Ensure and link whole chains; returns their rows, chain after chain."""
+        blocks, guessed = self._tables.blocks, self._known.guess(names, counts)
         rows, new = blocks.ensure(keys, now, salt, counts, guessed)
         self._chains.lay(rows, new, counts)
         blocks.last_attended[rows] = now
@@ -286,7 +281,7 @@ class TurnRecorder:
         self._counters["cached_tokens"] += event.cached_tokens
 
     def _walked(self, engine: int, event: RequestStarted, rows: Rows) -> None:
-        """The rows that a match could cover: an engine computes at least a prompt's last token."""
+        """Record the walk; a match can never cover a prompt's last token."""
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
         found = event.cached_tokens // event.block_size
         self._tables.walks.add(engine, Walk(rows, max(reach, found), found))
@@ -294,8 +289,7 @@ class TurnRecorder:
     def _note_regret(
         self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float
     ) -> None:
-        """Count blocks of a session's next turn that are computed again, and of which no tier has
-        a copy."""
+        """Count blocks of a session's next turn that are computed again and have no copy."""
         if not event.reads_cache:
             return  # it computes what the pool has
         again, sessions, blocks = 0, self._tables.sessions, self._tables.blocks
@@ -312,37 +306,38 @@ class TurnRecorder:
             self._tables.sessions.tip[session] = rows[-1]
 
     def _signal(
-        self, session: int, ended: bool, said: RequestFinished | SessionSignal, now: float
+        self, session: int, ended: bool, signal: RequestFinished | SessionSignal, now: float
     ) -> None:
         sessions = self._tables.sessions
         if ended:
             sessions.end(session)
-        elif said.waiting_for_tool:
+        elif signal.waiting_for_tool:
             tenant = int(sessions.tenant[session])
-            tool = sessions.tools.number(said.tool, tenant) if said.tool else NO_ROW
-            pause_s = said.expected_return_s
+            tool = sessions.tools.number(signal.tool, tenant) if signal.tool else NO_ROW
+            pause_s = signal.expected_return_s
             if pause_s is None:
                 pause_s = sessions.tools.expected_s(tool)
             sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
-        elif said.waiting_for_tool is not None:
+        elif signal.waiting_for_tool is not None:
             sessions.rest(session)
 
 
 def _is_tip(event: RequestStarted, rows: Rows) -> bool:
-    """Whether a start has no more of its chain than the prefix cache held (see ``SendTips``): what
-    the session left behind shows at the next start that is told whole."""
+    """Whether a start reports only blocks the prefix cache held (see ``SendTips``).
+
+    What the session abandoned shows at the next start that is reported whole.
+    """
     size = event.block_size
     return len(rows) < event.prompt_tokens // size and len(rows) <= event.cached_tokens // size
 
 
 def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts]:
-    """Turns whose chains hold no key twice; their keys, one chain after the other; and how many
-    each has."""
+    """Drop turns whose chain has a key twice; returns turns, keys chain by chain, and counts."""
     keys = as_keys(b"".join([turn.hashes for turn in turns]))
     counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
     chain = np.repeat(np.arange(len(turns), dtype=np.uint64), counts)
-    told_apart = np.sort(keys ^ (chain * _APART))
-    if not (told_apart[1:] == told_apart[:-1]).any():  # much the fastest question
+    distinct = np.sort(keys ^ (chain * _APART))
+    if not (distinct[1:] == distinct[:-1]).any():  # much the fastest question
         return turns, keys, counts
     order = np.lexsort((keys, chain))
     twice = (np.diff(keys[order]) == 0) & (np.diff(chain[order]) == 0)

@@ -1,4 +1,4 @@
-"""How blocks left: by which rule, after which ranking, and what was known of them."""
+"""Records how blocks left: by which rule, after which ranking, and what was known of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..types import (
     Tier,
     layer_mask,
 )
-from .evictions import NO_TERMS, UNPLACED, EvictionLog, Left, Places, TermsThen, Way
+from .evictions import NO_TERMS, UNPLACED, EvictedBlocks, EvictionLog, Places, RowMark, TermsThen
 from .reasons import Cause, DepartureRule
 from .requests import Bytes, Origin
 
@@ -33,15 +33,13 @@ if TYPE_CHECKING:
     from ..wire.advice import EvictionRanking
     from ..wire.events import CacheGroup
 
-# ``InForce``: the ranking that an engine evicts by, for the records of what it evicts.
-
 Mask = npt.NDArray[np.bool_]
 _RANKINGS: Final = 4_096  # times that are remembered: half an hour of them; chosen
 _TERMS_EVERY_S: Final = 1.0  # they cost a third of a ranking; chosen
 
 
 class _Order:
-    """Keys in an order; sorted at the first question."""
+    """Keys in an order; sorted at the first lookup."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -52,7 +50,7 @@ class _Order:
         return len(self._keys)
 
     def places(self, keys: Keys) -> Places:
-        """uint16: how many are before each; ``UNPLACED`` if it is not there."""
+        """uint16: the place of each key in the order; ``UNPLACED`` if absent."""
         if self._sorted is None:
             self._at = np.argsort(self._keys)
             self._sorted = self._keys[self._at]
@@ -64,11 +62,11 @@ class _Order:
         return found
 
 
-class InForce:
-    """An engine's last ranking, when the ones before it were made, and terms of a recent one.
+class CurrentRanking:
+    """The ranking that an engine evicts by, the times of earlier ones, and recent score terms.
 
     Attributes:
-        layers: bool ``[256]``: the source layers that it protects.
+        layers: bool ``[256]``: the source layers that the ranking protects.
     """
 
     def __init__(self) -> None:
@@ -80,21 +78,21 @@ class InForce:
         self.layers = IS_PROTECTED
 
     @property
-    def is_lrus(self) -> bool:
-        """Whether the engine keeps its own order: no ranking was made, or it names no block."""
+    def is_lru(self) -> bool:
+        """Whether the engine keeps its own order: without a ranking, or with an empty one."""
         return not len(self._order)
 
     def wants_terms(self, now: float) -> bool:
-        """Whether the terms that are known are too old."""
+        """Whether the known score terms are too old."""
         return now - self._termed_at >= _TERMS_EVERY_S
 
     def adopt(
         self, ranking: EvictionRanking, layers: Iterable[SourceLayer], terms: TermsThen | None
     ) -> None:
-        """Take a new ranking.
+        """Replace the ranking.
 
         Args:
-            terms: Of the blocks that it lets go first; None: those of an earlier one still hold.
+            terms: Score terms of the blocks it evicts first; None: keep those of an earlier one.
         """
         self._order, self._kept = _Order(ranking.order), ranking.protected
         self.layers = layer_mask(layers)
@@ -102,27 +100,23 @@ class InForce:
         if terms is not None:
             self._termed, self._terms, self._termed_at = self._order, terms, ranking.ts
 
-    def gave_up(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
-        """Which of these protected blocks the ranking did not keep back, though it knew them: their
-        layers are protected up to a share.
+    def unprotected(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
+        """Which of these protected blocks the ranking knew and did not protect.
 
-        Args:
-            used: When each was used last.
+        Layers are protected up to a share only. ``used`` is when each block was used last.
         """
         made = self._made[-1][0] if self._made else -np.inf
         known: Mask = (place != UNPLACED) | (used <= made)
         return known & ~np.isin(keys, self._kept)
 
     def places(self, keys: Keys) -> Places:
-        """uint16: how many blocks are before each; ``UNPLACED`` if it is not named."""
+        """uint16: each block's place in the ranking; ``UNPLACED`` if it is not named."""
         return self._order.places(keys)
 
     def terms(self, keys: Keys, place: Places) -> TermsThen:
-        """The terms of those of these blocks that the ranking names, as they were last worked out;
-        NaN for the others.
+        """The latest score terms of these blocks; NaN for blocks the ranking does not name.
 
-        Args:
-            place: What ``places`` says of them.
+        ``place`` is the result of ``places``.
         """
         if self._terms.names and self._termed is not self._order:
             earlier = self._termed.places(keys)
@@ -130,7 +124,7 @@ class InForce:
         return self._terms.at(place)
 
     def at(self, then: float) -> int | None:
-        """The epoch of the ranking that was in force then; None without one."""
+        """The epoch of the ranking in force at time ``then``; None without one."""
         place = bisect_right(self._made, then, key=lambda each: each[0])
         return self._made[place - 1][1] if place else None
 
@@ -140,37 +134,37 @@ _COPIES: Final = np.uint8(Tier.WARM | Tier.COLD)
 
 
 class Departures:
-    """Evictions by engine, each with what decided it; one writer, under the graph's lock.
+    """Evictions by engine, each with the rule that decided it; one writer, under the graph's lock.
 
     Attributes:
-        evictions: By residency column.
-        copies: When copies came and went; it grows where engines have tiers alone.
+        evictions: Eviction logs by residency column.
+        copies: When copies came and went; it grows only for engines with colder tiers.
     """
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._origin = Origin()
         self.copies = CopyLog()
-        self._in_force: dict[int, InForce] = {}
+        self._current: dict[int, CurrentRanking] = {}
         self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
         self.evictions: dict[int, EvictionLog] = {}
 
     # Engines ------------------------------------------------------------------------------------
 
     def pool_blocks(self, engine: str) -> int:
-        """Blocks of an engine's pool; 0: not known."""
+        """Blocks of an engine's pool; 0: unknown."""
         return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
 
     def words(self, engine: str) -> EngineWords:
-        """What an engine last said of itself; nothing, where it is not known."""
+        """An engine's latest reports about itself; empty for an unknown engine."""
         return self._tables.words_of(engine)
 
     def evictions_of(self, engine: str) -> EvictionLog | None:
-        """What left an engine's pool; None where nothing has, or it is gone."""
+        """An engine's eviction log; None without evictions, or for an engine that is gone."""
         return self.evictions.get(self._tables.engines.get(engine, NO_ROW))
 
     def group(self, engine: str, place: int) -> CacheGroup | None:
-        """One of an engine's KV cache groups; None: not known."""
+        """One of an engine's KV cache groups; None: unknown."""
         hello = self.words(engine).hello
         groups = () if hello is None else hello.groups
         return groups[place] if place < len(groups) else None
@@ -184,41 +178,41 @@ class Departures:
         layers: Iterable[SourceLayer],
         terms: TermsThen | None,
     ) -> None:
-        """Note an engine's new ranking; one that names no block leaves the engine its own order.
+        """Note an engine's new ranking; an empty one leaves the engine its own order.
 
         Args:
-            layers: Those that are protected in it.
-            terms: Of the blocks that it lets go first; None: nobody asked for them, and those of an
-                earlier ranking still hold.
+            layers: Layers that are protected in it.
+            terms: Score terms of the blocks it evicts first; None: those of an earlier ranking
+                still hold.
         """
-        self._in_force.setdefault(engine, InForce()).adopt(ranking, layers, terms)
+        self._current.setdefault(engine, CurrentRanking()).adopt(ranking, layers, terms)
 
     def wants_terms(self, engine: int, now: float) -> bool:
-        """Whether a ranking that is made now should come with the terms of its first blocks."""
-        in_force = self._in_force.get(engine)
-        return in_force is None or in_force.wants_terms(now)
+        """Whether a ranking made now should include score terms of its first blocks."""
+        current = self._current.get(engine)
+        return current is None or current.wants_terms(now)
 
     def ranking_at(self, engine: int, then: float) -> int | None:
-        """The epoch of the ranking that was in force then."""
-        in_force = self._in_force.get(engine)
-        return None if in_force is None else in_force.at(then)
+        """The epoch of the ranking in force at time ``then``; None without one."""
+        current = self._current.get(engine)
+        return None if current is None else current.at(then)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Note that blocks left the pool."""
+        """Record that blocks left the pool."""
         if not len(rows):
             return
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        in_force = self._in_force.setdefault(engine, InForce())
+        current = self._current.setdefault(engine, CurrentRanking())
         keys = blocks.wire_keys(rows)
-        place = in_force.places(keys)
+        place = current.places(keys)
         owner = blocks.session[rows]
         state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
         shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
         used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
-        left = Left(
+        left = EvictedBlocks(
             keys=blocks.keys[rows],
             place=place,
-            rule=self._rules(rows, place, state, shared, in_force, used),
+            rule=self._rules(rows, place, state, shared, current, used),
             layer=blocks.layer[rows],
             importance=blocks.importance[rows],
             hits=blocks.hit_count[rows],
@@ -227,15 +221,15 @@ class Departures:
             shared=shared,
             idle_s=now - used,
         )
-        self._log(engine).add(rows, left, in_force.terms(keys, place), now)
+        self._log(engine).add(rows, left, current.terms(keys, place), now)
 
     def _rules(
-        self, rows: Rows, place: Places, state: Bytes, shared: Mask, in_force: InForce,
+        self, rows: Rows, place: Places, state: Bytes, shared: Mask, current: CurrentRanking,
         used: npt.NDArray[np.float64],
     ) -> Bytes:  # fmt: skip
         blocks = self._tables.blocks
         is_over = (state == SessionState.ENDED) & ~shared
-        if in_force.is_lrus:
+        if current.is_lru:
             rule = np.full(len(rows), int(DepartureRule.LRU), dtype=np.uint8)
         else:
             named = place != UNPLACED
@@ -245,25 +239,30 @@ class Departures:
             rule[named & is_over] = DepartureRule.SESSION_OVER
             superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
             rule[named & superseded] = DepartureRule.SUPERSEDED
-        protected = in_force.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
+        protected = current.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
         if protected.any():
-            gave_up = in_force.gave_up(blocks.wire_keys(rows), place, used)
+            unprotected = current.unprotected(blocks.wire_keys(rows), place, used)
             rule[protected] = DepartureRule.PROTECTED_LAYER
-            rule[protected & gave_up] = DepartureRule.PROTECTED_SHARE
+            rule[protected & unprotected] = DepartureRule.PROTECTED_SHARE
         return rule
 
     def emptied(self, engine: int, part: slice, way: int) -> None:
-        """Note in which way all blocks of the pool in this part of the table are gone; called while
-        they are still listed. An engine that is gone gets no log for that."""
+        """Mark all of the pool's blocks in this part of the table as gone, in the given
+        ``RowMark``.
+
+        Call it while they are still listed as resident. An engine that is gone gets no log for
+        this.
+        """
         there = self._tables.blocks.has(engine, part, Tier.HOT)
         is_gone = self._tables.name_of(engine) is None and engine not in self.evictions
         if there.any() and not is_gone:
             self._log(engine).marks[part][there] = way
 
-    def unheard(self, engine: int, gone: Rows) -> None:
-        """Note that these blocks of the pool are gone, and that it is unknown how."""
-        self._log(engine).marks &= ~np.uint8(Way.COMING)  # ends of requests may be lost as well
-        self._mark(engine, gone, Way.UNHEARD)
+    def left_unreported(self, engine: int, gone: Rows) -> None:
+        """Mark blocks as gone from the pool for an unknown reason."""
+        # Ends of requests may be lost as well.
+        self._log(engine).marks &= ~np.uint8(RowMark.COMPUTING)
+        self._mark(engine, gone, RowMark.UNHEARD)
 
     def _mark(self, engine: int, rows: Rows, way: int) -> None:
         if len(rows):
@@ -271,35 +270,37 @@ class Departures:
 
     # Blocks that are being computed ---------------------------------------------------------------
 
-    def comes_no_longer(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
-        """Note that a request computes these blocks no longer; ``others`` are what the engine's
-        other requests compute."""
+    def stop_computing(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
+        """Note that a request no longer computes these blocks.
+
+        ``others`` are the blocks that the engine's other requests compute.
+        """
         marks = self._log(engine).marks
-        open_ends = rows[(marks[rows] & Way.COMING) != 0]
-        marks[rows] &= ~np.uint8(Way.COMING)
+        open_ends = rows[(marks[rows] & RowMark.COMPUTING) != 0]
+        marks[rows] &= ~np.uint8(RowMark.COMPUTING)
         open_ends = open_ends[~self._tables.blocks.has(engine, open_ends, Tier.HOT)]
         if not len(open_ends):
             return  # it was computed to its end, as nearly always
         for computed in others:
-            marks[np.intersect1d(open_ends, computed)] |= np.uint8(Way.COMING)
+            marks[np.intersect1d(open_ends, computed)] |= np.uint8(RowMark.COMPUTING)
 
-    def nothing_comes(self, engine: int) -> None:
-        """Note that an engine computes no block any more."""
+    def stop_computing_all(self, engine: int) -> None:
+        """Note that an engine no longer computes any block."""
         if engine in self.evictions:
-            self.evictions[engine].marks &= ~np.uint8(Way.COMING)
+            self.evictions[engine].marks &= ~np.uint8(RowMark.COMPUTING)
 
     # Copies -------------------------------------------------------------------------------------
 
     def prefetched(self, engine: int, rows: Rows) -> None:
-        """Note that blocks were brought back before any request asked."""
-        self._log(engine).marks[rows] |= np.uint8(Way.PREFETCHED)
+        """Note that blocks were loaded back before any request asked for them."""
+        self._log(engine).marks[rows] |= np.uint8(RowMark.PREFETCHED)
 
     def copied(self, engine: int, rows: Rows) -> None:
-        """Note that blocks have copies now."""
-        self._log(engine).marks[rows] &= ~np.uint8(Way.CAUSE)
+        """Note that blocks now have a copy: why an earlier one was lost no longer matters."""
+        self._log(engine).marks[rows] &= ~np.uint8(RowMark.CAUSE)
 
     def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:
-        """Note that copies of blocks are gone, and no tier has another."""
+        """Note that blocks lost their last copy."""
         known = Cause(cause) if cause in Cause.__members__.values() else Cause.UNKNOWN
         self._log(engine).lose_copies(rows, known)
 
@@ -312,17 +313,18 @@ class Departures:
             log.marks[rows] = 0
 
     def forget(self, engine: int) -> None:
-        """An engine is gone. It may come back, by its own id: then its log goes on; another one in
-        its column begins anew.
-        """
+        """Note that an engine is gone; if it returns with the same id, its log continues."""
         log = self.evictions.get(engine)
         if log is not None:
             self._left[engine] = log.owner
-        self._in_force.pop(engine, None)
+        self._current.pop(engine, None)
 
     def arrived(self, engine: int) -> None:
-        """Note who holds a column. The engine that left goes on with its log; another one begins
-        its own; while nobody does, news is the old one's."""
+        """Bind an engine to its column: a returning engine keeps its log, a different one starts
+        anew.
+
+        Until an engine takes the column, reports for it belong to the old one.
+        """
         name = self._tables.name_of(engine) if engine in self._left else None
         if name is not None and self._left.pop(engine) != name:
             del self.evictions[engine]

@@ -1,5 +1,4 @@
-"""One engine's evictions: 20 bytes each, 3 per row to find a block's last one, and 64 KiB of
-terms."""
+"""One engine's log of evictions: 20 bytes each, 3 per block row, and 64 KiB of score terms."""
 
 from __future__ import annotations
 
@@ -15,29 +14,30 @@ from ..types import Keys, Rows, SourceLayer, Tier
 from .reasons import RULE_NAMES, Cause, DepartureRule
 from .requests import Bytes, Origin, as_byte
 
-# What made the scores by which blocks left: a ring of as many evictions as 64 KiB hold.
-
 RING_BYTES: Final = 65_536  # of an engine: the last 8,192 evictions, where a score has four terms
 Parts = npt.NDArray[np.float16]  # three digits are enough for people
 _LARGEST: Final = float(np.finfo(np.float16).max)
 
 
 class TermsThen(NamedTuple):
-    """Terms of blocks: ``parts`` ``[n, names]``, NaN for a block of which they are not known."""
+    """Score terms of blocks when they were ranked.
+
+    ``parts`` is ``[n, names]``; NaN for a block whose terms are unknown.
+    """
 
     names: tuple[str, ...]
     parts: Parts
 
     @classmethod
     def of(cls, terms: Mapping[str, npt.NDArray[np.float64]]) -> TermsThen:
-        """A policy's terms, each ``[n]``; larger ones than float16 holds become the largest."""
+        """Pack a policy's terms, each ``[n]``; values beyond float16 are clipped."""
         if not terms:
             return NO_TERMS
         columns = np.stack([np.clip(each, -_LARGEST, _LARGEST) for each in terms.values()], axis=1)
         return cls(tuple(terms), columns.astype(np.float16))
 
     def at(self, places: npt.NDArray[np.uint16]) -> TermsThen:
-        """Those of the blocks at these places, some of which may be beyond the last."""
+        """The terms of the blocks at these places; NaN for places beyond the last."""
         parts = np.full((len(places), len(self.names)), np.nan, dtype=np.float16)
         known = places < len(self.parts)
         parts[known] = self.parts[places[known]]
@@ -48,9 +48,9 @@ NO_TERMS: Final = TermsThen((), np.empty((0, 0), dtype=np.float16))
 
 
 class TermRing:
-    """The terms of an engine's last evictions, by the ids of their records.
+    """Score terms of an engine's last evictions, by record id.
 
-    Terms of other names, as another policy has, begin the ring anew.
+    Terms with other names, as another policy has, restart the ring.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class TermRing:
         return self._parts.nbytes
 
     def add(self, first: int, terms: TermsThen) -> None:
-        """Remember the terms of the records from this id on, without a gap."""
+        """Store the terms of consecutive records starting at id ``first``."""
         if terms.names and terms.names != self._names:
             self._names, self._first = terms.names, first
             width = len(terms.names)
@@ -76,7 +76,7 @@ class TermRing:
             self._parts[ids % room] = known
 
     def of(self, number: int) -> dict[str, float] | None:
-        """The terms of a record; None if they are not known, or not any more."""
+        """The terms of a record; None if unknown or overwritten."""
         room = len(self._parts)
         if not room or not max(self._first, self._next - room) <= number < self._next:
             return None
@@ -108,8 +108,8 @@ Places = npt.NDArray[np.uint16]
 Ids = npt.NDArray[np.int64]
 
 
-class Left(NamedTuple):
-    """Columns about blocks that leave together, of one length; see ``Eviction`` for some."""
+class EvictedBlocks(NamedTuple):
+    """Columns about blocks that leave together, all of one length; see ``Eviction``."""
 
     keys: Keys
     place: Places
@@ -124,11 +124,11 @@ class Left(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """What a record has packed.
+    """The fields that a record packs into bits.
 
     Attributes:
-        copies: Tiers below the pool that had one.
-        session_state: A ``SessionState``; one more than the last: it was of no session.
+        copies: Colder tiers that had a copy.
+        session_state: A ``SessionState``; one above the highest: the block had no session.
     """
 
     rule: DepartureRule
@@ -138,26 +138,26 @@ class Eviction(NamedTuple):
     shared: bool
 
 
-class Way:
-    """Marks at a block's row: how it left the pool (two bits); whether it is coming, or was
-    prefetched; why its copy is gone."""
+class RowMark:
+    """Marks per block row: how it left the pool, whether it is being computed or was prefetched,
+    and why its copy is gone."""
 
     HERE: Final = 0  # it did not, or never was there
     EVICTED: Final = 1
     RESET: Final = 2
     UNHEARD: Final = 3
     MASK: Final = 0x03
-    COMING: Final = 0x04  # a running request computes it
+    COMPUTING: Final = 0x04  # a running request computes it
     CAUSE: Final = 0x70  # why its copy is gone; full: there is no room for an eighth
     CAUSE_SHIFT: Final = 4
     PREFETCHED: Final = 0x80  # brought back, and not asked for yet
 
 
 class EvictionLog:
-    """A ring of records, and at each block row the slot of its last one.
+    """A ring of eviction records, and each block row's slot of its last one.
 
-    Ids count from 0 and never repeat; ``first`` is the oldest that is still there. ``owner`` is the
-    engine's id, and ``name`` tells the log from all others.
+    Ids count from 0 and never repeat; ``first`` is the oldest still stored. ``owner`` is the
+    engine's id, and ``name`` is unique among logs.
     """
 
     def __init__(self, origin: Origin, owner: str) -> None:
@@ -165,7 +165,7 @@ class EvictionLog:
         self.owner, self.name = owner, token_hex(4)
         self._ring = np.zeros(1024, dtype=_RECORD)
         self._slot = np.zeros(0, dtype=np.uint16)  # by row
-        self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way
+        self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see RowMark
         self.terms = TermRing()
         self.next = 0
         self.evicted = np.zeros(len(DepartureRule), dtype=np.int64)
@@ -180,20 +180,20 @@ class EvictionLog:
         return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes + self.terms.nbytes)
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many block rows."""
+        """Make room for ``rows`` block rows."""
         if len(self.marks) < rows:
             size = rows + rows // 8
             for name in ("_slot", "marks"):
                 setattr(self, name, grown(getattr(self, name), size))
 
-    def add(self, rows: Rows, left: Left, terms: TermsThen, now: float) -> None:
-        """Note that these blocks leave now; of more than ``LIMIT``, only the last have records."""
+    def add(self, rows: Rows, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
+        """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""
         self.terms.add(self.next, terms)
-        self.marks[rows] = Way.EVICTED
+        self.marks[rows] = RowMark.EVICTED
         self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
         unrecorded = max(0, len(rows) - LIMIT)
         self.next += unrecorded
-        rows, left = rows[unrecorded:], Left._make(column[unrecorded:] for column in left)
+        rows, left = rows[unrecorded:], EvictedBlocks._make(column[unrecorded:] for column in left)
         self._grow(len(rows))
         slots = (self.next + np.arange(len(rows))) % LIMIT
         first = self.next % LIMIT
@@ -223,7 +223,7 @@ class EvictionLog:
         return ids
 
     def note_wanted(self, ids: Ids, now: float, window_s: float) -> Ids:
-        """Note that a request wants these blocks again; returns those that it regrets, within the
+        """Note that a request asks for these blocks again; returns those evicted within the
         window."""
         slots = ids % LIMIT
         passed = self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)
@@ -236,12 +236,12 @@ class EvictionLog:
         return regretted
 
     def record(self, number: int) -> np.void:
-        """One record by its id, which must be between ``first`` and ``next``."""
+        """One record; its id must be at least ``first`` and below ``next``."""
         found: np.void = self._ring[number % LIMIT]
         return found
 
     def eviction(self, number: int) -> Eviction:
-        """What a record has packed; its id as ``record`` takes it."""
+        """Unpack a record; the id as for ``record``."""
         record = self.record(number)
         why, state = int(record["why"]), int(record["state"])
         copies, session_state = Tier((state & 3) << _FIRST_COPY), (state >> 2) & 7
@@ -250,21 +250,21 @@ class EvictionLog:
         )
 
     def rules(self, numbers: Ids) -> Bytes:
-        """uint8 ``[n]``: the rules of some records."""
+        """uint8 ``[n]``: the rules of these records."""
         found: Bytes = self._ring["why"][numbers % LIMIT] >> np.uint8(4)
         return found
 
     def by_rule(self) -> dict[str, tuple[int, int]]:
-        """Evictions since the start by the name of their rule, and how many of them were regretted;
-        without rules by which no block left."""
+        """Rule name → evictions and how many of them were regretted; rules without evictions are
+        omitted."""
         counts = zip(RULE_NAMES, self.evicted.tolist(), self.wanted.tolist(), strict=True)
         return {name: (gone, back) for name, gone, back in counts if gone}
 
     def keys_since(self, begin: float) -> tuple[Ids, Keys]:
-        """Ids, and the graph's keys, of what left from a time on, the oldest first.
+        """Ids and graph keys of the records since a time, oldest first.
 
         Args:
-            begin: In the clock's seconds; ``-inf``: all records.
+            begin: Seconds of the clock; ``-inf``: all records.
         """
         numbers = np.arange(self.first, self.next)
         if len(numbers):
@@ -273,21 +273,20 @@ class EvictionLog:
         return numbers, self._ring["key"][numbers % LIMIT]
 
     def at(self, number: int) -> float:
-        """The time of a record, in the clock's seconds."""
+        """When the record was made, in the clock's seconds."""
         return self._origin.time(self._ring["at"][number % LIMIT])
 
     def take_prefetched(self, found: Rows) -> int:
-        """Count those of these blocks that were brought back before anybody asked, as somebody does
-        now."""
-        brought = found[(self.marks[found] & Way.PREFETCHED) != 0]
+        """Count blocks that were prefetched and are used for the first time now."""
+        brought = found[(self.marks[found] & RowMark.PREFETCHED) != 0]
         if len(brought):
-            self.marks[brought] &= ~np.uint8(Way.PREFETCHED)
+            self.marks[brought] &= ~np.uint8(RowMark.PREFETCHED)
         return len(brought)
 
     def lose_copies(self, rows: Rows, cause: Cause) -> None:
-        """Note that copies of these blocks are gone."""
-        self.marks[rows] &= ~np.uint8(Way.CAUSE)
-        self.marks[rows] |= np.uint8((int(cause) + 1) << Way.CAUSE_SHIFT)
+        """Record why copies of these blocks are gone."""
+        self.marks[rows] &= ~np.uint8(RowMark.CAUSE)
+        self.marks[rows] |= np.uint8((int(cause) + 1) << RowMark.CAUSE_SHIFT)
 
     def _grow(self, more: int) -> None:
         needed = min(self.next + more, LIMIT)

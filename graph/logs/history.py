@@ -1,4 +1,4 @@
-"""``History``: takes what ingest reports for the logs."""
+"""The history of requests and evictions, which ingest keeps beside the tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Keys, Rows, as_keys
 from .departures import Departures
-from .evictions import EvictionLog, Way
+from .evictions import EvictionLog, RowMark
 from .misses import OpenCase, OpenCases, apart, missed, named
 from .reasons import REASON_NAMES, Reason
 from .requests import Hold, Miss, PromptBlocks, RequestLog, RequestNames, Running, RunningRequests
@@ -22,25 +22,22 @@ from .requests import Hold, Miss, PromptBlocks, RequestLog, RequestNames, Runnin
 if TYPE_CHECKING:
     from ..wire.events import RequestFinished, RequestStarted
 
-# ``Heard``: a request's walk as shadows see it, and the queue of those that they did not see
-# yet.
-
 MOST_BLOCKS: Final = 1 << 20  # that wait, of all walks: 12 MB; chosen
 _MOST_WALKS: Final = 65_536  # that wait; chosen
 
 
 class Heard(NamedTuple):
-    """A request's start or end, as shadows see it.
+    """A request's start or end, as shadow caches replay it.
 
     Attributes:
-        session: Its tenant's and its own name, together.
-        rows: int32, its chain's block rows; ``keys`` are the graph's, as they are now.
-        reach: How many of them a prefix match could have covered; at the request's end, how many
-            are its prompt's.
+        session: The tenant's and the session's name, joined.
+        rows: int32, the chain's block rows; ``keys`` are their graph keys at that time.
+        reach: How many of them a prefix match could cover; at the request's end, how many belong to
+            the prompt.
         found: How many of them the engine's pool held; -1 at the request's end.
-        tokens: Tokens of its prompt; at the request's end, of its answer too.
-        loaded: How many more blocks a load from a colder tier is to bring.
-        size: Tokens of a block; 0: not told.
+        tokens: Tokens of the prompt; at the request's end, of prompt and answer.
+        loaded: Further blocks to be loaded from a colder tier.
+        size: Tokens per block; 0: unknown.
     """
 
     engine: int
@@ -56,10 +53,10 @@ class Heard(NamedTuple):
 
 
 class HeardQueue:
-    """Walks since the last ``take``, the oldest of which go if nobody takes them.
+    """Walks since the last ``take``; the oldest are dropped if there are too many.
 
     Attributes:
-        nbytes: Of the rows and keys that wait.
+        nbytes: Bytes of the queued rows and keys.
     """
 
     def __init__(self) -> None:
@@ -68,14 +65,13 @@ class HeardQueue:
         self.nbytes = 0
 
     def add(self, heard: Heard) -> None:
-        """Add a walk."""
         self._walks.append(heard)
         self._count(heard, 1)
         while len(self._walks) > 1 and self._is_full:
             self._count(self._walks.popleft(), -1)
 
     def take(self) -> list[Heard]:
-        """Take all of them, the oldest first."""
+        """Take all of them, oldest first."""
         taken = list(self._walks)
         self._walks.clear()
         self._blocks = self.nbytes = 0
@@ -90,19 +86,17 @@ class HeardQueue:
         self.nbytes += sign * (heard.rows.nbytes + heard.keys.nbytes)
 
 
-# ``ContentIndex``: blocks by what they say, so that the same under another salt is found.
-
 _BITS: Final = 17  # of a slot's number; chosen: 3.1 MB
 Slots = npt.NDArray[np.int64]
 _SLOT: Final = np.dtype([("content", "<u8"), ("key", "<u8"), ("salt", "<u8")])
 
 
 class ContentIndex:
-    """Of each content that was told lately, the last block that has it.
+    """Finds a block with the same content under another cache salt.
 
-    Contents and salts are digests (see ``ContentKey``), keys the graph's. Each content has two
-    slots that it may stand in; when others stand in both, one of these goes. It takes no memory
-    before the first content is told.
+    Contents and salts are digests (see ``ContentKey``), keys the graph's. Each content may stand in
+    two slots; if others occupy both, one of these is overwritten. No memory is used before the
+    first content.
     """
 
     def __init__(self) -> None:
@@ -113,7 +107,7 @@ class ContentIndex:
         return int(self._slots.nbytes)
 
     def add(self, contents: Keys, keys: Keys, salt: int) -> None:
-        """Note which blocks have these contents, one each."""
+        """Store which blocks have these contents, one each."""
         if not len(self._slots):
             self._slots = np.zeros(1 << _BITS, dtype=_SLOT)
         first, second = _slots_of(contents)
@@ -122,7 +116,7 @@ class ContentIndex:
         self._slots["salt"][at] = np.uint64(salt)
 
     def elsewhere(self, content: np.uint64, salt: int) -> int | None:
-        """The graph's key of a block with this content under another salt; None: none is known."""
+        """Graph key of a block with this content under another salt; None: unknown."""
         if not len(self._slots):
             return None
         for at in _slots_of(np.array([content], dtype=np.uint64)):
@@ -132,28 +126,26 @@ class ContentIndex:
         return None
 
     def _takes(self, at: Slots, contents: Keys) -> npt.NDArray[np.bool_]:
-        """Whether these slots are empty, or have these contents."""
+        """Whether these slots are empty or have these contents."""
         there = self._slots["content"][at]
         return np.asarray((there == 0) | (there == contents))
 
 
 def _slots_of(contents: Keys) -> tuple[Slots, Slots]:
-    """Digests are as good as random: their low bits are one slot, the next ones the other."""
+    """A content's two slots: its low bits and the next ones, as digests are as good as random."""
     mask, bits = np.uint64((1 << _BITS) - 1), np.uint64(_BITS)
     return (contents & mask).astype(np.int64), ((contents >> bits) & mask).astype(np.int64)
 
-
-# Sums over steps of time: a ring of rows, one column a thing that is counted.
 
 Sums = npt.NDArray[np.int64]
 _TOP: Final = np.iinfo(np.uint32).max
 
 
 class StepSums:
-    """Counts of the last ``steps`` steps, ``step_s`` seconds each.
+    """Counts per time step, for the last ``steps`` steps of ``step_s`` seconds each.
 
     Args:
-        columns: What is counted.
+        columns: Names of the counts.
     """
 
     def __init__(self, columns: Sequence[str], step_s: float, steps: int) -> None:
@@ -171,25 +163,25 @@ class StepSums:
         return int(self._sums.nbytes)
 
     def add(self, counts: Sequence[int], now: float) -> None:
-        """Count in the step of ``now``; in the oldest that is remembered if that is older still."""
+        """Add counts to the step of ``now``; times before the oldest step count there."""
         self._begin(now)
         for place, count in enumerate(counts):
             self._pending[place] += count
 
     def add_to(self, place: int, count: int, now: float) -> None:
-        """The same, in one column by its place."""
+        """Add to one column, given by its index."""
         self._begin(now)
         self._pending[place] += count
 
     def _begin(self, now: float) -> None:
-        """Count in the step of ``now`` from here on."""
+        """Make the step of ``now`` the one that is counted in."""
         step = int(now // self.step_s)
         if step != self._open:
             self._settle()
             self._open = step
 
     def _settle(self) -> None:
-        """Add what was counted since the last time to the step that it is of."""
+        """Add pending counts to their step."""
         step, self._open = self._open, None
         if step is None:
             return
@@ -202,13 +194,13 @@ class StepSums:
         self._pending = [0] * len(self.columns)
 
     def last(self, seconds: float, now: float) -> dict[str, int]:
-        """Sums over the steps that began within ``seconds`` before ``now``, by column."""
+        """Column → sum over the steps that began in the last ``seconds``."""
         starts, sums = self.series(now)
         total = sums[np.array(starts) > now - seconds].sum(axis=0) if starts else sums.sum(axis=0)
         return dict(zip(self.columns, total.tolist(), strict=True))
 
     def series(self, now: float) -> tuple[list[float], Sums]:
-        """Return the starts and sums of every remembered step up to now, the oldest first."""
+        """The starts and sums of every stored step up to ``now``, oldest first."""
         self._settle()
         if self._step is None:
             return [], np.zeros((0, len(self.columns)), dtype=np.int64)
@@ -220,12 +212,12 @@ class StepSums:
         return (steps * self.step_s).tolist(), sums
 
     def series_by_name(self, now: float) -> tuple[list[float], dict[str, Sums]]:
-        """The same, with the sums of each column by its name."""
+        """The starts of the steps, and column → its sums."""
         starts, sums = self.series(now)
         return starts, dict(zip(self.columns, sums.T, strict=True))
 
     def merged(self, now: float, most: int) -> tuple[float, list[float], dict[str, Sums]]:
-        """Merge the steps of ``series_by_name`` by twos until about ``most`` are left.
+        """Merge adjacent steps of ``series_by_name`` until about ``most`` are left.
 
         Returns:
             Seconds of a merged step; when each begins; its sums, by column.
@@ -239,7 +231,7 @@ class StepSums:
         return step_s, (steps * step_s).tolist(), dict(zip(self.columns, sums.T, strict=True))
 
     def _advance(self, step: int) -> int:
-        """Begin steps up to ``step``, each from zero; returns the newest."""
+        """Begin steps up to ``step``, each at zero; returns the newest."""
         if self._step is None:
             self._sums = np.zeros((self._steps, len(self.columns)), dtype=np.uint32)
             self._step, self._begun = step, 1
@@ -252,8 +244,8 @@ class StepSums:
 
 
 WINDOW_S: Final = 600.0
-"""A block that is wanted within this after its eviction is regretted; chosen, as long as a session
-counts as live."""
+"""An eviction is regretted if the block is requested again within this time; chosen, as long as a
+session counts as live."""
 
 TOKEN_COLUMNS: Final = ("requests", "asked", "pool", "loaded", "prefetched")
 REASON_COLUMNS: Final = tuple(
@@ -266,23 +258,24 @@ _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
 class History(Departures):
-    """Requests beside departures: what they asked for and found, and why no more than that.
+    """Logs requests beside departures: what they asked for and found, and why they missed.
 
     Attributes:
-        requests: Of all engines.
-        running: Those whose end is awaited.
-        open_cases: Of these, those whose missing block the pool has by the books, until it is heard
-            what their step evicted.
-        tokens: Of prompts, in steps of ten seconds for four hours.
+        requests: The log of requests of all engines.
+        running: Requests whose end is awaited.
+        open_cases: Running requests that miss a block which the tables say is in the pool; judged
+            again once their step's evictions are reported.
+        tokens: Prompt tokens, in steps of ten seconds for four hours.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
-        minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
-            blocks that left, and blocks that were wanted again by then.
+        minutes: In steps of a minute for twelve hours: prompt tokens, full prompt blocks, tokens
+            found, blocks evicted, and evicted blocks requested again.
         totals: Sums of ``reasons`` since the start.
         given: Sums of ``tokens`` since the start.
-        lost: Blocks computed again, by whose they were: own turns or shared prefixes.
-        beyond: By whose they were, and by powers of two: how many blocks had left between a lost
-            block's eviction and its return, which is by how many the pool was too small for it.
-        contents: What prompts say, where callers use salts.
+        lost: Blocks computed again, in the session's own turns or in shared prefixes
+            (``LOST_WAYS``).
+        beyond: The same, by powers of two of the number of blocks evicted between a block's
+            eviction and its return, which is by how much the pool was too small for it.
+        contents: Prompt contents, where callers use cache salts.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -291,7 +284,7 @@ class History(Departures):
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
-        self._heard: HeardQueue | None = None  # nobody listens
+        self._heard: HeardQueue | None = None  # no listener yet
         self.open_cases = OpenCases(tables, self.evictions, self._closed)
         self.requests = RequestLog()
         self.contents = ContentIndex()
@@ -304,41 +297,43 @@ class History(Departures):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all logs; without the graph's lock, too."""
+        """Bytes of all logs; may be called without the graph's lock."""
         evictions = sum(log.nbytes for log in list(self.evictions.values()))
         heard = self._heard.nbytes if self._heard is not None else 0
         others = self.requests, self.tokens, self.reasons, self.minutes, self.contents, self.running
         return evictions + heard + self.copies.nbytes + sum(each.nbytes for each in others)
 
     def asked(self, now: float) -> dict[float, int]:
-        """Tokens of all prompts, by the starts of the steps of ``tokens``."""
+        """Start of each step of ``tokens`` → prompt tokens in it."""
         starts, sums = self.tokens.series_by_name(now)
         return dict(zip(starts, sums["asked"].tolist(), strict=True))
 
     def hit_share(self, engine: str) -> float | None:
-        """Share of an engine's prompt tokens that were found since it came; None before any."""
+        """Share of an engine's prompt tokens found since it connected; None before any."""
         column = self._tables.engines.get(engine, NO_ROW)
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
 
     def greeting(self, engine: int, now: float) -> Iterator[None]:
-        """Note, slice by slice, that an engine said hello: before it, ends of its requests may have
-        been lost. One that still runs ends when that is heard of, if it is within ten minutes."""
+        """Handle an engine's hello, in slices: earlier ends of its requests may have been lost.
+
+        A request that still runs is closed when its end is reported within ten minutes.
+        """
         self.arrived(engine)
-        self.nothing_comes(engine)
+        self.stop_computing_all(engine)
         for count, number in enumerate(self.running.doubt(engine, now), start=1):
             self.requests.doubt(number)
             if count % _REQUESTS == 0:
                 yield
 
     def await_no_overdue(self, engine: int, now: float) -> None:
-        """Await the ends no longer of requests that were doubted for too long."""
+        """Stop awaiting the ends of requests that have been doubted for too long."""
         for name in self.running.overdue(engine, now):
             self._await_no_more(engine, name)
 
     def forgetting(self, engine: int) -> Iterator[None]:
-        """Forget an engine that is gone, slice by slice; its requests stay in the log."""
-        self.nothing_comes(engine)
+        """Forget an engine that is gone, in slices; its requests stay in the log."""
+        self.stop_computing_all(engine)
         for count, name in enumerate(self.running.of(engine), start=1):
             self._await_no_more(engine, name)
             if count % _REQUESTS == 0:
@@ -348,7 +343,7 @@ class History(Departures):
         self._found.pop(engine, None)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Note that blocks left the pool."""
+        """Record that blocks left the pool."""
         super().evicted(engine, rows, now)
         if len(rows):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
@@ -357,8 +352,10 @@ class History(Departures):
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
-        """Note that a request was scheduled, and how it was held before; called before its session
-        and its blocks are updated."""
+        """Record that a request was scheduled, and how long it was held.
+
+        Call it before its session and its blocks are updated.
+        """
         self._drop(engine, event.request_id)
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
@@ -374,13 +371,15 @@ class History(Departures):
         )
         miss = self._by_content(engine, event, rows, miss)
         miss = miss.keeping_all(short)
-        log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
+        log.marks[rows[found + loaded :]] |= np.uint8(RowMark.COMPUTING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
         self.running.add(event.request_id, Running(number, engine, rows, whose, found + loaded))
-        self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size)
-        while (surplus := self.running.surplus()) is not None:  # we never heard of their ends
+        self._record_walk(
+            engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size
+        )
+        while (surplus := self.running.surplus()) is not None:  # their ends were never reported
             self._drop(*surplus)
         self._found[engine] += (found + loaded) * size
         self._asked[engine] += asked.tokens
@@ -395,36 +394,38 @@ class History(Departures):
             self._count(miss, computed, now)
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
-        """Note that a request with these blocks ended."""
+        """Record that a request with these blocks ended."""
         if (running := self._drop(engine, event.request_id)) is None:
             return
-        self._tell(engine, running.session, rows, len(running.rows), -1, event.total_tokens, now)
+        self._record_walk(
+            engine, running.session, rows, len(running.rows), -1, event.total_tokens, now
+        )
         self.requests.finish(running.number, event, now)
 
     def _drop(self, engine: int, name: str) -> Running | None:
-        """Await a request's end no longer; returns it if it was awaited."""
+        """Stop awaiting a request's end; returns the request if it was awaited."""
         running = self._await_no_more(engine, name)
         if running is not None:
             computed = running.rows[running.first :]
-            self.comes_no_longer(engine, computed, self.running.computed(engine))
+            self.stop_computing(engine, computed, self.running.computed(engine))
         return running
 
     def _await_no_more(self, engine: int, name: str) -> Running | None:
-        """``_drop``, where it is known that none of its blocks comes."""
+        """``_drop`` for a request whose blocks are known not to come."""
         running = self.running.pop(engine, name)
         if running is None:
             return None
-        self.requests.lose(running.number)  # until its end is noted, if it was heard of
+        self.requests.lose(running.number)  # until its end is recorded, if it was reported
         self.open_cases.drop(engine, running.number)
         return running
 
     def listen(self) -> list[Heard]:
-        """Take what happened since the last call; the first call begins it."""
+        """Walks since the last call; the first call starts the recording."""
         if self._heard is None:
             self._heard = HeardQueue()
         return self._heard.take()
 
-    def _tell(
+    def _record_walk(
         self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int,
         now: float, loaded: int = 0, size: int = 0,
     ) -> None:  # fmt: skip
@@ -434,10 +435,13 @@ class History(Departures):
             self._heard.add(Heard(*told))
 
     def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:
-        """Count blocks computed again that were once in this pool: regrets, and by about how many
-        blocks it was too small to keep all of them that its log remembers."""
+        """Count blocks computed again after being in this pool.
+
+        Also returns by about how many blocks the pool was too small to keep those that the log
+        remembers.
+        """
         blocks = self._tables.blocks
-        rows = rows[(log.marks[rows] & Way.MASK) != 0]
+        rows = rows[(log.marks[rows] & RowMark.MASK) != 0]
         if not len(rows):
             return 0, 0
         own = (blocks.session[rows] == session) & (session != NO_ROW)
@@ -454,7 +458,7 @@ class History(Departures):
         return len(rows), int((log.next - ids[known]).max(initial=0))
 
     def _closed(self, number: int, case: OpenCase) -> None:
-        """Note what a miss was that could not be judged at once."""
+        """Record the final verdict on a miss that could not be judged at once."""
         self.requests.judge(number, case.miss)
         self._count(case.miss, case.computed, case.at)
 
@@ -465,7 +469,7 @@ class History(Departures):
             self.totals[place] += count
 
     def _by_content(self, engine: int, event: RequestStarted, rows: Rows, miss: Miss) -> Miss:
-        """The same miss, or why it is the salt's doing; notes what the request says, if told."""
+        """The same miss, or one by the salt if another salt's block has the content."""
         if not event.contents or len(event.contents) != 8 * len(rows):
             return miss
         told = as_keys(event.contents) ^ self._tables.salt(engine)
@@ -480,32 +484,28 @@ class History(Departures):
         return RequestNames(event.request_id, name, *named(self._tables, session))
 
 
-# ``NoHistory``: for graphs whose logs nobody reads, such as those of the replay lab.
-
-
 class NoHistory(History):
-    """A history that takes no note of requests and evictions, which takes a tenth of ingest's
-    time."""
+    """A history that records no requests or evictions, for graphs whose logs nobody reads.
+
+    It saves a tenth of ingest's time.
+    """
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Take no note."""
+        pass
 
     def started(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
-        """Take no note."""
+        pass
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
-        """Take no note."""
-
-
-# ``LoggedTables``: the graph's tables beside the history that ingest keeps of them.
+        pass
 
 
 @dataclass(slots=True)
 class LoggedTables(Tables):
-    """The tables, and what became of requests and evictions; the tables know nothing of it."""
+    """The graph's tables with the history of requests and evictions; tables do not know it."""
 
     history: History = field(init=False)
 

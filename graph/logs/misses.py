@@ -1,11 +1,10 @@
-"""Judges why a prompt's first missing block is missing, by the first reason that holds.
+"""Judges why a prompt's first missing block is missing; the first reason that applies counts.
 
-Another kind of layers that lacks its part of what is there; a copy that was not loaded; a pool that
-has it by the books; a request that is computing it; the shared store that has it; how the block
-left this pool (by an eviction, whose copy may be lost since; by a reset; unknown); the shared store
-that lost it; another engine that has it; and for a block that no request asked for before, where
-the prompt differs from a known one. Where callers use salts, such a block may be known under
-another one (``apart``).
+In this order: another layer group lacks its part of a resident block; a copy was not loaded; the
+tables say that the pool has it; another request is computing it; the shared store has it; it left
+this pool (evicted, perhaps with its copy lost since; reset; unknown); the shared store lost it;
+another engine has it; and for a block never requested before, where the prompt diverges from a
+known one. Where callers use salts, such a block may be known under another salt (``apart``).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ..types import HELD, NO_ROW, Rows, Tier, as_keys
-from .evictions import EvictionLog, Way
+from .evictions import EvictionLog, RowMark
 from .reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
 from .requests import Miss
 
@@ -34,13 +33,13 @@ def missed(
     tables: Tables, evictions: Mapping[int, EvictionLog], engine: int, event: RequestStarted,
     session: int, rows: Rows, index: int, now: float,
 ) -> Miss:  # fmt: skip
-    """Why a request's block ``index`` was not found, if it could be; as ``judge``."""
+    """Why a request's block ``index`` was not found, if it could have been; see ``judge``."""
     is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
     if is_last or not event.reads_cache:
         key = int(tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
         detail = Detail.PARTIAL if is_last else Detail.READS_NONE
         return Miss(index, key, Reason.NOT_CACHEABLE, detail)
-    if event.lacking is not None:  # the engine saw the block as it looked
+    if event.lacking is not None:  # the engine itself found the block
         key = int(tables.blocks.wire_keys(rows[index]))
         return Miss(index, key, Reason.OTHER_GROUP, event.lacking)
     miss = judge(tables, evictions, engine, session, rows, index, now)
@@ -55,10 +54,10 @@ def judge(
     """Why block ``index`` of a chain was not found.
 
     Args:
-        evictions: By residency column; the engine's among them.
-        session: Row of the request's session, as it was before the request.
-        rows: int32, the whole prompt's; ``index`` is one of them.
-        now: When the request was scheduled: rows of this very moment are new.
+        evictions: By residency column, the engine's included.
+        session: Row of the request's session, in its state before the request.
+        rows: int32, the whole prompt's block rows.
+        now: When the request was scheduled; rows created at this time are new.
     """
     blocks, row, log = tables.blocks, int(rows[index]), evictions[engine]
     key = int(blocks.wire_keys(row))
@@ -68,14 +67,14 @@ def judge(
     if held and blocks.walkers[row] > 1:
         return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
     if held:
-        # An engine's list of its pool came before the news of what it had computed until then.
+        # An engine's listing arrived before its reports of the blocks computed until then.
         return _unseen(tables, session, rows, index, key, now)
-    if mark & Way.COMING:
+    if mark & RowMark.COMPUTING:
         return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
     if _in_store(tables, engine, row):
         return Miss(index, key, Reason.IN_STORE)
     elsewhere = holder(tables, engine, row)
-    if mark & Way.MASK != Way.HERE:
+    if mark & RowMark.MASK != RowMark.HERE:
         return _gone(tables, log, row, index, key, elsewhere)
     if (lost := _lost(mark)) in STORE_CAUSES:
         return Miss(index, key, Reason.COPY_LOST, lost, engine=elsewhere)
@@ -89,7 +88,7 @@ def judge(
 
 
 def _in_store(tables: Tables, engine: int, row: int) -> bool:
-    """Whether any engine knows a block to be in the store, which this engine reads."""
+    """Whether any engine reported the block in the store, and this engine reads the store."""
     said = tables.words[engine].tiers
     if said is None or not said.reads_store:
         return False
@@ -98,20 +97,20 @@ def _in_store(tables: Tables, engine: int, row: int) -> bool:
 
 def _lost(mark: int) -> Cause | None:
     """Why a block's copy is gone; None if it is not, or there was none."""
-    cause = (mark & Way.CAUSE) >> Way.CAUSE_SHIFT
+    cause = (mark & RowMark.CAUSE) >> RowMark.CAUSE_SHIFT
     return Cause(cause - 1) if cause else None
 
 
 def _was_known(tables: Tables, row: int, now: float) -> bool:
-    """Whether anybody but the request itself, which walked it already, told of a block."""
+    """Whether the block was known apart from this request, whose walk is counted already."""
     blocks = tables.blocks
     return bool(blocks.created[row] < now or blocks.walkers[row] > 1)
 
 
 def _was_elsewhere(evictions: Mapping[int, EvictionLog], engine: int, row: int) -> bool:
-    """Whether a block left another engine's pool."""
+    """Whether the block once left another engine's pool."""
     return any(
-        column != engine and row < len(log.marks) and int(log.marks[row]) & Way.MASK
+        column != engine and row < len(log.marks) and int(log.marks[row]) & RowMark.MASK
         for column, log in evictions.items()
     )
 
@@ -119,17 +118,17 @@ def _was_elsewhere(evictions: Mapping[int, EvictionLog], engine: int, row: int) 
 def _gone(
     tables: Tables, log: EvictionLog, row: int, index: int, key: int, elsewhere: str | None
 ) -> Miss:
-    """It was in this pool: how it left is marked at its row."""
-    way = int(log.marks[row]) & Way.MASK
-    if way == Way.RESET:
+    """The reason for a block that left this pool."""
+    way = int(log.marks[row]) & RowMark.MASK
+    if way == RowMark.RESET:
         return Miss(index, key, Reason.RESET, engine=elsewhere)
-    if way == Way.UNHEARD:
+    if way == RowMark.UNHEARD:
         return Miss(index, key, Reason.UNKNOWN, Detail.UNHEARD, engine=elsewhere)
     return _evicted(tables, log, row, index, key, elsewhere)
 
 
 def holder(tables: Tables, engine: int, row: int) -> str | None:
-    """Another engine that has a block in its pool."""
+    """Another engine whose pool has the block; None without one."""
     tiers = tables.blocks.tiers
     others = ((name, column) for name, column in tables.engines.items() if column != engine)
     return next((name for name, column in others if tiers.item(column, row) & _HOT), None)
@@ -152,8 +151,7 @@ def _evicted(
 
 
 def _unseen(tables: Tables, session: int, rows: Rows, index: int, key: int, now: float) -> Miss:
-    """The reason for a block that was not computed here: whether the prompt began like another, and
-    then differed."""
+    """The reason for a block that was never computed here: new, or diverged from a known prompt."""
     other = _sibling(tables, session, rows, index, now)
     if other is None:
         return Miss(index, key, Reason.NEVER_SEEN)
@@ -162,7 +160,7 @@ def _unseen(tables: Tables, session: int, rows: Rows, index: int, key: int, now:
 
 
 def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -> int | None:
-    """The session whose prompt differs at this block: its own, or the last one there."""
+    """The session whose prompt diverges at this block: its own, or the latest one there."""
     blocks, sessions = tables.blocks, tables.sessions
     if index == 0:
         return session if session != NO_ROW and sessions.turns[session] > 0 else None
@@ -184,7 +182,8 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
 
 
 def apart(tables: Tables, miss: Miss, key: int) -> Miss:
-    """A miss of what another salt's block says as well: ``key`` is the graph's, of that block."""
+    """The miss of a prompt whose content another salt's block has; ``key`` is that block's graph
+    key."""
     row = int(tables.blocks.find(as_keys([key]))[0])
     if row == NO_ROW:
         return Miss(miss.index, miss.key, Reason.OTHER_SALT, Detail.APART)
@@ -201,24 +200,23 @@ def named(tables: Tables, session: int) -> tuple[str | None, str | None]:
     return tables.sessions.names[session], tenant
 
 
-# ``OpenCases``: misses of blocks that may have left the pool in the step that looked for them.
-
-_LATEST_S: Final = 2.0  # after a request began, its step's news is told; ten times as long as an
-# engine's client rests between two messages. Chosen
+_LATEST_S: Final = 2.0
+"""A step's evictions are reported within this time after its requests began: ten times the pause
+between two messages of an engine. Chosen."""
 
 
 class OpenCase(NamedTuple):
-    """A request's miss of a block that the pool has by the books.
+    """A request's miss of a block that is in the pool according to the tables.
 
     Attributes:
-        row: The missing block's.
-        key: As the graph calls it: another one at the row is another block.
-        miss: As it is unless the block had left.
+        row: Row of the missing block.
+        key: Its graph key; if the row has another key by then, it is another block.
+        miss: The miss, unless the block turns out to have left.
         computed: Blocks that the request computes.
-        short: By about how many blocks the pool was too small for all that it computes again; 0:
-            not known.
-        at: When it began.
-        since: The id of the first eviction that was not heard of by then.
+        short: By about how many blocks the pool was too small for all that is computed again; 0:
+            unknown.
+        at: When the request began.
+        since: Id of the first eviction reported after that.
     """
 
     row: int
@@ -231,15 +229,15 @@ class OpenCase(NamedTuple):
 
 
 class OpenCases:
-    """Cases by their engines, and their requests' ids in the log.
+    """Misses that are judged once their step's evictions are reported, by engine and request id.
 
-    An engine tells of a step's requests before it tells what the step evicted for them, all of that
-    in one event. So the first evictions that are told after a request are its step's, unless more
-    was told before: a request after blocks were stored, or a message that tells of requests alone.
+    An engine reports a step's requests first, then all of the step's evictions in one event. So the
+    first evictions after a request belong to its step, unless something else was reported in
+    between: a request after stored blocks, or a message of requests only.
 
     Args:
         evictions: By residency column.
-        closed: Is told each case that is closed, by its request's id, with the miss that stays.
+        closed: Called for each closed case with its request's id.
     """
 
     def __init__(
@@ -256,14 +254,13 @@ class OpenCases:
         return sum(map(len, self._open.values()))
 
     def awaits(self, engine: int) -> bool:
-        """Whether a step's evictions are awaited, since a case of the engine's is open."""
+        """Whether the engine has an open case, so that its step's evictions are awaited."""
         return engine in self._open
 
     def is_open(self, engine: int, miss: Miss, rows: Rows) -> bool:
-        """Whether a miss is of a block that the pool has by the books.
+        """Whether the missing block is in the pool according to the tables.
 
-        Args:
-            rows: int32, the whole prompt's.
+        ``rows`` are the whole prompt's block rows, int32.
         """
         if miss.reason in (Reason.NOT_CACHEABLE, Reason.OTHER_GROUP):
             return False  # that it was there changes nothing
@@ -272,33 +269,38 @@ class OpenCases:
     def add(
         self, number: int, engine: int, miss: Miss, row: int, computed: int, short: int, now: float
     ) -> None:
-        """Add a request whose miss is open."""
+        """Open a case for a request."""
         key, log = int(self._tables.blocks.keys[row]), self._evictions.get(engine)
         case = OpenCase(row, key, miss, computed, short, now, 0 if log is None else log.next)
         self._open.setdefault(engine, {})[number] = case
 
     def drop(self, engine: int, number: int) -> None:
-        """Close a request's case as it is, if it has one: nothing of it is awaited any more."""
+        """Close a request's case with the miss as it is, if it has one."""
         cases = self._open.get(engine, {})
         if number in cases:
             self._closed(number, cases.pop(number))
         if not cases:
             self._open.pop(engine, None)
 
-    def step_told(self, engine: int, now: float) -> None:
-        """Close an engine's cases, now that the evictions of their steps were heard of: whose block
-        is among these has a new miss."""
+    def step_reported(self, engine: int, now: float) -> None:
+        """Close an engine's cases now that their step's evictions are reported.
+
+        A case whose block is among these gets a new miss.
+        """
         for number, case in self._open.pop(engine, {}).items():
             self._closed(number, self._judged(engine, case, now))
 
     def step_over(self, engine: int) -> None:
-        """Close an engine's cases as they are: what follows is of a later step."""
+        """Close an engine's cases as they are: what follows belongs to a later step."""
         for number in list(self._open.get(engine, ())):
             self.drop(engine, number)
 
     def message_over(self, engine: int) -> None:
-        """A message is over that told of requests, and of no block after them: close the cases that
-        were open before it as they are. News of the others' steps may begin the next message."""
+        """Handle the end of a message that reported requests but no later blocks.
+
+        Cases that were open before it are closed as they are; evictions of the newer ones' steps
+        may begin the next message.
+        """
         for number in self._carried.pop(engine, ()):
             self.drop(engine, number)
         if left := self._open.get(engine):
@@ -315,5 +317,5 @@ class OpenCases:
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
         miss = judge(self._tables, self._evictions, engine, NO_ROW, rows, index, now)
-        left = miss.left if isnan(miss.left) else case.at  # in its step, heard of later
+        left = miss.left if isnan(miss.left) else case.at  # in its step, though reported later
         return case._replace(miss=replace(miss, left=left).keeping_all(case.short))

@@ -1,4 +1,4 @@
-"""The words of the logs: why a request missed, by which rule a block left, how copies are lost."""
+"""Reasons of misses, rules of evictions and causes of lost copies, with their texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Reason(IntEnum):
-    """Why the first block that a prompt did not find was not there."""
+    """Why the first missing block of a prompt was missing."""
 
     NEVER_SEEN = 0
     DIVERGED = 1
@@ -45,7 +45,7 @@ REASON_TEXTS: Final = {
 
 
 class DepartureRule(IntEnum):
-    """What decided that a block left."""
+    """What decided that a block was evicted."""
 
     LRU = 0  # the engine's own order held
     POLICY = 1  # the ranking named it
@@ -100,10 +100,10 @@ CAUSE_TEXTS: Final = (
 
 
 class Detail(IntEnum):
-    """What tells apart the cases of a reason.
+    """Distinguishes the cases of a ``Reason``.
 
-    For EVICTED that is a ``Rule``, for COPY_LOST a ``Cause``, for OTHER_GROUP a place in
-    ``EngineHello.groups``.
+    For EVICTED the detail is a ``DepartureRule`` instead, for COPY_LOST a ``Cause``, for
+    OTHER_GROUP an index into ``EngineHello.groups``.
     """
 
     NONE = 0

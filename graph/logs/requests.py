@@ -1,4 +1,4 @@
-"""Requests as they were first scheduled: a ring of columns, and the names beside it."""
+"""The log of requests when they were first scheduled: a ring of columns, and their names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from .reasons import Detail, Reason
 if TYPE_CHECKING:
     from ..wire.events import RequestFinished
 
-# What the log knows of a request: who it is, what it asked for, its miss, how it was held.
-
 
 @dataclass(frozen=True, slots=True)
 class Miss:
@@ -30,17 +28,16 @@ class Miss:
 
     Attributes:
         index: Which block of the prompt.
-        key: As the engine calls it; 0: it has none.
-        detail: A ``Rule`` for EVICTED, a ``Cause`` for COPY_LOST, a group's place for OTHER_GROUP,
-            else a ``Detail``.
-        eviction: Its record's id in the engine's log; -1: none.
-        left: When it left the pool, in the clock's seconds; NaN: it did not.
-        session: The other session's name and tenant.
-        engine: That has it.
-        short: How many blocks had left since it did, it among them, or since another did that is
-            computed again with it: by about so many the pool was too small to keep them all. 0:
-            that is not known.
-        same: Tokens of it that another prompt has there too, where it differs; 0: not known.
+        key: The engine's key of the block; 0: it has none.
+        detail: A ``DepartureRule`` for EVICTED, a ``Cause`` for COPY_LOST, a group index for
+            OTHER_GROUP, else a ``Detail``.
+        eviction: Record id in the engine's eviction log; -1: none.
+        left: When the block left the pool, in the clock's seconds; NaN: it did not.
+        session: Name and tenant of the other session involved.
+        engine: Another engine that has the block.
+        short: By about how many blocks the pool was too small to keep every block that this request
+            computes again: the evictions since the oldest of them left. 0: unknown.
+        same: Leading tokens of the block that a known prompt shares, where it diverges; 0: unknown.
     """
 
     index: int
@@ -55,18 +52,18 @@ class Miss:
     same: int = 0
 
     def keeping_all(self, short: int) -> Miss:
-        """The same miss; if it has a ``short``, that is at least this."""
+        """The same miss with a ``short`` of at least this, if it has one."""
         return replace(self, short=max(self.short, short)) if self.short else self
 
 
 class Hold(NamedTuple):
-    """How long a request was held until there was room for its context.
+    """How long a request was held for room.
 
     Attributes:
-        seconds: Of those that it waited.
-        reason: Why it waited no longer: one of ``HOLD_ENDS``.
-        fitting: Sessions that fit, by the advice because of which it waited; 0: not known.
-        live: Sessions that were live, by the same.
+        seconds: How long it was held.
+        reason: Why it was released: one of ``HOLD_ENDS``.
+        fitting: Sessions that fit, according to the advice that held it; 0: unknown.
+        live: Live sessions, according to the same advice.
     """
 
     seconds: float
@@ -77,12 +74,12 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """What a request asked for, and what was found; in blocks, except ``tokens``.
+    """What a request asked for and found; in blocks, except ``tokens`` and ``size``.
 
     Attributes:
-        again: Of what it computed: blocks that were once in this pool.
-        waited_s: Before it was scheduled.
-        hold: The part of it that it was held; None: it was not.
+        again: Computed blocks that were once in this pool.
+        waited_s: Seconds between arrival and first scheduling.
+        hold: How it was held during that wait; None: it was not.
     """
 
     tokens: int
@@ -98,7 +95,7 @@ class PromptBlocks:
 
 
 class Other(NamedTuple):
-    """The session and the engine that a miss is about; None: it is about none."""
+    """The other session and engine that a miss involves; None where there is none."""
 
     session: str | None = None
     tenant: str | None = None
@@ -110,7 +107,7 @@ NOBODY: Final = Other()
 
 @dataclass(slots=True)
 class RequestNames:
-    """Who a request is; ``finished`` is why it ended."""
+    """A request's names; ``finished`` is why it ended."""
 
     request: str
     engine: str
@@ -121,9 +118,9 @@ class RequestNames:
 
 
 UNHEARD: Final = "end_not_heard"
-"""Why a request ended whose end was not heard of, or not yet; instead of when it did:"""
-DOUBTED: Final = -1.0  # its engine lost news since it began: it runs, or its end was among that
-LOST: Final = -2.0  # nobody awaits it any more: its engine went, or it was doubted for too long
+"""The end reason of a request whose end was not reported (yet). Instead of its running time:"""
+DOUBTED: Final = -1.0  # its engine lost events since: it runs, or its end was lost
+LOST: Final = -2.0  # no longer awaited: its engine is gone, or it was doubted too long
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
 _MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
 _WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string
@@ -161,14 +158,14 @@ _RECORD: Final = np.dtype(
 
 
 class Repeats(NamedTuple):
-    """What requests found that could have found something.
+    """How requests that could have found cached blocks fared.
 
     Attributes:
-        requests: How many there were.
-        repeated: Of these: that found nothing, though another prompt had begun the same before.
+        requests: Their number.
+        repeated: Those that found nothing although an earlier prompt began the same.
         found: Blocks that they found.
         asked: Full blocks of their prompts.
-        reason: Why most of ``repeated`` found none; None without any.
+        reason: The most frequent reason in ``repeated``; None without any.
     """
 
     requests: int
@@ -179,7 +176,10 @@ class Repeats(NamedTuple):
 
 
 class RequestLog:
-    """Ids count from 0 and never repeat; ``first`` is the oldest that is still there."""
+    """A ring of requests.
+
+    Ids count from 0 and never repeat; ``first`` is the oldest still stored.
+    """
 
     def __init__(self) -> None:
         self._ring = np.zeros(0, dtype=_RECORD)
@@ -194,16 +194,16 @@ class RequestLog:
 
     @property
     def oldest(self) -> float:
-        """When the oldest request began that is still there, in the clock's seconds."""
+        """When the oldest stored request began, in the clock's seconds."""
         return float(self.record(self.first)["at"])
 
     @property
     def nbytes(self) -> int:
-        """Of columns, and of the names' records; strings that others hold too are not counted."""
+        """Bytes of columns and name records, without strings shared with other owners."""
         return int(self._ring.nbytes) + self._names_bytes
 
     def add(self, names: RequestNames, asked: PromptBlocks, miss: Miss, now: float) -> int:
-        """Add a request that was scheduled; returns its id."""
+        """Add a scheduled request; returns its id."""
         number, slot = self.next, self.next % LIMIT
         if slot >= len(self._ring):
             self._ring = grown(self._ring, min(LIMIT, max(256, 2 * len(self._ring))))
@@ -228,7 +228,7 @@ class RequestLog:
             self._names.append(names)
 
     def judge(self, number: int, miss: Miss) -> None:
-        """Record why a request missed; ignored if it is no longer in the ring."""
+        """Record why a request missed; ignored if it is no longer stored."""
         if not self.first <= number < self.next:
             return
         slot = number % LIMIT
@@ -243,11 +243,10 @@ class RequestLog:
         names.other = _other(miss)
 
     def finish(self, number: int, event: RequestFinished, now: float) -> None:
-        """Note that a request ended, how long its answer is, and how long its session is expected
-        to pause, if it says so.
+        """Record a request's end, the length of its answer, and the expected pause if stated.
 
-        How long it ran is what its engine says, if it does: a start and an end may come in one
-        batch, so that ``at`` and ``ran`` together may lie ahead by as much.
+        The running time is the engine's own, if reported. A start and an end may arrive in one
+        batch, so ``at`` plus ``ran`` may lie ahead of the clock by as much.
         """
         if self.first <= number < self.next:
             slot, pause_s = number % LIMIT, event.expected_return_s
@@ -258,12 +257,12 @@ class RequestLog:
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
 
     def doubt(self, number: int) -> None:
-        """Note that the news of a request's end may have been lost; ``finish`` or ``lose`` is to
-        follow."""
+        """Note that the report of a request's end may have been lost; ``finish`` or ``lose``
+        follows."""
         self._end_unheard(number, DOUBTED)
 
     def lose(self, number: int) -> None:
-        """Note that a request's end was not heard of, and is not awaited any more."""
+        """Note that a request's end was not reported and is no longer awaited."""
         self._end_unheard(number, LOST)
 
     def _end_unheard(self, number: int, how: float) -> None:
@@ -272,12 +271,12 @@ class RequestLog:
             self._ring["ran"][number % LIMIT] = how
 
     def is_awaited(self, number: int) -> bool:
-        """Whether a request's end may still be heard of."""
+        """Whether a request's end may still be reported."""
         ran = float(self.record(number)["ran"])
         return isnan(ran) or ran == DOUBTED
 
     def hold(self, number: int) -> Hold | None:
-        """How long a request was held until there was room for it; None: it was not."""
+        """How the request was held for room; None: it was not."""
         record = self.record(number)
         if not record["until"]:
             return None
@@ -285,17 +284,17 @@ class RequestLog:
         return Hold(float(record["held"]), reason, int(record["fitting"]), int(record["live"]))
 
     def held(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds that requests of an engine were held which began since then."""
+        """float32 ``[n]``: seconds for which requests that began after ``since`` were held."""
         begun = self._begun(engine, since)
         found: npt.NDArray[np.float32] = begun["held"][begun["until"] > 0]
         return found
 
     def again(self, engine: str, since: float) -> int:
-        """Blocks that requests of an engine computed again which began since then."""
+        """Blocks computed again by requests that began after ``since``."""
         return int(self._begun(engine, since)["again"].sum())
 
     def repeats(self, engine: str, since: float) -> Repeats:
-        """How requests of an engine fared that began since then and could have found a block."""
+        """How requests fared that began after ``since`` and could have found a block."""
         begun = self._begun(engine, since)
         could = begun[(begun["asked"] > 0) & (begun["reason"] != Reason.NOT_CACHEABLE)]
         found = could["pool"] + could["loaded"] + could["prefetched"]
@@ -305,23 +304,25 @@ class RequestLog:
         return Repeats(len(could), len(reasons), int(found.sum()), int(could["asked"].sum()), most)
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: how long requests of an engine that began since then had waited in its
-        queue, in seconds; the time for which they were held is left out."""
+        """float32 ``[n]``: seconds that requests begun after ``since`` queued, without holding
+        time."""
         begun = self._begun(engine, since)
         held = np.where(begun["until"] > 0, begun["held"], np.float32(0.0))
         found: npt.NDArray[np.float32] = begun["waited"] - held
         return found
 
     def _begun(self, engine: str, since: float) -> npt.NDArray[np.void]:
-        """The records of an engine's requests that began since then."""
+        """The records of an engine's requests that began after ``since``."""
         theirs = self._ring["engine"] == crc32(engine.encode())
         found: npt.NDArray[np.void] = self._ring[theirs & (self._ring["at"] >= since)]
         return found
 
     def slowest(self, now: float) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: all requests, the one that took longest since it arrived first; those that
-        run, or may, are counted up to ``now``, and of those whose end is lost only what they
-        waited."""
+        """int64 ``[n]``: all requests, longest first, by time since arrival.
+
+        Requests that run, or may, are counted up to ``now``; those whose end is lost by their wait
+        alone.
+        """
         numbers = np.arange(self.first, self.next)
         ring = self.records(numbers)
         may_run = np.isnan(ring["ran"]) | (ring["ran"] == DOUBTED)
@@ -330,17 +331,17 @@ class RequestLog:
         return found
 
     def record(self, number: int) -> Any:
-        """One request's columns by its id, which must be between ``first`` and ``next``."""
+        """One request's columns; its id must be at least ``first`` and below ``next``."""
         return self._ring[number % LIMIT]
 
     def missing(self, key: int) -> list[int]:
-        """Requests whose first missing block has this key, the oldest first."""
+        """Requests whose first missing block has this key, oldest first."""
         found: list[int] = self._in(self._ring["key"] == np.uint64(key)).tolist()
         return found
 
     def ahead(self, number: int) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: requests that the same engine first scheduled while this one waited for
-        its turn, the oldest first."""
+        """int64 ``[n]``: requests that the engine first scheduled while this one waited, oldest
+        first."""
         ring, record = self._ring, self.record(number)
         begun = ring["at"] < record["at"]
         begun &= ring["at"] >= record["at"] - record["waited"]
@@ -348,8 +349,7 @@ class RequestLog:
         return self._in(begun)
 
     def under_way(self, number: int) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: requests that the same engine had first scheduled when this one arrived,
-        and that had not ended by then, the oldest first."""
+        """int64 ``[n]``: requests running on the engine when this one arrived, oldest first."""
         ring, record = self._ring, self.record(number)
         arrived = record["at"] - record["waited"]
         there = ring["at"] < arrived
@@ -358,7 +358,7 @@ class RequestLog:
         return self._in(there)
 
     def records(self, numbers: npt.NDArray[np.int64]) -> Any:
-        """The columns of some requests, copied; each id as ``record`` takes it."""
+        """The columns of these requests, copied; ids as for ``record``."""
         return self._ring[numbers % LIMIT]
 
     def _in(self, slots: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -367,12 +367,10 @@ class RequestLog:
         return np.sort(newest[newest >= 0])
 
     def names(self, number: int) -> RequestNames:
-        """The names of a request."""
         return self._names[number % LIMIT]
 
 
 def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
-    """The columns of a hold."""
     if hold is None or hold.reason not in HOLD_ENDS:
         return 0.0, 0, 0, 0
     sessions = min(hold.fitting, _MOST_TOLD), min(hold.live, _MOST_TOLD)
@@ -380,15 +378,13 @@ def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
 
 
 def _other(miss: Miss) -> Other:
-    """Whom a miss is about, one for all that are about nobody."""
+    """The session and engine that a miss involves; ``NOBODY`` itself if there are none."""
     other = Other(*miss.session, miss.engine)
     return NOBODY if other == NOBODY else other
 
 
-# ``RunningRequests``: requests whose end is awaited.
-
 MOST_BLOCKS: Final = 1 << 22  # of all of them: 17 MB; chosen
-AWAITED_S: Final = 600.0  # so long the end of a doubted request is awaited; chosen
+AWAITED_S: Final = 600.0  # how long a doubted request's end is awaited; chosen
 _MOST_REQUESTS: Final = 65_536  # chosen
 _AT_ONCE: Final = 2_048  # requests, in one hold of the graph's lock; chosen
 
@@ -398,7 +394,7 @@ class Running(NamedTuple):
 
     Attributes:
         number: Its id in the log of requests.
-        first: Of ``rows``: the first that it computes.
+        first: Index in ``rows`` of the first block that it computes.
     """
 
     number: int
@@ -409,13 +405,13 @@ class Running(NamedTuple):
 
 
 class RunningRequests:
-    """Requests by their engine's column and their name, the oldest first.
+    """Running requests by engine column and request id, oldest first.
 
-    An engine that lost news may have told the ends of its requests in vain: these are doubted from
-    then on, and overdue after ten minutes.
+    An engine that lost events may have reported ends that never arrived: its requests are doubted
+    from then on, and overdue after ten minutes.
 
     Attributes:
-        nbytes: Of their rows.
+        nbytes: Bytes of their rows.
     """
 
     def __init__(self) -> None:
@@ -425,12 +421,12 @@ class RunningRequests:
         self.nbytes = 0
 
     def add(self, name: str, running: Running) -> None:
-        """Add a request, which must not be there."""
+        """Add a request that is not in it yet."""
         self._running.setdefault(running.engine, {})[name] = running
         self._count(running, 1)
 
     def pop(self, engine: int, name: str) -> Running | None:
-        """Remove a request; None if it is not there."""
+        """Remove and return a request; None if it is absent."""
         running = self._running.get(engine, {}).pop(name, None)
         if running is None:
             running, _ = self._doubted.get(engine, {}).pop(name, (None, 0.0))
@@ -439,30 +435,29 @@ class RunningRequests:
         return running
 
     def doubt(self, engine: int, now: float) -> list[int]:
-        """Note that an engine lost news; returns the ids in the log of its requests that were not
-        doubted before."""
+        """Note that an engine lost events; returns the log ids of requests newly doubted."""
         doubted = self._running.pop(engine, {})
         for name, running in doubted.items():
             self._doubted.setdefault(engine, {})[name] = running, now
         return [running.number for running in doubted.values()]
 
     def overdue(self, engine: int, now: float) -> list[str]:
-        """The names of some of an engine's requests that were doubted for too long."""
+        """Ids of some of the engine's requests that have been doubted for too long."""
         doubted = self._doubted.get(engine, {}).items()
         old = takewhile(lambda each: now - each[1][1] > AWAITED_S, doubted)
         return [name for name, _ in islice(old, _AT_ONCE)]
 
     def of(self, engine: int) -> list[str]:
-        """The names of an engine's requests."""
+        """Ids of an engine's requests."""
         return [*self._doubted.get(engine, {}), *self._running.get(engine, {})]
 
     def computed(self, engine: int) -> Iterator[Rows]:
-        """What each of an engine's requests computes that are not doubted."""
+        """The blocks computed by each of an engine's requests that are not doubted."""
         for each in self._running.get(engine, {}).values():
             yield each.rows[each.first :]
 
     def surplus(self) -> tuple[int, str] | None:
-        """The engine and the name of the oldest request, if there are too many."""
+        """Engine and id of the oldest request, if there are too many."""
         full = self._requests > _MOST_REQUESTS or self._blocks > MOST_BLOCKS
         if not full or self._requests <= 1:
             return None
@@ -478,7 +473,7 @@ class RunningRequests:
         self.nbytes += sign * running.rows.nbytes
 
 
-# Durations in a byte, and times in four: what a log record can afford.
+# To keep log records small, durations take one byte and times four.
 
 _STEPS: Final = 12.0  # per doubling: 6 % apart; chosen
 _UNIT_S: Final = 0.1  # shorter durations are alike; 255 steps reach to 2.9 days; chosen
@@ -488,31 +483,31 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def as_byte(seconds: npt.NDArray[np.float64]) -> Bytes:
-    """uint8: durations on a logarithmic scale, 1 for none at all; see ``seconds_of``."""
+    """uint8: durations on a logarithmic scale, 1 for 0 s; inverse of ``seconds_of``."""
     steps = 1 + _STEPS * np.log2(1.0 + np.maximum(seconds, 0.0) / _UNIT_S)
     found: Bytes = np.minimum(np.rint(steps), 255).astype(np.uint8)
     return found
 
 
 def seconds_of(byte: int) -> float | None:
-    """What ``as_byte`` kept, to about 3 %; None for 0, which it never gives."""
+    """The duration that ``as_byte`` encoded, within about 3 %; None for 0."""
     return None if not byte else float(_UNIT_S * (2 ** ((int(byte) - 1) / _STEPS) - 1))
 
 
 class Origin:
-    """The moment from which a log counts: the first that it hears of."""
+    """The time from which a log counts: the first one it sees."""
 
     def __init__(self) -> None:
         self._first: float | None = None
 
     def ticks(self, now: float) -> int:
-        """Hundredths of a second since then."""
+        """Hundredths of a second since the origin."""
         if self._first is None:
             self._first = now
         return int((now - self._first) / _TICK_S) & 0xFFFFFFFF
 
     def time(self, ticks: Any) -> float:
-        """The time of so many ticks, in the clock's seconds."""
+        """The time of this many ticks, in the clock's seconds."""
         return (self._first or 0.0) + float(ticks) * _TICK_S
 
     def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
@@ -521,5 +516,5 @@ class Origin:
 
     @staticmethod
     def seconds(ticks: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """float64 ``[n]``: how long so many ticks take."""
+        """float64 ``[n]``: the duration of this many ticks."""
         return np.asarray(ticks.astype(np.float64) * _TICK_S)

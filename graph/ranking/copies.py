@@ -14,7 +14,7 @@ from ..tables.blocks import Places, Selection
 from ..tables.edges import BLOCK_TO_BLOCK, STORED
 from ..tables.sessions import SessionTable
 from ..tables.tables import Tables
-from ..types import NO_ROW, BlockFlag, Keys, Rows, SessionState, Tier
+from ..types import HELD, NO_ROW, BlockFlag, Keys, Rows, SessionState, Tier
 from .policy import View
 
 Mask = npt.NDArray[np.bool_]
@@ -191,8 +191,10 @@ def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
         active: Rows in use, besides those that the graph knows of.
     """
     blocks = view.blocks
-    held = blocks.tiers[view.engine, : blocks.size]
-    rows = np.flatnonzero(((held & int(Tier.HOT)) == 0) & ((held & COPIES) != 0)).astype(np.int32)
+    if not blocks.had_copies:
+        return np.empty(0, dtype=np.int32)
+    held = blocks.holding(view.engine, HELD)
+    rows = held.rows[~blocks.has(view.engine, held.rows, Tier.HOT)]
     if not len(rows) or n <= 0:
         return rows[:0]
     pull = _due_pull(view, rows)
@@ -203,7 +205,7 @@ def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
     if not pull.any():
         return rows[:0]
     pull *= worth_spilling(view.tables, rows, view.now)
-    return _chains_first(view, blocks.pick(held != 0), rows, pull)[:n]
+    return _chains_first(view, held, rows, pull)[:n]
 
 
 def _chains_first(view: View, held: Selection, rows: Rows, pull: Floats) -> Rows:
@@ -253,7 +255,7 @@ def _states(view: View) -> npt.NDArray[np.uint8]:
 def _in_use(view: View, active: Rows) -> Mask:
     """bool ``[blocks.size]``: the working set: ``active``, just read, or of a running session."""
     blocks = view.blocks
-    resident = blocks.pick(blocks.resident(view.engine))
+    resident = blocks.holding(view.engine)
     running = _states(view) == SessionState.RUNNING
     read = np.take(running, resident.of(blocks.session), mode="wrap")
     read |= resident.last_used() >= view.now - _IN_USE_S

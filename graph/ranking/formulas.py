@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..tables.blocks import DEPTH_TIE, Selection
-from ..types import BlockFlag, EdgeType
-from .policy import Scores, Terms, View, Weights
+from ..types import BlockFlag, EdgeType, Rows
+from .policy import Policy, Scores, Terms, View, Weights
 from .rules import flagged
 
 Term = list[tuple[float, npt.NDArray[Any]]]
 Values = Callable[[EdgeType, Selection], npt.NDArray[Any]]
+_OF_CHAINS: Final = (EdgeType.PREFIX_SHARE, EdgeType.TEMPORAL)  # as ``core.chain_worth`` has them
 
 
 class ClassicPolicy:
@@ -27,6 +29,10 @@ class ClassicPolicy:
 
     def observe(self, view: View) -> None:
         """Do nothing: the weights are configuration."""
+
+    def detached(self, view: View, sessions: Rows) -> Policy:
+        """The same, with the weights that it has now."""
+        return ClassicPolicy(self.weights)
 
     def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``; the same on every engine."""
@@ -53,6 +59,10 @@ class LruPolicy:
     def observe(self, view: View) -> None:
         """Do nothing."""
 
+    def detached(self, view: View, sessions: Rows) -> Policy:
+        """Itself: it knows nothing."""
+        return self
+
     def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``: seconds since the last use of each."""
         idle = view.now - picked.last_used()
@@ -77,29 +87,49 @@ def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Te
 def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[np.float64]:
     """float64 ``[len(picked)]``: points for what the graph knows besides time: edges, importance,
     and how sure the model is."""
-    worth = np.zeros(len(picked))
-    for term in _graph_terms(view, weights, picked).values():
+    worth, kinds, blocks = np.zeros(len(picked)), view.rules.edge_types, view.blocks
+    others: dict[EdgeType, float] = {
+        kind: weight for kind, weight in kinds.items() if kind not in _OF_CHAINS
+    }
+    edges = view.tables.all_edges
+    for term in (
+        _over_types(weights.degree, others, edges.degree, view, picked),
+        _over_types(weights.edge_weight, others, edges.weight, view, picked),
+        _surer(weights.confidence, view, picked),
+    ):
         for weight, values in term:
             worth -= weight * values
+    degrees, of_edges = (
+        [factor * kinds.get(kind, 0.0) for kind in _OF_CHAINS]
+        for factor in (weights.degree, weights.edge_weight)
+    )
+    core.chain_worth(
+        picked.of(blocks.parent), picked.of(blocks.depth), picked.of(blocks.walkers),
+        picked.of(blocks.children), picked.of(blocks.shared_children),
+        picked.of(blocks.children_walks), picked.of(blocks.importance),
+        np.array([*degrees, *of_edges, weights.importance]), worth,
+    )  # fmt: skip
     return worth
 
 
 def _graph_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
-    edges = view.tables.all_edges
+    edges, kinds = view.tables.all_edges, view.rules.edge_types
     return {
-        "degree": _over_types(weights.degree, edges.degree, view, picked),
-        "edge_weight": _over_types(weights.edge_weight, edges.weight, view, picked),
+        "degree": _over_types(weights.degree, kinds, edges.degree, view, picked),
+        "edge_weight": _over_types(weights.edge_weight, kinds, edges.weight, view, picked),
         "importance": [(weights.importance, picked.of(view.blocks.importance))],
         "confidence": _surer(weights.confidence, view, picked),
     }
 
 
-def _over_types(factor: float, values: Values, view: View, picked: Selection) -> Term:
+def _over_types(
+    factor: float, kinds: Mapping[EdgeType, float], values: Values, view: View, picked: Selection
+) -> Term:
     """One weight and one array of values per edge type; types without an edge or a weight are left
     out."""
     return [
         (factor * weight, values(kind, picked))
-        for kind, weight in view.rules.edge_types.items()
+        for kind, weight in kinds.items()
         if weight and view.tables.all_edges.may_have(kind)
     ]
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ..compiled import core
 from ..errors import GraphError
-from ..tables.blocks import APART, BlockTable, Mask, Places, Selection, keep_chains_whole
-from ..types import HELD, BlockKey, Rows, Tier, as_keys
+from ..tables.blocks import APART, BlockTable, Mask, Places, Selection, Tiers, keep_chains_whole
+from ..types import BlockKey, Rows, Tier, as_keys
 from ..wire.advice import EvictionRanking
 from .copies import worth_spilling
 from .formulas import LruPolicy
+from .fronts import Copied, copied
 from .policy import Policy, Referee, Scores, Terms, View, terms_of
 from .rules import (
     PROTECTED_BELOW,
@@ -30,23 +31,26 @@ from .rules import (
     names_anything,
 )
 
-Tiers = npt.NDArray[np.uint8]
-
 _NEVER: Final = -np.inf
 _NOBODY: Final = np.zeros(0, dtype=np.bool_)
-_FEW: Final = 8  # one of so many is few; chosen
 
 
 def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     """The ``limit`` blocks, protected blocks and copies that the view's engine should lose first.
 
-    The ranking has no epoch yet: its publisher numbers it.
+    The ranking has no epoch yet: its publisher numbers it. Whoever holds the graph's lock lets
+    nobody in meanwhile; else it is held while columns are copied, part by part.
     """
+    with view.lock:
+        rows = view.blocks.candidates(view.engine)  # those that it does not hold are not there
+    front = copied(view, policy, rows)
+    view, held = front.view, front.every
     blocks, tables = view.blocks, view.tables
-    held = blocks.pick((blocks.tiers[view.engine, : blocks.size] & HELD) != 0)
-    tiers = held.of(blocks.tiers[view.engine])
+    tiers = blocks.own_tiers(view.engine, held)
     there = (tiers & int(Tier.HOT)) != 0
-    scores = _ruled_scores(view, policy, held, there)
+    scores = _ruled_scores(front, policy, there)
+    if front.front.lengths is not None:
+        return _of_runs(front, scores, there, limit)
     demoting = _demoting(scores, blocks, held, tiers, limit)
     scores = _tail_first(scores, blocks, held, there)
     open_to_loss = scores > PROTECTED_BELOW
@@ -59,26 +63,42 @@ def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     return EvictionRanking(0, view.now, order, late, spill, demote)
 
 
+def _of_runs(copied: Copied, scores: Scores, there: Mask, limit: int) -> EvictionRanking:
+    """As ``rank``, of runs of blocks none of which is kept, and none of which has a copy."""
+    view, front = copied.view, copied.front
+    lengths = front.lengths
+    assert lengths is not None
+    limit = min(max(0, limit), int(lengths.sum()))
+    runs, offsets = np.empty((2, limit), dtype=np.int64)
+    found = core.highest_of_runs(copied.whole(scores), lengths, there, runs, offsets)
+    runs, places = runs[:found], front.starts[runs[:found]] + offsets[:found]
+    order = front.keys_of_all[places] ^ view.tables.salt(view.engine)
+    wanted = worth_spilling(view.tables, copied.every.rows, view.now)[runs]
+    return replace(EvictionRanking.empty(view.now), order=order, spill_first=order[wanted])
+
+
 def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
     """Rows in the engine's pool, and their scores under the rules, chains tail first."""
-    resident = view.blocks.pick(view.blocks.resident(view.engine))
+    with view.lock:
+        resident = view.blocks.holding(view.engine)
     return resident.rows, whole_scores(view, policy, resident)
 
 
 def whole_scores(view: View, policy: Policy, picked: Selection) -> Scores:
     """float64 ``[len(picked)]``: scores of any blocks under the rules, chains tail first, as if a
     pool held just these."""
-    return keep_chains_whole(_ruled_scores(view, policy, picked), picked.parents())
+    front = copied(view, policy, picked.rows)
+    return front.by_block(front.whole(_ruled_scores(front, policy)))
 
 
-def _ruled_scores(view: View, policy: Policy, held: Selection, there: Mask | None = None) -> Scores:
-    scores = policy.scores(view, held)
-    if len(scores) != len(held):
+def _ruled_scores(front: Copied, policy: Policy, there: Mask | None = None) -> Scores:
+    scores = front.scores(policy)
+    if len(scores) != len(front.every):
         raise GraphError(
-            f"policy {policy.name!r} gave {len(scores)} scores for {len(held)} blocks; "
+            f"policy {policy.name!r} gave {len(scores)} scores for {len(front.every)} blocks; "
             "it must give one for each"
         )
-    return lay_rules(scores, view, held, there)
+    return lay_rules(scores, front.view, front.every, there)
 
 
 def _tail_first(scores: Scores, blocks: BlockTable, held: Selection, among: Mask) -> Scores:
@@ -104,39 +124,8 @@ def _demoting(
 def _highest(scores: Scores, among: Mask, limit: int) -> Places:
     """Places of the ``limit`` highest scores where ``among`` is true, highest first; of equals the
     first place."""
-    count = int(np.count_nonzero(among))
-    if count == 0 or limit <= 0:
-        return np.empty(0, dtype=np.intp)
-    if count <= limit or count <= len(scores) // _FEW:
-        places = np.flatnonzero(among)
-        values = scores[places]
-    else:
-        values = np.where(among, scores, _NEVER)  # less work than to move so many together
-        places = np.flatnonzero(values >= _bar(values, limit))
-        values = values[places]
-    if limit < len(places):
-        high = values >= _bar(values, limit)
-        places, values = places[high], values[high]
-    return places[_falling(values)][:limit]
-
-
-def _bar(values: Scores, limit: int) -> Any:
-    """The ``limit``-th highest value."""
-    return np.partition(values, len(values) - limit)[len(values) - limit]
-
-
-def _falling(values: Scores) -> Places:
-    """intp: what sorts values from the highest to the lowest, equals by their places.
-
-    As a stable sort does, in a quarter of its time where few are equal.
-    """
-    order = np.argsort(-values)
-    in_order = values[order]
-    same = in_order[1:] == in_order[:-1]
-    if same.any():
-        group = np.cumsum(np.append(False, ~same))
-        order = np.sort(group * len(values) + order) - group * len(values)
-    return order
+    places = np.empty(min(max(0, limit), len(scores)), dtype=np.int64)
+    return places[: core.highest(scores, among, places)]
 
 
 # Ranks an engine's blocks by the policy, or leaves the engine its own order where that finds
@@ -151,9 +140,13 @@ def rank_by_ruler(
     """What the view's engine should lose first, by the policy or by LRU.
 
     The policy learns in any case; with a ``limit`` of 0 that is all. Where LRU rules, the ranking
-    has no order; but where room is reserved for sessions, it has LRU's order under the rules.
+    has no order; but where room is reserved for sessions, it has LRU's order under the rules. The
+    view's lock is held while columns are read, and not while copies of them are ranked.
     """
-    _learn(view, policy, referee)
+    with view.lock:
+        policy.observe(view)
+    if referee is not None:
+        referee.watch(view, lambda seen, picked: whole_scores(seen, policy, picked))
     if limit <= 0:
         return EvictionRanking.empty(view.now)
     if not is_under_lru(view.engine, policy, referee):
@@ -174,11 +167,17 @@ def _keeps_nothing(view: View) -> bool:
 def _only_kept(view: View, limit: int) -> EvictionRanking:
     """Without an order. What is leased, and what stands before it in its chains, is kept as what is
     protected is; it goes before that, each chain tail first."""
-    if _keeps_nothing(view):
-        return EvictionRanking.empty(view.now)
+    with view.lock:
+        if _keeps_nothing(view):
+            return EvictionRanking.empty(view.now)
     ranking = replace(rank(view, LruPolicy(), limit), order=as_keys([]))
+    with view.lock:
+        return _with_leased(view, ranking)
+
+
+def _with_leased(view: View, ranking: EvictionRanking) -> EvictionRanking:
     blocks = view.blocks
-    held = blocks.pick(blocks.resident(view.engine))
+    held = blocks.holding(view.engine)
     leased = is_pinned(view, held)
     if not leased.any():
         return ranking
@@ -189,14 +188,6 @@ def _only_kept(view: View, limit: int) -> EvictionRanking:
     keys = keys ^ view.tables.salt(view.engine)
     keys = keys[~np.isin(keys, ranking.protected)]
     return replace(ranking, protected=np.concatenate([keys, ranking.protected]))
-
-
-def _learn(view: View, policy: Policy, referee: Referee | None) -> None:
-    """Let the policy learn from what happened, and the referee compare what it and what is kept
-    find with what would be found without."""
-    policy.observe(view)
-    if referee is not None:
-        referee.watch(view, lambda seen, picked: whole_scores(seen, policy, picked))
 
 
 def front_terms(
@@ -291,7 +282,7 @@ def _policy_place(view: View, order: Order, engine: str, row: int) -> int:
 def _lru_place(view: View, row: int) -> int:
     """The place in the engine's own order: the longest unused first, and what is leased or
     protected last."""
-    resident = view.blocks.pick(view.blocks.resident(view.engine))
+    resident = view.blocks.holding(view.engine)
     within = limits_of_kept(view, resident) == Limit.NONE
     safe, leased = is_protected(view, resident), is_pinned(view, resident)
     kept = np.where(safe & within, 2, leased & within)

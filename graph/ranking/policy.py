@@ -8,8 +8,9 @@ every policy (superseded first, protected last, a chain tail first) are laid ove
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from ..errors import GraphError
 from ..tables.blocks import BlockTable, Selection
 from ..tables.sessions import SessionTable
 from ..tables.tables import Tables
-from ..types import NO_ROW, PROTECTED_LAYERS, EdgeType, SourceLayer
+from ..types import NO_ROW, PROTECTED_LAYERS, EdgeType, Rows, SourceLayer
 
 # What a person may configure of a ranking: a score's weights, and the rules that bind all
 # scores.
@@ -113,6 +114,8 @@ class View:
         now: Monotonic seconds of the graph's clock.
         kept_share: Of a pool, that may be kept whatever scores say, for whoever asks what would be
             if it were another; None: what holds.
+        lock: The graph's. Whoever makes a ranking holds it while they read columns, and not while
+            they rank what they copied.
     """
 
     tables: Tables
@@ -120,6 +123,7 @@ class View:
     engine: int
     now: float
     kept_share: float | None = None
+    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     @property
     def blocks(self) -> BlockTable:
@@ -145,8 +149,8 @@ depth."""
 class Policy(Protocol):
     """Scores blocks from the graph's columns; may learn from them as they change.
 
-    Called under the graph's lock. A policy with a memory learns in ``observe`` from what changed in
-    the columns since its last look; it needs no events of its own.
+    Called under the graph's lock; see also ``Detachable``. A policy with a memory learns in
+    ``observe`` from what changed in the columns since its last look; it needs no events of its own.
     """
 
     @property
@@ -199,6 +203,23 @@ class Weighted(Protocol):
     weights: Weights
 
 
+class Detachable(Protocol):
+    """A policy that can say once what it knows, so that nobody waits while it scores."""
+
+    def detached(self, view: View, sessions: Rows) -> Policy:
+        """What scores as this policy does now, whatever it learns meanwhile.
+
+        Called under the graph's lock; what it returns is asked without it, about copies. Blocks
+        that are alike but for their depth must differ by ``DEPTH_TIE`` a block. Where what it
+        returns has ``ends``, int32 ``[sessions + 1]``, that need not hold across that depth of a
+        block's session, the last one for blocks of none.
+
+        Args:
+            sessions: int32 ``[n]``: the session of each block that will be asked about; repeats
+                allowed, ``NO_ROW`` for none.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Ruling:
     """Who ranks an engine's blocks, for people.
@@ -218,7 +239,7 @@ class Referee(Protocol):
     """Says, engine by engine, whether a policy may rank (otherwise the engine's own order holds),
     and how much may be kept whatever scores say.
 
-    Called under the graph's lock.
+    ``watch`` is called without the graph's lock, and takes the view's while it reads columns.
     """
 
     @property

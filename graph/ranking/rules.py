@@ -52,11 +52,10 @@ def kept_share(view: View) -> float:
 
 def names_anything(view: View) -> bool:
     """Whether any block of the engine's pool is of a protected layer, or leased."""
-    blocks = view.blocks
-    named = np.take(layer_mask(view.rules.protected_layers), blocks.layer[: blocks.size])
+    blocks, resident = view.blocks, view.blocks.holding(view.engine)
+    named = np.take(layer_mask(view.rules.protected_layers), resident.of(blocks.layer))
     if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
-        named |= blocks.pinned_until[: blocks.size] > view.now
-    named &= blocks.resident(view.engine)
+        named |= resident.of(blocks.pinned_until) > view.now
     return bool(named.any())
 
 
@@ -317,7 +316,7 @@ def is_protected(view: View, picked: Selection) -> Mask:
 def beyond_share(view: View) -> Rows:
     """Rows in the pool of the view's engine that a protected layer names or a lease holds, and that
     are evicted like others all the same: more are named than may be kept."""
-    resident = view.blocks.pick(view.blocks.resident(view.engine))
+    resident = view.blocks.holding(view.engine)
     return np.asarray(resident.rows[limits_of_kept(view, resident) != Limit.NONE])
 
 
@@ -407,7 +406,8 @@ def _ranks(view: View, picked: Selection, there: Mask | None) -> Ranks:
     """int8 ``[len(picked)]``: the weights of the rules that apply to each, summed."""
     ranks = np.zeros(len(picked), dtype=np.int8)
     has_copies = view.blocks.had_copies
-    has_copies &= bool((picked.of(view.blocks.tiers[view.engine]) & COPIES).any())
+    if has_copies:
+        has_copies = bool((view.blocks.own_tiers(view.engine, picked) & COPIES).any())
     beyond: Mask | None = None  # looked for once something is to be kept
     for rule in RULES:
         if rule.with_copies and not has_copies:

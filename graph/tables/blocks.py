@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..types import (
     DEFAULT_IMPORTANCE,
     NEVER,
@@ -23,6 +24,7 @@ from ..types import (
 )
 from .columns import Columns, RowPool, column, more_than, refilled, taken_in_parts
 from .hash_index import Counts64, HashIndex, follow_chains
+from .held_rows import HeldRows
 
 # A model's part in the identity of a block.
 #
@@ -111,6 +113,7 @@ def known_depth(depth: Rows) -> Rows:
 
 _T = TypeVar("_T", bound=np.generic)
 Places = npt.NDArray[np.intp]
+Tiers = npt.NDArray[np.uint8]
 
 _INITIAL_ROWS: Final = 1024  # chosen
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
@@ -125,7 +128,10 @@ class BlockTable(BlockColumns):
         tiers: uint8 ``[engine columns, capacity]``, types.Tier bits of each engine.
         sums: By type, for types that ever had a stored edge.
         had_copies: Whether a colder tier of any engine ever held a block.
+        lengths: None; see ``Front``.
     """
+
+    lengths: Places | None = None
 
     def __init__(self) -> None:
         super().__init__(_INITIAL_ROWS)
@@ -133,6 +139,7 @@ class BlockTable(BlockColumns):
         self._rows = RowPool()
         self._index = HashIndex(_INITIAL_ROWS)
         self.tiers = np.zeros((1, _INITIAL_ROWS), dtype=np.uint8)
+        self._held = [HeldRows()]  # by engine column
         self.sums: dict[EdgeType, EdgeSums] = {}
         self.had_copies = False
 
@@ -151,9 +158,8 @@ class BlockTable(BlockColumns):
     @property
     def nbytes(self) -> int:
         sums = sum(each.columns_nbytes for each in self.sums.values())
-        return (
-            self.columns_nbytes + self.tiers.nbytes + sums + self._index.nbytes + self._rows.nbytes
-        )
+        held = self.tiers.nbytes + sum(each.nbytes for each in self._held)
+        return self.columns_nbytes + held + sums + self._index.nbytes + self._rows.nbytes
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows ever used; views, for reading."""
@@ -168,6 +174,8 @@ class BlockTable(BlockColumns):
         self.fill(columns, size)
         self.reserve_engines(len(columns["tiers"]))
         self.tiers[: len(columns["tiers"]), :size] = columns["tiers"]
+        for engine, bits in enumerate(columns["tiers"]):
+            self._held[engine].add(np.flatnonzero(bits).astype(np.int32), self.tiers[engine])
         self.had_copies = bool((columns["tiers"] & _COPIES).any())
         live = self.live_rows()
         self._index.insert(columns["keys"][live], live)
@@ -243,9 +251,19 @@ class BlockTable(BlockColumns):
         missing = columns - len(self.tiers)
         if missing > 0:
             self.tiers = np.pad(self.tiers, ((0, missing), (0, 0)))
+            self._held += [HeldRows() for _ in range(missing)]
+
+    def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:
+        """What this engine holds in any of some tiers, its pool for one. Its cost grows with
+        these blocks and not with the table."""
+        return Selection(self, self._held[engine].marked(self.tiers[engine], tiers))
+
+    def candidates(self, engine: int) -> Rows:
+        """int32, ascending: the rows that this engine holds, and some that it held lately."""
+        return self._held[engine].candidates(self.tiers[engine])
 
     def resident(self, engine: int) -> Mask:
-        """bool ``[size]``: the blocks in this engine's pool."""
+        """bool ``[size]``: the blocks in this engine's pool, for whoever looks at all rows."""
         return self.has(engine, np.s_[: self.size], Tier.HOT)
 
     def last_used(self, rows: Rows) -> Times:
@@ -255,6 +273,7 @@ class BlockTable(BlockColumns):
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
         self.tiers[engine, rows] |= np.uint8(int(tier))
+        self._held[engine].add(rows, self.tiers[engine])
         self.had_copies |= bool(int(tier) & _COPIES)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
@@ -283,6 +302,18 @@ class BlockTable(BlockColumns):
         if kind not in self.sums:
             self.sums[kind] = EdgeSums(len(self.alive))
         return self.sums[kind]
+
+    def own_tiers(self, engine: int, picked: Selection) -> Tiers:
+        """uint8 ``[len(picked)]``: the tiers in which an engine holds each."""
+        return picked.of(self.tiers[engine])
+
+    def copies(self, picked: Selection) -> Tiers:
+        """uint8 ``[len(picked)]``: the tiers in which any engine holds each."""
+        return np.asarray(np.bitwise_or.reduce(self.tiers[:, picked.rows], axis=0))
+
+    def parents(self, rows: Rows) -> Places:
+        """intp ``[n + 1]``: see ``Selection.parents``."""
+        return places_of(rows, self.parent[rows])
 
     def pick(self, mask: Mask) -> Selection:
         """The rows where ``mask``, bool ``[size]``, is true."""
@@ -341,9 +372,11 @@ class Selection:
         """``[n]``: the rows' values in a column of the table; read only, since it may be a view."""
         return column[: len(self.rows)] if self._all else np.take(column, self.rows)
 
-    def of_engines(self, columns: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        """``[engines, n]``: the rows' values of each engine; read only, since it may be a view."""
-        return columns[:, : len(self.rows)] if self._all else columns[:, self.rows]
+    @property
+    def blocks_of_each(self) -> npt.NDArray[np.int64] | None:
+        """int64 ``[n]``: how many blocks each stands for; None: itself."""
+        lengths = self._blocks.lengths
+        return None if lengths is None else self.of(lengths)
 
     def last_used(self) -> Times:
         """float64 ``[n]``: the last time that each was read."""
@@ -352,12 +385,15 @@ class Selection:
     def parents(self) -> Places:
         """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if it is not
         among them."""
-        nobody, parent = len(self.rows), self.of(self._blocks.parent)
-        if self._all:
-            return np.append(np.where(parent == NO_ROW, nobody, parent), nobody)
-        place = np.full(self._blocks.size + 1, nobody)  # the last one stands for NO_ROW
-        place[self.rows] = np.arange(nobody)
-        return np.append(np.take(place, parent, mode="wrap"), nobody)
+        return self._blocks.parents(self.rows)
+
+
+def places_of(rows: Rows, parent: Rows) -> Places:
+    """intp ``[n + 1]``: where each parent stands among ``rows``, int32 ``[n]``, ascending; ``n``
+    where it does not."""
+    places = np.empty(len(rows) + 1, dtype=np.int64)
+    core.parents(rows, parent, places)
+    return places
 
 
 def _salted(keys: Keys, salt: np.uint64) -> Keys:
@@ -379,75 +415,19 @@ APART: Final = 1024.0  # more than chains lower a score by, however long they ar
 DEPTH_TIE: Final = 1e-5
 """Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
 frees a request tail first."""
-_AT_ONCE: Final = 1 << 14  # scores that are lowered together: they stay in a core's cache; chosen
 
 
-def keep_chains_whole(scores: Scores, above: Places) -> Scores:
+def keep_chains_whole(scores: Scores, above: Places, lengths: Places | None = None) -> Scores:
     """float64 ``[n]``: each score lowered below those of its descendants.
 
-    If a block were evicted before its child, the child could never match again. Blocks whose places
-    follow each other, each the parent of the next, are a run.
+    If a block were evicted before its child, the child could never match again.
 
     Args:
         above: Position of each one's parent; see ``Selection.parents``.
+        lengths: ``[n]``: where these are runs of blocks, each the parent of the next, how many each
+            has; their scores, and what is found, are those of the first ones, and each next one's
+            is ``DEPTH_TIE`` more. None: they are blocks.
     """
-    nobody, lowest = len(scores), scores.copy()
-    follows = above[1:-1] == np.arange(nobody - 1)
-    _lower_along(lowest, follows)
-    if _lower_across(lowest, follows, above[:-1]):
-        _lower_along(lowest, follows)
+    lowest = np.array(scores, dtype=np.float64)  # a copy
+    core.lower(lowest, above, lengths)
     return lowest
-
-
-def _lower_along(lowest: Scores, follows: Mask) -> None:
-    """Lower each score below those behind it in its run, in place.
-
-    By doubling: after each round every place knows the least score of twice as many behind it.
-
-    Args:
-        follows: bool ``[n - 1]``: whether the next place is the child of this one.
-    """
-    start = 0
-    while start < len(lowest):
-        end = _end_of_runs(follows, start + _AT_ONCE)
-        part, linked = lowest[start:end], follows[start : end - 1]
-        reach = 1
-        while linked.any():
-            behind = part[reach:] - reach * DEPTH_TIE
-            np.minimum(part[:-reach], behind, out=part[:-reach], where=linked)
-            linked = linked[:-reach] & linked[reach:]
-            reach *= 2
-        start = end
-
-
-def _end_of_runs(follows: Mask, least: int) -> int:
-    """The end of the run that holds the place before ``least``."""
-    behind = follows[least - 1 :]
-    return least + int(behind.argmin()) if not behind.all() else len(follows) + 1
-
-
-def _lower_across(lowest: Scores, follows: Mask, above: Places) -> bool:
-    """Lower scores below those of the runs that begin behind them, in place; False if none does.
-
-    By pointer doubling over runs: after round k, the first of each knows the least score of all
-    runs that are less than 2^(k+1) links away.
-
-    Args:
-        lowest: Scores, each lowered below those behind it in its run.
-    """
-    nobody = len(lowest)
-    first = np.flatnonzero(np.append(True, ~follows))[:nobody]
-    target, runs = above[first], len(first)
-    linked = target != nobody
-    if not linked.any():
-        return False
-    up = np.searchsorted(first, target, side="right") - 1
-    far = np.append((target - first[up] + 1) * DEPTH_TIE, 0.0)
-    up = np.append(np.where(linked, up, runs), runs)
-    least = np.append(lowest[first], 0.0)
-    while (up[:-1] != runs).any():
-        np.minimum.at(least, up[:-1], least[:-1] - far[:-1])
-        far = far + far[up]
-        up = up[up]
-    np.minimum.at(lowest, target[linked], least[:-1][linked] - DEPTH_TIE)
-    return True

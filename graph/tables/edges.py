@@ -7,6 +7,7 @@ walks edges.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -143,6 +144,12 @@ class EdgeStore(Columns):
     @property
     def nbytes(self) -> int:
         return self.columns_nbytes + self._index.nbytes + self._rows.nbytes
+
+    def beside(self, blocks: BlockTable) -> EdgeStore:
+        """The same edges, with the sums that are kept beside a copy of some blocks."""
+        one = copy.copy(self)
+        one._blocks, one.counts = blocks, self.counts.copy()
+        return one
 
     def upsert(
         self, kind: EdgeType, sources: Rows, targets: Rows, weights: Weights, now: float
@@ -375,7 +382,7 @@ class AllEdges:
         first = _from_root(blocks.parent[rows], blocks.depth[rows], blocks.walkers[rows])
         counts[EdgeType.TEMPORAL] = blocks.children[rows].sum()
         counts[EdgeType.PREFIX_SHARE] = blocks.shared_children[rows].sum() + first.sum()
-        counts[EdgeType.SPILL_LINK] = _copies_of(blocks.tiers[:, rows]).sum()
+        counts[EdgeType.SPILL_LINK] = _colder(blocks.copies(Selection(blocks, rows))).sum()
         return counts
 
     def may_have(self, kind: EdgeType) -> bool:
@@ -394,7 +401,7 @@ class AllEdges:
             case EdgeType.PREFIX_SHARE:
                 return picked.of(blocks.shared_children) + _is_shared(blocks, picked)
             case EdgeType.SPILL_LINK:
-                return _copies_of(picked.of_engines(blocks.tiers))
+                return _colder(blocks.copies(picked))
             case _:
                 return self._stored.degree(kind, picked)
 
@@ -429,7 +436,6 @@ def _from_root(parent: Rows, depth: Rows, walkers: npt.NDArray[np.uint32]) -> Ma
     return np.asarray((parent == NO_ROW) & (depth == 0) & (walkers >= 2))
 
 
-def _copies_of(tiers: npt.NDArray[np.uint8]) -> Degrees:
-    """int64 ``[n]``: colder tiers with a copy, of ``tiers``, ``[engines, n]``."""
-    held = np.bitwise_or.reduce(tiers, axis=0)
+def _colder(held: npt.NDArray[np.uint8]) -> Degrees:
+    """int64 ``[n]``: colder tiers with a copy, of the bits of all tiers that have one."""
     return sum(((held & int(tier)) != 0 for tier in _COLDER), np.zeros(len(held), dtype=np.int64))

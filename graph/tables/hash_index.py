@@ -1,8 +1,7 @@
 """A vectorised hash map from uint64 keys to row numbers.
 
-Open addressing with double hashing: every operation takes arrays, and its cost is the longest
-probe sequence of the batch, which double hashing keeps short. The map stores rows only, 4 bytes
-per slot: the keys are in the owner's key column, which the index grows.
+Open addressing with double hashing; the probes are compiled (``core/index.hpp``). The map stores
+rows only, 4 bytes per slot: the keys are in the owner's key column, which the index grows.
 """
 
 from __future__ import annotations
@@ -13,19 +12,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..types import NO_ROW, Keys, Rows
 from .columns import refilled, taken_in_parts
 
-# ``Slots``: an open-addressed array of row numbers, with double hashing.
+# ``Slots``: an open-addressed array of row numbers, with double hashing (``core/index.hpp``).
 
 EMPTY: Final = -1
-TOMBSTONE: Final = -2
-# Fibonacci hashing: composite keys (edges) are far from uniform in their low bits.
-_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
-_FOLD: Final = np.uint64(29)
-_WORD: Final = (1 << 64) - 1
 _SLOTS_PART: Final = 1 << 18  # slots that are made or looked at in one slice; chosen
-Positions = npt.NDArray[np.int64]
 
 
 class Slots:
@@ -39,9 +33,7 @@ class Slots:
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.rows, count = rows, len(rows)
-        self._mask = count - 1
-        self._shift = np.uint64(64 - (count.bit_length() - 1))
+        self.rows = rows
 
     @classmethod
     def empty(cls, count: int) -> Slots:
@@ -70,48 +62,12 @@ class Slots:
             rows = self.rows[start : start + part]
             yield rows[rows >= 0]
 
-    def first(self, mixed: Keys) -> Positions:
-        """The first slot of each key's probe sequence; see ``mix``."""
-        return np.asarray((mixed >> self._shift).astype(np.int64))
-
-    def step(self, mixed: Keys) -> Positions:
-        """The distance from each slot of a sequence to the next; odd, so that the sequence visits
-        all slots."""
-        return np.asarray(((mixed ^ (mixed >> _FOLD)).astype(np.int64) & self._mask) | 1)
-
-    def onward(self, position: Positions, step: Positions) -> Positions:
-        """The next slot of each sequence."""
-        return np.asarray((position + step) & self._mask)
-
-    def sequence(self, key: int) -> Iterator[int]:
-        """The slots of one key, without end."""
-        mixed = key * int(_MULTIPLIER) & _WORD
-        position = mixed >> int(self._shift)
-        yield position
-        step = ((mixed ^ (mixed >> int(_FOLD))) & self._mask) | 1
-        while True:
-            position = (position + step) & self._mask
-            yield position
-
     def place(self, rows: Rows, keys: Keys) -> None:
         """Find slots for rows that are not here yet; ``keys`` are theirs."""
-        mixed = mix(keys)
-        position, step = self.first(mixed), self.step(mixed)
-        while rows.size:
-            free = self.rows[position] < 0
-            self.rows[position[free]] = rows[free]  # of two rivals for a slot, the last one wins
-            astray = self.rows[position] != rows
-            rows, step = rows[astray], step[astray]
-            position = self.onward(position[astray], step)
-
-
-def mix(keys: Keys) -> Keys:
-    """uint64: what a sequence of slots follows from."""
-    return keys * _MULTIPLIER
+        core.place(self.rows, rows, keys)
 
 
 _CLAIM: Final = -3  # minus the place of a key in the batch that is being added
-_FEW: Final = 8  # keys that are faster looked for one by one; chosen
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
 # A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
@@ -151,28 +107,13 @@ class HashIndex:
 
     def find(self, keys: Keys) -> Rows:
         """int32 ``[n]``: the row of each key, ``NO_ROW`` where there is none."""
-        found = np.full(len(keys), NO_ROW, dtype=np.int32)
-        slots, pending, mixed = self._slots, np.arange(len(keys)), mix(keys)
-        position, step = slots.first(mixed), None
-        while pending.size:
-            rows = slots.rows[position]
-            hit = (rows >= 0) & (self.keys[rows] == keys[pending])
-            found[pending[hit]] = rows[hit]
-            onward = (~hit & (rows != EMPTY)).nonzero()[0]
-            pending, position = pending[onward], position[onward]
-            step = slots.step(mixed[pending]) if step is None else step[onward]
-            position = slots.onward(position, step)
+        found = np.empty(len(keys), dtype=np.int32)
+        core.find(self._slots.rows, self.keys, keys, found)
         return found
 
     def find_one(self, key: int) -> int:
-        """The row of one key, ``NO_ROW`` if there is none; faster than ``find`` for a single
-        one."""
-        slots = self._slots
-        for slot in slots.sequence(key):
-            row = slots.rows.item(slot)
-            if row == EMPTY or (row >= 0 and self.keys.item(row) == key):
-                return row if row >= 0 else NO_ROW
-        raise AssertionError("a sequence has no end")
+        """The row of one key, ``NO_ROW`` if there is none."""
+        return core.find_one(self._slots.rows, self.keys, key)
 
     def insert(self, keys: Keys, rows: Rows) -> None:
         """Add distinct keys that are not in the map yet."""
@@ -192,38 +133,29 @@ class HashIndex:
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the key was added.
         """
-        if len(keys) <= _FEW:  # also none at all
-            known = np.array([self.find_one(key) for key in keys.tolist()], dtype=np.int32)
-            if (known != NO_ROW).all():
-                return known, np.zeros(len(keys), dtype=np.bool_)
         self._make_room(keys)
-        found, slots = self._claim(keys)
+        slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
+        first, taken = np.empty((2, len(keys)), dtype=np.int64)
+        new = core.claim(slots, self.keys, keys, found, first, taken)
         added = found <= _CLAIM
-        if not added.any():
+        if not new:
             return found, added
-        claimants = _CLAIM - found[added]
-        first = added.nonzero()[0]
-        first = first[claimants == first]
+        first, taken = first[:new], taken[:new]
         try:
-            rows = take(len(first))
+            rows = take(new)
         except BaseException:
-            self._slots.rows[slots[first]] = EMPTY
+            slots[taken] = EMPTY
             raise
+        claimants = _CLAIM - found[added]
         self.keys[rows] = keys[first]
-        self._slots.rows[slots[first]] = found[first] = rows
+        slots[taken] = found[first] = rows
         found[added] = found[claimants]
-        self._size += len(rows)
+        self._size += new
         return found, added
 
     def remove(self, rows: Rows) -> None:
         """Remove rows that are in the map."""
-        slots, pending, mixed = self._slots, rows, mix(self.keys[rows])
-        position, step = slots.first(mixed), slots.step(mixed)
-        while pending.size:
-            here = slots.rows[position] == pending
-            slots.rows[position[here]] = TOMBSTONE
-            pending, step = pending[~here], step[~here]
-            position = slots.onward(position[~here], step)
+        core.remove(self._slots.rows, self.keys, rows)
         self._size -= len(rows)
         self._tombstones += len(rows)
 
@@ -245,52 +177,6 @@ class HashIndex:
             slots.place(rows, self.keys[rows])
             yield
         self._slots, self._tombstones = slots, 0
-
-    def _claim(self, keys: Keys) -> tuple[Rows, Positions]:
-        """int32 ``[n]``: the row of each key, or ``_CLAIM`` minus the position where it
-        first appears; and the slot that each of those first ones claimed. There is room for
-        all of them."""
-        found, slots = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int64)
-        table, pending, mixed = self._slots, np.arange(len(keys)), mix(keys)
-        position, step = table.first(mixed), None
-        while pending.size > _FEW:
-            here = table.rows[position]
-            empty = (here == EMPTY).nonzero()[0]
-            if empty.size:
-                free, who = position[empty], pending[empty]
-                slots[who] = free
-                # Backwards, so that the first of several claims to a slot wins.
-                table.rows[free[::-1]] = (_CLAIM - who[::-1]).astype(np.int32)
-                here[empty] = table.rows[free]
-            found[pending] = here  # whoever goes on writes it once more
-            onward = (~self._is_same(here, keys, keys[pending])).nonzero()[0]
-            pending, position = pending[onward], position[onward]
-            step = table.step(mixed[pending]) if step is None else step[onward]
-            position = table.onward(position, step)
-        for place in pending.tolist():
-            found[place], slots[place] = self._claim_one(place, keys)
-        return found, slots
-
-    def _claim_one(self, place: int, keys: Keys) -> tuple[int, int]:
-        """``_claim``, for one key by its place in the batch; faster for a few."""
-        rows, key = self._slots.rows, keys.item(place)
-        for slot in self._slots.sequence(key):
-            row = rows.item(slot)
-            if row == EMPTY:
-                rows[slot] = row = _CLAIM - place
-            known = key == (keys.item(_CLAIM - row) if row <= _CLAIM else self.keys.item(row))
-            if known and row != TOMBSTONE:
-                return row, slot
-        raise AssertionError("a sequence has no end")
-
-    def _is_same(self, here: Rows, keys: Keys, wanted: Keys) -> Mask:
-        """Whether what stands in each one's slot, a row or a claim in ``keys``, has its key."""
-        claimed = (here <= _CLAIM).nonzero()[0]
-        if len(claimed) == len(here):
-            return np.asarray(keys[_CLAIM - here] == wanted)
-        same = (self.keys[np.maximum(here, EMPTY)] == wanted) & (here >= 0)
-        same[claimed] = keys[_CLAIM - here[claimed]] == wanted[claimed]
-        return np.asarray(same)
 
     def _make_room(self, keys: Keys) -> None:
         """Rebuild if adding those of ``keys`` that are new would crowd the map."""

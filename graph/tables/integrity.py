@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..types import LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows
+from ..types import HELD, LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows
 from .edges import BLOCK_TO_BLOCK, STORED
 from .tables import Tables
 
@@ -107,6 +107,11 @@ def _check_references(tables: Tables) -> None:
     assert not blocks.tiers[:, : blocks.size][:, ~blocks.alive[: blocks.size]].any(), (
         "a row not in use is resident"
     )
+    for engine, bits in enumerate(blocks.tiers[:, : blocks.size]):
+        held = np.flatnonzero(bits & HELD)
+        assert np.array_equal(blocks.holding(engine, HELD).rows, held), (
+            "what an engine holds is not what its tier bits say"
+        )
 
 
 def _check_names(tables: Tables) -> None:

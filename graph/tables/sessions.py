@@ -6,6 +6,7 @@ the one before. Rows are reused when ``limit`` is reached: those quiet for longe
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Callable
@@ -59,6 +60,12 @@ INFERRED: Final = "~"
 """Opens the name of a session that no caller named."""
 
 
+_OF_RANKINGS: Final = (
+    "state", "tenant", "engine", "last_seen", "gap", "expected_return", "reach", "inferred",
+    "confidence", "turns",
+)  # fmt: skip
+
+
 class SessionTable(SessionOutlook):
     """Sessions by row; row numbers stand in the block table's ``session`` column.
 
@@ -88,6 +95,16 @@ class SessionTable(SessionOutlook):
     @property
     def nbytes(self) -> int:
         return self.columns_nbytes + sys.getsizeof(self._rows) + self._name_bytes
+
+    def copied(self) -> SessionTable:
+        """The same sessions as of now, to be ranked by while these change: with the columns that
+        rankings ask for, and without names."""
+        size, one = self.size, copy.copy(self)
+        for name in _OF_RANKINGS:
+            setattr(one, name, getattr(self, name)[:size].copy())
+        one.names = [""] * size
+        one._reached, one._ended = self._reached.copy(), self._ended.copy()
+        return one
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows in use; views, for reading."""

@@ -1,1 +1,1 @@
-"""What crosses the wire: events of engines, advice to them, frames, addresses and keys."""
+"""What engine and sidecar exchange: events, advice, frames, endpoints and keys."""

@@ -12,38 +12,39 @@ from ..types import Keys, as_keys
 from .events import MAX_NAME, Count, Hashes, Seconds, Unit
 
 PRESSING_SHARE: Final = 0.02
-"""Share of a pool: when so much happened since the last ranking, a new one is made at once (see
-``Tables.turnover``). So the faster an engine evicts, the younger is its advice. Chosen."""
+"""Share of a pool: after this much turnover since the last ranking, a new one is made at once (see
+``Tables.turnover``), so that a faster engine gets fresher advice. Chosen."""
 
 HOLD_MAX_S: Final = 300.0
-"""The longest that a request is held. Chosen: a request released by the bound costs a whole
-prefill, during which no resident session is answered, so that a short bound brings the collapse
-back; and it is half of what clients wait (the OpenAI client's default is 600 s)."""
+"""The longest that a request is held, in seconds. Chosen: releasing a request at the bound costs a
+whole prefill that delays resident sessions, so a short bound brings the collapse back; and it is
+half of what clients wait (the OpenAI client's default is 600 s)."""
 
 HOLD_PATIENCE_S: Final = 10.0
-"""A request held for as long may start when nobody else is queued, and earlier where a whole pool
-of prompts takes less to compute. Chosen: room comes by then, or the engine has time to compute the
+"""Seconds after which a held request may start once no other is queued; sooner if a pool's worth of
+prompts takes less to compute. Chosen: by then there is room, or the engine has time to compute the
 context again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvictionRanking:
-    """One immutable opinion about which blocks an engine should evict first.
+    """The order in which an engine should evict blocks; immutable.
 
     One type from the graph that makes it to the engine that applies it.
 
     Attributes:
-        epoch: Rises by one with each ranking that is published; 0 before.
-        ts: When it was true, in monotonic seconds of the process that holds it.
+        epoch: Rises by one with each published ranking; 0 before it is published.
+        ts: When it was computed, in monotonic seconds of the process that holds it.
         order: uint64 ``[k]`` block keys, evict first → evict last. Holds no protected block.
-        protected: uint64 ``[p]`` keys that should go only when nothing else is left, least precious
-            first. Where LRU ranks, leased blocks and what stands before them come first.
-        spill_first: uint64 ``[s]`` resident keys that are worth a copy before they go, in the order
-            in which they will. Which of them have one, only the engine knows: it may drop one
-            meanwhile.
+        protected: uint64 ``[p]`` keys to evict only when nothing else is left, least precious
+            first. Where LRU ranks, leased blocks and those that LRU would evict before them come
+            first.
+        spill_first: uint64 ``[s]`` resident keys worth copying to a colder tier before they are
+            evicted, in eviction order. The engine skips those that have a copy already: only it
+            knows which.
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
-        known_of: The ranking does not know what the engine did after this time (same seconds).
-        heard: How many of the engine's batches the ranking knows.
+        known_of: The ranking reflects engine events up to this time (same clock as ``ts``).
+        heard: How many of the engine's event batches the ranking reflects.
     """
 
     epoch: int
@@ -57,29 +58,29 @@ class EvictionRanking:
 
     @classmethod
     def empty(cls, ts: float) -> EvictionRanking:
-        """One that names no block."""
+        """An empty ranking: the engine keeps its own order."""
         nothing = as_keys([])
         return cls(0, ts, nothing, nothing, nothing, nothing)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionAdvice:
-    """One opinion about how much new context an engine has room for.
+    """How much new context an engine has room for.
 
     Attributes:
-        epoch: Rises by one with each new opinion.
-        ts: When it was true, in monotonic seconds of the process that holds it.
-        room_blocks: Blocks of context of new or cold sessions that may still start, counted from
-            ``ts``; None: without a limit.
-        live_sessions: Sessions that are live on the engine.
-        fitting_sessions: Sessions that fit, for people to read.
-        known_of: The opinion does not know what the engine started after this time (same
-            seconds): subtract it from the room.
-        heard: How many of the engine's batches the opinion knows.
-        again: Share of the prompt blocks asked lately that were computed again: the more, the more
-            rarely anybody starts for whom there is no room.
-        lifted_pools: Pools' worth of prompt blocks to be asked before there may be a limit again,
-            since one saved nothing; 0: there may be one at any time. For people.
+        epoch: Rises by one with each new advice.
+        ts: When it was computed, in monotonic seconds of the process that holds it.
+        room_blocks: Blocks of context that new or cold sessions may still start, counted from
+            ``ts``; None: no limit.
+        live_sessions: Sessions live on the engine.
+        fitting_sessions: Sessions whose context fits into the pool; shown to operators only.
+        known_of: The advice reflects requests started up to this time (same clock); subtract later
+            ones from the room.
+        heard: How many of the engine's event batches the advice reflects.
+        again: Share of recently requested prompt blocks that were computed again. The higher it is,
+            the more rarely a request starts without room.
+        lifted_pools: How many pools' worth of prompt blocks must be requested before a limit may be
+            set again, because the last one saved nothing; 0: at any time. Shown to operators only.
     """
 
     epoch: int
@@ -113,19 +114,19 @@ class RankingMessage(Advice, tag=1, frozen=True):
 
     @classmethod
     def of(cls, ranking: EvictionRanking, age_s: float) -> RankingMessage:
-        """The message for a ranking."""
+        """Encode a ranking that is ``age_s`` old."""
         order, protected, spill, demote = (packed(getattr(ranking, name)) for name in _BLOCKS)
         return cls(ranking.epoch, age_s, order, protected, spill, demote, ranking.heard)
 
     def at(self, now: float) -> EvictionRanking:
-        """The ranking, dated in the receiver's own clock."""
+        """The ranking, with ``ts`` in the receiver's clock."""
         order, protected, spill, demote = (as_keys(getattr(self, name)) for name in _BLOCKS)
         ts, heard = now - self.age_s, self.heard
         return EvictionRanking(self.epoch, ts, order, protected, spill, demote, heard=heard)
 
 
 class StillValid(Advice, tag=2, frozen=True):
-    """Says that ranking ``epoch`` still holds: nothing changed since."""
+    """Confirms that ranking ``epoch`` still holds because nothing has changed."""
 
     epoch: int
     age_s: Seconds
@@ -133,19 +134,19 @@ class StillValid(Advice, tag=2, frozen=True):
 
 
 class PrefetchMessage(Advice, tag=3, frozen=True):
-    """Spilled blocks worth bringing back, best first."""
+    """Spilled blocks to load back, most useful first."""
 
     order: Hashes
 
 
 class ResyncRequest(Advice, tag=4, frozen=True):
-    """Asks for another hello and ``BlocksResident``: events were lost."""
+    """Asks the engine for a new hello and ``BlocksResident`` because events were lost."""
 
     reason: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Refused(Advice, tag=5, frozen=True):
-    """Says that this engine gets no advice here; it should not ask again for a while."""
+    """Tells an engine that it gets no advice here, and should not ask again for a while."""
 
     reason: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
@@ -163,13 +164,13 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
 
     @classmethod
     def of(cls, advice: AdmissionAdvice, age_s: float) -> AdmissionMessage:
-        """The message for an opinion."""
+        """Encode an advice that is ``age_s`` old."""
         room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
         again = min(1.0, max(0.0, advice.again))
         return cls(advice.epoch, age_s, room, live, fitting, advice.heard, again)
 
     def at(self, now: float) -> AdmissionAdvice:
-        """The opinion, dated in the receiver's own clock."""
+        """The advice, with ``ts`` in the receiver's clock."""
         return AdmissionAdvice(
             self.epoch,
             now - self.age_s,
@@ -182,22 +183,22 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
 
 
 class SendTips(Advice, tag=7, frozen=True):
-    """The sidecar is overloaded: for so long, requests shall be told by their tips.
+    """Asks the engine to report each chain by its last block only, while the sidecar is overloaded.
 
-    That is one key: at a request's start of the last block that the prefix cache holds (those
-    behind it are told as they are stored), at its end of the last of all. ``skipped`` says how many
-    blocks are before it: their links are known.
+    At a request's start that is the last block found in the prefix cache (blocks after it are
+    reported as they are stored), at its end the last block of all. The event's ``skipped`` counts
+    the blocks before it, whose links the sidecar knows already.
     """
 
     seconds: Seconds
 
 
 class ContentKey(Advice, tag=8, frozen=True):
-    """The sidecar's own key, with which an engine digests what salted prompts say.
+    """The sidecar's own key, with which an engine digests the content of salted prompts.
 
-    Prompts of two salts that say the same have different hashes, but the same digest. So the
-    sidecar can tell that a miss is the salt's doing; without the key nobody can try out prompts
-    against digests. It is made anew by every sidecar, and kept in memory only.
+    Equal prompts under two salts have different hashes but equal digests, so the sidecar can tell
+    that only the salt caused a miss. Without the key nobody can test guessed prompts against
+    digests. Every sidecar makes a new key at its start and keeps it in memory only.
     """
 
     key: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
@@ -216,5 +217,5 @@ AnyAdvice = (
 
 
 def packed(keys: Keys) -> bytes:
-    """Keys as they are sent: eight bytes each, little-endian."""
+    """Keys as bytes for the wire: eight bytes each, little-endian."""
     return keys.astype("<u8", copy=False).tobytes()

@@ -1,4 +1,5 @@
-"""CURVE keys: who may speak with whom beyond loopback (https://rfc.zeromq.org/spec/25).
+"""CURVE keys: which engines and sidecars may connect beyond loopback
+(https://rfc.zeromq.org/spec/25).
 
 A sidecar's folder has its own pair (``sidecar.key_secret``) and, in ``engines/``, the public key of
 each engine that may connect. An engine's folder has its own pair (``engine.key_secret``) and the
@@ -18,10 +19,11 @@ from typing import Any, Final, NamedTuple
 from ..errors import ConfigError
 
 KEYS_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR_KEYS"
-"""Names an engine's folder."""
+"""Environment variable that names an engine's key folder."""
 
 PublicOf = Callable[[bytes], bytes]
-"""Makes the public key of a secret one: ``zmq.curve_public``, as nothing here needs ZeroMQ."""
+"""Derives the public key from a secret one, as ``zmq.curve_public`` does; passed in so that this
+module does not need ZeroMQ."""
 
 _KEY: Final = r'-key\s*=\s*"([0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40})"'  # Z85, 32 bytes
 _PUBLIC_KEY: Final = re.compile("public" + _KEY)
@@ -35,20 +37,21 @@ _ENGINE_REMEDY: Final = "make it with `kvgraph keys engine SIDECARS_DIR NAME DIR
 
 
 class EngineKeys(NamedTuple):
-    """An engine's pair, and the key by which it knows the sidecar: Z85, 40 characters each."""
+    """An engine's key pair and its sidecar's public key; Z85, 40 characters each."""
 
     public: bytes
     secret: bytes
     sidecar: bytes
 
     def present(self, socket: Any) -> None:
-        """Let ``socket``, before it connects, speak as this engine, and to that sidecar only."""
+        """Configure an unconnected ``socket`` to authenticate as this engine, to that sidecar
+        only."""
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.curve_serverkey = self.sidecar
 
 
 class SidecarKeys:
-    """A sidecar's pair, and where the keys of the engines lie that may connect.
+    """A sidecar's key pair and the folder of the engines that may connect.
 
     Args:
         public, secret: Z85, 40 characters each.
@@ -60,17 +63,16 @@ class SidecarKeys:
         self._read: dict[str, tuple[tuple[int, ...], bytes | None]] = {}  # as they were
 
     def guard(self, socket: Any) -> None:
-        """Let ``socket``, not bound yet, speak as this sidecar."""
+        """Configure an unbound ``socket`` to authenticate as this sidecar."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
 
     def allowed(self) -> frozenset[bytes]:
-        """The public keys of the engines that may connect by now: none while the folder cannot be
-        read. A file that holds no key is left out."""
+        """Public keys of the engines that may connect now; files without a key are skipped."""
         try:
             with os.scandir(self.engines) as entries:
                 seen = {
-                    each.path: self._looked_at(each)
+                    each.path: self._cached_key(each)
                     for each in entries
                     if each.name.endswith(PUBLIC)
                 }
@@ -79,8 +81,8 @@ class SidecarKeys:
         self._read = seen
         return frozenset(key for _, key in seen.values() if key is not None)
 
-    def _looked_at(self, entry: os.DirEntry[str]) -> tuple[tuple[int, ...], bytes | None]:
-        """A file as it is, and its key; it is read again only if it has changed."""
+    def _cached_key(self, entry: os.DirEntry[str]) -> tuple[tuple[int, ...], bytes | None]:
+        """A file's version and key; it is read again only if it has changed."""
         try:
             found = entry.stat()
             is_so = found.st_mtime_ns, found.st_size, found.st_ino
@@ -91,10 +93,10 @@ class SidecarKeys:
 
 
 def load_engine_keys(folder: Path, public_of: PublicOf) -> EngineKeys:
-    """An engine's keys.
+    """Load an engine's keys from ``folder``.
 
     Raises:
-        ConfigError: They are not there, no pair of keys, or for others to read.
+        ConfigError: A file is missing, its keys do not match, or others may read it.
     """
     with explained(folder):
         public, secret = _pair(folder, ENGINE, _ENGINE_REMEDY, public_of)
@@ -103,11 +105,11 @@ def load_engine_keys(folder: Path, public_of: PublicOf) -> EngineKeys:
 
 
 def load_sidecar_keys(folder: Path, public_of: PublicOf) -> SidecarKeys:
-    """A sidecar's keys.
+    """Load a sidecar's keys from ``folder``.
 
     Raises:
-        ConfigError: They are not there, no pair of keys, or for others to read; or others may
-            write to the folder of those that are allowed.
+        ConfigError: A file is missing, its keys do not match, others may read it, or others may
+            write to the folder of allowed engines.
     """
     with explained(folder):
         public, secret = _pair(folder, SIDECAR, SIDECAR_REMEDY, public_of)
@@ -119,7 +121,7 @@ def load_sidecar_keys(folder: Path, public_of: PublicOf) -> SidecarKeys:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turns what the system refuses into a message that names the file."""
+    """Turn an ``OSError`` into a ``ConfigError`` that names the file."""
     try:
         yield
     except OSError as error:
@@ -154,7 +156,7 @@ def existing(path: Path, remedy: str) -> Path:
 
 
 def _content(path: Path) -> str:
-    """What a regular file says, as far as it can be a key's; nobody is waited for."""
+    """Read a regular file, up to the size of a key file; a FIFO does not block."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(number, "rb") as file:
         is_file = stat.S_ISREG(os.fstat(number).st_mode)

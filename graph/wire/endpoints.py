@@ -1,5 +1,4 @@
-"""Checks the addresses at which an engine and a sidecar meet: their form, and that they are
-local."""
+"""Checks endpoints (form, and that they are local), finds running sidecars, wakes poll loops."""
 
 from __future__ import annotations
 
@@ -28,19 +27,18 @@ def is_loopback(host: str) -> bool:
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether an endpoint's host is written as an IPv6 address, for which ZeroMQ wants to be
-    told."""
+    """Whether the host is an IPv6 address, for which ZeroMQ needs its own socket option."""
     return "[" in endpoint and not endpoint.startswith("ipc://")
 
 
 def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = False) -> str:
-    """``endpoint`` if it is well formed and, unless ``any_host``, stays on this machine.
+    """Return ``endpoint`` if it is well formed and local (unless ``any_host``).
 
     Args:
-        connects: Whether it is to be connected to, so that port 0 is not allowed.
+        connects: Whether a socket connects to it, for which port 0 is not allowed.
 
     Raises:
-        ValueError: It is not; the message says what is allowed.
+        ValueError: The endpoint is not allowed; the message says what is.
     """
     if endpoint.startswith("ipc://"):
         return _check_ipc(endpoint)
@@ -78,7 +76,7 @@ def _tcp_parts(endpoint: str) -> tuple[str, int]:
     return host, port
 
 
-# The notes that running sidecars leave, so that other processes of this user find them.
+# Running sidecars leave notes, so that other processes of this user find them.
 
 _MOST_BYTES: Final = 1 << 16  # of a note; chosen
 
@@ -106,10 +104,10 @@ def runtime_dir() -> Path:
 
 
 class RunningSidecar(msgspec.Struct, frozen=True):
-    """What a sidecar's note says to its own user.
+    """A running sidecar's note for other processes of its user.
 
     Attributes:
-        token: Opens its tcp endpoint, and its HTTP answers about sessions and blocks.
+        token: Grants access to its TCP endpoint and to sessions and blocks over HTTP.
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
@@ -126,7 +124,7 @@ class RuntimeNote:
 
     @classmethod
     def write(cls, sidecar: RunningSidecar) -> RuntimeNote:
-        """Leave a note of ``sidecar``; raises ConfigError or OSError when that cannot be."""
+        """Write the note of ``sidecar``; raises ConfigError or OSError on failure."""
         path = runtime_dir() / f"{sidecar.pid}.json"
         fresh = path.with_suffix(".tmp")
         fresh.unlink(missing_ok=True)
@@ -136,12 +134,11 @@ class RuntimeNote:
         return cls(path)
 
     def remove(self) -> None:
-        """Remove the note."""
         self.path.unlink(missing_ok=True)
 
 
 def running_sidecars() -> list[RunningSidecar]:
-    """Every sidecar of this user whose process is alive; notes of dead ones are removed."""
+    """This user's running sidecars; notes of dead processes are removed."""
     found = []
     for path in sorted(runtime_dir().glob("*.json")):
         try:
@@ -156,7 +153,7 @@ def running_sidecars() -> list[RunningSidecar]:
 
 
 def token_of(address: str) -> str:
-    """The token of this user's sidecar whose endpoint or URL is ``address``; empty without one."""
+    """The token of this user's sidecar at ``address`` (endpoint or URL); empty if unknown."""
     try:
         known = running_sidecars()
     except (ConfigError, OSError):
@@ -165,7 +162,7 @@ def token_of(address: str) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """What a regular file says, as far as it can be a note; nobody is waited for."""
+    """Read a regular file, up to the size of a note; a FIFO does not block."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(number, "rb") as file:
         return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(number).st_mode) else b""
@@ -176,7 +173,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this id exists."""
+    """Whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):  # larger than any id
@@ -186,11 +183,11 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-# Wakes a loop that sleeps in poll, from another thread or a signal handler.
-
-
 class Wake:
-    """A pipe to itself; ``fd`` is readable while a wake-up is due."""
+    """Wakes a loop that sleeps in poll, from another thread or a signal handler.
+
+    ``fd`` is readable while a wake-up is due.
+    """
 
     def __init__(self) -> None:
         self.fd, self._writer = os.pipe()
@@ -198,17 +195,17 @@ class Wake:
         os.set_blocking(self._writer, False)
 
     def set(self) -> None:
-        """Wake the loop; several calls before it looks count as one."""
+        """Wake the loop; several calls before it runs count as one."""
         with contextlib.suppress(OSError):  # full: it is due anyway; closed: nobody sleeps
             os.write(self._writer, b"!")
 
     def clear(self) -> None:
-        """Take all wake-ups that are due."""
+        """Consume all pending wake-ups."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 65536)
 
     def close(self) -> None:
-        """Close the descriptors; a later ``set`` does nothing, whoever has these numbers next."""
+        """Close the descriptors; a later ``set`` does nothing, even if their numbers are reused."""
         reader, writer, self.fd, self._writer = self.fd, self._writer, -1, -1
         os.close(reader)
         os.close(writer)

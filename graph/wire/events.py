@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-# Types of the fields of messages, with the bounds that are checked when one is read.
+# Types of message fields, with the bounds that are checked when a message is decoded.
 
 MAX_NAME = 256  # characters of any name; chosen
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -33,11 +33,8 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-# KV cache groups of an engine whose layers differ, as its hello names them.
-
-
 class GroupKind(IntEnum):
-    """What a KV cache group keeps of the tokens before the next one."""
+    """Which tokens' state a KV cache group keeps."""
 
     OTHER = 0  # nothing that a prefix match needs
     FULL = 1  # all of them
@@ -51,7 +48,7 @@ GroupPlace = Annotated[int, msgspec.Meta(ge=0, lt=MAX_GROUPS)]
 
 
 class CacheGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Layers that share block tables in an engine whose layers differ."""
+    """Layers that share block tables, in an engine with several KV cache groups."""
 
     kind: GroupKind
     window: Count  # tokens of the window or chunk; 0: it has none
@@ -63,7 +60,7 @@ class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EngineHello(Event, tag=1, frozen=True):
-    """First message of a connection: who is speaking."""
+    """First message of a connection: which engine it is."""
 
     engine: Name  # stable name, e.g. "host:pid"
     model: Name
@@ -71,12 +68,12 @@ class EngineHello(Event, tag=1, frozen=True):
     num_blocks: PoolSize
     version: Name  # "vllm 0.32.0"
     groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
-    # Its algorithm and a digest of what it begins with, as "sha256 5be0cd19"; "": not told.
+    # Its algorithm and a digest of its initial hash, as "sha256 5be0cd19"; "": unknown.
     hashing: Plain = ""
 
 
 class BlocksStored(Event, tag=2, frozen=True):
-    """Full blocks entered the engine's prefix cache, consecutive in one chain."""
+    """Full blocks that entered the prefix cache, consecutive in one chain."""
 
     hashes: Hashes
     parent: Hash | None  # the block before hashes[0]; None at the start of a chain
@@ -85,24 +82,23 @@ class BlocksStored(Event, tag=2, frozen=True):
 
 
 class BlocksRemoved(Event, tag=3, frozen=True):
-    """Blocks left the engine's prefix cache."""
+    """Blocks that left the prefix cache."""
 
     hashes: Hashes
 
 
 class BlocksCleared(Event, tag=4, frozen=True):
-    """The engine's whole prefix cache was reset."""
+    """The whole prefix cache was reset."""
 
 
 class BlocksResident(Event, tag=5, frozen=True):
-    """All blocks in the engine's prefix cache: the answer to a resync request."""
+    """All blocks in the prefix cache, in answer to a resync request."""
 
     hashes: Listing
 
 
 class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The meaning of prompt tokens ``[start, end)``, as somebody stated it, or
-    as it is inferred."""
+    """The layer and importance of prompt tokens ``[start, end)``, stated or inferred."""
 
     layer: Annotated[int, msgspec.Meta(ge=0, le=9)]  # types.SourceLayer
     start: Count
@@ -115,7 +111,7 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RequestStarted(Event, tag=6, frozen=True):
-    """A request was first scheduled."""
+    """A request was scheduled for the first time."""
 
     request_id: Name
     hashes: Hashes  # every full block of the prompt
@@ -130,22 +126,22 @@ class RequestStarted(Event, tag=6, frozen=True):
     )
     reads_cache: bool = True  # False: it computes its whole prompt, whatever is cached
     skipped: Count = 0  # blocks before ``hashes[0]``, left out: see ``SendTips``
-    contents: Hashes = b""  # of what the prompt says up to each block's end: see ``ContentKey``
-    salt: Hash = 0  # a digest of its cache salt, where ``contents`` are told; 0: it has none
+    contents: Hashes = b""  # digests of the prompt up to each block's end: see ``ContentKey``
+    salt: Hash = 0  # a digest of its cache salt, with ``contents``; 0: none
     waited_s: Seconds = 0.0  # since it arrived at the engine
     spliced_tokens: Count = 0  # of ``loading_tokens``: that come from other positions
     same_tokens: Count = 0  # of the first missing block: that another prompt has there too
     # The first missing block is in the pool, but this one of ``EngineHello.groups`` lacks what a
     # match up to its end needs.
     lacking: GroupPlace | None = None
-    warms: bool = False  # it only has its prompt computed, for others: no hit, and nobody's miss
+    warms: bool = False  # it only warms the cache: counts neither as hit nor as miss
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it
 
 
 class RequestFinished(Event, tag=7, frozen=True):
-    """A request ended; its blocks are about to become free."""
+    """A request ended; its blocks are about to be freed."""
 
     request_id: Name
     hashes: Hashes  # every full block, prompt and output
@@ -160,11 +156,11 @@ class RequestFinished(Event, tag=7, frozen=True):
     session_ended: bool = False
     tool: Name | None = None  # that it waits for
     skipped: Count = 0  # blocks of the chain before ``hashes[0]``, left out
-    ran_s: Seconds = 0.0  # since it was first scheduled; 0: not told
+    ran_s: Seconds = 0.0  # since it was first scheduled; 0: unknown
 
 
 class SessionSignal(Event, tag=8, frozen=True):
-    """What a caller says about a session outside any request."""
+    """What a client states about a session outside any request."""
 
     session: Name
     tenant: Name | None = None
@@ -200,7 +196,7 @@ class BlocksEmbedded(Event, tag=11, frozen=True):
 
 
 class BlocksSpilled(Event, tag=12, frozen=True):
-    """Copies of blocks were completed in a colder tier."""
+    """Blocks whose copy in a colder tier was completed."""
 
     hashes: Hashes
     tier: Annotated[int, msgspec.Meta(ge=2, le=8)]  # types.Tier.WARM, COLD or POOL
@@ -208,13 +204,13 @@ class BlocksSpilled(Event, tag=12, frozen=True):
 
 
 class BlocksLoaded(Event, tag=13, frozen=True):
-    """Blocks came back from a colder tier into the engine's pool."""
+    """Blocks that were loaded back from a colder tier into the pool."""
 
     hashes: Hashes
 
 
 class CopiesDropped(Event, tag=14, frozen=True):
-    """Copies in a colder tier are gone."""
+    """Blocks whose copy in a colder tier is gone."""
 
     hashes: Hashes
     tier: Annotated[int, msgspec.Meta(ge=2, le=8)]
@@ -222,7 +218,7 @@ class CopiesDropped(Event, tag=14, frozen=True):
 
 
 class Pressure(Event, tag=15, frozen=True):
-    """The engine's load, sent about twice a second; also its sign of life."""
+    """The engine's load, sent about twice a second; doubles as its heartbeat."""
 
     total_blocks: Count
     free_blocks: Count  # allocatable: never used, or cached and unreferenced
@@ -233,7 +229,7 @@ class Pressure(Event, tag=15, frozen=True):
 
 
 class AdviceApplied(Event, tag=16, frozen=True):
-    """What the engine did with our rankings; every number counts from the engine's start."""
+    """What the engine did with rankings; every count runs from the engine's start."""
 
     epoch: Total  # the last ranking applied
     moved: Total  # blocks moved in the free queue
@@ -244,7 +240,7 @@ class AdviceApplied(Event, tag=16, frozen=True):
 
 
 class TierReport(Event, tag=17, frozen=True):
-    """What the engine's colder tiers hold and did; counts of blocks run from the engine's start."""
+    """What the colder tiers hold and did; block counts run from the engine's start."""
 
     bytes_per_block: Count  # on one worker
     warm_blocks: Count
@@ -277,18 +273,18 @@ class TierReport(Event, tag=17, frozen=True):
 
 
 class RequestHeld(Event, tag=18, frozen=True):
-    """A request of a new or cold session waits until there is room for its context."""
+    """A request of a new or cold session waits until its context has room."""
 
     request_id: Name
     blocks: Count  # of context that the pool does not hold yet
     session: Name | None = None
     tenant: Name | None = None
-    fitting: Count = 0  # sessions, by the advice because of which it waits; 0: not told
-    live: Count = 0  # sessions, by the same
+    fitting: Count = 0  # sessions that fit, by the advice that holds it; 0: unknown
+    live: Count = 0  # live sessions, by the same
 
 
 class RequestReleased(Event, tag=19, frozen=True):
-    """A held request waits no longer, for one of ``HOLD_ENDS``."""
+    """A held request may start, for one of the reasons in ``HOLD_ENDS``."""
 
     request_id: Name
     waited_s: Seconds
@@ -296,9 +292,9 @@ class RequestReleased(Event, tag=19, frozen=True):
 
 
 class AdmissionReport(Event, tag=20, frozen=True):
-    """What the engine holds and held.
+    """What the engine holds now and has held.
 
-    Every number but the first three and the last counts from its start.
+    Counts run from its start, except the first three and the last.
     """
 
     waiting: Count  # requests that are held now
@@ -313,10 +309,9 @@ class AdmissionReport(Event, tag=20, frozen=True):
 
 
 HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")
-"""Why a request is no longer held: its turn came and there was room; it had waited as long as
-allowed; the engine was idle; admission opened for all; the sidecar fell silent; its client went
-away; it had been patient and nobody else was queued. On the wire a reason is its place here: a new
-one goes last."""
+"""Why a held request was released: there was room; it reached the bound; the engine was idle;
+admission opened for all; the sidecar fell silent; its client disconnected; it had been patient and
+no other request was queued. On the wire a reason is its index here, so a new one is appended."""
 
 AnyEvent = (
     EngineHello
@@ -346,18 +341,18 @@ RESIDENCY: tuple[type[Event], ...] = (
     EngineHello, BlocksStored, BlocksRemoved, BlocksCleared, BlocksResident, BlocksSpilled,
     BlocksLoaded, CopiesDropped,
 )  # fmt: skip
-"""Kinds that say where blocks are: if one is missed, the graph is wrong until a resync."""
+"""Kinds that report where blocks are: if one is lost, the graph is wrong until a resync."""
 
 KINDS: dict[int, type[Event]] = {
     kind.__struct_config__.tag: kind for kind in typing.get_args(AnyEvent)
 }
-"""Every kind by its tag on the wire."""
+"""Wire tag → kind."""
 
 MAX_EVENTS = 65_536  # per batch; chosen
 
 
 class Unreadable(Event, tag=0, frozen=True):
-    """Stands in a refusal for an event whose kind cannot be read; never sent."""
+    """Placeholder in a refusal for an event of unreadable kind; never sent."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -366,7 +361,7 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     events: Annotated[list[AnyEvent], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
-# How engines hash blocks: those that do so differently find nothing of each other's.
+# Engines that hash blocks differently find none of each other's blocks.
 
 REMEDY: Final = (
     "Start them with one --block-size, one --prefix-caching-hash-algo and one PYTHONHASHSEED "
@@ -376,7 +371,7 @@ _NAMED: Final = 3  # engines of a kind that are named; chosen
 
 
 class BlockHashing(NamedTuple):
-    """An engine and by what it tells blocks apart, as ``hashing_of`` words it."""
+    """How an engine hashes blocks, as ``hashing_of`` describes it."""
 
     engine: str
     model: str
@@ -384,13 +379,15 @@ class BlockHashing(NamedTuple):
 
 
 def hashing_of(hello: EngineHello) -> str:
-    """By what an engine tells blocks apart, in words; empty where it does not say."""
+    """Describe how an engine hashes blocks; empty if it does not say."""
     return f"blocks of {hello.block_size} tokens, {hello.hashing}" if hello.hashing else ""
 
 
 def disagreements(engines: Iterable[BlockHashing]) -> list[str]:
-    """One sentence for each model whose engines hash blocks differently; what does not tell how it
-    does agrees with all."""
+    """One sentence for each model whose engines hash blocks differently.
+
+    An engine that does not say how it hashes agrees with all.
+    """
     kinds: dict[str, dict[str, list[str]]] = {}
     for each in engines:
         if each.told:

@@ -20,22 +20,20 @@ from ..errors import VersionError, WireError
 from .advice import AnyAdvice
 from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
 
-# Words a refusal by the message's field names, where msgspec counts positions (``$[0][1][2]``).
-
 BAD_PAYLOAD: Final = (
     msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError,
 )  # fmt: skip
-"""What decoding may raise: malformed text and absurd nesting come as errors of others."""
+"""What decoding may raise; malformed text and deep nesting raise errors other than msgspec's."""
 
 _PATH: Final = re.compile(r" - at `\$(?P<steps>[^`]*)`$")
 _STEP: Final = re.compile(r"\[(\d+|\.\.\.)\]|\.(\w+)")
 
 
 def refusal(error: BaseException, kind: type[msgspec.Struct]) -> str:
-    """What is wrong with a message of type ``kind``: the field's name, and what is allowed.
+    """Describe why decoding a message of type ``kind`` failed: the field, and what is allowed.
 
     Args:
-        error: As decoding it raised it; its text holds no value of the message.
+        error: Raised by the decoder; its text holds no value of the message.
     """
     text = str(error) or type(error).__name__
     found = _PATH.search(text)
@@ -45,26 +43,26 @@ def refusal(error: BaseException, kind: type[msgspec.Struct]) -> str:
 
 
 def _field(kind: type[msgspec.Struct], steps: str) -> str:
-    """``.field[0].field`` for ``[1][0][3]``."""
-    words, here = "", kind
+    """Translate msgspec's positions, as ``[1][0][3]``, to names, as ``.field[0].field``."""
+    path, here = "", kind
     for position, name in _STEP.findall(steps):
         within = _struct_in(here)
         if name or within is None or not position.isdigit():
-            words += f".{name}" if name else f"[{position}]"
+            path += f".{name}" if name else f"[{position}]"
             here = _type_of(within, name) if within is not None and name else _item(here)
             continue
         tagged = within.__struct_config__.tag is not None
         fields = msgspec.structs.fields(within)
         place = int(position) - tagged
         if not 0 <= place < len(fields):
-            return words
-        words += f".{fields[place].name}"
+            return path
+        path += f".{fields[place].name}"
         here = fields[place].type
-    return words
+    return path
 
 
 def _struct_in(kind: Any) -> Any:
-    """The message type that ``kind`` is, or the one in a union; None for a plain type."""
+    """``kind`` if it is a message type, else None."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind
     return None
@@ -94,12 +92,12 @@ _advice: msgspec.msgpack.Decoder[AnyAdvice] = msgspec.msgpack.Decoder(AnyAdvice)
 
 
 def encode_events(seq: int, events: list[AnyEvent]) -> list[bytes]:
-    """The frames that carry ``events`` as batch number ``seq``."""
+    """Encode ``events`` as batch number ``seq``."""
     return _frames(seq, _encoder.encode(EventBatch(events)))
 
 
 def encode_advice(seq: int, advice: AnyAdvice) -> list[bytes]:
-    """The frames that carry one advice message as number ``seq``."""
+    """Encode one advice message as number ``seq``."""
     return _frames(seq, _encoder.encode(advice))
 
 
@@ -107,9 +105,9 @@ class EventMessage(NamedTuple):
     """One message of an engine, as far as it could be decoded.
 
     Attributes:
-        unknown: Number of events of kinds that this build does not know, left out.
-        refused: What was wrong with the first event that was refused; empty if none was.
-        torn: Whether a refused event said where blocks are.
+        unknown: Events skipped because this build does not know their kind.
+        refused: Why the first malformed event was refused; empty if none was.
+        torn: Whether a refused event was about where blocks are, so that a resync is needed.
     """
 
     seq: int
@@ -120,11 +118,11 @@ class EventMessage(NamedTuple):
 
 
 def decode_events(frames: Sequence[bytes]) -> EventMessage:
-    """Decode one message. A payload that is no batch is refused, but its number counts.
+    """Decode one message; a malformed payload is reported in ``refused``, not raised.
 
     Raises:
-        WireError: The frames are not a message; names what is wrong.
-        VersionError: They are, in a protocol version that is not ours.
+        WireError: The frames are not a message.
+        VersionError: They are of another protocol version.
     """
     seq, payload = _unframe(frames)
     try:
@@ -134,7 +132,7 @@ def decode_events(frames: Sequence[bytes]) -> EventMessage:
 
 
 def decode_advice(frames: Sequence[bytes]) -> tuple[int, AnyAdvice]:
-    """Sequence number and content of one advice message; raises like ``decode_events``."""
+    """Decode one advice message to its number and content; raises like ``decode_events``."""
     seq, payload = _unframe(frames)
     try:
         return seq, _advice.decode(payload)
@@ -176,7 +174,7 @@ def _decode_singly(seq: int, payload: bytes) -> EventMessage:
 
 
 def _kind_of(raw: msgspec.Raw) -> type[Event] | None:
-    """The kind that an event claims to be; None for an unknown kind."""
+    """The event's kind by its tag; None for an unknown kind."""
     try:
         return KINDS.get(_head.decode(raw).tag)
     except BAD_PAYLOAD:

@@ -37,7 +37,7 @@ _MEDIA: Final = {
     **dict.fromkeys(("STORAGE", "DISK"), Tier.COLD),
 }
 _FULL_ATTENTION: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-_NOT_TOLD: Final = frozenset({None, "unknown"})
+_UNSTATED: Final = frozenset({None, "unknown"})
 _LARGEST_BLOCK: Final = 65_535  # tokens
 _MOST_COUNTED: Final = 1 << 20  # hashes whose copies in the pool are counted; chosen
 
@@ -90,7 +90,7 @@ _ArrayEvent = _StoredArray | _RemovedArray | _ClearedArray
 _Stored = _StoredMap | _StoredArray
 _Removed = _RemovedMap | _RemovedArray
 KvEvent = _MapEvent | _ArrayEvent
-"""An event as the publisher sent it; ``KvEventDecoder.translate`` says what it means."""
+"""An event as the publisher sent it; see ``KvEventDecoder.translate``."""
 
 
 class _ArrayOfArrays(msgspec.Struct, array_like=True):
@@ -126,18 +126,18 @@ _SHAPES: Final = (
 
 
 class KvEventDecoder:
-    """Decodes one publisher's messages, in the shape that its first good one had.
+    """Decodes one publisher's messages, in the shape that its first readable one had.
 
     Of an engine with several KV cache groups under the same hashes, the first one with full
     attention counts, as for our hooks: a match needs its blocks from the first on, whereas a group
     with a window drops blocks that it still finds.
 
     Attributes:
-        unknown_events: Of kinds that this build does not know, left out.
-        left_out: Events that could not be read, or have no meaning; the others of their batch
-            count.
-        last_left_out: Why the last of them was left out.
-        torn: Whether one of them may have said what the engine's pool holds.
+        unknown_events: Events skipped because this build does not know their kind.
+        left_out: Events skipped because they are malformed or have no meaning; the rest of their
+            batch is used.
+        last_left_out: Why the last of them was skipped.
+        torn: Whether a skipped event may have been about blocks in the engine's pool.
     """
 
     def __init__(self) -> None:
@@ -150,8 +150,8 @@ class KvEventDecoder:
             for batch, raw, event in _SHAPES
         ]
         self._chosen: tuple[Any, Any, Any] | None = None
-        self._group: tuple[int, int] | None = None  # what speaks for it, and its number
-        self._copies: Counter[int] = Counter()  # blocks of the pool with a hash, as far as told
+        self._group: tuple[int, int] | None = None  # its rank as a choice, and its number
+        self._copies: Counter[int] = Counter()  # the pool's blocks, by hash, as far as reported
         self.unknown_events = 0
         self.left_out = 0
         self.last_left_out = ""
@@ -167,17 +167,17 @@ class KvEventDecoder:
         return seq, self.translate(events)
 
     def decode_payload(self, payload: bytes) -> list[AnyEvent]:
-        """The events of one batch."""
+        """Decode and translate one batch."""
         return self.translate(self.read_payload(payload))
 
     def read(self, frames: Sequence[bytes]) -> tuple[int, list[KvEvent]]:
-        """``decode``, without ``translate``: in any order of the batches."""
+        """Decode a message without translating it, so that batches may come in any order."""
         if len(frames) != 3:
             raise WireError(f"a KV-event message has 3 frames, got {len(frames)}")
         return parse_seq(frames[1]), self.read_payload(frames[2])
 
     def read_payload(self, payload: bytes) -> list[KvEvent]:
-        """``decode_payload``, without ``translate``."""
+        """Decode one batch without translating it."""
         if self._chosen is not None:
             return self._note(*_decode_as(self._chosen, payload))
         error: Exception | None = None
@@ -197,18 +197,18 @@ class KvEventDecoder:
         return self._note(*best)
 
     def translate(self, events: Sequence[KvEvent]) -> list[AnyEvent]:
-        """What batches mean, one after the other in the publisher's order."""
-        told: list[AnyEvent] = []
+        """Translate events to our own; call it in the publisher's order."""
+        translated: list[AnyEvent] = []
         for event in events:
             try:
-                told.extend(self._translate(event))
+                translated.extend(self._translate(event))
             except WireError as error:
                 # Nobody's pool is called by a medium that is not known.
                 self._leave_out(str(error), _tier_of(event) is Tier.HOT)
-        return told
+        return translated
 
     def forget(self) -> None:
-        """Note that what the engine holds is not known any more."""
+        """Forget the pool's contents, which are no longer known."""
         self._copies.clear()
 
     def _note(self, events: list[KvEvent], bad: list[str], unknown: int) -> list[KvEvent]:
@@ -235,7 +235,7 @@ class KvEventDecoder:
                 return [CopiesDropped(packed, int(tier))]
             gone = self._last_copies(packed)
             return [BlocksRemoved(gone)] if gone else []
-        if tier is not Tier.HOT:  # a copy is of what is known: it need not say more than its hash
+        if tier is not Tier.HOT:  # a copy is of a known block: its hash is enough
             known = self._is_observed(event.group_idx)
             return [BlocksSpilled(packed, int(tier), 0)] if known else []
         return self._stored(event, packed)
@@ -250,21 +250,21 @@ class KvEventDecoder:
         before = None if parent is None else _key(parent)
         session = getattr(event, "session_id", None)
         name = session[:MAX_NAME] if session else None
-        told: list[AnyEvent] = []
-        if self._is_better(event):  # what others of its groups told does not count any more
+        translated: list[AnyEvent] = []
+        if self._is_better(event):  # reports about its other groups no longer count
             self._copies.clear()
-            told.append(BlocksCleared())
+            translated.append(BlocksCleared())
         if self._is_observed(event.group_idx):
             self._count(packed, parent is not None)
-            told.append(BlocksStored(packed, before, event.block_size, name))
-        return told
+            translated.append(BlocksStored(packed, before, event.block_size, name))
+        return translated
 
     def _is_better(self, event: _Stored) -> bool:
-        """Whether blocks of another group are told than before, which count from now on."""
+        """Whether the event's KV cache group replaces the one followed so far."""
         number, kind = event.group_idx, event.kv_cache_spec_kind
         if number is None:
             return False
-        group = (0 if kind in _FULL_ATTENTION else 1 if kind in _NOT_TOLD else 2, number)
+        group = (0 if kind in _FULL_ATTENTION else 1 if kind in _UNSTATED else 2, number)
         if self._group is not None and group >= self._group:
             return False
         changed = self._group is not None and self._group[1] != number
@@ -275,23 +275,19 @@ class KvEventDecoder:
         return group is None or self._group is None or group == self._group[1]
 
     def _count(self, packed: bytes, counts_again: bool) -> None:
-        """Count stored blocks: the same hash stands in a pool as often as it was computed.
-
-        Args:
-            counts_again: Whether a hash that is there counts again. A request may have what it
-                found told once more, from its first block on: so what begins a chain does not.
-        """
+        """Count stored blocks by hash: a pool may hold several blocks with the same hash."""
         copies = self._copies
         for key in np.frombuffer(packed, "<u8").tolist():
             if key not in copies:
                 if len(copies) < _MOST_COUNTED:
                     copies[key] = 1
+            # vLLM may report the blocks that a request found once more, from its first one on: so a
+            # hash at the start of a chain does not count again.
             elif counts_again:
                 copies[key] += 1
 
     def _last_copies(self, packed: bytes) -> bytes:
-        """Those of these hashes that no block of the pool has any more, one of each being
-        evicted."""
+        """Those of these hashes whose last block in the pool is removed."""
         gone: list[int] = []
         for key in np.frombuffer(packed, "<u8").tolist():
             left = self._copies.get(key, 1) - 1
@@ -304,7 +300,8 @@ class KvEventDecoder:
 
 
 def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEvent], list[str], int]:
-    """The events of a batch, why others of it cannot be read, and how many are of unknown kinds."""
+    """Decode a batch; returns events, reasons of unreadable ones, and the count of unknown
+    kinds."""
     batch, raw, event = shape
     try:
         return batch.decode(payload).events, [], 0
@@ -326,7 +323,7 @@ def _decode_as(shape: tuple[Any, Any, Any], payload: bytes) -> tuple[list[KvEven
 
 
 def _tier(medium: str | None) -> Tier:
-    """Where blocks of a medium are."""
+    """The tier of a medium; None is the GPU."""
     if medium is None:
         return Tier.HOT
     tier = _MEDIA.get(medium.upper())
@@ -337,13 +334,13 @@ def _tier(medium: str | None) -> Tier:
 
 
 def _tier_of(event: KvEvent) -> Tier | None:
-    """Where the blocks of an event are; None if that is not known."""
+    """The tier of an event's medium; None if the medium is unknown."""
     medium = getattr(event, "medium", None)
     return Tier.HOT if medium is None else _MEDIA.get(medium.upper())
 
 
 def _key(value: AnyHash) -> int:
-    """A hash as 64 bits; others send them signed (two's complement)."""
+    """A hash as unsigned 64 bits; some publishers send it signed (two's complement)."""
     key = int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value
     if not -(1 << 63) <= key < 1 << 64:
         raise WireError("block hash out of range (-2**63 to 2**64 - 1)")

@@ -22,7 +22,14 @@ from ...graph.wire import frames as wire
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ...graph.wire.events import REMEDY, BlockHashing, Pressure, disagreements
 from ..access import EndpointAccess, answer_of
-from ..settings import PLUGIN_GROUP, SIDECAR_VARIABLE, WARM_VARIABLE, engine_settings
+from ..settings import (
+    CORE_VARIABLE,
+    PLUGIN_GROUP,
+    PYTHON,
+    SIDECAR_VARIABLE,
+    WARM_VARIABLE,
+    engine_settings,
+)
 from ..sidecar import SocketDirectory
 from ..vllm.installed import (
     TESTED,
@@ -36,8 +43,11 @@ from ..vllm.patching import PATCHES
 from ..vllm.plugin import rival_plugins
 from ..vllm.relied_on import RELIED_ON, SET, Part
 from .environment import (
+    CORRECT,
+    NAME,
     Check,
     check_admission,
+    check_compiled,
     check_ends,
     check_frontend,
     check_hints,
@@ -87,6 +97,7 @@ _NO_CUDA_BUILDS: Final = (
     "PyPI's builds are for CUDA and break vLLM's import"
 )
 _ASKS: Final = "there it may run otherwise than stock vLLM; report them"
+_COMPILE: Final = "install a C++ compiler and kvgraph again; an engine's step gets cheaper by it"
 _NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 
 
@@ -122,6 +133,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
         yield _check("hooks", check_hooks)
         yield _check("patches", check_patches)
         yield _check("conditions", check_conditions)
+        yield _check("core", check_core)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
     yield _check("hints", check_hints)
@@ -136,6 +148,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("sampling", check_sampling)
     yield _check("gpu", check_gpu)
     yield _check("ipc socket", check_ipc)
+    yield _check(NAME, check_compiled)
     yield _check("sidecar", lambda: check_sidecar(endpoint))
     yield _check("block hashes", check_hashing)
 
@@ -197,6 +210,21 @@ def check_conditions() -> Check:
         detail = f"vLLM asks whether there is a KV connector in unknown places: {', '.join(places)}"
         return Check("conditions", True, detail, _ASKS)
     return Check("conditions", True, f"what vLLM does with a {SET} is known")
+
+
+def check_core() -> Check:
+    """Check that the compiled core is there, and does what the Python path does."""
+    from ..vllm.core_choice import reason_against
+
+    wanted = os.environ.get(CORE_VARIABLE, "").strip()
+    if wanted and wanted.lower() != PYTHON:
+        detail = f"{CORE_VARIABLE}={wanted!r} counts as unset; allowed: {PYTHON}"
+        return Check("core", False, detail, CORRECT)
+    if (reason := reason_against()) is None:
+        return Check("core", True, "compiled; agrees with the Python path on a scratch pool")
+    if wanted:
+        return Check("core", None, f"the hooks run in Python: {reason}")
+    return Check("core", True, f"the hooks run in Python: {reason}", _COMPILE)
 
 
 def check_engine(arguments: str) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -242,6 +243,25 @@ def _disk_problem(directory: Path, wanted: int) -> str | None:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f}"
+
+
+NAME = "sidecar's compiled part"
+_MODULE = "kvgraph._graph"
+
+
+def check_compiled() -> Check:
+    """Check that a sidecar, or the replay lab, can run in this environment; an engine does not need
+    it."""
+    try:
+        importlib.import_module(_MODULE)
+    except ImportError as error:
+        return Check(
+            NAME,
+            None,
+            f"{_MODULE} is not there ({error}): engines run here, a sidecar cannot",
+            "install a wheel for this platform, or a C++ compiler and then kvgraph once more",
+        )
+    return Check(NAME, True, f"{_MODULE} is there")
 
 
 _CALIBRATE: Final = "kvgraph calibrate MODEL"

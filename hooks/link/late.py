@@ -104,23 +104,28 @@ class RecentPrompts:
         return same
 
     def _same(self, tokens: Sequence[int], hashes: Sequence[bytes], missing: int) -> int:
-        start = missing * self._size
-        block = tokens[start : start + self._size]
-        return max((self._along(each, hashes, missing, block) for each in self._prompts), default=0)
-
-    def _along(
-        self, other: _Prompt, hashes: Sequence[bytes], missing: int, block: Sequence[int]
-    ) -> int:
-        """Return how many tokens of a block another prompt has too, if it parts from this one
-        there."""
-        parts = len(other.hashes) > missing and other.hashes[missing] != hashes[missing]
-        if not parts or other.hashes[missing - 1] != hashes[missing - 1]:
+        start, here, before = missing * self._size, hashes[missing], hashes[missing - 1]
+        first = tokens[start]  # where it differs already, nothing is the same: so with most prompts
+        parting = [
+            each
+            for each in self._prompts
+            if len(each.hashes) > missing
+            and each.tokens[start] == first
+            and each.hashes[missing] != here
+            and each.hashes[missing - 1] == before
+        ]
+        if not parting:
             return 0
-        start = missing * self._size
-        for place, token in enumerate(block):
-            if other.tokens[start + place] != token:
-                return place
-        return 0  # the same text under another adapter or image
+        block = tokens[start : start + self._size]
+        return max(_along(block, each.tokens[start : start + self._size]) for each in parting)
+
+
+def _along(block: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens at the beginning of a block another one has too."""
+    for place, (token, theirs) in enumerate(zip(block, other, strict=False)):
+        if token != theirs:
+            return place
+    return 0  # the same text under another adapter or image
 
 
 class LatePrompt:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ...graph.wire.advice import (
 # ``HeldRanking``: a ranking as the engine holds it, with what is looked up in it made ready.
 
 NOBODY: Final = 0  # number of vLLM's null block, which never holds a key
+_FIELDS: Final = tuple(each.name for each in fields(EvictionRanking))
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 """Numbers of blocks in an engine's pool; 0 is its null block, which holds no key."""
 Finds = Callable[[Keys], Places]
@@ -49,14 +50,23 @@ class HeldRanking(EvictionRanking):
     worth_blocks: Places | None = None
 
     @classmethod
-    def of(cls, ranking: EvictionRanking, finds: Finds | None = None) -> HeldRanking:
-        """Make the lookup tables of ``ranking``."""
-        values = {each.name: getattr(ranking, each.name) for each in fields(EvictionRanking)}
-        made = cls(**values, worth=worth_of(ranking), places=places_of(ranking))
-        if finds is None:
-            return made
-        blocks, worth_blocks = finds(ranking.order), finds(ranking.spill_first)
-        return replace(made, blocks=blocks, worth_blocks=worth_blocks)
+    def of(
+        cls, ranking: EvictionRanking, finds: Finds | None = None, copies: bool = True
+    ) -> HeldRanking:
+        """Make the lookup tables of ``ranking``.
+
+        Args:
+            finds: Finds the blocks that hold its keys; None: whoever applies it does.
+            copies: Whether anybody asks which blocks are worth a copy.
+        """
+        values: dict[str, Any] = {name: getattr(ranking, name) for name in _FIELDS}
+        if copies:
+            values["worth"] = worth_of(ranking)
+        if finds is not None:
+            values["blocks"] = finds(ranking.order)
+            if copies:
+                values["worth_blocks"] = finds(ranking.spill_first)
+        return cls(**values, places=places_of(ranking))
 
 
 def blocks_of(ranking: EvictionRanking) -> Places | None:
@@ -106,11 +116,13 @@ class Mailbox:
 
     Attributes:
         finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
+        copies: Whether blocks that go are copied: else nobody asks which are worth it.
         ordered: Is told what to bring back when that arrives; must not wait, nor raise.
         content_key: The sidecar's, to digest what salted prompts say; None before it is known.
     """
 
     finds: Finds | None = None
+    copies = True
     ordered: Callable[[Keys], None] | None = None
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
@@ -192,7 +204,7 @@ class Mailbox:
             case RankingMessage():
                 ranking = advice.at(self._clock())
                 dated = replace(ranking, known_of=self._known_of(ranking.heard))
-                self._ranking = HeldRanking.of(dated, self.finds)
+                self._ranking = HeldRanking.of(dated, self.finds, self.copies)
             case AdmissionMessage():
                 word = advice.at(self._clock())
                 self._admission = replace(word, known_of=self._known_of(word.heard))

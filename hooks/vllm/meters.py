@@ -94,13 +94,13 @@ class PrefillMeter:
             running: Requests that go on or began in it, by their ids, the newest last.
             now: Seconds.
         """
-        took, computed = now - self._at, self._tokens[0]
+        known, computed = self._tokens, self._tokens[0]
         if self._witness not in running:  # all may have ended since: it may have been idle
-            self._tokens.extend(self._nothing)
-        elif computed >= _LEAST_TOKENS and 0 < took < _LONGEST_S:
+            known.extend(self._nothing)
+        elif computed >= _LEAST_TOKENS and 0 < (took := now - self._at) < _LONGEST_S:
             mean, sample = self.tokens_per_s, computed / took
             self.tokens_per_s = mean + _SHARE * (sample - mean) if mean else sample
-        self._tokens.append(tokens)
+        known.append(tokens)
         self._at = now
         self._witness = next(reversed(running), None)
 
@@ -122,20 +122,22 @@ class PromptDemand:
 
     Attributes:
         prompts: Blocks of the observed group that looked-up prompts still need.
+        loaded: Blocks that loads of them can fill.
+        needs: By request id, the blocks of its tokens when it was looked up.
     """
 
     def __init__(self, block_size: int, groups_take: int = 1) -> None:
         self.prompts = 0
         self._block_size, self._groups_take = block_size, groups_take
-        self._needs: dict[str, int] = {}  # request id → blocks of its tokens, when it was looked up
+        self.needs: dict[str, int] = {}
         self._has: dict[str, int] = {}  # and how many of them are computed
         self._loads: dict[str, int] = {}  # and how many of them a load can fill, if any
-        self._loaded = 0  # the sum of these
+        self.loaded = 0
 
     def most(self, decoding: int, fetched: int = 0) -> tuple[int, int, int]:
         """Blocks of all groups that the next step can take: for so many requests that decode, for
         prompts, and for loads, those of prompts and so many others that are ``fetched``."""
-        take, loads = self._groups_take, fetched + self._loaded
+        take, loads = self._groups_take, fetched + self.loaded
         return take * decoding, take * self.prompts, take * loads
 
     def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
@@ -144,15 +146,15 @@ class PromptDemand:
         self.finished(request.request_id)
         if to_load:
             self._loads[request.request_id] = blocks = to_load // self._block_size
-            self._loaded += blocks
+            self.loaded += blocks
         needs = 1 + request.num_tokens // self._block_size
         has = computed_tokens // self._block_size
-        self._needs[request.request_id], self._has[request.request_id] = needs, has
+        self.needs[request.request_id], self._has[request.request_id] = needs, has
         self.prompts += needs - has
 
     def cached(self, cached: Iterable[Cached]) -> None:
         """Note what was computed in a step."""
-        needs = self._needs
+        needs = self.needs
         if not needs:
             return
         for request, _, _, end in cached:
@@ -161,13 +163,13 @@ class PromptDemand:
 
     def finished(self, request_id: str) -> None:
         """Note that a request takes no more blocks, or will be looked up again."""
-        needs = self._needs.pop(request_id, None)
-        self._loaded -= self._loads.pop(request_id, 0)
+        needs = self.needs.pop(request_id, None)
+        self.loaded -= self._loads.pop(request_id, 0)
         if needs is not None:
             self.prompts -= needs - self._has.pop(request_id)
 
     def _computed(self, request_id: str, end: int) -> None:
-        if end >= self._needs[request_id] - 1:
+        if end >= self.needs[request_id] - 1:
             self.finished(request_id)
         else:
             self.prompts -= end - self._has[request_id]

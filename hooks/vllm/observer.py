@@ -22,17 +22,20 @@ from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, pack_run, unpack
 from ..link.late import LateHashes, LatePrompt, RecentPrompts
 from ..requests.hints import Meaning, TagReader, hint_policy, other_words
 from ..settings import engine_settings
+from .core_index import changes_of
 from .groups import ObservedGroup
 from .index import BlockIndex
 from .meters import PromptDemand
-from .tap import CachedRun, Changes, PackedHashes, PoolTap, returned
+from .tap import Cached, CachedRun, Changes, PackedHashes, PoolTap, returned
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
+    from ..._engine import Batch
     from ..link.late import PromptDigests
     from ..link.outbox import Later
+    from .core_index import CoreIndex, CoreTap
 
 # What a step cached and evicted, worked through on the thread that sends.
 
@@ -265,6 +268,7 @@ class EngineObserver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stored = 0  # blocks, since the start
+        self.hears_evictions = False  # whether a listener in the step itself wants them
         self._pool = pool
         self._group = group
         self._reporter = ChangeReporter(group, index, gone)
@@ -275,7 +279,7 @@ class EngineObserver:
         self._tags = TagReader(hint_policy(engine_settings()))
         self._waiting: dict[str, tuple[int, int | None]] = {}  # by request id: the last lookup's
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
-        self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
+        self.sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
         self.running: dict[str, Scheduled] = {}  # by id, in the order in which they began
 
     # Requests -----------------------------------------------------------------------------------
@@ -310,7 +314,7 @@ class EngineObserver:
         hashes = self._group.hashes(request, prompt)
         self._state(meaning, hashes, is_over=False)
         if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
-            self._sessions[request.request_id] = meaning.session
+            self.sessions[request.request_id] = meaning.session
         found, lacking = self._waiting.pop(request.request_id, (0, None))
         event = RequestStarted(
             request_id=request.request_id[:MAX_NAME],
@@ -339,7 +343,7 @@ class EngineObserver:
         if (known := self.running.pop(request.request_id, None)) is None:
             return  # aborted before it was ever scheduled: it touched no block
         meaning = known.meaning
-        self._sessions.pop(request.request_id, None)
+        self.sessions.pop(request.request_id, None)
         event = RequestFinished(
             request_id=request.request_id[:MAX_NAME],
             hashes=b"",
@@ -392,7 +396,7 @@ class EngineObserver:
 
     def blocks_changed(self, changes: Changes) -> int:
         """Queue what a step cached and evicted; returns how many blocks of any group it evicted."""
-        cached, names = changes.cached, self._sessions
+        cached, names = changes.cached, self.sessions
         sessions = [names.get(run[0].request_id) for run in cached] if names else ()
         runs: list[CachedRun] = []
         for request, blocks, first, end in cached:
@@ -406,6 +410,21 @@ class EngineObserver:
         for listener in self._listeners:
             listener.changed(changes)
         return len(changes.evicted)
+
+    def batch_taken(self, batch: Batch) -> Sequence[Cached]:
+        """Queue what a compiled core noted of a step, as ``blocks_changed`` does; returns what
+        others must see of it in the step itself."""
+        self.stored += batch.stored
+        self._emit(batch)
+        if not (batch.is_special or batch.then_reset or self.hears_evictions):
+            return ()
+        changes = changes_of(batch)
+        for request, _, first, end in changes.cached:
+            if request.lora_request is not None:
+                self._note_adapted(request, first, end)
+        for listener in self._listeners:
+            listener.changed(changes)
+        return changes.cached
 
     def _note_adapted(self, request: Request, first: int, end: int) -> None:
         self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))
@@ -475,4 +494,32 @@ class ChangeFeed:
             self._demand.cached(changes.cached)
             if changes.then_reset:
                 evicted = 0
+        return evicted
+
+
+class CoreFeed(ChangeFeed):
+    """The same of what a compiled core notes.
+
+    Args:
+        tap: Asks the core.
+        observer: Reports the changes.
+        demand: Learns what was computed.
+        index: Of the same core.
+    """
+
+    def __init__(
+        self, tap: CoreTap, observer: EngineObserver, demand: PromptDemand, index: CoreIndex
+    ) -> None:
+        super().__init__(tap, observer, demand)
+        self._core_tap, self._index = tap, index
+        tap.sessions, tap.needs = observer.sessions, demand.needs
+
+    def take(self) -> int:
+        """As in ``ChangeFeed``."""
+        evicted = 0
+        while (batch := self._core_tap.next()) is not None:
+            evicted = 0 if batch.then_reset else batch.evicted
+            if cached := self._observer.batch_taken(batch):
+                self._demand.cached(cached)
+            self._index.taken()
         return evicted

@@ -21,18 +21,18 @@ from ..link.mailbox import Clock
 from ..settings import CONNECTOR, TierSettings, engine_settings
 from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
+from .core_choice import new_index, new_tap
+from .core_index import CoreIndex, CoreTap
 from .free_queue.arranger import FreeQueueArranger
 from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_group
 from .holding.arrivals import LiveSessions
 from .holding.holding import Holding, NoHolding
 from .holding.queue import HoldingQueue
-from .index import BlockIndex
 from .meters import PrefillMeter, PressingNews, PromptDemand
-from .observer import ChangeFeed, EngineObserver
+from .observer import ChangeFeed, CoreFeed, EngineObserver
 from .reading import engine_ends, engine_layers
 from .recall.support import attach_recall
 from .sampled.reporter import SampleReporter
-from .tap import PoolTap
 from .tiers.bridge import NoTiers, TierCacheBridge
 from .tiers.spiller import StepTaken
 from .tiers.store import new_bridge
@@ -100,7 +100,7 @@ class SchedulerSide:
     ) -> None:
         self._config, self._pool, self._clock = config, pool, (clock := surroundings.clock)
         self.group = group = observed_group(kv_cache, pool)
-        self.index = BlockIndex(pool, clock, group.scale == 1, hears_only=not group.skips)
+        self.index = new_index(kv_cache, pool, group, clock)
         self.arranger = arranger = FreeQueueArranger(
             pool,
             self.index,
@@ -114,6 +114,7 @@ class SchedulerSide:
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
             surroundings.costs, manager, self.hello,
         )  # fmt: skip
+        self.client.copies = not isinstance(bridge, NoTiers)
         self._groups = OtherGroups(kv_cache, pool, group)
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, stated=arranger.stated,
@@ -125,13 +126,14 @@ class SchedulerSide:
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]
         self._demand = PromptDemand(group.block_size, group.groups_take)
         self._news = PressingNews(pool.num_gpu_blocks, self.client.nudge)
-        self.tap = PoolTap(pool, group.index)
+        self.tap = new_tap(pool, group, self.index)
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
         self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         if not isinstance(bridge, NoTiers):
             arranger.copies_first(bridge.spiller)
+        self._is_bare = isinstance(bridge, NoTiers)
         self._recall = attach_recall(config, group, bridge, manager, self.observer.meaning)
-        self._changes = ChangeFeed(self.tap, self.observer, self._demand)
+        self._changes = self._new_feed()
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     def hold_at(
@@ -198,6 +200,17 @@ class SchedulerSide:
             self._news.at_rest(self.observer.stored)
         return told
 
+    def _new_feed(self) -> ChangeFeed:
+        tap, index, observer = self.tap, self.index, self.observer
+        if not (isinstance(tap, CoreTap) and isinstance(index, CoreIndex)):
+            return ChangeFeed(tap, observer, self._demand)
+        index.gone = self.arranger.evicted
+        if not isinstance(self.bridge, NoTiers):
+            observer.hears_evictions = tap.whole = True
+            index.core.keep_hashes()
+            self.bridge.spiller.scans_with(index.core)
+        return CoreFeed(tap, observer, self._demand, index)
+
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Report what changed and apply advice; called once per engine step, after its allocations.
 
@@ -205,16 +218,24 @@ class SchedulerSide:
             tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
-        self._prefill.stepped(tokens, self.observer.running, self._clock())
-        taken = self._changes.take()
-        self.observer.requests_preempted(preempted)
-        self._news.after_step(self.observer.stored)
-        ranking, fetched = self.client.ranking(), self.bridge.offered(self.client.wanted)
-        self.arranger.step_ended(taken)
-        self.arranger.expect(*self._demand.most(len(self.observer.running), fetched))
+        observer, demand, arranger = self.observer, self._demand, self.arranger
+        self._prefill.stepped(tokens, observer.running, self._clock())
+        taken, ranking = self._changes.take(), self.client.ranking()
+        self._news.after_step(observer.stored)
+        if self._is_bare and not preempted:  # as nearly all steps of nearly all engines
+            arranger.step_ended(taken)
+            arranger.expect(*demand.most(len(observer.running)))
+            if not arranger.rests(ranking):
+                self._arrange(ranking)
+            self.holding.step()
+            return None
+        observer.requests_preempted(preempted)
+        fetched = self.bridge.offered(self.client.wanted)
+        arranger.step_ended(taken)
+        arranger.expect(*demand.most(len(observer.running), fetched))
         self._arrange(ranking)
         self.holding.step()
-        return self.bridge.step(ranking, fetched, StepTaken(tokens, taken, self.arranger.held_back))
+        return self.bridge.step(ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
 
     def step_ended(self) -> None:
         """Note that a step's output arrived."""
@@ -271,7 +292,7 @@ class SchedulerSide:
         ranking = self.client.ranking()
         if ranking is None:
             self.arranger.guard_head()
-        elif more or not self.arranger.heeds(ranking):
+        elif (more or not self.arranger.heeds(ranking)) and not self.arranger.rests(ranking):
             self._arrange(ranking)
 
     def _arrange(self, ranking: EvictionRanking | None) -> None:

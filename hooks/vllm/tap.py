@@ -7,6 +7,7 @@ set them, and the pool's own methods are followed on the instance instead.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections import deque
@@ -179,6 +180,7 @@ class PoolTap:
         original: Callable[..., Any] = self._pool.cache_full_blocks
         self._read, append = _reader(original, _READ), self._calls.append
 
+        @functools.wraps(original)  # whoever looks at its parameters sees vLLM's
         def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             append((args, kwargs))  # read later, all at once: a step of 500 requests makes 31 calls
@@ -188,10 +190,13 @@ class PoolTap:
 
     def _emit_removed(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool._emit_block_removed_events
-        read, append = _reader(original, ("block_hashes",)), self._evicted.writelines
+        read, append = _reader(original, ("block_hashes",)), self._note_removed()
         if _does_nothing(self._pool, original):
             return append
         return self._followed(original, lambda args, kwargs: append(read(args, kwargs)))
+
+    def _note_removed(self) -> Callable[[Any], Any]:
+        return self._evicted.writelines
 
     def _free(self) -> Callable[..., Any]:
         return self._followed(self._pool.free_blocks, lambda args, kwargs: self.freed())

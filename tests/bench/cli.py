@@ -111,6 +111,22 @@ def graph(as_json: Json = False) -> None:
 
 
 @app.command()
+def sidecar(
+    as_json: Json = False,
+    seconds: Annotated[float, typer.Option(min=1, help="Measured per load, once it is full.")] = 20,
+) -> None:
+    """What a sidecar uses of a core and of memory, and how old its advice is: one engine, and 64.
+
+    Two minutes on idle cores.
+    """
+    with _explained():
+        from .sidecars.sidecar_bench import run
+
+        figures: Figures = run(progress=not as_json, seconds=seconds)
+    figures.print(as_json)
+
+
+@app.command()
 def dashboard(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
@@ -122,15 +138,21 @@ def dashboard(
 
 
 @app.command()
-def hotpath(as_json: Json = False) -> None:
+def hotpath(
+    as_json: Json = False,
+    part: Annotated[
+        str,
+        typer.Option(help="all; pool: without a scheduler; client: its thread; steps: vLLM's own."),
+    ] = "all",
+) -> None:
     """Measure what the engine pays: reading advice, applying it, observing a step.
 
-    Four minutes on idle cores.
+    Ten minutes on idle cores; both cores of the hooks side by side.
     """
     with _explained():
         from .hotpath import run
 
-        figures: Figures = run(progress=not as_json)
+        figures: Figures = run(progress=not as_json, part=part)
     figures.print(as_json)
 
 

@@ -1,7 +1,7 @@
 """What an engine pays: reading advice, applying it, and being observed.
 
-Block pool, requests and connector are the real ones; only the model is missing. The
-client's thread does not run here: it works beside the engine, not in its steps.
+Block pool, requests and connector are the real ones; only the model is missing. The client's thread
+does not run here, since it works beside the engine: what it computes is a figure of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from kvgraph.hooks.link.mailbox import HeldRanking
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
 
+from .errors import BenchError
 from .figures import Figures
 from .paper.quiet import only_errors
 
+PARTS: Final = ("all", "pool", "client", "steps")
 BLOCK_SIZE: Final = 16
 POOL_BLOCKS: Final = 8192
 LAYERS: Final = 32
@@ -40,16 +42,29 @@ ROUNDS: Final = 80  # of the observed and the stock loop in turn, so that drift 
 
 
 @only_errors()
-def run(progress: bool = False) -> Figures:
-    """Measure reading, applying, observing, and steps at production size (``steps/``)."""
-    from .steps.step_figures import add_steps  # which is built of what stands here
+def run(progress: bool = False, part: str = "all") -> Figures:
+    """Measure reading, applying, observing, and steps at production size (``steps/``).
 
+    Raises:
+        BenchError: There is no such part.
+    """
+    from .steps.client_cost import add_client  # which are built of what stands here
+    from .steps.scheduler_steps import add_scheduler_steps
+    from .steps.step_figures import add_steps
+
+    if part not in PARTS:
+        raise BenchError(f"no part {part!r} of this bench; there are {', '.join(PARTS)}")
     figures = Figures("hotpath")
     say = _say if progress else _silent
-    for measure in (_measure_read, _measure_apply, _measure_observe, _measure_tiers):
-        say(measure.__doc__ or "")
-        measure(figures)
-    add_steps(figures, say)
+    if part in ("all", "pool"):
+        for measure in (_measure_read, _measure_apply, _measure_observe, _measure_tiers):
+            say(measure.__doc__ or "")
+            measure(figures)
+        add_steps(figures, say)
+    if part in ("all", "client"):
+        add_client(figures, say)
+    if part in ("all", "steps"):
+        add_scheduler_steps(figures, say)
     return figures
 
 
@@ -212,11 +227,12 @@ def request_maker() -> Callable[[list[int]], Any]:
 
 
 def cached_pool(
-    num_blocks: int, clock: Callable[[], float] = time.monotonic
+    num_blocks: int, clock: Callable[[], float] = time.monotonic, compiled: bool = False
 ) -> tuple[Any, Keys, BlockIndex]:
-    """A pool whose blocks are all free and in the prefix cache; their keys; their index."""
-    pool = new_pool(num_blocks)
-    index, count = BlockIndex(pool, clock), num_blocks - 1  # block 0 is the null block
+    """A pool whose blocks are all free and in the prefix cache; their keys; their index, which the
+    Python path keeps or the compiled core."""
+    pool, count = new_pool(num_blocks), num_blocks - 1  # block 0 is the null block
+    index = _core_index(pool, clock) if compiled else BlockIndex(pool, clock)
     request = request_maker()(list(range(count * BLOCK_SIZE)))
     blocks = pool.get_new_blocks(count)
     pool.cache_full_blocks(request, blocks, 0, count, BLOCK_SIZE, 0)
@@ -224,6 +240,13 @@ def cached_pool(
     index.remember(unpack(packed), [block.block_id for block in blocks])
     pool.free_blocks(reversed(blocks))
     return pool, as_keys(packed), index
+
+
+def _core_index(pool: Any, clock: Callable[[], float]) -> BlockIndex:
+    from kvgraph.hooks.vllm.core_index import CoreIndex
+    from kvgraph.hooks.vllm.groups import ObservedGroup
+
+    return CoreIndex(pool, ObservedGroup(0, BLOCK_SIZE, BLOCK_SIZE), clock)
 
 
 def surroundings(clock: Callable[[], float] = time.monotonic, **more: Any) -> Any:

@@ -24,7 +24,7 @@ def asks(name: str, since: float, blocks: int = 10, **facts: object) -> Held:
 def meets(rule: HoldingRule, requests: int, *, queued: bool) -> None:
     """So many requests come, and others stand in the queue then, or do not."""
     for _ in range(requests):
-        rule.saturation.came(queued=queued)
+        rule.saturation.note_arrival(queued=queued)
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_all_that_wait_of_a_tenant_leave_the_strangers_with_its_first() -> None:
     names = drain(order)
     assert names.index("a2") <= 6, "it takes turns with all strangers together"
     assert [name for name in names if name[0] == "a"] == ["a1", "a2"]
-    assert not order._strange
+    assert not order._unknown
 
 
 def test_who_goes_away_as_a_stranger_leaves_nothing_behind() -> None:
@@ -197,7 +197,7 @@ def test_who_goes_away_as_a_stranger_leaves_nothing_behind() -> None:
     crowd(order, 0, 50, uses=5)
     for number in range(50):
         assert order.drop(f"crowd {number}") is not None
-    assert not order._strange
+    assert not order._unknown
     assert not order._lanes
     assert order.peek() is None
 

@@ -47,7 +47,7 @@ class Hall:
     def saturate(self) -> None:
         """As if many requests had come and had met others in vLLM's queue."""
         for _ in range(100):
-            self.holding.saturation.came(queued=True)
+            self.holding.saturation.note_arrival(queued=True)
 
     def say(self, room: int | None, known_of: float | None = None) -> None:
         """The sidecar says now that so many blocks may start."""

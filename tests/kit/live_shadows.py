@@ -25,11 +25,12 @@ class Live:
         cpu: Callable[[], float] = time.thread_time,
         policy: Policy | None = None,
         referee: Referee | None = None,
+        always: bool = True,
     ) -> None:
         self.now = 0.0
         self.trace, self.capacity = trace, capacity
         self.graph = KVCacheGraph(clock=lambda: self.now, policy=policy, referee=referee)
-        self.runner = ShadowRunner(self.graph, lambda: self.now, cpu)
+        self.runner = ShadowRunner(self.graph, lambda: self.now, cpu, always=always)
         self.hello()
         for _ in range(halvings):
             assert self.set.halve()

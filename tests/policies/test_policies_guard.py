@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.shadow import FallingOrder, LruShadow, LruStack, RankedShadow, Uses
+from kvgraph.advisor.policies.shadow import LruShadow, LruStack, RankedShadow, Uses
 from kvgraph.advisor.replay.arms import Settings, run_arm
 from kvgraph.advisor.replay.graph_order import GraphOrder
 from kvgraph.advisor.replay.simulator import Instance, simulate
@@ -218,16 +218,41 @@ def test_a_large_pool_makes_room_ahead_and_never_holds_more_than_it_may() -> Non
 
 
 @pytest.mark.parametrize("distinct", [3, 10**6])
-def test_an_order_that_is_sorted_in_parts_is_the_order(distinct: int) -> None:
-    rng = np.random.default_rng(4)
+def test_a_large_ranking_is_followed_in_its_order(distinct: int) -> None:
+    """It is sorted in parts, as somebody asks: of equals the first goes first, all the same."""
+    rng, keys = np.random.default_rng(4), np.arange(120_000, dtype=np.uint64)
     rows = np.sort(rng.permutation(60_000)[:40_000]).astype(np.int32)
     scores = rng.integers(0, distinct, len(rows)).astype(float)
     scores[::7] = -np.inf
-    order, found = FallingOrder(rows, scores), list[int]()
-    while len(part := order.peek(count := int(rng.integers(1, 3_000)))):
-        order.skip(min(count, len(part)))
-        found += part[:count].tolist()
-    assert found == rows[np.argsort(-scores, kind="stable")].tolist()
+    pool = RankedShadow(len(rows))
+    pool.use(rows, keys[rows])
+    pool.adopt(rows, scores)
+    in_order = rows[np.argsort(-scores, kind="stable")]
+    for start in range(60_000, 90_000, 1_500):
+        more = np.arange(start, start + 1_500, dtype=np.int32)
+        pool.use(more, keys[more])
+        held = pool.rows(keys)
+        old = held[held < 60_000]
+        assert old.tolist() == sorted(in_order[len(rows) - len(old) :].tolist())
+
+
+def test_what_shadows_remember_is_bounded_by_their_pools() -> None:
+    """Neither many requests for few blocks, nor many blocks, nor high rows take room for ever."""
+    stack, uses = LruStack([2_000, 1_000]), Uses()
+    pool = RankedShadow(1_000, uses)
+    few = np.arange(500, dtype=np.int32)
+    for _ in range(200):
+        stack.use(few, few.astype(np.uint64))
+    few_nbytes = stack.nbytes
+    for first in range(0, 2_000_000, 500):
+        rows = np.arange(first, first + 500, dtype=np.int32)
+        for each in (stack, uses):
+            each.use(rows, rows.astype(np.uint64))
+    assert few_nbytes < 50_000
+    assert stack.nbytes < 2_000_000
+    assert uses.nbytes < 3_000_000
+    assert stack.found(rows, rows.astype(np.uint64)) == [500, 500]
+    assert pool.held <= 1_000
 
 
 def hit_rate(trace: Trace, policy: Any, capacity: int = 400) -> float:

@@ -460,3 +460,33 @@ def test_shadows_rest_while_nothing_is_asked(trace: Trace) -> None:
             live.ask()
         live.runner.tick()
     assert len(ranked) == 1
+
+
+def test_policies_shadows_follow_only_while_somebody_looks(trace: Trace) -> None:
+    """LRU's always do: they rank nothing. Whoever looks is told of what policies found since."""
+    live = Live(trace, CAPACITY, always=False)
+    watched = Live(trace, CAPACITY)
+    for each in (live, watched):
+        each.play()
+    policy = live.set.ranked[0]
+    assert live.set.lru[0].found == watched.set.lru[0].found > 0
+    assert live.set.rate(policy) is None
+    assert not live.set.sampled
+    first = {
+        each.name: each for each in shadows_view(live.runner, None, live.now, float, str).shadows
+    }
+    assert first[policy.name].hit_rate is None
+    assert first["lru"].hit_rate is not None
+    assert set(first[policy.name].history) == {None}
+    live.runner.tick()  # it is looked at: they hold what the pool does, and follow
+    asked = live.set.asked
+    live.ask()
+    live.runner.tick()
+    (policy,) = [each for each in live.set.ranked if each.name == policy.name]
+    assert live.set.heard_by(policy).asked == live.set.asked - asked > 0
+    assert live.set.rate(policy) is not None
+    assert len(live.set.window.since_begun()) < len(live.set.window.taken())
+    live.now += 700.0
+    live.runner.tick()
+    assert not live.set.awake
+    assert live.set.rate(live.set.ranked[0]) is None

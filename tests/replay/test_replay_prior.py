@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from kvgraph.advisor.cli import build_app
+from kvgraph.advisor.policies.hazard import AGES
 from kvgraph.advisor.policies.lifecycle import Returns, load_prior
 from kvgraph.advisor.policies.waits import FEATURES, STATED_FEATURE
 from kvgraph.advisor.replay.prior import learn_prior, recorded_waits
@@ -70,5 +71,5 @@ def test_the_command_writes_what_a_policy_starts_from(tmp_path: Path, monkeypatc
 def test_the_shipped_prior_fits_the_features() -> None:
     prior = load_prior()
     assert prior.scales.shape == (2, len(FEATURES))
-    rates = Returns(prior).stranger_rate(np.array([1.0, 60.0, 3000.0]))
+    rates = np.interp([1.0, 60.0, 3000.0], AGES, Returns(prior).stranger_rates())
     assert (np.diff(rates) < 0).all(), "who was away longer is less likely to come back soon"

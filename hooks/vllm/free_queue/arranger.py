@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ....graph.wire.advice import EvictionRanking
 from ....graph.wire.events import AdviceApplied
 from ...settings import PROTECT_STALE_S
+from ..core_index import CoreIndex
 from ..index import BlockIndex
+from .core_window import CoreWindow
 from .protection import HeadGuard, ProtectedKeys
 from .window import Victims, Window
 
@@ -83,7 +85,7 @@ class Blanks:
         return None  # nothing cached is free: there is nothing to arrange
 
 
-_REACH_STEP: Final = 64  # blocks: one request more is no reason to look again; chosen
+_REACH_STEP: Final = 16  # blocks: one request more is no reason to look again; chosen
 _STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid, if it is fast
 
 
@@ -134,14 +136,16 @@ class FreeQueueArranger:
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
         self._guard = HeadGuard(pool, blocks_per_step, self._protection)
         self._blanks = Blanks(pool, blocks_per_step)
-        self._window = Window(pool, index, blocks_per_step, self._protection.stated_among)
+        self._window = self._new_window(pool, index)
+        self._latest: EvictionRanking | None = None  # that was acted on in the last step
+        self._is_disturbed = True  # by another's word since
         self._guard.relaid = self._window.forget
         self._guard.covered = self._window.forget_all
 
     def copies_first(self, copier: Copier) -> None:
         """Tell ``copier`` of the queue from now on, and let some victims of the last ranking go
         before those of a new one, which have no copies yet."""
-        self._copier = copier
+        self._copier, self._is_disturbed = copier, True
         self._window.ahead, self._window.laid_more = 1 + _STEPS_CARRIED, copier.laid_more
 
     @property
@@ -182,6 +186,7 @@ class FreeQueueArranger:
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:
         """Note that a caller says that these are protected; again when its request is over."""
+        self._is_disturbed = True
         (self._protection.over if is_over else self._protection.state)(keys)
 
     def freed(self) -> None:
@@ -194,14 +199,17 @@ class FreeQueueArranger:
         """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
         stands at the head may no longer be enough for what the same step takes next."""
         copier = self._copier
-        if copier is None and not (self._window.victims.blocks or self._guard.stands):
+        if copier is None and not (len(self._window.victims) or self._guard.stands):
             return
         was_free = [block for block in blocks if block.ref_cnt == 1]
         if not was_free:
             return
         ids = [block.block_id for block in was_free]
         fewer = self._window.forget(ids)
-        if self._guard.touched(ids) or (fewer and not self._window.still_suffices()):
+        lacks = fewer and not self._window.still_suffices()
+        if lacks and self._latest is not None:  # the same step takes what stands at the head now
+            lacks = not self._lay_window(self._latest)
+        if self._guard.touched(ids) or lacks:
             self._guard.step()
         if copier is not None:
             copier.touched(was_free)  # last: it looks at what stands at the head now
@@ -219,6 +227,7 @@ class FreeQueueArranger:
             remembered: The latest, fresh or not: what it protects is still protected.
             linked_since: The sidecar may have missed what was reported before this time.
         """
+        self._latest, self._is_disturbed = ranking, False
         lapsed = self._protection.look_through(ranking, linked_since)
         if self._protection.adopt(ranking or remembered, linked_since) or lapsed:
             self._guard.forget_head()
@@ -235,8 +244,21 @@ class FreeQueueArranger:
         """Note that a step has taken all its blocks, and evicted so many by that."""
         self._window.step_ended(evicted)
 
+    def rests(self, ranking: EvictionRanking | None) -> bool:
+        """Whether there is nothing to arrange for the next step, as in nearly all: the ranking is
+        the last step's, and what it laid suffices. Else ``step`` must be called."""
+        if self._is_disturbed or ranking is None or ranking is not self._latest:
+            return False
+        if self._protection or self._copier is not None:
+            return False  # the one lapses, and the other looks ahead
+        if self._blanks.suffice:  # a blank one leaves without a word
+            return self._window.reach <= self._blocks_per_step and self._blanks.still_suffice()
+        return self._window.is_settled and self._window.still_suffices()
+
     def guard_head(self) -> None:
-        """See that what the next step can take is not protected, if anything else is free."""
+        """See that what the next step can take is not protected, if anything else is free; there is
+        no advice."""
+        self._latest = None
         self._guard.step()
 
     def heeds(self, ranking: EvictionRanking) -> bool:
@@ -268,10 +290,17 @@ class FreeQueueArranger:
 
     def clear(self) -> None:
         """Forget the ranking: the prefix cache was reset."""
+        self._latest, self._is_disturbed = None, True
         self._window.reset()
         self._blanks.reset()
         self._protection.reset()
         self._guard.forget_head(and_who_is_free=True)
+
+    def _new_window(self, pool: BlockPool, index: BlockIndex) -> Window:
+        most, protection = self._blocks_per_step, self._protection
+        if isinstance(index, CoreIndex):
+            return CoreWindow(pool, index, most, protection)
+        return Window(pool, index, most, protection.stated_among)
 
     def _lay_window(self, ranking: EvictionRanking) -> bool:
         """Follow ``ranking`` and lay its window if that is due; returns whether a step can take

@@ -49,10 +49,11 @@ class ProtectedKeys:
 
     Attributes:
         evicted_protected: Protected blocks that the engine evicted since its start.
+        stated_count: Grows whenever callers' statements change.
     """
 
     def __init__(self, blocks: int, stale_s: float, clock: Callable[[], float]) -> None:
-        self.evicted_protected = 0
+        self.evicted_protected = self.stated_count = 0
         self._stale_s = stale_s
         self._clock = clock
         self._most_stated = int(MOST_SHARE * blocks)  # until a sidecar knows them, and their price
@@ -93,6 +94,7 @@ class ProtectedKeys:
     def state(self, keys: Sequence[int]) -> None:
         """Protect what the caller of a request that starts states, until a ranking knows that it is
         over."""
+        self.stated_count += 1
         stated, said = self._stated, (self._clock(), math.inf)
         for key in keys:
             stated.pop(key, None)
@@ -102,6 +104,7 @@ class ProtectedKeys:
 
     def over(self, keys: Sequence[int]) -> None:
         """Note that a request which stated these is over, as the sidecar was told before."""
+        self.stated_count += 1
         stated, now = self._stated, self._clock()
         for key in keys:
             said, _ = stated.pop(key, (now, now))
@@ -117,6 +120,10 @@ class ProtectedKeys:
         if stated.keys().isdisjoint(keys):
             return ()
         return list(compress(blocks, map(stated.__contains__, keys)))
+
+    def stated_keys(self) -> Keys:
+        """The keys of callers' statements, in no order."""
+        return np.fromiter(self._stated, np.uint64, len(self._stated))
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Leave to ``ranking`` the statements that it knows, and forget those of long ago; returns
@@ -139,6 +146,7 @@ class ProtectedKeys:
             said, over = stated[key]
             if over <= oldest or (linked_since < said and over < known_of):
                 settled.append(key)
+        self.stated_count += bool(settled)
         for key in settled:
             del stated[key]
         self._over.difference_update(settled)
@@ -178,12 +186,14 @@ class ProtectedKeys:
 
     def reset(self) -> None:
         """Forget what is protected: the prefix cache was reset."""
+        self.stated_count += 1
         self._keys, self._place = _NO_KEYS, {}
         self._stated.clear()
         self._over.clear()
 
     def _keep_unheard(self, keys: Iterable[int]) -> None:
         """Keep what an earlier sidecar protected, of which the one that ranks now may not know."""
+        self.stated_count += 1
         unheard = dict.fromkeys(keys, (-math.inf, self._clock()))
         self._stated.update(unheard)
         self._over.update(unheard)

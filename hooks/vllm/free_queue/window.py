@@ -151,10 +151,12 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
 
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
-_LEAST: Final = 512  # victims, however few a step takes: laid anew once in many steps; chosen
-_AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
+_LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
+_SPARE: Final = 64  # victims beyond what the next step can take: one pass looks at as many; chosen
+_STEPS_SPARE: Final = 4  # as large as those of late, which such victims last for; chosen
+AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
 _FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
-_SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
+SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
 _LOOKED_AT_ONCE: Final = 64  # ranked keys at least: one pass costs as much as 30 of them; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
@@ -162,7 +164,8 @@ _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 class Window:
     """The victims that stand at the head: a new ranking's, and more of them when few are left.
 
-    What the next step may take is laid at once, the others a part in each step.
+    What the next step may take is laid at once, the others a part in each step. There are hardly
+    more of them than one step can take: whatever the next ranking lays anew was laid in vain.
 
     Args:
         pool: The live block pool.
@@ -205,13 +208,17 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Victims that it holds at most: what steps ``ahead`` take, or what prompts need."""
+        """Victims that it holds at most: what steps ``ahead`` take, or what prompts need; without
+        ``ahead``, what the next step can take, and some usual ones behind it."""
         most = min(MAX_WINDOW, max(2, self.ahead) * self._blocks_per_step)
-        return min(most, max(_LEAST, int(self.ahead * self._largest_step), self.prompts))
+        if not self.ahead:
+            return min(most, self.reach + max(_SPARE, int(_STEPS_SPARE * self._largest_step)))
+        return min(most, max(_LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
 
     def step_ended(self, evicted: int) -> None:
         """Note that a step has taken all its blocks, and evicted so many by that."""
-        self._largest_step = max(float(evicted), _FADE * self._largest_step)
+        faded = _FADE * self._largest_step
+        self._largest_step = faded if faded > evicted else float(evicted)
 
     def follows(self, ranking: EvictionRanking) -> bool:
         """Whether the victims are this ranking's."""
@@ -260,9 +267,13 @@ class Window:
         if self._next >= len(self._order):
             return False
         self._victims.drop_taken()
-        left = len(self._victims)
-        self._due = self._due or left < self.size // 2 or left < self.prompts
+        self._due = self._due or self._is_low(len(self._victims))
         return self._due
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last ranking's victims were laid as far as they were due then."""
+        return not self._due
 
     def find_anchor(self, known_of: float) -> KVCacheBlock | None:
         """The last victim, if it stands at the head still, where a ranking that knows the events
@@ -286,16 +297,14 @@ class Window:
         """
         victims = self._victims
         left = len(victims)
-        least = max(least, self.prompts, int(self.ahead * self._largest_step))
-        most = max(self.size, least) - left
-        for found in self._next_victims(min(most, max(_AT_ONCE, least - left)), known_of):
+        for found in self._next_victims(self._to_lay(left, least), known_of):
             move_behind(place, found.blocks)
             if len(victims) == left:
                 self.laid_more(victims, not left)
             victims.add(found)
             place = found.blocks[-1]
         self.laid += len(victims) - left
-        self._due = len(victims) + _AT_ONCE <= self.size and self._next < len(self._order)
+        self._due = len(victims) + AT_ONCE <= self.size and self._next < len(self._order)
 
     def last_blank(self, blanks: int) -> KVCacheBlock:
         """The last of the blank blocks at the head, or the queue's fake head."""
@@ -305,9 +314,19 @@ class Window:
             blank = block
         return blank
 
+    def _is_low(self, left: int) -> bool:
+        if not self.ahead:
+            return left < min(self.reach, self.size)
+        return left < self.size // 2 or left < self.prompts
+
+    def _to_lay(self, left: int, least: int) -> int:
+        """How many victims to lay now, where ``left`` stand and ``least`` are to."""
+        least = max(least, self.prompts, int(self.ahead * self._largest_step))
+        return min(max(self.size, least) - left, max(AT_ONCE, least - left))
+
     def _next_victims(self, count: int, known_of: float) -> Iterator[FoundBlocks]:
         """The ranking's next free blocks, ``count`` in all, if there are so many."""
-        most = _SCAN_PER_VICTIM * count
+        most = SCAN_PER_VICTIM * count
         while count > 0 and most > 0:
             keys = self._order[self._next : self._next + min(most, max(count, _LOOKED_AT_ONCE))]
             if not len(keys):

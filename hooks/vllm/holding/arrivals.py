@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ....graph.admission import new_context_blocks
+from ....graph.admission import is_short, new_context_blocks
 from ...requests.hints import Meaning
 from ..groups import ObservedGroup
 
@@ -268,6 +268,8 @@ class LiveSessions:
 
     def _new_context(self, hashes: Sequence[bytes], *, new: bool) -> int:
         pool = self._pool.num_gpu_blocks - 1
+        if is_short(len(hashes), pool):
+            return 0  # whatever is found of it
         return new_context_blocks(len(hashes), self._found(hashes), pool, new=new)
 
     def _found(self, hashes: Sequence[bytes]) -> int:

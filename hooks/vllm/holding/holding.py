@@ -99,6 +99,11 @@ class HoldingLog:
         """Note since when the longest waiting request waits."""
         self._oldest_since = since
 
+    @property
+    def speaks(self) -> bool:
+        """Whether requests were held lately, so that the end of that is to be noted."""
+        return self._holding or self._oldest_since is not None
+
     def none_held(self, now: float) -> None:
         """Note that no request is held now."""
         self._oldest_since = None
@@ -209,7 +214,8 @@ class Holding:
         """Release what may start in the next step; called once a step, after its allocations."""
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):
-            self._log.none_held(now)
+            if self._log.speaks:
+                self._log.none_held(now)
             return
         self._release(advice, now)
         if advice is not None:

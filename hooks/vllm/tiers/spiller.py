@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+    from ...._engine import Core
     from ...tiers.directory import CopyDirectory
 
 # ``CopyLead``: how many of the blocks that are about to go should have copies.
@@ -106,10 +107,12 @@ class QueueScan:
 
     Attributes:
         reached: Cached blocks that stand before the next one.
+        core: Walks the queue, where the engine has a compiled core.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self.reached = 0
+        self.core: Core | None = None
         self._pool = pool
         self._last: KVCacheBlock | None = None  # that was looked at
         self._before: KVCacheBlock | None = None  # the same, a step ago
@@ -157,6 +160,9 @@ class QueueScan:
         return found
 
     def _next_cached(self, count: int) -> list[KVCacheBlock]:
+        if self.core is not None:
+            cached, self._last = self.core.scan(self._last, count, _MOST_BLANKS)
+            return cached
         found: list[KVCacheBlock] = []
         blanks, walk = _MOST_BLANKS, self._pool.free_block_queue.iter_blocks_after(self._last)
         while len(found) < count and blanks:
@@ -427,6 +433,10 @@ class Spiller:
         # would replace each other for ever, and the engine would never rest.
         self._look(ahead, taken + loads, now, ranking if step.tokens else None)
         return self._spare(wanted) if wanted else 0
+
+    def scans_with(self, core: Core) -> None:
+        """Look through the queue with a compiled core."""
+        self._scan.core = core
 
     def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
         """Begin to copy blocks of the pool now, as far as there is room; ``group`` ends their keys

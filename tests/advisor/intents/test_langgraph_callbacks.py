@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 from kvgraph.advisor.intents.client import IntentClient
-from kvgraph.advisor.intents.langgraph import LangGraphCallbacks, SessionWords
+from kvgraph.advisor.intents.langgraph import LangGraphCallbacks, SessionSignals
 from kvgraph.advisor.tools.remote import RemoteError
 from kvgraph.hooks.fake import FakeEngine
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
@@ -211,8 +211,8 @@ class Heard:
         return told
 
 
-def new_words(heard: Heard, settle_s: float = 0.0) -> SessionWords:
-    return SessionWords(lambda: cast(IntentClient, heard), settle_s=settle_s)
+def new_words(heard: Heard, settle_s: float = 0.0) -> SessionSignals:
+    return SessionSignals(lambda: cast(IntentClient, heard), settle_s=settle_s)
 
 
 def test_only_the_latest_word_on_a_session_is_told() -> None:
@@ -284,7 +284,7 @@ def test_after_a_silence_a_sidecar_is_asked_again(
 
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    words = SessionWords(connect, settle_s=0.0)
+    words = SessionSignals(connect, settle_s=0.0)
     for at, name in ((1000.0, "a"), (1005.0, "b"), (1011.0, "c")):
         now[0] = at
         words.turn_ended(name)
@@ -296,7 +296,7 @@ def test_after_a_silence_a_sidecar_is_asked_again(
 
 def test_runs_without_a_thread_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(SessionWords, "turn_ended", lambda _, session: said.append(session))
+    monkeypatch.setattr(SessionSignals, "turn_ended", lambda _, session: said.append(session))
     graph = StateGraph(MessagesState)
     graph.add_node("model", lambda state: {"messages": [AIMessage("Hi.")]})
     graph.add_edge(START, "model")

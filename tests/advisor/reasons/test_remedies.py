@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kvgraph.advisor.page.misses import RequestsAsked, requests_of
 from kvgraph.advisor.page.page import Page
-from kvgraph.advisor.words.words import Gone, miss_sentence
+from kvgraph.advisor.words.words import Departure, miss_sentence
 from kvgraph.graph.logs.reasons import DepartureRule, Reason
 from kvgraph.graph.wire.events import Pressure, RequestFinished, RequestStarted
 from small_world import SIZE, World, pack, page_of
@@ -106,7 +106,7 @@ def test_what_saves_most_is_told_first_and_what_saves_nothing_only_alone(
 
 
 def test_a_miss_says_what_the_score_of_its_block_was_made_of() -> None:
-    gone = Gone(15.0, 0.0, "it was expected to be asked for again in about 3 min")
+    gone = Departure(15.0, 0.0, "it was expected to be asked for again in about 3 min")
     said = miss_sentence(Reason.EVICTED, DepartureRule.POLICY, (2, 9), gone, None, None)
     assert said == (
         "Block 3 of 9 left the pool 15 s before. Why: the policy ranked it among the first to go, "

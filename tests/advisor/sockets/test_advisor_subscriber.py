@@ -1,4 +1,4 @@
-"""The sidecar's ROUTER over real sockets: garbage, gaps, strangers, silence."""
+"""The sidecar's ROUTER over real sockets: garbage, gaps, unknown peers, silence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import zmq
 from hand_clock import Clock
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
-from kvgraph.advisor.sockets.subscriber import EventSubscriber, Strangers, engine_id
+from kvgraph.advisor.sockets.subscriber import EventSubscriber, UnknownPeers, engine_id
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import AnyAdvice, Refused, ResyncRequest
 from kvgraph.graph.wire.events import (
@@ -422,8 +422,8 @@ def test_a_flood_of_garbage_costs_one_log_line(
 
 
 def test_many_strangers_are_remembered_in_bounded_memory() -> None:
-    strangers = Strangers(Clock(100.0))
+    unknown_peers = UnknownPeers(Clock(100.0))
     for index in range(400):
-        assert strangers.note_answer(index.to_bytes(16, "big"))
-        assert not strangers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
-    assert len(strangers) <= 256
+        assert unknown_peers.note_answer(index.to_bytes(16, "big"))
+        assert not unknown_peers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
+    assert len(unknown_peers) <= 256

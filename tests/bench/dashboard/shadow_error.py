@@ -144,7 +144,7 @@ def play(trace: Trace, capacity: int, effort: Effort | None = None) -> _Played:
     now, effort = [0.0], effort or Effort()
     guard = Guard(LifecyclePolicy.name)  # stays with LRU here: what shadows begin with
     graph = KVCacheGraph(policy=LifecyclePolicy(), clock=lambda: now[0], referee=guard)
-    runner = ShadowRunner(graph, lambda: now[0], cpu=lambda: 0.0)
+    runner = ShadowRunner(graph, lambda: now[0], cpu=lambda: 0.0, always=True)
     runner.rank_every_s = effort.rank_every_s
     graph.apply(ENGINE, [EngineHello(ENGINE, "", trace.block_size, capacity + 1, "v")])
     runner.tick()

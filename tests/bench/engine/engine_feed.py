@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -38,7 +39,28 @@ _SHARED: Final = 1 / 8  # of a request: what all sessions begin with
 _ROOM: Final = 1.25  # the pool, by what live sessions hold: what ended stays until it is evicted
 _SETTLE_S: Final = 10.0  # until the pool is full, and the first rankings are made
 
-_A_STEP: Final = round(REQUESTS_PER_S * _STEP_S)
+
+@dataclass(frozen=True)
+class Load:
+    """What one engine does.
+
+    Attributes:
+        requests_per_s: Told in steps of 25 ms, or longer ones in which one request starts.
+        sessions: That are alive at once.
+    """
+
+    requests_per_s: float = REQUESTS_PER_S
+    sessions: int = SESSIONS
+
+    @property
+    def a_step(self) -> int:
+        """Requests that start in a step."""
+        return max(1, round(self.requests_per_s * _STEP_S))
+
+    @property
+    def step_s(self) -> float:
+        """Seconds between two steps."""
+        return self.a_step / self.requests_per_s
 
 
 @dataclass(eq=False)
@@ -77,17 +99,28 @@ class SessionFeed(FakeEngine):
         endpoint: The sidecar's.
         blocks: Of a request.
         turns: Of a session; 1: every block of every request is new.
+        number: Of the engine, where there are several: their sessions are others.
     """
 
-    def __init__(self, endpoint: str, blocks: int, turns: int = TURNS) -> None:
-        pool = int(_ROOM * blocks * SESSIONS)
-        super().__init__(endpoint, num_blocks=pool + 1, name=f"feed-{blocks}")
+    def __init__(
+        self,
+        endpoint: str,
+        blocks: int,
+        turns: int = TURNS,
+        load: Load | None = None,
+        number: int = 0,
+    ) -> None:
+        self.load = load = load or Load()
+        pool = int(_ROOM * blocks * load.sessions)
+        super().__init__(endpoint, num_blocks=pool + 1, name=f"feed-{blocks}-{number}")
         self._rng = np.random.default_rng(blocks)
+        self._number = number
         self._turns, self._pool = turns, pool
         self._begins = blocks if turns == 1 else blocks // 2
         self._grows = max(1, blocks // turns - 1)
         self._shared = random_keys(self._rng, 0 if turns == 1 else int(_SHARED * blocks))
-        self._live: list[_Session | None] = [None] * SESSIONS
+        self._rng = np.random.default_rng((blocks, number))
+        self._live: list[_Session | None] = [None] * load.sessions
         self._running: deque[_Request] = deque()
         self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest unused first
         self._begun = self._step = self._stored = 0
@@ -97,7 +130,7 @@ class SessionFeed(FakeEngine):
     def step(self) -> None:
         """Tell of one step, in which some requests start, and some end."""
         self._step += 1
-        started = [self._start() for _ in range(_A_STEP)]
+        started = [self._start() for _ in range(self.load.a_step)]
         ended: list[_Request] = []
         while self._running and self._running[0].ends <= self._step:
             ended.append(self._running.popleft())
@@ -127,7 +160,7 @@ class SessionFeed(FakeEngine):
         return [pressure, AdviceApplied(0, 0, 0, 0, 0, dropped)]
 
     def _start(self) -> _Request:
-        at = self._requests % SESSIONS
+        at = self._requests % self.load.sessions
         session = self._live[at]
         if session is None or session.turn == self._turns:
             session = self._live[at] = self._new_session(at if session is None else 0)
@@ -147,7 +180,7 @@ class SessionFeed(FakeEngine):
         turn = at % self._turns
         own = self._begins - len(self._shared) + turn * (self._grows + 1)
         chain = np.concatenate([self._shared, random_keys(self._rng, own)])
-        return _Session(f"session-{self._begun}", chain, turn, len(self._shared))
+        return _Session(f"session-{self._number}-{self._begun}", chain, turn, len(self._shared))
 
     def _told(self, request: _Request) -> RequestStarted:
         session, size = request.session, self.block_size
@@ -220,13 +253,19 @@ def _cpu_share(sidecar: SidecarProcess, feed: SessionFeed, seconds: float) -> fl
 
 def _feed(feed: SessionFeed, seconds: float) -> int:
     """Tell of steps at an even pace; returns how many requests started."""
-    steps, began = 0, time.perf_counter()
+    return sum(1 for _ in pace([feed], seconds)) * feed.load.a_step
+
+
+def pace(feeds: Sequence[SessionFeed], seconds: float) -> Iterator[float]:
+    """Tell of steps of each feed at an even pace; after each, how many seconds have passed."""
+    step_s, steps, began = feeds[0].load.step_s, 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds:
-        if steps * _STEP_S > passed:
-            time.sleep(steps * _STEP_S - passed)
-        feed.step()
+        if steps * step_s > passed:
+            time.sleep(steps * step_s - passed)
+        for feed in feeds:
+            feed.step()
         steps += 1
-    return steps * _A_STEP
+        yield passed
 
 
 def _cpu_s(process: psutil.Process) -> float:

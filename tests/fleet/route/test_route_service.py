@@ -19,7 +19,7 @@ from kvgraph.advisor.fleet import app
 from kvgraph.advisor.fleet.app import BodyRoom, BodyShare, FullError, ProxyApp
 from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import Listed
-from kvgraph.advisor.process.process import Front, HeadDeadline
+from kvgraph.advisor.process.process import ApiGate, HeadDeadline
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph_bench.serving.listening import listening
 
@@ -27,11 +27,11 @@ LOCAL = ["127.0.0.1"]
 
 
 @contextlib.asynccontextmanager
-async def fronted(hosts: list[str] | None) -> AsyncIterator[tuple[Front, httpx.AsyncClient]]:
+async def fronted(hosts: list[str] | None) -> AsyncIterator[tuple[ApiGate, httpx.AsyncClient]]:
     """A proxy before one engine, as the command serves it, and a client of it."""
     engine = StandInEngine()
     await engine.start()
-    front = Front(ProxyApp(FleetProxy([Listed(engine.url)])), hosts)
+    front = ApiGate(ProxyApp(FleetProxy([Listed(engine.url)])), hosts)
     async with (
         listening(front, "on") as url,
         httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client,

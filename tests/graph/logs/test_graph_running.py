@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kvgraph.graph.logs import history as queues
 from kvgraph.graph.logs import requests
-from kvgraph.graph.logs.evictions import EvictionLog, Way
+from kvgraph.graph.logs.evictions import EvictionLog, RowMark
 from kvgraph.graph.logs.history import Heard, HeardQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
 from kvgraph.graph.logs.requests import LIMIT, UNHEARD, Origin, Running, RunningRequests
@@ -23,7 +23,7 @@ def world() -> World:
 def coming(world: World, engine: int = 0) -> int:
     """Blocks that running requests compute, by an engine's marks."""
     log = world.history.evictions[engine]
-    return int(np.count_nonzero(log.marks & Way.COMING))
+    return int(np.count_nonzero(log.marks & RowMark.COMPUTING))
 
 
 def test_the_next_engine_in_a_column_does_not_judge_the_last_ones_requests(world: World) -> None:
@@ -85,7 +85,7 @@ def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world
     (row,) = tables.blocks.find(as_keys([1]), tables.salt(0))
     world.history.evicted(0, np.array([row], dtype=np.int32), world.now)
     tables.blocks.keys[row] ^= np.uint64(1)
-    world.history.open_cases.step_told(0, world.now)
+    world.history.open_cases.step_reported(0, world.now)
     assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.evictions import Way
+from kvgraph.graph.logs.evictions import RowMark
 from kvgraph.graph.tables.columns import refilled, taken_in_parts
 from kvgraph.graph.types import MAX_ENGINES, Keys, Tier
 from kvgraph.graph.wire.events import (
@@ -83,7 +83,7 @@ def test_its_requests_are_awaited_no_more_some_at_a_time(graph: KVCacheGraph) ->
     assert awaited[1] > 0, "no slice takes all of them"
     assert awaited == sorted(awaited, reverse=True)
     assert awaited[-1] == 0
-    assert not (history.evictions[column].marks & Way.COMING).any()
+    assert not (history.evictions[column].marks & RowMark.COMPUTING).any()
 
 
 @pytest.mark.parametrize("after", [1, 4])  # slices: requests still run; some blocks are gone

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kvgraph.advisor.intake import Intake
 from kvgraph.advisor.planner import GraphEvictionAdvisor
-from kvgraph.advisor.sockets.subscriber import EventSubscriber, Heard
+from kvgraph.advisor.sockets.subscriber import EventSubscriber, ReceivedBatch
 from kvgraph.graph.ingest.slices import CHURN, SLICE_KEYS, event_runs
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables.hash_index import HashIndex
@@ -213,8 +213,8 @@ class OneMessage:
     def __init__(self, events: list[AnyEvent]) -> None:
         self._events = events
 
-    def receive(self, limit: int, seconds: float) -> Iterator[Heard]:
-        yield Heard("e", self._events, 1)
+    def receive(self, limit: int, seconds: float) -> Iterator[ReceivedBatch]:
+        yield ReceivedBatch("e", self._events, 1)
 
     def peer(self, engine: str) -> None:
         return None

@@ -16,6 +16,7 @@ from kvgraph.graph.wire.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.link.client import AdvisorClient
 from kvgraph.hooks.link.mailbox import HeldRanking, places_of, worth_of
+from kvgraph.hooks.settings import CORE_VARIABLE
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.window import move_behind
 from kvgraph.hooks.vllm.meters import PromptDemand
@@ -125,9 +126,25 @@ def busy_arranger(pool: Any, index: Any, usual: int) -> FreeQueueArranger:
     return arranger
 
 
-def test_a_new_ranking_is_laid_a_part_in_each_step() -> None:
+def test_each_ranking_lays_what_the_next_step_can_take_and_little_more() -> None:
     pool, keys, index = cached_pool(BLOCKS)
     arranger = busy_arranger(pool, index, 40)
+    for epoch in range(1, 20):
+        before = arranger.moved
+        order = np.random.default_rng(epoch).permutation(keys)
+        ranking = ranked(order, epoch)
+        for _ in range(8):
+            arranger.step(ranking)
+        assert 40 <= arranger.moved - before <= 256, "though no step took any"
+    gone = take(arranger, pool, index, 40)
+    assert [int.from_bytes(each[-12:-4], "big") for each in gone] == order[:40].tolist()
+
+
+def test_victims_whose_copies_are_made_ahead_are_laid_a_part_in_each_step() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = busy_arranger(pool, index, 40)
+    copier = SimpleNamespace(touched=len, gone=len, laid_more=lambda victims, at_head: None)
+    arranger.copies_first(copier)
     order = np.random.default_rng(4).permutation(keys)
     ranking, before = ranked(order), 0
     for _ in range(8):
@@ -199,6 +216,7 @@ def test_a_hit_on_blocks_in_use_changes_nothing_at_the_head() -> None:
 def test_what_a_step_changed_is_worked_through_when_it_is_told(
     noted_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(CORE_VARIABLE, "python")
     worked: list[object] = []
     work = ChangeReporter.events
     monkeypatch.setattr(

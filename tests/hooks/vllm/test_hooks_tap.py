@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import UserList
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kvgraph.hooks.settings import CORE_VARIABLE
 from kvgraph.hooks.vllm import connector as connector_module
 from kvgraph.hooks.vllm import scheduler
 from kvgraph.hooks.vllm.tap import PoolTap
@@ -80,13 +82,15 @@ class Strange(int):
         return True
 
 
+@pytest.mark.parametrize("core", ["python", ""])
 def test_what_cannot_be_noted_disables_us_and_not_the_allocation(
-    caplog: pytest.LogCaptureFixture,
+    core: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(CORE_VARIABLE, core)
     pool = new_pool(16)
     connector = connected(pool)
     request = request_maker()(list(range(2 * BLOCK_SIZE)))
-    blocks = pool.get_new_blocks(2)
+    blocks = UserList(pool.get_new_blocks(2))  # which the compiled core does not read
     pool.cache_full_blocks(request, blocks, 0, 2, BLOCK_SIZE, Strange(0))
     assert blocks[1].block_hash is not None
     with caplog.at_level(logging.WARNING):
@@ -144,7 +148,7 @@ def test_a_vllm_that_tells_of_evictions_by_name_is_followed_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["BlockIndex", "FreeQueueArranger", "AdvisorClient", "EngineObserver"]
+    "part", ["new_index", "FreeQueueArranger", "AdvisorClient", "EngineObserver"]
 )
 def test_a_failure_while_binding_leaves_the_pool_alone(
     part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

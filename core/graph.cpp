@@ -1,0 +1,293 @@
+// kvgraph._graph: the loops of the graph, of shadows and of the lab that pay to be compiled. Python
+// decides; what is here moves numbers in arrays that Python owns, and calls nothing back.
+#include "chains.hpp"
+#include "index.hpp"
+#include "lab.hpp"
+#include "pools.hpp"
+#include "scores.hpp"
+
+namespace {
+
+// A Python object with a C++ one in it.
+template <class T>
+struct Held {
+    PyObject_HEAD
+    T* held;
+};
+
+template <class T>
+T& held(PyObject* self) {
+    T* object = reinterpret_cast<Held<T>*>(self)->held;
+    if (!object) {
+        PyErr_SetString(PyExc_ValueError, "it was never begun");
+        throw Raised{};
+    }
+    return *object;
+}
+
+template <class T>
+void freed(PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    delete reinterpret_cast<Held<T>*>(self)->held;
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+template <PyObject* (*body)(PyObject*, Arguments, Py_ssize_t)>
+PyObject* method(PyObject* self, Arguments arguments, Py_ssize_t count) {
+    try {
+        return body(self, arguments, count);
+    } catch (const Raised&) {
+        return nullptr;
+    } catch (const std::bad_alloc&) {
+        return PyErr_NoMemory();
+    }
+}
+
+#define METHOD(name, body) \
+    {name, (PyCFunction)(void (*)(void))method<body>, METH_FASTCALL, nullptr}
+
+// LruStack(capacities)
+
+int begin_stack(PyObject* self, PyObject* with, PyObject*) {
+    PyObject* given;
+    if (!PyArg_ParseTuple(with, "O", &given)) return -1;
+    PyObject* capacities = PySequence_Fast(given, "expected the capacities of pools");
+    if (!capacities) return -1;
+    std::vector<int64_t> sizes;
+    for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(capacities); at++)
+        sizes.push_back(PyLong_AsLongLong(PySequence_Fast_GET_ITEM(capacities, at)));
+    Py_DECREF(capacities);
+    if (PyErr_Occurred()) return -1;
+    try {
+        auto* object = new pools::Stack(sizes);
+        delete reinterpret_cast<Held<pools::Stack>*>(self)->held;
+        reinterpret_cast<Held<pools::Stack>*>(self)->held = object;
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+PyObject* stack_found(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    Array<const int32_t> rows(with[0]);
+    Array<const uint64_t> keys(with[1]);
+    if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
+    return listed(held<pools::Stack>(self).found(rows, keys));
+}
+
+PyObject* stack_use(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    Array<const int32_t> rows(with[0]);
+    Array<const uint64_t> keys(with[1]);
+    if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
+    held<pools::Stack>(self).use(rows, keys);
+    return nothing();
+}
+
+template <class T>
+PyObject* bytes_of(PyObject* self, Arguments, Py_ssize_t count) {
+    expect(count, 0);
+    return PyLong_FromSize_t(held<T>(self).bytes());
+}
+
+PyMethodDef stack_methods[] = {
+    METHOD("found", stack_found),
+    METHOD("use", stack_use),
+    METHOD("nbytes", bytes_of<pools::Stack>),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot stack_slots[] = {
+    {Py_tp_new, (void*)PyType_GenericNew},
+    {Py_tp_init, (void*)begin_stack},
+    {Py_tp_dealloc, (void*)freed<pools::Stack>},
+    {Py_tp_methods, stack_methods},
+    {0, nullptr},
+};
+PyType_Spec stack_spec = {"kvgraph._graph.LruStack", sizeof(Held<pools::Stack>), 0, Py_TPFLAGS_DEFAULT, stack_slots};
+
+// RankedPools()
+
+int begin_ranked(PyObject* self, PyObject* with, PyObject*) {
+    if (!PyArg_ParseTuple(with, "")) return -1;
+    try {
+        auto* object = new pools::Ranked();
+        delete reinterpret_cast<Held<pools::Ranked>*>(self)->held;
+        reinterpret_cast<Held<pools::Ranked>*>(self)->held = object;
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+pools::Ranked& ranked(PyObject* self) { return held<pools::Ranked>(self); }
+
+int pool_of(PyObject* self, PyObject* number) {
+    int64_t pool = as_integer(number);
+    if (pool < 0 || pool >= pools::Ranked::MOST || !ranked(self).is_in((int)pool)) {
+        PyErr_Format(PyExc_ValueError, "pool %lld follows nothing", (long long)pool);
+        throw Raised{};
+    }
+    return (int)pool;
+}
+
+PyObject* ranked_join(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 1);
+    int number = ranked(self).join(as_integer(with[0]));
+    if (number < 0) {
+        PyErr_Format(PyExc_ValueError, "at most %d pools follow the same requests", pools::Ranked::MOST);
+        throw Raised{};
+    }
+    return PyLong_FromLong(number);
+}
+
+PyObject* ranked_leave(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 1);
+    ranked(self).leave(pool_of(self, with[0]));
+    return nothing();
+}
+
+PyObject* ranked_resize(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    ranked(self).resize(pool_of(self, with[0]), as_integer(with[1]));
+    return nothing();
+}
+
+PyObject* ranked_found(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    Array<const int32_t> rows(with[0]);
+    Array<const uint64_t> keys(with[1]);
+    if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
+    return listed(ranked(self).found(rows, keys));
+}
+
+PyObject* ranked_use(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    Array<const int32_t> rows(with[0]);
+    Array<const uint64_t> keys(with[1]);
+    if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
+    ranked(self).use(rows, keys);
+    return nothing();
+}
+
+PyObject* ranked_seed(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    int number = pool_of(self, with[0]);
+    Array<const int32_t> rows(with[1]);
+    Array<const uint64_t> keys(with[2]);
+    if (rows.size() != keys.size()) raise_type_error("expected a key for each row");
+    ranked(self).seed(number, rows, keys);
+    return nothing();
+}
+
+// rows(pool, keys by row now) -> bytes of int32, in no order
+PyObject* ranked_rows(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    int number = pool_of(self, with[0]);
+    Array<const uint64_t> now(with[1]);
+    std::vector<int32_t> found;
+    ranked(self).rows(number, now, found);
+    return PyBytes_FromStringAndSize((const char*)found.data(), (Py_ssize_t)(4 * found.size()));
+}
+
+PyObject* ranked_adopt(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    int number = pool_of(self, with[0]);
+    Array<const int32_t> rows(with[1]);
+    Array<const double> scores(with[2]);
+    if (rows.size() != scores.size()) raise_type_error("expected a score for each row");
+    ranked(self).adopt(number, rows, scores);
+    return nothing();
+}
+
+PyObject* ranked_use_up(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 1);
+    ranked(self).use_up(pool_of(self, with[0]));
+    return nothing();
+}
+
+PyObject* ranked_held(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 1);
+    int64_t number = as_integer(with[0]);
+    bool follows = number >= 0 && number < pools::Ranked::MOST && ranked(self).is_in((int)number);
+    return PyLong_FromLongLong(follows ? ranked(self).held((int)number) : 0);
+}
+
+// used(rows, uses out)
+PyObject* ranked_used(PyObject* self, Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    Array<const int32_t> rows(with[0]);
+    Array<int64_t> uses(with[1]);
+    if (rows.size() != uses.size()) raise_type_error("expected a place for each row");
+    for (size_t at = 0; at < rows.size(); at++) uses[at] = ranked(self).used(rows[at]);
+    return nothing();
+}
+
+PyMethodDef ranked_methods[] = {
+    METHOD("join", ranked_join),     METHOD("leave", ranked_leave),   METHOD("resize", ranked_resize),
+    METHOD("found", ranked_found),   METHOD("use", ranked_use),       METHOD("seed", ranked_seed),
+    METHOD("rows", ranked_rows),     METHOD("adopt", ranked_adopt),   METHOD("use_up", ranked_use_up),
+    METHOD("held", ranked_held),     METHOD("used", ranked_used),     METHOD("nbytes", bytes_of<pools::Ranked>),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot ranked_slots[] = {
+    {Py_tp_new, (void*)PyType_GenericNew},
+    {Py_tp_init, (void*)begin_ranked},
+    {Py_tp_dealloc, (void*)freed<pools::Ranked>},
+    {Py_tp_methods, ranked_methods},
+    {0, nullptr},
+};
+PyType_Spec ranked_spec = {"kvgraph._graph.RankedPools", sizeof(Held<pools::Ranked>), 0, Py_TPFLAGS_DEFAULT,
+                           ranked_slots};
+
+#define FUNCTION(name, body) \
+    {name, (PyCFunction)(void (*)(void))called<body>, METH_FASTCALL, nullptr}
+
+PyMethodDef functions[] = {
+    FUNCTION("find", index_::find),
+    FUNCTION("find_one", index_::find_one),
+    FUNCTION("claim", index_::claim),
+    FUNCTION("place", index_::place),
+    FUNCTION("remove", index_::remove),
+    FUNCTION("lower", chains::lower),
+    FUNCTION("highest", chains::highest),
+    FUNCTION("highest_of_runs", chains::highest_of_runs),
+    FUNCTION("gather", scores::gather),
+    FUNCTION("runs", scores::runs),
+    FUNCTION("parents", scores::parents),
+    FUNCTION("by_session", scores::by_session),
+    FUNCTION("chain_worth", scores::chain_worth),
+    FUNCTION("lru", lab::lru),
+    FUNCTION("belady", lab::belady),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_graph", "The graph's compiled loops; see core/.", -1, functions,
+    nullptr, nullptr, nullptr, nullptr,
+};
+
+bool add_type(PyObject* module, const char* name, PyType_Spec* spec) {
+    PyObject* type = PyType_FromSpec(spec);
+    if (!type) return false;
+    bool added = PyModule_AddObjectRef(module, name, type) == 0;
+    Py_DECREF(type);
+    return added;
+}
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__graph() {
+    PyObject* module = PyModule_Create(&definition);
+    if (!module) return nullptr;
+    if (!add_type(module, "LruStack", &stack_spec) || !add_type(module, "RankedPools", &ranked_spec)) {
+        Py_DECREF(module);
+        return nullptr;
+    }
+    return module;
+}

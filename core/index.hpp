@@ -1,0 +1,143 @@
+// The hash map from keys to rows: slots hold rows only, keys stand in the owner's column.
+// Open addressing with double hashing; see graph/columns/slots.py, which lays the slots out.
+#pragma once
+#include "arrays.hpp"
+
+namespace index_ {
+
+constexpr int32_t EMPTY = -1, TOMBSTONE = -2, CLAIM = -3;
+constexpr uint64_t MULTIPLIER = 0x9E3779B97F4A7C15ull;  // Fibonacci hashing
+constexpr size_t AHEAD = 16;  // keys whose slots are fetched before they are looked at
+
+struct Probe {
+    uint64_t mask, position, step;
+    Probe(uint64_t key, uint64_t mask, int shift) : mask(mask) {
+        uint64_t mixed = key * MULTIPLIER;
+        position = mixed >> shift;
+        step = ((mixed ^ (mixed >> 29)) & mask) | 1;
+    }
+    void onward() { position = (position + step) & mask; }
+};
+
+struct Table {
+    int32_t* slots;
+    uint64_t mask;
+    int shift;
+    explicit Table(const Array<int32_t>& array)
+        : slots(array.data()), mask(array.size() - 1), shift(64 - __builtin_ctzll(array.size())) {
+        if (array.size() < 2 || (array.size() & mask)) raise_type_error("slots must be a power of two");
+    }
+    void fetch(uint64_t key) const { __builtin_prefetch(&slots[(key * MULTIPLIER) >> shift], 1); }
+};
+
+// find(slots, key column, keys, rows out)
+inline PyObject* find(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]), keys(with[2]);
+    Array<int32_t> rows(with[3]);
+    Table table(slots);
+    size_t n = keys.size();
+    for (size_t start = 0; start < n; start += AHEAD) {
+        size_t end = start + AHEAD < n ? start + AHEAD : n;
+        for (size_t at = start; at < end; at++) table.fetch(keys[at]);
+        for (size_t at = start; at < end; at++) {
+            int32_t row = table.slots[(keys[at] * MULTIPLIER) >> table.shift];
+            if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
+        }
+        for (size_t at = start; at < end; at++) {
+            Probe probe(keys[at], table.mask, table.shift);
+            int32_t row;
+            while ((row = table.slots[probe.position]) != EMPTY && !(row >= 0 && column[(size_t)row] == keys[at]))
+                probe.onward();
+            rows[at] = row;
+        }
+    }
+    return nothing();
+}
+
+// find_one(slots, key column, key) -> its row
+inline PyObject* find_one(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<const int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]);
+    uint64_t key = PyLong_AsUnsignedLongLong(with[2]);
+    if (PyErr_Occurred()) throw Raised{};
+    Probe probe(key, slots.size() - 1, 64 - __builtin_ctzll(slots.size()));
+    int32_t row;
+    while ((row = slots[probe.position]) != EMPTY && !(row >= 0 && column[(size_t)row] == key)) probe.onward();
+    return PyLong_FromLong(row);
+}
+
+// claim(slots, key column, keys, rows out, first places out, their slots out) -> how many are new
+// A new key's row is CLAIM less the place where it first appears, in its slot and in `rows`.
+inline PyObject* claim(Arguments with, Py_ssize_t count) {
+    expect(count, 6);
+    Array<int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]), keys(with[2]);
+    Array<int32_t> rows(with[3]);
+    Array<int64_t> first(with[4]), taken(with[5]);
+    Table table(slots);
+    size_t n = keys.size(), fresh = 0;
+    for (size_t start = 0; start < n; start += AHEAD) {
+        size_t end = start + AHEAD < n ? start + AHEAD : n;
+        for (size_t at = start; at < end; at++) table.fetch(keys[at]);
+        for (size_t at = start; at < end; at++) {
+            Probe probe(keys[at], table.mask, table.shift);
+            for (;; probe.onward()) {
+                int32_t row = table.slots[probe.position];
+                if (row == EMPTY) {
+                    row = table.slots[probe.position] = CLAIM - (int32_t)at;
+                    first[fresh] = (int64_t)at;
+                    taken[fresh++] = (int64_t)probe.position;
+                } else if (row == TOMBSTONE || (row >= 0 ? column[(size_t)row] : keys[(size_t)(CLAIM - row)]) != keys[at]) {
+                    continue;
+                }
+                rows[at] = row;
+                break;
+            }
+        }
+    }
+    return PyLong_FromSize_t(fresh);
+}
+
+// place(slots, rows, keys): rows that are not there yet
+inline PyObject* place(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<int32_t> slots(with[0]);
+    Array<const int32_t> rows(with[1]);
+    Array<const uint64_t> keys(with[2]);
+    Table table(slots);
+    for (size_t at = 0; at < rows.size(); at++) {
+        if (at + AHEAD < rows.size()) table.fetch(keys[at + AHEAD]);
+        Probe probe(keys[at], table.mask, table.shift);
+        while (table.slots[probe.position] >= 0) probe.onward();
+        table.slots[probe.position] = rows[at];
+    }
+    return nothing();
+}
+
+// remove(slots, key column, rows): rows that are there
+inline PyObject* remove(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]);
+    Array<const int32_t> rows(with[2]);
+    Table table(slots);
+    for (size_t at = 0; at < rows.size(); at++) {
+        if (at + AHEAD < rows.size()) table.fetch(column[(size_t)rows[at + AHEAD]]);
+        Probe probe(column[(size_t)rows[at]], table.mask, table.shift);
+        int32_t row;
+        while ((row = table.slots[probe.position]) != rows[at]) {
+            if (row == EMPTY) {
+                PyErr_Format(PyExc_KeyError, "row %d is not in the index", rows[at]);
+                throw Raised{};
+            }
+            probe.onward();
+        }
+        table.slots[probe.position] = TOMBSTONE;
+    }
+    return nothing();
+}
+
+}  // namespace index_

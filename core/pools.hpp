@@ -1,0 +1,384 @@
+// What engines' pools would hold under other orders: exact LRU at several sizes, and pools that
+// rankings evict from. Rows are the graph's; here each that is known has a place of its own, so
+// that room is taken for what one engine uses, whatever the graph holds.
+#pragma once
+#include "arrays.hpp"
+#include "index.hpp"
+
+#include <algorithm>
+
+namespace pools {
+
+constexpr int32_t NO_PLACE = -1;
+
+// From rows to places, which are reused.
+class Places {
+public:
+    Places() { rebuild(64); }
+
+    int32_t find(int32_t row) const {
+        for (size_t slot = first(row);; slot = (slot + 1) & mask_) {
+            int32_t place = slots_[slot];
+            if (place == NO_PLACE || rows_[(size_t)place] == row) return place;
+        }
+    }
+
+    // The place of a row, and whether it is new.
+    std::pair<int32_t, bool> ensure(int32_t row) {
+        int32_t place = find(row);
+        if (place != NO_PLACE) return {place, false};
+        if (2 * (used_ + 1) > slots_.size()) rebuild(2 * slots_.size());
+        if (free_.empty()) {
+            place = (int32_t)rows_.size();
+            rows_.push_back(row);
+        } else {
+            place = free_.back();
+            free_.pop_back();
+            rows_[(size_t)place] = row;
+        }
+        put(row, place);
+        used_++;
+        return {place, true};
+    }
+
+    // Forget the rows at all places but those of which `kept` is true.
+    template <class Kept>
+    void keep(Kept kept) {
+        std::fill(slots_.begin(), slots_.end(), NO_PLACE);
+        free_.clear();
+        used_ = 0;
+        for (size_t place = 0; place < rows_.size(); place++) {
+            if (rows_[place] >= 0 && kept(place)) {
+                put(rows_[place], (int32_t)place);
+                used_++;
+            } else {
+                rows_[place] = -1;
+                free_.push_back((int32_t)place);
+            }
+        }
+    }
+
+    size_t size() const { return rows_.size(); }  // places ever used
+    size_t used() const { return used_; }
+    int32_t row(size_t place) const { return rows_[place]; }
+    size_t bytes() const { return 4 * (slots_.capacity() + rows_.capacity() + free_.capacity()); }
+
+private:
+    size_t first(int32_t row) const { return ((uint64_t)(uint32_t)row * index_::MULTIPLIER) >> shift_; }
+    void put(int32_t row, int32_t place) {
+        size_t slot = first(row);
+        while (slots_[slot] != NO_PLACE) slot = (slot + 1) & mask_;
+        slots_[slot] = place;
+    }
+    void rebuild(size_t slots) {
+        slots_.assign(slots, NO_PLACE);
+        mask_ = slots - 1;
+        shift_ = 64 - __builtin_ctzll(slots);
+        for (size_t place = 0; place < rows_.size(); place++)
+            if (rows_[place] >= 0) put(rows_[place], (int32_t)place);
+    }
+
+    std::vector<int32_t> slots_, rows_, free_;
+    size_t mask_ = 0, used_ = 0;
+    int shift_ = 0;
+};
+
+// Pools of several sizes under LRU (Mattson et al., 1970): when each block was used, and where each
+// pool's cut is. See advisor/policies/lru_stack.py.
+class Stack {
+public:
+    explicit Stack(const std::vector<int64_t>& capacities) {
+        for (int64_t capacity : capacities) {
+            cuts_.push_back({capacity, 0, 0});
+            most_ = std::max(most_, capacity);
+        }
+    }
+
+    std::vector<int64_t> found(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
+        std::vector<int64_t> uses;
+        for (size_t at = 0; at < rows.size(); at++) {
+            int32_t place = places_.find(rows[at]);
+            if (place == NO_PLACE || key_[(size_t)place] != keys[at]) break;
+            uses.push_back(used_[(size_t)place]);
+        }
+        std::vector<int64_t> counts;
+        for (Cut& cut : cuts_) {
+            if (cut.held > cut.capacity) evict(cut);
+            size_t count = 0;
+            while (count < uses.size() && uses[count] >= cut.at) count++;
+            counts.push_back((int64_t)count);
+        }
+        return counts;
+    }
+
+    void use(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
+        size_t n = rows.size();
+        for (size_t at = n; at-- > 0;) {  // its tail is the oldest of them
+            auto [place, fresh] = places_.ensure(rows[at]);
+            if ((size_t)place >= used_.size()) {
+                used_.resize(places_.size() + places_.size() / 4, NEVER);
+                key_.resize(used_.size());
+            }
+            int64_t before = fresh ? NEVER : used_[(size_t)place];
+            if (before >= first_) standing_[(size_t)(before - first_)] = 0;
+            for (Cut& cut : cuts_) cut.held += before < cut.at || before == NEVER;
+            used_[(size_t)place] = next_++;
+            key_[(size_t)place] = keys[at];
+            standing_.push_back(1);
+        }
+        for (Cut& cut : cuts_)
+            if (cut.held > cut.capacity + cut.capacity / 64) evict(cut);
+        if (standing_.size() > 4 * (size_t)most_ + 4096) shorten();
+    }
+
+    size_t bytes() const { return places_.bytes() + 8 * (used_.capacity() + key_.capacity()) + standing_.capacity(); }
+
+private:
+    struct Cut {
+        int64_t capacity, at, held;  // what was used before `at` is out
+    };
+    static constexpr int64_t NEVER = -1;
+
+    void evict(Cut& cut) {
+        int64_t excess = cut.held - cut.capacity;
+        cut.held = cut.capacity;
+        while (excess > 0) excess -= standing_[(size_t)(cut.at++ - first_)];
+    }
+
+    // Number the uses that still stand anew, and forget what is in no pool: so the log stays as
+    // long as the pools are large, however often few blocks are used.
+    void shorten() {
+        for (Cut& cut : cuts_)
+            if (cut.held > cut.capacity) evict(cut);
+        int64_t first = next_;
+        for (const Cut& cut : cuts_) first = std::min(first, cut.at);
+        std::vector<int64_t> number(standing_.size() + 1, 0);
+        for (size_t at = 0; at < standing_.size(); at++)
+            number[at + 1] = number[at] + (standing_[at] && (int64_t)at + first_ >= first);
+        places_.keep([&](size_t place) { return used_[place] >= first; });
+        for (size_t place = 0; place < places_.size(); place++)
+            if (places_.row(place) >= 0) used_[place] = number[(size_t)(used_[place] - first_)];
+        for (Cut& cut : cuts_) cut.at = number[(size_t)(cut.at - first_)];
+        first_ = 0;
+        next_ = number.back();
+        standing_.assign((size_t)next_, 1);
+    }
+
+    std::vector<Cut> cuts_;
+    Places places_;
+    std::vector<int64_t> used_;  // by place: when it was last used
+    std::vector<uint64_t> key_;  // by place: the block that it was then
+    std::vector<uint8_t> standing_;  // by use, from `first_` on: still the last of its block
+    int64_t first_ = 0, next_ = 0, most_ = 0;
+};
+
+// Pools that follow the same requests, and evict by rankings; see advisor/policies/shadow.py.
+class Ranked {
+public:
+    static constexpr int MOST = 16;
+
+    int join(int64_t capacity) {
+        int number = 0;
+        while (number < MOST && joined_ >> number & 1) number++;
+        if (number == MOST) return -1;
+        joined_ |= 1u << number;
+        order_.push_back(number);
+        pools_[number] = Pool{};
+        pools_[number].capacity = capacity;
+        return number;
+    }
+
+    void leave(int number) {
+        joined_ &= ~(1u << number);
+        order_.erase(std::remove(order_.begin(), order_.end(), number), order_.end());
+        for (uint16_t& held : held_by_) held &= (uint16_t)~(1u << number);
+        pools_[number] = Pool{};
+    }
+
+    bool is_in(int number) const { return number >= 0 && number < MOST && (joined_ >> number & 1); }
+    void resize(int number, int64_t capacity) { pools_[number].capacity = capacity; }
+
+    // How many of these blocks each pool holds, from the first on without a gap.
+    std::vector<int64_t> found(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) const {
+        std::vector<int64_t> counts(MOST, 0);
+        uint16_t whole = (uint16_t)joined_;
+        for (size_t at = 0; at < rows.size() && whole; at++) {
+            int32_t place = places_.find(rows[at]);
+            if (place == NO_PLACE || key_[(size_t)place] != keys[at]) break;
+            whole &= held_by_[(size_t)place];
+            for (int number : order_) counts[(size_t)number] += whole >> number & 1;
+        }
+        return counts;
+    }
+
+    void use(const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
+        size_t n = rows.size();
+        for (size_t at = 0; at < n; at++) {
+            size_t place = known(rows[at]);
+            uint16_t lacking = (uint16_t)(joined_ & ~held_by_[place]);
+            if (lacking) {
+                for (int number : order_) pools_[number].held += lacking >> number & 1;
+                held_by_[place] = (uint16_t)joined_;
+            }
+            key_[place] = keys[at];
+            used_[place] = count_ + (int64_t)(n - at);
+        }
+        count_ += (int64_t)n;
+        for (int number : order_)
+            if (pools_[number].held > pools_[number].capacity) evict_surplus(number);
+        forget_some();
+    }
+
+    // One pool holds these; those of which no use is known count as used before all others.
+    void seed(int number, const Array<const int32_t>& rows, const Array<const uint64_t>& keys) {
+        int64_t unknown = 0;
+        for (size_t at = 0; at < rows.size(); at++) {
+            auto [place, fresh] = ensure(rows[at]);
+            if (fresh || key_[place] != keys[at]) {
+                for (int each : order_) pools_[each].held -= held_by_[place] >> each & 1;
+                held_by_[place] = 0;
+                key_[place] = keys[at];
+                used_[place] = -++unknown;
+            }
+            if (!(held_by_[place] >> number & 1)) {
+                held_by_[place] |= (uint16_t)(1u << number);
+                pools_[number].held++;
+            }
+        }
+        if (pools_[number].held > pools_[number].capacity) evict_surplus(number);
+    }
+
+    // Rows of the blocks that a pool holds and the table still has, in no order.
+    void rows(int number, const Array<const uint64_t>& now, std::vector<int32_t>& found) const {
+        for (size_t place = 0; place < places_.size(); place++) {
+            int32_t row = places_.row(place);
+            if (row >= 0 && (held_by_[place] >> number & 1) && (size_t)row < now.size() && now[(size_t)row] == key_[place])
+                found.push_back(row);
+        }
+    }
+
+    void adopt(int number, const Array<const int32_t>& rows, const Array<const double>& scores) {
+        Pool& pool = pools_[number];
+        pool.ranking.clear();
+        pool.ranking.reserve(rows.size());
+        for (size_t at = 0; at < rows.size(); at++) pool.ranking.push_back({scores[at], (uint32_t)at, rows[at]});
+        pool.at = pool.sorted = 0;
+        pool.as_of = count_;
+    }
+
+    void use_up(int number) {
+        pools_[number].ranking.clear();
+        pools_[number].at = pools_[number].sorted = 0;
+    }
+
+    int64_t held(int number) const { return pools_[number].held; }
+    int64_t used(int32_t row) const {
+        int32_t place = places_.find(row);
+        return place == NO_PLACE ? 0 : used_[(size_t)place];
+    }
+    size_t bytes() const {
+        size_t rankings = 0;
+        for (const Pool& pool : pools_) rankings += pool.ranking.capacity() * sizeof(Ranking);
+        return places_.bytes() + 8 * (key_.capacity() + used_.capacity()) + 2 * held_by_.capacity() + rankings;
+    }
+
+private:
+    static constexpr size_t LEAST_KNOWN = 1 << 14;  // blocks that are known at least; chosen
+    static constexpr int64_t PARTS = 512;  // of a full pool, one is emptied ahead; see shadow.py
+
+    struct Ranking {
+        double score;
+        uint32_t place;  // of equals the first one goes first
+        int32_t row;
+        bool operator<(const Ranking& other) const {
+            return score != other.score ? score > other.score : place < other.place;
+        }
+    };
+    struct Pool {
+        int64_t capacity = 0, held = 0;
+        int64_t as_of = 0;  // the uses that the ranking knew
+        std::vector<Ranking> ranking;
+        size_t at = 0, sorted = 0;  // how far it was followed, and is in order
+    };
+
+    std::pair<size_t, bool> ensure(int32_t row) {
+        auto [place, fresh] = places_.ensure(row);
+        if ((size_t)place >= key_.size()) {
+            size_t room = places_.size() + places_.size() / 4;
+            key_.resize(room);
+            used_.resize(room);
+            held_by_.resize(room);
+        }
+        if (fresh) {
+            key_[(size_t)place] = 0;
+            used_[(size_t)place] = 0;
+            held_by_[(size_t)place] = 0;
+        }
+        return {(size_t)place, fresh};
+    }
+    size_t known(int32_t row) { return ensure(row).first; }
+
+    // The next of a ranking, sorted only as far as somebody asks; null at its end.
+    const Ranking* next(Pool& pool) {
+        if (pool.at == pool.ranking.size()) return nullptr;
+        if (pool.at == pool.sorted) {
+            size_t left = pool.ranking.size() - pool.sorted;
+            size_t part = std::max<size_t>(1024, pool.ranking.size() / 16);
+            auto start = pool.ranking.begin() + (long)pool.sorted;
+            if (left > 2 * part) {
+                std::nth_element(start, start + (long)part, pool.ranking.end());
+                left = part;
+            }
+            std::sort(start, start + (long)left);
+            pool.sorted += left;
+        }
+        return &pool.ranking[pool.at++];
+    }
+
+    void evict_surplus(int number) {
+        Pool& pool = pools_[number];
+        int64_t kept = pool.capacity - pool.capacity / PARTS, excess = pool.held - kept;
+        pool.held = kept;
+        while (excess > 0) {
+            const Ranking* victim = next(pool);
+            if (!victim) {  // the longest unused goes
+                rank_by_age(number);
+                if (pool.ranking.empty()) return;
+                continue;
+            }
+            int32_t place = places_.find(victim->row);
+            if (place == NO_PLACE || !(held_by_[(size_t)place] >> number & 1) || used_[(size_t)place] > pool.as_of) continue;
+            held_by_[(size_t)place] &= (uint16_t)~(1u << number);
+            excess--;
+        }
+    }
+
+    void rank_by_age(int number) {
+        Pool& pool = pools_[number];
+        pool.ranking.clear();
+        for (size_t place = 0; place < places_.size(); place++)
+            if (places_.row(place) >= 0 && (held_by_[place] >> number & 1))
+                pool.ranking.push_back({-(double)used_[place], (uint32_t)places_.row(place), places_.row(place)});
+        pool.at = pool.sorted = 0;
+        pool.as_of = count_;
+    }
+
+    // What no pool holds is remembered for a while: it may be held again by a pool that begins.
+    void forget_some() {
+        if (places_.used() <= std::max(LEAST_KNOWN, most_)) return;
+        places_.keep([&](size_t place) { return held_by_[place] != 0; });
+        most_ = 2 * places_.used();
+    }
+
+    Places places_;
+    std::vector<uint64_t> key_;      // by place
+    std::vector<int64_t> used_;      // by place: which use was its last
+    std::vector<uint16_t> held_by_;  // by place: a bit for each pool
+    Pool pools_[MOST];
+    std::vector<int> order_;  // pools, as they joined
+    uint32_t joined_ = 0;
+    int64_t count_ = 0;
+    size_t most_ = 0;
+};
+
+}  // namespace pools

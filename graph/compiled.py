@@ -1,0 +1,41 @@
+"""The graph's compiled loops, ``kvgraph._graph``, or words about what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from .errors import CompiledPartMissingError
+
+if TYPE_CHECKING:
+    from .. import _graph as core
+else:
+    try:
+        from .. import _graph as core
+    except ImportError as error:
+        _WHY = str(error)
+
+        class _Missing:
+            """Says so to whoever asks for a loop: what needs none of them goes on."""
+
+            def __getattr__(self, name: str) -> NoReturn:
+                raise CompiledPartMissingError(
+                    "a sidecar, the replay lab and whoever else makes a KVCacheGraph need the "
+                    "compiled part of kvgraph (kvgraph._graph), which is not installed here; "
+                    "install a wheel of kvgraph that was built for this Python and platform, or a "
+                    "C++ compiler (on Debian: apt-get install g++) and then kvgraph once more. "
+                    f"An engine needs none of it. ({_WHY})"
+                )
+
+        core = _Missing()
+
+
+def require_compiled() -> None:
+    """Say at once, and not at the first event, what is missing.
+
+    Raises:
+        CompiledPartMissingError: It is.
+    """
+    _ = core.find
+
+
+__all__ = ["core", "require_compiled"]

@@ -1,0 +1,117 @@
+"""Copies of what is ranked: taken under the graph's lock, in parts, and ranked without it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..tables.blocks import DEPTH_TIE, Selection, keep_chains_whole
+from ..tables.edges import AllEdges
+from ..tables.front import Front
+from ..types import Rows, layer_mask
+from .policy import Policy, Scores, View
+
+Detach = Callable[[View, Rows], Policy]
+
+
+class Copied(NamedTuple):
+    """Some blocks, or runs of them, as of a moment, and who scores them.
+
+    Attributes:
+        view: Of the copies.
+        front: The same.
+        live: The view, and the rows, that they are copies of.
+        detached: None: the policy has to be asked itself, of what is live and with the lock.
+    """
+
+    view: View
+    front: Front
+    live: tuple[View, Rows]
+    detached: Policy | None
+
+    @property
+    def every(self) -> Selection:
+        """All of them."""
+        return self.front.every
+
+    def scores(self, policy: Policy) -> Scores:
+        """``policy.scores`` of all of them."""
+        if self.detached is not None:
+            return self.detached.scores(self.view, self.every)
+        view, rows = self.live
+        with view.lock:
+            return policy.scores(view, Selection(view.blocks, rows))
+
+    def whole(self, scores: Scores) -> Scores:
+        """The same scores, with chains whole."""
+        return keep_chains_whole(scores, self.every.parents(), self.front.lengths)
+
+    def by_block(self, scores: Scores) -> Scores:
+        """float64 ``[n]``: scores of runs as those of their blocks."""
+        lengths = self.front.lengths
+        if lengths is None:
+            return scores
+        found = np.arange(len(self.live[1]), dtype=np.float64)
+        found -= np.repeat(self.front.starts, lengths)
+        found *= DEPTH_TIE
+        found += np.repeat(scores, lengths)
+        return found
+
+
+def copied(view: View, policy: Policy, rows: Rows) -> Copied:
+    """Copies of rows, int32 ``[n]``, ascending, and what their scores depend on: of runs where
+    nothing is asked of single blocks."""
+    runs = hasattr(policy, "detached") and not view.blocks.had_copies
+    found = _copied(view, policy, rows, runs)
+    # What is kept is counted in blocks, and copies are of blocks.
+    if runs and (found.front.had_copies or _names_anything(found)):
+        return _copied(view, policy, rows, False)
+    return found
+
+
+def _names_anything(found: Copied) -> bool:
+    """Whether any block is of a protected layer, or leased."""
+    view, front = found.view, found.front
+    named = np.take(layer_mask(view.rules.protected_layers), front.layer)
+    if front.pinned_until.flags.writeable:
+        named |= front.pinned_until > view.now
+    return bool(named.any())
+
+
+def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> Copied:
+    found = _taken(view, policy, rows, runs)
+    ends: Rows | None = getattr(found.detached, "ends", None)
+    front = found.front
+    if front.lengths is not None and ends is not None:
+        front.cut(np.take(ends, front.session, mode="wrap"))  # the last one stands for NO_ROW
+    return found
+
+
+def _taken(view: View, policy: Policy, rows: Rows, runs: bool) -> Copied:
+    front, start = Front(view.blocks, view.engine, rows, runs), 0
+    with view.lock:
+        start = front.take(start)
+        if start == len(rows):  # as nearly always: one hold for all of it
+            front.close()
+            return _closed(view, policy, front, rows)
+    while start < len(rows):
+        with view.lock:
+            start = front.take(start)
+    front.close()  # which moves all of it once more: without the lock
+    with view.lock:
+        return _closed(view, policy, front, rows)
+
+
+def _closed(view: View, policy: Policy, front: Front, rows: Rows) -> Copied:
+    tables = copy.copy(view.tables)
+    tables.blocks, tables.sessions = front, view.sessions.copied()
+    tables.edges = view.tables.edges.beside(front)
+    tables.all_edges = AllEdges(front, tables.edges)
+    # Not isinstance: to look a protocol up takes as long as to copy a small pool.
+    detach: Detach | None = getattr(policy, "detached", None)
+    detached = detach(view, front.session) if detach is not None else None
+    return Copied(replace(view, tables=tables), front, (view, rows), detached)

@@ -1,0 +1,179 @@
+"""``Front``: some rows of a block table, copied, to be ranked while the table changes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..compiled import core
+from ..types import Keys, Rows, Tier
+from .blocks import BlockTable, EdgeSums, Places, Selection, Tiers, places_of
+from .columns import RowPool
+
+PART: Final = 1 << 15
+"""Rows that are copied in one hold of the graph's lock: a millisecond, or less; chosen."""
+# No ranking asks for the others. A policy of somebody's own, which may, is asked of the table.
+_ALIKE: Final = (
+    "layer", "flags", "stated", "raised_by", "importance", "session", "created", "last_attended",
+    "last_hit", "hit_count", "walkers", "shared_children", "children_walks", "pinned_until",
+)  # fmt: skip
+_COPIED: Final = ("parent", "depth", "children", *_ALIKE)
+
+
+class Front(BlockTable):
+    """A block table of some rows of another, or of runs of them, with the columns that rankings ask
+    for; it is read only.
+
+    A parent is told by its row in the other table. Between two parts, blocks may come and go there:
+    each row is whole, as of the moment in which it was copied. In a run each block is the parent of
+    the next, its only child, and all of them are equal but for their depth; what stands here is the
+    first one.
+
+    Args:
+        source: The other table.
+        engine: Whose tiers are meant.
+        rows: int32 ``[n]``, ascending, no row twice.
+        runs: Whether consecutive ones that are alike stand here as one.
+
+    Attributes:
+        lengths: int64 ``[size]``: blocks of each run; None: there are no runs.
+    """
+
+    def __init__(self, source: BlockTable, engine: int, rows: Rows, runs: bool) -> None:
+        self._source, self._engine, self._wanted, self._runs = source, engine, rows, runs
+        self._parts: list[dict[str, npt.NDArray[Any]]] = []
+        self._rows = RowPool()
+        self.had_copies = False
+        self.sums = {}
+        self.lengths: Places | None = None
+
+    def take(self, start: int) -> int:
+        """Copy ``PART`` rows from the ``start``-th on, with the graph's lock; returns where the
+        next part begins."""
+        source, rows = self._source, self._wanted[start : start + PART]
+        columns = {name: getattr(source, name) for name in _COPIED}
+        columns = {name: each for name, each in columns.items() if each.flags.writeable}
+        if self._engine >= 0:
+            columns["own"] = source.tiers[self._engine]
+        for kind, sums in source.sums.items():
+            columns[f"{kind:d} degree"], columns[f"{kind:d} weight"] = sums.degree, sums.weight
+        part: dict[str, npt.NDArray[Any]] = {}
+        if self._runs:
+            alike = [each for name, each in columns.items() if name not in _COPIED[:3]]
+            part["keys of all"] = np.take(source.keys, rows)
+            starts = np.empty(len(rows), dtype=np.int64)
+            found = core.runs(source.parent, source.depth, source.children, rows, alike, starts)
+            starts = starts[:found]
+            part["starts"], rows = starts + start, rows[starts]
+        columns["keys"] = source.keys
+        room = {name: np.empty(len(rows), dtype=each.dtype) for name, each in columns.items()}
+        core.gather(list(columns.values()), rows, list(room.values()))
+        part |= {**room, "there": rows}
+        if source.had_copies:
+            self.had_copies = True
+            part["copies"] = np.bitwise_or.reduce(source.tiers[:, rows], axis=0)
+        self._parts.append(part)
+        return min(start + PART, len(self._wanted))
+
+    def close(self) -> None:
+        """Put the parts together; no more follow."""
+        names = dict.fromkeys(name for part in self._parts for name in part)
+        sizes = [len(part["there"]) for part in self._parts]
+        found = {name: self._joined(name, sizes) for name in names}
+        self._parts = []
+        self._set(found)
+
+    def _joined(self, name: str, sizes: list[int]) -> npt.NDArray[Any]:
+        """A column of all parts; one that was made between two of them has its own value before."""
+        if len(self._parts) == 1:
+            return self._parts[0][name]
+        some = next(part[name] for part in self._parts if name in part)
+        fill = self._declared[name].fill if name in self._declared else 0
+        return np.concatenate(
+            [
+                part[name] if name in part else np.full(size, fill, dtype=some.dtype)
+                for part, size in zip(self._parts, sizes, strict=True)
+            ]
+        )
+
+    def _set(self, found: dict[str, npt.NDArray[Any]]) -> None:
+        count = len(found["there"])
+        self._found, self._rows.size = found, count
+        self._every = np.arange(count, dtype=np.int32)
+        self._none = np.zeros(count, dtype=np.uint8)
+        for name in _COPIED:
+            each = found.get(name)
+            setattr(self, name, self._unwritten(name, count) if each is None else each)
+        for kind in self._source.sums:
+            if f"{kind:d} degree" in found:
+                sums = self.sums[kind] = EdgeSums.__new__(EdgeSums)
+                sums.degree, sums.weight = found[f"{kind:d} degree"], found[f"{kind:d} weight"]
+        if self._runs:
+            self.starts = found["starts"]
+            self.lengths = np.empty_like(self.starts)
+            self.lengths[:-1] = self.starts[1:] - self.starts[:-1]
+            self.lengths[-1:] = len(self._wanted) - self.starts[-1:]
+
+    def _unwritten(self, name: str, count: int) -> npt.NDArray[Any]:
+        """A rare column that nobody had written when the rows were copied: one value, seen as so
+        many."""
+        column: npt.NDArray[Any] = getattr(self._source, name)
+        if column.flags.writeable:  # somebody has since
+            return np.broadcast_to(self._declared[name].fill, count)
+        return column[:count]
+
+    def cut(self, deepest: Rows) -> None:
+        """Cut runs in two behind these depths, int32 ``[size]``, of those that go on there."""
+        assert self.lengths is not None
+        ahead = deepest.astype(np.int64) - self.depth + 1  # blocks of the first part
+        at = ((ahead > 0) & (ahead < self.lengths)).nonzero()[0]
+        if not len(at):
+            return
+        ahead = ahead[at]
+        found = {
+            name: each if name == "keys of all" else np.insert(each, at + 1, each[at])
+            for name, each in self._found.items()
+        }
+        new = at + 1 + np.arange(len(at))
+        found["starts"][new] += ahead
+        found["there"][new] += ahead.astype(np.int32)
+        found["depth"][new] += ahead.astype(np.int32)
+        found["parent"][new] = found["there"][new] - 1
+        self._set(found)
+
+    @property
+    def keys(self) -> Keys:
+        keys: Keys = self._found["keys"]
+        return keys
+
+    @property
+    def keys_of_all(self) -> Keys:
+        """uint64 ``[n]``: of the rows that are copied, whatever runs they are in."""
+        keys: Keys = self._found["keys of all"]
+        return keys
+
+    def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:
+        held = (self.own_tiers(engine, self.every) & tiers) != 0
+        return Selection(self, self._every if held.all() else self._every[held])
+
+    @property
+    def every(self) -> Selection:
+        """All of them."""
+        return Selection(self, self._every)
+
+    def own_tiers(self, engine: int, picked: Selection) -> Tiers:
+        return picked.of(self._found.get("own", self._none))
+
+    def copies(self, picked: Selection) -> Tiers:
+        return picked.of(self._found.get("copies", self._none))
+
+    def parents(self, rows: Rows) -> Places:
+        there: Rows = self._found["there"]
+        if self.lengths is not None:
+            assert len(rows) == self.size, "runs are ranked all together"
+            return places_of((there + self.lengths - 1).astype(np.int32), self.parent)
+        if len(rows) == self.size:
+            return places_of(there, self.parent)
+        return places_of(there[rows], self.parent[rows])

@@ -1,0 +1,210 @@
+"""``CoreIndex``: which block holds which key, kept by the compiled core."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ...graph.types import Keys
+from ...graph.wire.events import BlocksCleared, BlocksRemoved, BlocksStored
+from ..keys import key_in_pool, unpack
+from ..link.mailbox import Places
+from .index import BlockIndex
+from .tap import Changes, PackedHashes, PoolTap
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from ..._engine import Batch, Core
+    from .groups import ObservedGroup
+
+_MOST_BEHIND: Final = 128  # steps, as in ``LateNotes``
+_READ: Final = ("request", "blocks", "num_cached_blocks", "num_full_blocks", "kv_cache_group_id")
+
+
+class CoreIndex(BlockIndex):
+    """The index of a pool with one group of full attention, whose every change the core hears.
+
+    Args:
+        pool: The live block pool.
+        group: The observed KV cache group.
+        clock: Monotonic seconds, the clock that rankings are dated in.
+
+    Attributes:
+        core: Follows the pool.
+        gone: Is told which keys the engine evicted, when that is worked through.
+
+    Raises:
+        TypeError: The pool is not as the core knows it.
+        ImportError: There is no core in this installation.
+    """
+
+    def __init__(
+        self, pool: BlockPool, group: ObservedGroup, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        from ..._engine import Core
+
+        super().__init__(pool, clock)
+        self.gone: Callable[[Sequence[int]], None] = _nobody_asks
+        self.core: Core = Core(
+            pool, group.index, self._freed_at, _places(pool), BlocksStored, BlocksRemoved,
+            BlocksCleared, group.block_size, self.catch_up,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        self.catch_up()
+        return self.core.known
+
+    def catch_up(self) -> None:
+        """Note all that changed until now."""
+        self._tell(self.core.work(True))
+
+    def taken(self) -> None:
+        """Bound what a step's changes that are noted later may pile up to."""
+        if self.core.behind > _MOST_BEHIND:
+            self._tell(self.core.work(False))
+
+    def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
+        """Note which blocks hold ``keys`` from now on."""
+        ids = np.fromiter(block_ids, np.int64)
+        self.core.note(np.fromiter(keys, np.uint64, len(keys)), ids)
+        self.catch_up()
+
+    def freed(self, block_ids: Sequence[int]) -> None:
+        """Note that a request gives these blocks back now."""
+        self.core.freed(block_ids, len(block_ids), self._clock())
+
+    def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Note a chain of cached blocks that is freed now, as in ``BlockIndex``."""
+        held = block_ids[: len(keys)]
+        self.core.note(
+            np.fromiter(keys, np.uint64, len(keys)), np.fromiter(held, np.int64, len(held))
+        )
+        self.freed(held)
+
+    def find(self, key: int) -> KVCacheBlock | None:
+        """The free block that holds ``key``, or None if it is gone, reused or referenced."""
+        self._tell(self.core.work(False))
+        block = self._pool.blocks[self.core.find(key)]
+        if block.ref_cnt or block.next_free_block is None:
+            return None
+        block_hash = block.block_hash
+        return None if block_hash is None or key_in_pool(block_hash) != key else block
+
+    def holders(self, keys: Keys) -> Places:
+        """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
+        where a key comes again. Takes long without the GIL."""
+        self.catch_up()
+        found = np.empty(len(keys), dtype=np.int64)
+        self.core.holders(np.ascontiguousarray(keys, dtype=np.uint64), found)
+        return found
+
+    def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
+        """Nobody tells: the core hears of evictions itself."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Forget everything: the prefix cache was reset."""
+        self.core.clear()
+
+    def _tell(self, gone: bytes | None) -> None:
+        if gone is not None and self.gone is not _nobody_asks:
+            self.gone(unpack(gone))
+
+
+def _places(pool: Any) -> tuple[int, int, int, int, int]:
+    """Places of the parameters that are read of a call that caches blocks.
+
+    Raises:
+        TypeError: vLLM's method does not name one.
+    """
+    names = list(inspect.signature(pool.cache_full_blocks).parameters)
+    if missing := [each for each in _READ if each not in names]:
+        raise TypeError(f"cache_full_blocks has no {', '.join(missing)}")
+    one, two, three, four, five = map(names.index, _READ)
+    return one, two, three, four, five
+
+
+def _nobody_asks(keys: Sequence[int]) -> None:
+    pass
+
+
+# ``CoreTap``: the pool's changes, noted by the compiled core.
+
+
+class CoreTap(PoolTap):
+    """Follows a pool as ``PoolTap`` does; ``next`` takes what changed.
+
+    Args:
+        pool: The live block pool.
+        group: The KV cache group whose stores are noted.
+        index: Whose core notes them.
+
+    Attributes:
+        whole: Whether somebody in the step itself must see all that was cached.
+        sessions, needs: Of whom what is cached is told by a session's name, or at once.
+    """
+
+    def __init__(self, pool: BlockPool, group: int, index: CoreIndex) -> None:
+        super().__init__(pool, group)
+        self.whole = False
+        self.sessions: dict[str, str] = {}
+        self.needs: dict[str, int] = {}
+        self._core, self._is_followed = index.core, True
+
+    def next(self, whole: bool = False) -> Batch | None:
+        """Take what changed, up to a reset or until now; None: nothing since the last call.
+
+        Args:
+            whole: Whether what was cached is wanted in any case.
+
+        Raises:
+            Exception: What a note of a change ran into.
+        """
+        if self._unread is not None:
+            raise self._unread
+        batch = self._core.take(self.sessions, self.needs, whole or self.whole)
+        if batch is None:
+            self.was_reset = False
+        return batch
+
+    def take(self) -> Sequence[Changes]:
+        """Take what changed since the last call, in order; nobody is told of it then."""
+        changes: list[Changes] = []
+        while (batch := self.next(whole=True)) is not None:
+            changes.append(changes_of(batch))
+        return changes
+
+    def detach(self, but_resets: bool = False) -> None:
+        """Leave the pool as it was; see ``PoolTap``."""
+        self._is_followed = False
+        super().detach(but_resets)
+
+    def _cache_full_blocks(self) -> Callable[..., Any]:
+        return self._core.cache_full_blocks
+
+    def _note_removed(self) -> Callable[[Any], Any]:
+        return self._core.removed
+
+    def _take_latest(self, then_reset: bool = False) -> Changes:
+        if then_reset and self._is_followed:
+            self._core.was_reset()
+        else:
+            self._core.forget_notes()
+        return Changes()
+
+    def _renewed(self) -> None:
+        super()._renewed()
+        self._before.clear()  # the core has it
+
+
+def changes_of(batch: Batch) -> Changes:
+    """What a listener in the step itself sees of a batch."""
+    hashes = batch.evicted_hashes
+    width = len(hashes) // batch.evicted if hashes else 1
+    return Changes(batch.cached(), PackedHashes(hashes, width), batch.then_reset)

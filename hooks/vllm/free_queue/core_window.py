@@ -1,0 +1,151 @@
+"""``CoreWindow``: a ranking's next victims, found and moved by the compiled core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ....graph.wire.advice import EvictionRanking
+from ...link.mailbox import blocks_of
+from ..core_index import CoreIndex
+from ..index import FoundBlocks
+from .window import AT_ONCE, SCAN_PER_VICTIM, Victims, Window
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from ...._engine import Core
+    from .protection import ProtectedKeys
+
+
+class CoreVictims(Victims):
+    """The victims that a core follows; see ``Victims``."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def __len__(self) -> int:
+        return self._core.victims
+
+    @property
+    def blocks(self) -> list[KVCacheBlock]:  # type: ignore[override]
+        """In their order; a list is made."""
+        looked, self._core.looked = self._core.looked, 0
+        blocks, _, _ = self._core.look(self._core.victims)
+        self._core.looked = looked
+        return blocks
+
+    @property
+    def looked(self) -> int:
+        """How many of them, from the front, were looked at."""
+        return self._core.looked
+
+    @looked.setter
+    def looked(self, looked: int) -> None:
+        self._core.looked = looked
+
+    @property
+    def last(self) -> KVCacheBlock | None:
+        """The last of them, if it stands."""
+        return self._core.last
+
+    def add(self, found: FoundBlocks) -> None:
+        """Nobody adds any: the core lays them."""
+        raise NotImplementedError
+
+    def drop_taken(self) -> None:
+        """Forget those at the front that are gone."""
+        self._core.drop_taken()
+
+    def keep_first(self, most: int) -> None:
+        """Forget all but the first ones; ``most`` may count from the end."""
+        self._core.keep_first(most)
+
+    def forget(self, ids: Sequence[int]) -> int:
+        """Forget blocks that were used or moved; returns how many of these were followed."""
+        return self._core.forget(ids)
+
+    def look(self, most: int) -> FoundBlocks:
+        """The next of them that were not looked at, ``most`` at most."""
+        blocks, hashes, ids = self._core.look(most)
+        return FoundBlocks(range(len(blocks)), np.frombuffer(ids, np.int64), blocks, hashes)
+
+
+class CoreWindow(Window):
+    """A window that the core lays; decides as ``Window`` does.
+
+    Args:
+        pool: The live block pool.
+        index: Whose core finds and moves blocks.
+        blocks_per_step: The most blocks that one engine step can allocate.
+        protection: Knows what callers state, which no ranking overrules.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        index: CoreIndex,
+        blocks_per_step: int,
+        protection: ProtectedKeys,
+    ) -> None:
+        super().__init__(pool, index, blocks_per_step, protection.stated_among)
+        self._core, self._protection = index.core, protection
+        self._victims = CoreVictims(index.core)
+        self._stated_then = protection.stated_count
+
+    def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
+        """Follow ``ranking`` from now on; see ``Window``."""
+        self._followed = self._order = ranking.order
+        found = blocks_of(ranking)
+        if found is None:
+            found = self._index.holders(ranking.order)
+        order = np.ascontiguousarray(ranking.order, dtype=np.uint64)
+        self._core.follow(order, np.ascontiguousarray(found, dtype=np.int64))
+        self._due = True
+        self._core.drop_taken()
+        self._core.keep_first(carried * max(self.prompts, int(self._largest_step)))
+        return self._victims
+
+    def reset(self) -> None:
+        """Follow no ranking."""
+        super().reset()
+        self._core.follow(None, None)
+
+    def still_suffices(self) -> bool:
+        """Whether no step takes more blocks than the window has; forgets those that are gone."""
+        return self._core.drop_taken() >= self.reach
+
+    def forget(self, ids: Sequence[int]) -> bool:
+        """Note that blocks were used again or moved; returns whether fewer victims are left."""
+        return self._core.forget(ids) > 0
+
+    def falls_due(self) -> bool:
+        """Whether more victims are due to be laid."""
+        if self._core.place >= len(self._order):
+            return False
+        left = self._core.drop_taken()
+        self._due = self._due or self._is_low(left)
+        return self._due
+
+    def find_anchor(self, known_of: float) -> KVCacheBlock | None:
+        """The last victim that stands where such a ranking left it."""
+        return self._core.anchor(known_of)
+
+    def lay(self, place: KVCacheBlock, known_of: float, least: int) -> None:
+        """Move the next victims to behind ``place``; see ``Window``."""
+        core = self._core
+        if self._stated_then != self._protection.stated_count:
+            self._stated_then = self._protection.stated_count
+            core.keep(self._protection.stated_keys())
+        left = core.victims
+        count = self._to_lay(left, least)
+        looked = core.lay(place, count, SCAN_PER_VICTIM * max(0, count), known_of)
+        laid = core.victims - left
+        if laid:
+            self.laid_more(self._victims, not left)
+        self.laid += laid
+        self.recycled += looked - laid
+        self._due = core.victims + AT_ONCE <= self.size and core.place < len(self._order)

@@ -1,0 +1,269 @@
+"""What a step of vLLM's own scheduler costs with us, beside an empty connector: arms in turns.
+
+Scheduler, cache manager and pool are vLLM's, the connector is ours, and the graph that advises it
+runs in the same process, between steps; only the model is missing. One process and arms in turns
+resolve two or three percent where two processes resolve fifteen.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import json
+import os
+import pickle
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from kvgraph.hooks.settings import CORE_VARIABLE, PYTHON
+from kvgraph.hooks.vllm.core_choice import reason_against
+
+from ..figures import Figures
+from ..hotpath import surroundings
+from ..paper import paper_engine
+from ..paper.paper_engine import Shape
+from ..serving.model import TINY, ensure_model
+from .step_figures import Clock
+from .step_sidecar import StepSidecar
+
+EMPTY: Final = "empty"
+OUTPUT_TOKENS: Final = 64
+PROMPT_TOKENS: Final = 1024  # on average, of one turn; it grows, and begins anew
+ROUNDS: Final = 16
+STEPS: Final = 40  # of an arm, before the next one's turn
+_STEP_S: Final = 0.03  # on the engines' clock
+_LONGEST: Final = 4096
+_TOKENS: Final = 500  # of the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """How busy the engine is: requests that run, and blocks of its pool."""
+
+    running: int
+    pool: int
+
+
+BUSY: Final = (Busy(8, 2_000), Busy(32, 4_000), Busy(128, 16_000))
+_TARGETS: Final = {8: "≤ 1.05", 32: "≤ 1.03", 128: "≤ 1.015"}
+_TARGETS_TIERS: Final = {8: "≤ 1.12", 32: "≤ 1.06", 128: "≤ 1.04"}
+
+
+def add_scheduler_steps(
+    figures: Figures, say: Callable[[str], None], busy: Sequence[Busy] = BUSY, rounds: int = ROUNDS
+) -> None:
+    """Add the ratios of each arm's steps to those of an engine with an empty connector."""
+    from vllm.config import VllmConfig  # noqa: F401 - loads what the arms need, untimed
+
+    for each in busy:
+        say(f"vLLM's scheduler, {each.running} running, arms in turns")
+        took = measure_arms(each, _arms(), rounds)
+        empty = np.array(took.pop(EMPTY))
+        figures.add(f"engine_step_us_{each.running}_{EMPTY}", empty.tolist(), "us")
+        for name, samples in took.items():
+            tiers = name.startswith("tiers")
+            suffix = f"{'_tiers' * tiers}{'_python' * name.endswith(PYTHON)}"
+            target = (_TARGETS_TIERS if tiers else _TARGETS)[each.running]
+            ratios = (np.array(samples) / empty).tolist()
+            name = f"engine_step_ratio_{each.running}{suffix}"
+            figures.add(name, ratios, "ratio", "" if name.endswith(PYTHON) else target)
+
+
+def measure_arms(busy: Busy, arms: Sequence[str], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Microseconds a step of each arm, one sample a round.
+
+    Between two steps of any arm another advised engine takes one: else the graph, which runs in
+    this process, would leave its data in the caches before our steps only.
+    """
+    base = _base_config(busy)
+    engines = {name: _Engine(base, busy, name) for name in arms}
+    other = _Engine(base, busy, next(name for name in arms if name != EMPTY))
+    per_request = busy.pool * paper_engine.BLOCK_SIZE // (PROMPT_TOKENS // 6 + OUTPUT_TOKENS)
+    warm = int(1.3 * per_request * OUTPUT_TOKENS / busy.running) + 3 * OUTPUT_TOKENS
+    for engine in engines.values():
+        for _ in range(min(warm, 4_000)):
+            engine.step()
+            engine.rest()
+    for _ in range(min(warm, 4_000)):
+        other.step()
+        other.rest()
+    took: dict[str, list[float]] = {name: [] for name in arms}
+    gc.collect()
+    gc.freeze()  # as the engine core does
+    for number in range(rounds):
+        first = number % len(arms)
+        for name in (*arms[first:], *arms[:first]):
+            seconds = 0.0
+            for _ in range(STEPS):
+                seconds += engines[name].step()
+                engines[name].rest()
+                other.step()
+                other.rest()
+            took[name].append(seconds / STEPS * 1e6)
+    gc.unfreeze()
+    return took
+
+
+def _arms() -> list[str]:
+    """An empty connector, and each core without and with tiers."""
+    python = [f"observed {PYTHON}", f"tiers {PYTHON}"]
+    if reason_against() is not None:
+        return [EMPTY, *python]
+    return [EMPTY, "observed compiled", "tiers compiled", *python]
+
+
+def _base_config(busy: Busy) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = EngineArgs(
+        model=str(ensure_model(TINY)), dtype="float32", block_size=paper_engine.BLOCK_SIZE,
+        max_model_len=_LONGEST, max_num_seqs=max(busy.running, 8),
+        max_num_batched_tokens=2048 if busy.running <= 64 else 16_384, enforce_eager=True,
+    )  # fmt: skip
+    return arguments.create_engine_config()
+
+
+class _Engine:
+    """vLLM's scheduler with one arm's connector, under traffic that all arms get alike.
+
+    Args:
+        base: A configuration of vLLM's own making.
+        busy: How busy it is.
+        arm: What its connector does.
+    """
+
+    def __init__(self, base: Any, busy: Busy, arm: str) -> None:
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        self._busy, self._tiers = busy, arm.startswith("tiers")
+        shape = Shape(blocks=busy.pool, stock=arm == EMPTY, warm=busy.pool if self._tiers else None)
+        config = paper_engine.configured(base, shape, "")
+        if arm == EMPTY:
+            config = _with_empty_connector(config)
+        scheduler = config.scheduler_config.get_scheduler_cls()
+        self._scheduler = scheduler(
+            config, paper_engine.cache_of(shape), StructuredOutputManager(config),
+            paper_engine.BLOCK_SIZE, log_stats=True,
+        )  # fmt: skip
+        self._clock, self._sidecar = Clock(), None
+        if arm != EMPTY:
+            with _core(PYTHON if arm.endswith(PYTHON) else ""):
+                self._sidecar = self._attached()
+        self._make, self._numbers = paper_engine.request_maker(), itertools.count()
+        self._alive, self._prompts = 0, dict[int, list[int]]()
+
+    def step(self) -> float:
+        """Seconds that vLLM's engine core spends on one step, without a model."""
+        scheduler = self._scheduler
+        new = [self._next() for _ in range(self._busy.running - self._alive)]
+        began = time.thread_time()
+        for request in new:
+            scheduler.add_request(request)
+        output = scheduler.schedule()
+        pickle.dumps(output, protocol=5)  # as it goes to the workers
+        scheduled = time.thread_time() - began
+        answer = self._answer(output)
+        began = time.thread_time()
+        scheduler.update_from_output(output, answer)
+        took = scheduled + time.thread_time() - began
+        self._alive = len(scheduler.requests)
+        return took
+
+    def rest(self) -> None:
+        """What runs between two steps: in a live engine that leaves nobody's data in the caches."""
+        _OTHERS_DATA.sum()
+        json.loads(_OTHERS_WORDS)
+        self._clock.now += _STEP_S
+        if self._sidecar is not None:
+            self._sidecar.hear()
+
+    def _attached(self) -> StepSidecar:
+        from kvgraph.hooks.tiers.jobs import TierAnswer, WorkerStart
+        from kvgraph.hooks.vllm.patches import bind_scheduler
+
+        connector = self._scheduler.connector
+        pool = self._scheduler.kv_cache_manager.block_pool
+        side = connector.attach(pool, surroundings(self._clock))
+        bind_scheduler(self._scheduler)
+        if self._tiers:
+            side.answered(TierAnswer(starts=(WorkerStart(self._busy.pool),)))
+            side.bridge.ledger.costs.worth_loading = lambda *_: True
+        return StepSidecar(side, self._clock)
+
+    def _next(self) -> Any:
+        """The next turn of one of some sessions: its prompt goes on, until it begins anew."""
+        number = next(self._numbers)
+        session, rng = number % (4 * self._busy.running), random.Random(number)
+        prompt = self._prompts.get(session, [])
+        if not prompt or len(prompt) > 2 * PROMPT_TOKENS:
+            prompt = [rng.randrange(9, _TOKENS) for _ in range(PROMPT_TOKENS // 2)]
+        prompt = prompt + [rng.randrange(9, _TOKENS) for _ in range(PROMPT_TOKENS // 6)]
+        self._prompts[session] = prompt
+        return self._make(f"r{number}", prompt, OUTPUT_TOKENS)
+
+    def _answer(self, output: Any) -> Any:
+        """What a model and workers would say to a step."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names, requests = list(output.num_scheduled_tokens), self._scheduler.requests
+        said = [
+            [9 + requests[name].num_tokens % 300]
+            if requests[name].num_computed_tokens >= requests[name].num_prompt_tokens
+            else []
+            for name in names
+        ]
+        return ModelRunnerOutput(
+            req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)},
+            sampled_token_ids=said, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
+            kv_connector_output=self._moved(output) if self._tiers else None,
+        )  # fmt: skip
+
+    def _moved(self, output: Any) -> Any:
+        """All that the workers were told to move, done at once."""
+        from kvgraph.hooks.tiers.jobs import JobDone, Load, TierAnswer
+        from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
+        from vllm.v1.outputs import KVConnectorOutput
+
+        metadata = output.kv_connector_metadata
+        jobs = metadata.work.jobs if isinstance(metadata, TierMetadata) else ()
+        done = tuple(JobDone(job.id, frozenset(), 0.001, 1) for job in jobs)
+        loaded = {job.request for job in jobs if isinstance(job, Load) and job.request}
+        return KVConnectorOutput(
+            finished_recving=loaded or None,
+            kv_connector_worker_meta=TierWorkerMetadata(TierAnswer(done)) if done else None,
+        )
+
+
+def _with_empty_connector(config: Any) -> Any:
+    from vllm.config import KVTransferConfig
+
+    made = copy.copy(config)
+    made.kv_transfer_config = KVTransferConfig(
+        kv_connector="EmptyConnector", kv_role="kv_both",
+        kv_connector_module_path="kvgraph_bench.steps.empty_connector",
+    )  # fmt: skip
+    made.kv_transfer_config.kv_role = None  # as ours: only the scheduler has one
+    return made
+
+
+@contextmanager
+def _core(name: str) -> Iterator[None]:
+    """Have engines that are made meanwhile run this core."""
+    before = os.environ.get(CORE_VARIABLE)
+    os.environ[CORE_VARIABLE] = name
+    try:
+        yield
+    finally:
+        del os.environ[CORE_VARIABLE]
+        if before is not None:
+            os.environ[CORE_VARIABLE] = before
+
+
+_OTHERS_DATA: Final = np.ones(1 << 19)
+_OTHERS_WORDS: Final = json.dumps([{"a": at, "b": [str(at)] * 3} for at in range(300)])

@@ -1,0 +1,157 @@
+"""Runs a core that was built with a sanitizer: the proof, and two threads at once.
+
+vLLM itself is not imported, since its libraries do not run under a sanitizer: its block pool's
+place is taken by blocks with the same slots.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+class Block:
+    """As vLLM's, as far as the core looks."""
+
+    __slots__ = ("_block_hash", "block_id", "next_free_block", "prev_free_block", "ref_cnt")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id, self.ref_cnt = block_id, 0
+        self._block_hash: bytes | None = None
+        self.prev_free_block: Any = None
+        self.next_free_block: Any = None
+
+
+class Queue:
+    """vLLM's free queue."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        self.fake_free_list_head, self.fake_free_list_tail = Block(-1), Block(-1)
+        self.link(self.fake_free_list_head, self.fake_free_list_tail)
+        for block in blocks:
+            self.append(block)
+
+    @staticmethod
+    def link(one: Block, other: Block) -> None:
+        """Let ``other`` follow ``one``."""
+        one.next_free_block, other.prev_free_block = other, one
+
+    def append(self, block: Block) -> None:
+        """Free a block."""
+        self.link(self.fake_free_list_tail.prev_free_block, block)
+        self.link(block, self.fake_free_list_tail)
+
+    def take(self) -> Block | None:
+        """The next block; None if none is free."""
+        block: Block = self.fake_free_list_head.next_free_block
+        if block is self.fake_free_list_tail:
+            return None
+        self.link(self.fake_free_list_head, block.next_free_block)
+        block.prev_free_block = block.next_free_block = None
+        return block
+
+
+class Pool:
+    """A pool whose blocks are cached, evicted and freed at random."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = [Block(number) for number in range(blocks)]
+        self.free_block_queue = Queue(self.blocks[1:])
+
+    def cache_full_blocks(
+        self, request: Any, blocks: list[Block], num_cached_blocks: int, num_full_blocks: int,
+        block_size: int, kv_cache_group_id: int,
+    ) -> None:  # fmt: skip
+        """Give blocks their hashes."""
+        for at in range(num_cached_blocks, num_full_blocks):
+            blocks[at]._block_hash = request.block_hashes[at] + bytes(4)
+
+
+def engine() -> Any:
+    """The module that was built."""
+    specification = importlib.util.spec_from_file_location("_engine", os.environ["CORE_FILE"])
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def main(steps: int = 1500, blocks: int = 200) -> str:
+    """Says whether index and queue are what they must be after random traffic."""
+    rng, pool = random.Random(5), Pool(blocks)
+    freed = np.full(blocks, -np.inf)
+    event = lambda *fields: fields  # noqa: E731
+    core: Any = None
+    core = engine().Core(
+        pool, 0, freed, (0, 1, 2, 3, 5), event, event, event, 16, lambda: core.work(True)
+    )
+    chains = [[rng.randbytes(32) for _ in range(rng.randrange(1, 9))] for _ in range(60)]
+    kept: list[Any] = []
+    done = threading.Event()
+
+    def client() -> None:
+        """Takes rankings in and makes events, beside the steps."""
+        while not done.is_set():
+            keys = np.array([rng_key(each) for chain in chains for each in chain], dtype=np.uint64)
+            core.holders(keys, np.empty(len(keys), dtype=np.int64))
+            for _ in range(len(kept)):
+                kept.pop(0).events()
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    for step in range(steps):
+        request = SimpleNamespace(
+            block_hashes=rng.choice(chains), request_id=f"r{step}", lora_request=None
+        )
+        taken = [pool.free_block_queue.take() for _ in request.block_hashes]
+        for block in taken:
+            assert block is not None
+            if block._block_hash is not None:
+                core.removed([block._block_hash])
+            block._block_hash, block.ref_cnt = None, 1
+        core.cache_full_blocks(request, taken, 0, len(taken), 16, 0)
+        for block in reversed(taken):
+            block.ref_cnt = 0
+            pool.free_block_queue.append(block)
+        core.freed([block.block_id for block in taken], len(taken), float(step))
+        if (batch := core.take({f"r{step}": "a session"}, {}, step % 7 == 0)) is not None:
+            batch.cached()
+            kept.append(batch)
+        held = [block for block in pool.blocks[1:] if block._block_hash is not None]
+        rng.shuffle(held)
+        order = np.array([rng_key(block._block_hash[:-4]) for block in held], dtype=np.uint64)
+        found = np.empty(len(order), dtype=np.int64)
+        core.work(True)
+        core.holders(order, found)
+        core.keep_first(rng.randrange(5))
+        core.follow(order, found)
+        place = core.anchor(float(step)) or pool.free_block_queue.fake_free_list_head
+        core.lay(place, rng.randrange(30), 100, float(step))
+        core.look(rng.randrange(9))
+        core.forget([block.block_id for block in rng.sample(held, min(3, len(held)))])
+        core.scan(None, 20, 20)
+        core.drop_taken()
+    done.set()
+    thread.join()
+    seen, block = 0, pool.free_block_queue.fake_free_list_head.next_free_block
+    while block is not pool.free_block_queue.fake_free_list_tail:
+        assert block.next_free_block.prev_free_block is block
+        seen, block = seen + 1, block.next_free_block
+    return "agrees" if seen == blocks - 1 else f"{seen} of {blocks - 1} blocks are in the queue"
+
+
+def rng_key(block_hash: bytes) -> int:
+    """The key of a hash."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(main() + "\n")

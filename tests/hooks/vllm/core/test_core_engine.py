@@ -1,0 +1,313 @@
+"""The compiled engine core does what the Python path does, and steps aside where it may not."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.graph.wire import frames as wire
+from kvgraph.hooks.settings import CORE_VARIABLE
+from kvgraph.hooks.vllm import core_choice
+from kvgraph.hooks.vllm import core_choice as core_proof
+from kvgraph.hooks.vllm.core_index import CoreIndex
+from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
+from kvgraph.hooks.vllm.index import BlockIndex
+from kvgraph_bench.hotpath import (
+    BLOCK_SIZE,
+    STEP,
+    a_ranking,
+    cached_pool,
+    connected,
+    new_pool,
+    request_maker,
+)
+from kvgraph_bench.steps.step_figures import BATCHED_TOKENS, REQUESTS, Clock
+from kvgraph_bench.steps.step_loop import Load, StepLoop
+from kvgraph_bench.steps.step_sidecar import StepSidecar
+
+ROOT = Path(__file__).parents[4]
+pytest.importorskip("kvgraph._engine", reason="there is no compiled core in this installation")
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def engine_of(core: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine of the bench with a core, and the sidecar that advises it."""
+    monkeypatch.setenv(CORE_VARIABLE, core)
+    clock = Clock()
+    loop = StepLoop(load, lambda pool: connected(pool, None, clock, BATCHED_TOKENS, REQUESTS))
+    return SimpleNamespace(
+        loop=loop, clock=clock, sidecar=StepSidecar(loop.connector.side, clock), pool=loop.pool
+    )
+
+
+def links(pool: Any) -> list[tuple[int, int, int]]:
+    """Each block of the free queue, with those before and behind it."""
+    queue, found = pool.free_block_queue, []
+    block = queue.fake_free_list_head.next_free_block
+    while block is not queue.fake_free_list_tail:
+        before, behind = block.prev_free_block, block.next_free_block
+        assert before.next_free_block is block
+        assert behind.prev_free_block is block
+        found.append((block.block_id, before.block_id, behind.block_id))
+        block = behind
+    assert len(found) == queue.num_free_blocks
+    return found
+
+
+def test_an_engine_has_the_core_unless_its_environment_asks_for_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert type(connected(new_pool(16)).side.index) is CoreIndex
+    monkeypatch.setenv(CORE_VARIABLE, "python")
+    assert type(connected(new_pool(16)).side.index) is BlockIndex
+
+
+@pytest.mark.parametrize("seed", [random.randrange(1 << 30) for _ in range(3)])
+def test_random_traffic_leaves_the_same_events_index_and_queue(seed: int) -> None:
+    assert core_proof.prove(rounds=300, seed=seed) is None
+
+
+@pytest.mark.parametrize("running", [8, 48])
+def test_both_cores_tell_and_lay_the_same_step_by_step(
+    running: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frame by frame, and link by link, under advice from a real graph."""
+    load = Load(running, 2500)
+    arms = [engine_of(core, load, monkeypatch) for core in ("python", "")]
+    told: list[list[bytes]] = [[], []]
+    for arm, frames in zip(arms, told, strict=True):
+        take = arm.loop.connector.side.client.outbox.take_all
+
+        def kept(take: Any = take, frames: list[bytes] = frames) -> Any:
+            events = take()
+            plain = [each for each in events if not hasattr(each, "request_id")]
+            frames.append(wire.encode_events(0, plain)[-1])
+            return events
+
+        arm.loop.connector.side.client.outbox.take_all = kept
+        clock, sidecar = arm.clock, arm.sidecar
+
+        def settled(clock: Any = clock, sidecar: Any = sidecar) -> None:
+            clock.now += 1.0
+            sidecar.hear()
+
+        arm.loop.fill(settled)
+    for _ in range(150):
+        for arm in arms:
+            arm.loop.prepare()
+            arm.loop.step()
+            arm.clock.now += load.step_s
+            arm.sidecar.hear()
+        assert links(arms[0].pool) == links(arms[1].pool)
+    python, compiled = told
+    assert len(python) == len(compiled)
+    assert python == compiled
+    moved = [arm.loop.connector.side.arranger.moved for arm in arms]
+    assert moved[0] == moved[1] > 0
+
+
+def test_a_core_that_fails_its_proof_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    core_choice._reason_in_this_process.cache_clear()
+    monkeypatch.setattr(core_proof, "prove", lambda: "it differs in the index")
+    try:
+        with caplog.at_level(logging.INFO):
+            connector = connected(new_pool(16))
+        assert type(connector.side.index) is BlockIndex
+        assert [each for each in caplog.messages if "run in Python" in each] == [
+            "kvgraph: the hooks run in Python: it differs in the index"
+        ]
+    finally:
+        core_choice._reason_in_this_process.cache_clear()
+
+
+def test_a_wrong_move_is_seen_by_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof compares what stands in the queue, and not what the core says."""
+    scratch = core_proof._Scratch(random.Random(3))
+    for _ in range(20):
+        scratch.step()
+    queue: Any = scratch._pool.free_block_queue
+    first = queue.fake_free_list_head.next_free_block
+    assert scratch.compare() is None
+    core = scratch._core
+
+    class Torn:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(core, name)
+
+        def lay(self, *given: Any) -> int:
+            looked: int = core.lay(*given)
+            queue.fake_free_list_head.next_free_block = first.next_free_block
+            return looked
+
+    scratch._core = Torn()  # type: ignore[assignment]
+    assert scratch.compare() == "the free queue"
+
+
+def test_a_block_without_the_slots_that_are_written_is_refused() -> None:
+    """As in a vLLM whose queue is no longer Python's."""
+
+    class Block:
+        block_id = 0
+
+    pool = SimpleNamespace(
+        blocks=[Block()], free_block_queue=SimpleNamespace(fake_free_list_head=Block()),
+        cache_full_blocks=new_pool(2).cache_full_blocks,
+    )  # fmt: skip
+    group = SimpleNamespace(index=0, block_size=BLOCK_SIZE)
+    with pytest.raises(TypeError, match="no slot"):
+        CoreIndex(pool, group)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_is_gone_leaves_nothing_behind() -> None:
+    """The core holds the pool, and the pool the core's shadows of its methods."""
+    pool = new_pool(64)
+    connector = connected(pool)
+    request = request_maker()(list(range(4 * BLOCK_SIZE)))
+    blocks = pool.get_new_blocks(4)
+    pool.cache_full_blocks(request, blocks, 0, 4, BLOCK_SIZE, 0)
+    connector.build_connector_meta(STEP)
+    gone = weakref.ref(pool)
+    connector.shutdown()
+    del pool, connector, blocks, request
+    gc.collect()
+    assert gone() is None
+
+
+def test_resets_that_are_followed_for_good_pile_nothing_up() -> None:
+    pool = new_pool(16)
+    side = connected(pool).side
+    side.tap.detach(but_resets=True)
+    for _ in range(3):
+        assert pool.reset_prefix_cache()
+    assert side.tap.next() is None
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("stale", [True, False])
+def test_a_hit_has_more_victims_laid_unless_the_advice_went_stale(
+    stale: bool, compiled: bool
+) -> None:
+    """The same step takes blocks right after the hit, and there may be no step in between."""
+    pool, keys, index = cached_pool(1001, compiled=compiled)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=64)
+    arranger.expect(16, 0)
+    arranger.step(a_ranking(np.random.default_rng(2).permutation(keys)))
+    hit = pool.free_block_queue.get_all_free_blocks()[: arranger.moved - 8]
+    if stale:
+        arranger.guard_head()
+    pool.touch(hit)
+    moved = arranger.moved
+    arranger.touched(hit)
+    assert (arranger.moved == moved) is stale
+
+
+def test_a_ranking_is_taken_in_while_the_engine_steps() -> None:
+    """Without the GIL, on another thread; every number that is found is a block's of the pool."""
+    pool, make = new_pool(2000), request_maker()
+    connector = connected(pool)
+    index = connector.side.index
+    done, wrong = threading.Event(), list[int]()
+
+    def ask() -> None:
+        rng = np.random.default_rng(1)
+        while not done.is_set():
+            cached = [block.block_hash for block in pool.blocks[:500] if block.block_hash]
+            keys = np.array(
+                [
+                    *(int.from_bytes(each[-12:-4], "big") for each in cached),
+                    *rng.integers(9, 99, 9),
+                ],
+                dtype=np.uint64,
+            )
+            found = index.holders(rng.permutation(keys))
+            wrong.extend(at for at in found.tolist() if not 0 <= at < 2000)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for number in range(300):
+        request = make([number, *range(8 * BLOCK_SIZE - 1)])
+        blocks = pool.get_new_blocks(8)
+        pool.cache_full_blocks(request, blocks, 0, 8, BLOCK_SIZE, 0)
+        pool.free_blocks(reversed(blocks))
+        connector.side.client.hold_ranking(
+            a_ranking(np.array([1, 2, number + 1], dtype=np.uint64), number + 1)
+        )
+        connector.build_connector_meta(STEP)
+        if number % 10 == 9:
+            connector.side.client.outbox.take_all()
+    done.set()
+    thread.join(30)
+    assert not wrong
+    assert connector.side.attached
+    assert (
+        len(index)
+        == 300 * 8
+        - sum(
+            len(each.hashes) // 8
+            for each in connector.side.client.outbox.take_all()
+            if type(each).__name__ == "BlocksRemoved"
+        )
+        or len(index) <= 1999
+    )
+
+
+def test_without_a_compiler_the_installation_succeeds_without_a_core(tmp_path: Path) -> None:
+    program = "import setuptools; setuptools.setup()"  # which reads pyproject.toml
+    setup = [sys.executable, "-W", "ignore", "-c", program, "-q", "build_ext", "-b", str(tmp_path)]
+    environment = {**os.environ, "CC": "false", "CXX": "false", "LDSHARED": "false"}
+    done = subprocess.run(
+        [*setup, "-t", str(tmp_path / "objects")], cwd=ROOT, env=environment, capture_output=True,
+        text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("_engine*.so"))
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_sanitizers_find_nothing(sanitizer: str, tmp_path: Path) -> None:
+    """The core built anew with a sanitizer, under random traffic of two threads."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no g++")
+    library = subprocess.run(
+        [compiler, f"-print-file-name=lib{sanitizer[0]}san.so"], capture_output=True, text=True
+    ).stdout.strip()
+    if not Path(library).is_absolute():
+        pytest.skip(f"g++ has no lib{sanitizer[0]}san")
+    built = tmp_path / f"_engine{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run(
+        [
+            compiler, "-std=c++17", "-O1", "-g", f"-fsanitize={sanitizer}", "-fPIC", "-shared",
+            f"-I{sysconfig.get_paths()['include']}", str(ROOT / "core/engine.cpp"),
+            "-o", str(built),
+        ],
+        check=True,
+    )  # fmt: skip
+    program = Path(__file__).with_name("sanitized.py")
+    environment = {
+        **os.environ, "LD_PRELOAD": library, "CORE_FILE": str(built),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "TSAN_OPTIONS": "report_signal_unsafe=0 exitcode=66", "PYTHONMALLOC": "malloc",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=390
+    )
+    assert "Sanitizer" not in done.stderr, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == "agrees"
