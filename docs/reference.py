@@ -187,7 +187,7 @@ def _sidecar() -> _Sidecar:
     with TemporaryDirectory() as folder, patch.object(sidecar, "create_app", noted):
         overrides = {"sidecar.endpoint": f"ipc://{folder}/sidecar.sock"}
         service = sidecar.Service(load(None, overrides))
-        counters = tuple(service.board.status().counters)
+        counters = tuple(service.status.status().counters)
         service.stop()
         service.run()
     return _Sidecar(made[0], counters)
