@@ -1,7 +1,7 @@
 """``Admission``: how much new context an engine has room for, while it thrashes.
 
-An engine whose live contexts do not fit computes again what it held a moment ago; that share of
-the prompts is its regret. While it is low, everything may start. While it is high, new context may
+An engine whose live contexts do not fit computes again what it held a moment ago; that share of its
+prompts is its regret. While regret is low, everything may start. While it is high, new context may
 start only in the room that live, resident sessions leave.
 """
 
@@ -22,25 +22,24 @@ from ..graph.types import SessionState
 from ..graph.wire.advice import AdmissionAdvice
 from .words.waits import OFF
 
-# How many blocks of an engine's pool its live sessions want.
-
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
 LIVE_S: Final = 600.0
-"""A session that was silent for longer is not live; chosen: its user turned to something else."""
+"""Seconds of silence after which a session is not live; chosen: its user turned to something
+else."""
 
 _FADE_S: Final = 300.0  # over which silence makes a return unlikely (to 1/e); chosen
-_OF_A_PAUSE: Final = 2.0  # a tool may take so many times what was expected of it; chosen
+_OF_A_PAUSE: Final = 2.0  # a tool may take this many times the expected pause; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What live sessions want of one engine's pool, in blocks.
+    """The blocks of one engine's pool that live sessions need.
 
     Attributes:
-        live: Sessions that run, or were heard of within ``LIVE_S`` and are not over.
-        warm: Those of which half the context or more is cached.
+        live: Sessions that run, or were seen within ``LIVE_S`` and have not ended.
+        warm: Live sessions of whose context half or more is in the pool.
         blocks: Blocks of the warm contexts, each times the probability of a return soon.
         usual: Mean context of a warm session, in blocks; at least 1.
     """
@@ -52,7 +51,7 @@ class Demand:
 
 
 def demand(tables: Tables, engine: int, now: float) -> Demand:
-    """The demand now; vectors over the columns of sessions and of the engine's own blocks."""
+    """Compute how many blocks of an engine's pool live sessions need now."""
     sessions = tables.sessions
     live, reached = _is_live(sessions, engine, now), _reached(tables, engine)
     rows = np.flatnonzero((2 * reached >= sessions.reach[: sessions.size]) & (reached > 0) & live)
@@ -72,10 +71,8 @@ def _is_live(sessions: SessionTable, engine: int, now: float) -> npt.NDArray[np.
 
 
 def _reached(tables: Tables, engine: int) -> npt.NDArray[np.int32]:
-    """``[sessions]``: how deep into each session's context the pool holds blocks of it.
-
-    What several sessions share counts for the last one that walked it, and is not deep.
-    """
+    """int32 ``[sessions]``: how deep into each session's context the pool holds blocks of it."""
+    # A block that sessions share counts for the last one that walked it, and is not deep.
     blocks = tables.blocks
     resident = blocks.holding(engine)
     reached = np.zeros(tables.sessions.size + 1, dtype=np.int32)  # the last stands for NO_ROW
@@ -84,7 +81,7 @@ def _reached(tables: Tables, engine: int) -> npt.NDArray[np.int32]:
 
 
 def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
-    """float64 ``[n]``: of a return soon; 1 while it runs, or a tool may still do so."""
+    """float64 ``[n]``: probability of a return soon; 1 while the session runs, or its tool may."""
     seen = sessions.last_seen[rows]
     waiting = sessions.state[rows] == SessionState.WAITING_FOR_TOOL
     pause = np.where(waiting, np.maximum(sessions.expected_return[rows] - seen, 0.0), 0.0)
@@ -93,8 +90,6 @@ def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
     chance[sessions.running[rows] > 0] = 1.0
     return np.asarray(chance)
 
-
-# How much of a pool live contexts may take: found by feedback from what is computed twice.
 
 # All chosen in the closed loop of the replay lab, on other sessions than those of the figures.
 _MEMORY: Final = 2.0  # pools' worth of asked blocks over which regret fades by half
@@ -113,10 +108,11 @@ _MOST_FAILED: Final = 6  # such times that are counted
 
 @dataclass(slots=True)
 class Valve:
-    """The limit of one engine whose pool has ``pool`` blocks.
+    """Limits by feedback how much of one engine's pool live contexts may take.
 
     Attributes:
-        limit: Blocks of the pool that live contexts may take; None: open, as many as come.
+        pool: Blocks of the pool.
+        limit: Blocks that live contexts may take; None: open, as many as come.
     """
 
     pool: int
@@ -131,12 +127,12 @@ class Valve:
 
     @property
     def regret(self) -> float:
-        """The share of what was asked lately that was computed again."""
+        """Return the share of recently asked blocks that were computed again."""
         return self._again / max(self._asked, self.pool)
 
     @property
     def barred_pools(self) -> int:
-        """Pools' worth of blocks that must be asked before it may close again; 0: it may now."""
+        """Return how many pools' worth of blocks must be asked before it may close again."""
         return math.ceil(max(0.0, self._barred) / self.pool)
 
     def update(self, asked: int, again: int, demand: Demand, *, holds: bool = True) -> None:
@@ -144,8 +140,8 @@ class Valve:
 
         Args:
             asked: Blocks of all prompts so far.
-            again: Of these: computed, though they had been before.
-            demand: What live sessions want of the pool now.
+            again: Of these, blocks computed again.
+            demand: What live sessions need of the pool now.
             holds: Whether the engine holds requests: while it does not, a limit is not on trial.
         """
         new = self._note(asked, again)
@@ -168,7 +164,7 @@ class Valve:
             self.limit = None
 
     def _note(self, asked: int, again: int) -> int:
-        """Blocks asked since the last time; older ones fade."""
+        """Take in new counts, fade old ones; returns the blocks asked since the last time."""
         if asked < self._seen[0]:
             self._seen = 0, 0  # counted anew: another engine in the place of one that is gone
         new, lost = asked - self._seen[0], again - self._seen[1]
@@ -191,7 +187,7 @@ _UNUSED_BLOCKS: Final = 1  # of every pool: vLLM keeps one for itself
 
 
 class Admission:
-    """Advises each engine on room; the object that the sidecar and the replay lab run."""
+    """Advises each engine on room. The sidecar and the replay lab run the same object."""
 
     def __init__(self) -> None:
         self._valves: dict[int, Valve] = {}
@@ -221,7 +217,7 @@ class Admission:
 
 
 def _holds(tables: Tables, engine: int) -> bool:
-    """Whether requests waited there when it last reported; yes where it does not report."""
+    """Tell whether requests waited there when it last reported; True where it does not report."""
     report = tables.words[engine].admission
     return report is None or report.waiting > 0
 

@@ -1,4 +1,4 @@
-"""``assemble``: makes the parts of a sidecar and joins them, by its configuration."""
+"""``assemble``: makes the parts of a sidecar by its configuration, and connects them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sidecar:
 
     Attributes:
         token: Opens a tcp endpoint, and HTTP answers about sessions and blocks.
-        wake: Ends the loop's sleep.
+        wake: Wakes the loop.
     """
 
     token: str
@@ -64,19 +64,19 @@ def assemble(
     tap: Tap | None,
     clock: Callable[[], float],
 ) -> Sidecar:
-    """Make every part; engines can connect from here on, and are not read yet.
+    """Make every part. Engines can connect from here on, and are not read yet.
 
     Args:
         opened: Receives what must be closed, in that order.
         path: The configuration's file, watched for changes.
 
     Raises:
-        ConfigError: An address cannot be had.
+        ConfigError: An address cannot be used.
     """
     wake, graph = Wake(), new_graph(config, clock)
     opened.callback(wake.close)
     token = config.sidecar.token or secrets.token_urlsafe(24)
-    front, sources = _ears(config, token, opened, clock)
+    front, sources = _open_sockets(config, token, opened, clock)
     publisher = AdvicePublisher(front.socket, clock)
     subscriber = _subscriber(config, front, publisher, clock)
     planner = _planner(config, graph, subscriber, wake, clock)
@@ -98,7 +98,7 @@ def assemble(
 
 
 def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
-    """An empty graph, with the configured policy."""
+    """Make an empty graph with the configured policy."""
     return KVCacheGraph(
         policy=config.policy.policy(config.score.weights()),
         rules=config.rules(),
@@ -109,7 +109,7 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
     )
 
 
-def _ears(
+def _open_sockets(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[EngineListener, list[KvEventSource]]:
     """Make the socket that engines connect to, and the sources of watched engines."""
@@ -122,8 +122,12 @@ def _ears(
     if keys is not None and not front.is_tcp:
         logger.warning("sidecar.keys are not used: no key opens %s", front.endpoint)
     elif keys is not None:
-        logger.info("engines connect at %s by key; keys that are allowed, in %s: %d",
-                    front.endpoint, keys.engines, len(keys.allowed()))  # fmt: skip
+        logger.info(
+            "engines connect at %s by key; keys that are allowed, in %s: %d",
+            front.endpoint,
+            keys.engines,
+            len(keys.allowed()),
+        )
     sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]
     for source in sources:
         opened.callback(source.close)

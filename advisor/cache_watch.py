@@ -19,7 +19,7 @@ from ..graph.wire.events import MAX_NAME
 from .page.caches import MOST_STEPS
 from .tools.remote import EditEndpoint, RemoteError
 
-PERIOD_S: Final = 0.5  # between two words to the sidecar; chosen: a page looks once a second
+PERIOD_S: Final = 0.5  # between two reports; chosen: the page polls once a second
 _ANSWER_S: Final = 2.0  # for the sidecar's answer; chosen
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class TracedStep(Protocol):
 
 
 class Budgeted(Protocol):
-    """What is set of a cache."""
+    """A cache's bounds in tokens."""
 
     @property
     def low(self) -> int: ...
@@ -48,7 +48,7 @@ class Budgeted(Protocol):
 
 
 class Traced(Protocol):
-    """A cache that remembers its ``TracedStep``s, as ``ConfKVCache`` does."""
+    """A cache that records its ``TracedStep``s, as ``ConfKVCache`` does."""
 
     @property
     def settings(self) -> Budgeted: ...
@@ -57,12 +57,12 @@ class Traced(Protocol):
 
 
 class CacheWatch:
-    """Tells a sidecar twice a second what a cache holds, from a thread of its own.
+    """Reports to a sidecar twice a second what a cache holds, from a thread of its own.
 
-    The model waits for none of it. Where no sidecar answers, or several run and none is named, one
-    line of the log says so, and another one when it is told the last ``MOST_STEPS``. Without
-    ``url``, one that is started again is found under any port. Leaving waits for its last answers,
-    four seconds at most.
+    The model never waits for it. One warning is logged where no sidecar answers, or several run and
+    none is named, and another line when reporting succeeds; the last ``MOST_STEPS`` steps are then
+    shown. Without ``url``, a sidecar that restarts is found under any port. Leaving the context
+    waits up to four seconds.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CacheWatch:
         token: str | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Look at a cache under the name of its run.
+        """Watch a cache under the name of its run.
 
         Args:
             url: The sidecar's; None: that of this user's only one.
@@ -99,11 +99,11 @@ class CacheWatch:
 
     @property
     def told(self) -> int:
-        """Steps so far that the sidecar was told of, or was spared as too many at once."""
+        """Return how many steps were reported, or skipped as too many at once."""
         return self._told[1]
 
     def __enter__(self) -> Self:
-        self._over = threading.Event()  # one that still waits for an answer has its own
+        self._over = threading.Event()  # a former thread may still wait for an answer
         self._thread = threading.Thread(
             target=self._watch, args=(self._over,), name="kvgraph-cache", daemon=True
         )
@@ -121,11 +121,11 @@ class CacheWatch:
             over = leaves.wait(PERIOD_S)
             try:
                 self._tell()
-            except Exception as error:  # whatever it is, the model goes on, and is told of again
+            except Exception as error:  # the model goes on, and the next report tries again
                 if not self._is_silent:
                     _log.warning("run %r is not shown: %s", self._run, error)
                 self._is_silent = True
-                self._endpoint = None  # one that is started again moves
+                self._endpoint = None  # a sidecar that restarts has another port
 
     def _tell(self) -> None:
         last, told = self._told
@@ -157,7 +157,7 @@ class CacheWatch:
             _log.warning("run %r is shown now", self._run)  # as loud as that it was not
 
     def _steps_after(self, last: TracedStep | None) -> list[TracedStep]:
-        """Steps behind the last that was told, as far as the cache remembers."""
+        """Return the steps behind ``last``, as far as the cache remembers them."""
         found: list[TracedStep] = []
         # The model's thread adds to the trace meanwhile; a copy is made without a pause.
         for step in reversed(self._cache.trace.copy()):
@@ -168,6 +168,6 @@ class CacheWatch:
 
 
 def _sure(step: TracedStep) -> float:
-    """The mean over a batch; logits that are no numbers make nobody sure."""
+    """Return the mean confidence of a batch; 0 where logits are not numbers."""
     mean = sum(step.confidence) / len(step.confidence)
     return mean if 0.0 <= mean <= 1.0 else 0.0

@@ -1,60 +1,148 @@
-"""The command line. Commands that need more than the sidecar are found by entry point."""
+"""The command line. A command's module is imported when it is asked for, and no other."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-import json
 import sys
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from rich.console import Console
 
 from .. import __version__
-from ..dashboards.access import page_address
 from ..graph.errors import ConfigError, KvGraphError
-from .fleet.command import route
-from .memory.command import memory
-from .precache.keeper import precache
-from .process.keys import keys
-from .replay.cli import record, replay, tune
-from .replay.closed_arms import closed
-from .replay.fleet_traffic import traffic
-from .replay.plan import plan
-from .replay.prior import prior
-from .tools.diff import diff
-from .tools.export import export
-from .tools.remote import ask, secret_of, sidecar_urls
-from .tools.terminal import ExplainJsonOption as JsonOption
-from .tools.terminal import explain, hashing_warnings, open_page, status_report, why
-from .tools.top import top
 
 COMMAND_GROUP: Final = "kvgraph.commands"
 
 # Commands of the distribution `kvgraph-bench`, which is installed from a clone.
 _OF_A_CLONE: Final = ("bench", "demo", "selftest")
 _HOW_TO_GET: Final = "in a clone of the repository, run `make demo` or `pip install -e tests/bench`"
-_EXTRAS: Final = {"calibrate": "vllm"}  # commands of ours that need more than `kvgraph` brings
 
-# What people do, in the order in which `kvgraph --help` lists it.
 _OPERATE: Final = "Operate"
 _ASK: Final = "Ask why"
 _SERVE: Final = "Serve"
 _LAB: Final = "Lab: ask first what it would buy"
 _BUILD: Final = "Build and measure kvgraph"
-# Commands of entry points: where they are listed and what they do, known before they are imported.
-_ELSEWHERE: Final = {
-    "doctor": (_OPERATE, "Check vLLM, the hooks, the environment and the sidecar."),
-    "calibrate": (_SERVE, "Measure on your model what recall would cost."),
-    "demo": (_BUILD, "Run too many agents, simulated and on a real vLLM."),
-    "bench": (_BUILD, "Measure every figure that README and docs claim."),
-    "selftest": (_BUILD, "Check the kernels on this machine's GPU."),
-}
 
-UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
+
+class _Command(NamedTuple):
+    """How a command is listed before its module is imported.
+
+    Attributes:
+        place: ``module:name`` below this package; None: an entry point has it.
+        extra: The extra without which its module cannot be imported.
+    """
+
+    panel: str
+    place: str | None
+    help: str
+    extra: str | None = None
+
+
+# In the order in which `kvgraph --help` lists them; a test compares the texts with the commands'.
+_COMMANDS: Final = {
+    "serve": _Command(_OPERATE, "cli:serve", "Run a sidecar."),
+    "status": _Command(
+        _OPERATE,
+        "tools.terminal:status",
+        "Show the running sidecars: engines, blocks, sessions, what was lost.",
+    ),
+    "top": _Command(
+        _OPERATE,
+        "tools.top:top",
+        "Show live whether kvgraph helps; Ctrl-C ends it. In a pipe, one look is printed.",
+    ),
+    "open": _Command(
+        _OPERATE,
+        "tools.terminal:open_page",
+        "Print the page's address, with the token that opens it, and open it.",
+    ),
+    "keys": _Command(
+        _OPERATE,
+        "process.keys:keys",
+        "Make CURVE keys, for engines and a sidecar that are on several machines.",
+    ),
+    "doctor": _Command(_OPERATE, None, "Check vLLM, the hooks, the environment and the sidecar."),
+    "why": _Command(
+        _ASK,
+        "tools.terminal:why",
+        "Say why a request, or a session's last one, found no more of its prompt in the cache.",
+    ),
+    "explain": _Command(
+        _ASK,
+        "tools.terminal:explain",
+        "Say why a block ranks where it does, what a session does, or who recalls a memory.",
+    ),
+    "diff": _Command(
+        _ASK,
+        "tools.diff:diff",
+        "Compare two recordings, or two stretches of time: what was found, and what moved most.",
+    ),
+    "export": _Command(
+        _ASK,
+        "tools.export:export",
+        "Write what a sidecar or a recording knows, for other tools.",
+    ),
+    "route": _Command(
+        _SERVE,
+        "fleet.command:route",
+        "One OpenAI-compatible address before several engines: sessions go where their KV is.",
+        "route",
+    ),
+    "memory": _Command(
+        _SERVE,
+        "memory.command:memory",
+        "An OpenAI-compatible address at which chats outlive a token budget.",
+        "memory",
+    ),
+    "precache": _Command(
+        _SERVE,
+        "precache.keeper:precache",
+        "Have stable prefixes computed before anybody asks, on any OpenAI-compatible server.",
+    ),
+    "calibrate": _Command(_SERVE, None, "Measure on your model what recall would cost.", "vllm"),
+    "record": _Command(
+        _LAB,
+        "replay.cli:record",
+        "Run a sidecar that also writes what its engines do, as a trace without texts or names.",
+    ),
+    "replay": _Command(
+        _LAB,
+        "replay.cli:replay",
+        "Replay traces: what would each eviction policy have found in the cache?",
+    ),
+    "tune": _Command(
+        _LAB,
+        "replay.cli:tune",
+        "Search the score's weights on a trace's first part; the sidecar loads what is written.",
+    ),
+    "plan": _Command(
+        _LAB,
+        "replay.plan:plan",
+        "How many engines, how much host memory, which routing: hit rate and TTFT over cost.",
+    ),
+    "closed": _Command(
+        _LAB,
+        "replay.closed_arms:closed",
+        "Play recorded agents who wait for answers: where does an engine collapse?",
+    ),
+    "traffic": _Command(
+        _LAB,
+        "replay.fleet_traffic:traffic",
+        "Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`.",
+    ),
+    "prior": _Command(
+        _LAB,
+        "replay.prior:prior",
+        "Learn from recorded sessions when sessions return: where the lifecycle policy starts "
+        "from.",
+    ),
+    "demo": _Command(_BUILD, None, "Run too many agents, simulated and on a real vLLM."),
+    "bench": _Command(_BUILD, None, "Measure every figure that README and docs claim."),
+    "selftest": _Command(_BUILD, None, "Check the kernels on this machine's GPU."),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,13 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build_app(command: str | None) -> typer.Typer:
-    """The commands of this folder, and those of entry points; only ``command`` is imported.
+    """Make the command line; only ``command`` is imported, of the others the help is listed.
 
     Raises:
         KvGraphError: ``command`` lacks what it needs, or is one of a clone and not installed.
     """
-    entries = importlib.metadata.entry_points(group=COMMAND_GROUP)
-    absent = [each for each in _OF_A_CLONE if each not in {entry.name for entry in entries}]
+    entries = {each.name: each for each in importlib.metadata.entry_points(group=COMMAND_GROUP)}
+    absent = [name for name in _OF_A_CLONE if name not in entries]
     if command in absent:
         raise KvGraphError(f"`kvgraph {command}` is not installed: {_HOW_TO_GET}")
     app = typer.Typer(
@@ -85,20 +173,14 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for panel, functions in (
-        (_OPERATE, (serve, status, top)),
-        (_ASK, (why, explain, diff, export)),
-        (_SERVE, (route, memory, precache)),
-        (_LAB, (record, replay, tune, plan, closed, traffic, prior)),
-    ):
-        for function in functions:
-            app.command(rich_help_panel=panel)(function)
-    app.command("open", rich_help_panel=_OPERATE)(open_page)
-    app.add_typer(keys, name="keys", rich_help_panel=_OPERATE)
-    for entry in entries:
-        loaded = _load(entry) if entry.name == command else _unloaded(entry.name)
-        known = _ELSEWHERE.get(entry.name)
-        app.add_typer(loaded, name=entry.name, rich_help_panel=known[0] if known else None)
+    ours = {name: known for name, known in _COMMANDS.items() if known.place}
+    for name in (*ours, *entries):
+        known = _COMMANDS.get(name, _Command("Commands", None, f"See `kvgraph {name} --help`."))
+        loaded = _load(name, known, entries.get(name)) if name == command else _unloaded(known)
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=name, rich_help_panel=known.panel)
+        else:
+            app.command(name, rich_help_panel=known.panel)(loaded)
     return app
 
 
@@ -129,21 +211,6 @@ def serve(
     run(config, overrides, parent)
 
 
-def status(url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Show the running sidecars: engines, blocks, sessions, what was lost."""
-    answers = {each: ask(each, "/status") for each in sidecar_urls(url)}
-    if as_json:
-        typer.echo(json.dumps(list(answers.values())))
-        return
-    console = Console()
-    for each, answer in answers.items():
-        console.print(status_report(answer))
-        if secret := secret_of(each):
-            typer.echo(f"watch it at {page_address(each, secret)}")
-    for said in hashing_warnings(chain.from_iterable(each["engines"] for each in answers.values())):
-        typer.echo(said)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"kvgraph {__version__}")
@@ -165,24 +232,30 @@ def _assignment(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
-    """A command's app; raises KvGraphError naming what to install when something is missing."""
+def _load(
+    name: str, known: _Command, entry: importlib.metadata.EntryPoint | None
+) -> typer.Typer | Callable[..., Any]:
+    """Import a command; raises KvGraphError naming what to install when something is missing."""
     try:
+        if known.place is not None:
+            module, _, attribute = known.place.partition(":")
+            found = getattr(importlib.import_module(f".{module}", __package__), attribute)
+            assert callable(found), f"kvgraph {name} is no command"
+            return found  # type: ignore[no-any-return]
+        assert entry is not None
         loaded = entry.load()
     except ImportError as error:
-        package = entry.dist.name if entry.dist else "kvgraph"
-        if extra := _EXTRAS.get(entry.name):
-            package += f"[{extra}]"
-        how = _HOW_TO_GET if entry.name in _OF_A_CLONE else f"pip install '{package}'"
-        raise KvGraphError(f"`kvgraph {entry.name}` cannot start ({error}): {how}") from None
-    assert isinstance(loaded, typer.Typer), f"entry point {entry.name} is not a typer app"
+        package = entry.dist.name if entry and entry.dist else "kvgraph"
+        if known.extra:
+            package += f"[{known.extra}]"
+        how = _HOW_TO_GET if name in _OF_A_CLONE else f"pip install '{package}'"
+        raise KvGraphError(f"`kvgraph {name}` cannot start ({error}): {how}") from None
+    assert isinstance(loaded, typer.Typer), f"entry point {name} is not a typer app"
     return loaded
 
 
-def _unloaded(name: str) -> typer.Typer:
+def _unloaded(known: _Command) -> typer.Typer:
     """A placeholder in listings for a command that this call does not use."""
-    known = _ELSEWHERE.get(name)
-    said = known[1] if known else f"See `kvgraph {name} --help`."
-    stub = typer.Typer(help=said, add_completion=False)
+    stub = typer.Typer(help=known.help, add_completion=False)
     stub.callback(invoke_without_command=True)(lambda: None)
     return stub

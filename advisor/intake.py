@@ -17,21 +17,19 @@ from .process.process import Notices
 from .sockets.kv_events import KvEventSource
 from .sockets.subscriber import EventSubscriber, ReceivedBatch
 
-# ``BusyMeter``: which share of its time a loop works, and whether that is too much.
-
 _OVER_S: Final = 5.0  # over which the share is a mean; chosen
 _TOO_BUSY: Final = 0.7  # from here on a loop is overloaded: bursts no longer fit; chosen
 _EASED: Final = 0.4  # … until its share is below this; chosen
 
 
 class BusyMeter:
-    """Follows one loop, turn by turn.
+    """Measures which share of its time the sidecar's loop works.
 
     Args:
         now: Monotonic seconds; the loop begins now.
 
     Attributes:
-        share: Of the last seconds, in [0, 1].
+        share: Share of the last seconds spent working, in [0, 1].
         overloaded: Whether the loop is too busy, or was and has hardly eased since.
         overloads: How often it became so.
     """
@@ -43,7 +41,7 @@ class BusyMeter:
         self._last = now
 
     def worked(self, began: float, ended: float) -> None:
-        """Note a turn's work; since the turn before the loop waited."""
+        """Note the work of one turn; the loop has waited since the turn before."""
         span = ended - self._last
         if span <= 0.0:
             return
@@ -63,7 +61,7 @@ Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256  # chosen
 TURN_S: Final = 0.25
-"""Seconds of reading before advice goes out again; chosen."""
+"""Seconds of receiving before advice goes out again; chosen."""
 KEYS_AT_ONCE: Final = 1 << 16  # chosen
 _BREATH_S: Final = 1e-4  # a pause, so that others get the graph's lock; chosen
 _AUDIT_EVERY_S: Final = 1.0  # chosen
@@ -71,16 +69,16 @@ _AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are r
 
 
 class Intake:
-    """Receives and applies; the thread that calls it owns the sockets.
+    """Receives events and applies them; the thread that calls it owns the sockets.
 
     Args:
-        planner: Gets a note of each run of events that was applied.
-        tap: Gets every engine's events after they were applied.
+        planner: Is notified of each run of events that was applied.
+        tap: Called with every engine's events after they were applied.
         clock: Monotonic seconds.
 
     Attributes:
-        last_turn: When all that had arrived was last looked at.
-        busy: Whether more arrives than can be taken in.
+        last_turn: When everything that had arrived was last read.
+        busy: Whether more arrives than can be applied.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Intake:
         self.counters: Counter[str] = Counter()
 
     def receive_and_apply(self) -> None:
-        """Take what has arrived, up to a bound."""
+        """Receive and apply what has arrived, up to a bound."""
         for run in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
             if not self._apply(run.engine, run.events, run.batches):
                 self._subscriber.withhold_advice(run.engine)
@@ -112,7 +110,7 @@ class Intake:
         for source in self._sources:
             try:
                 self._watch(source)
-            except Exception as error:  # costs this source its picture, and nobody else anything
+            except Exception as error:  # this source has to resync; the others are not affected
                 self.counters["watch_failed"] += 1
                 self._notices.warn(
                     "watch", "%s could not be followed (%s)", source.engine, type(error).__name__
@@ -130,7 +128,7 @@ class Intake:
                 source.lost_step()
 
     def woke(self) -> None:
-        """Note that the loop waits no longer."""
+        """Note that the loop has stopped waiting."""
         self._woke = self._clock()
 
     def _note_turn(self) -> None:
@@ -139,25 +137,20 @@ class Intake:
         self._subscriber.is_patient = self.busy.overloaded
 
     def seconds_to_wait(self, most: float) -> float:
-        """Seconds until the next deadline, at most ``most``."""
+        """Return the seconds until the next deadline, at most ``most``."""
         due = [self._subscriber.next_expiry(), *(source.deadline for source in self._sources)]
         soonest = min((each - self._clock() for each in due if each is not None), default=most)
         return min(max(soonest, 0.0), most)
 
     def forget_the_lost(self, unreachable: set[bytes]) -> None:
-        """Forget engines that are ``unreachable`` or silent, and those whose reports cannot be
-        right."""
+        """Forget engines that are ``unreachable`` or silent, or whose reports cannot be right."""
         lost = self._subscriber.drop_disconnected(unreachable)
         for engine in (*lost, *self._subscriber.expire()):
             self._forget(engine)
         self._audit()
 
     def _apply(self, engine: str, events: list[AnyEvent], batches: int = 0) -> bool:
-        """Apply ``events``, the engine's last of so many batches; returns whether the graph took
-        them.
-
-        A refusal is counted and costs a resync.
-        """
+        """Apply events; returns whether the graph took them. A refusal costs a resync."""
         began = self._clock()
         try:
             self._in_slices(self._graph.slices(engine, events))
@@ -173,18 +166,16 @@ class Intake:
                 peer.heard = batches
                 if any(isinstance(event, BlocksResident) for event in events):
                     peer.listing_s = self._clock() - began
-            self._tell_on(engine, events)
+            self._notify(engine, events)
             return True
         return False
 
-    def _tell_on(self, engine: str, events: list[AnyEvent]) -> None:
-        """Tell the planner and the tap of events that the graph took: that stays so, whatever
-        becomes of these."""
+    def _notify(self, engine: str, events: list[AnyEvent]) -> None:
         try:
             self._planner.applied()
             if self._tap is not None:
                 self._tap(engine, events)
-        except Exception as error:
+        except Exception as error:  # the graph has taken the events all the same
             self.counters["told_on_failed"] += 1
             self._notices.warn(
                 "told_on", "applied events were not told on (%s)", type(error).__name__
@@ -192,7 +183,7 @@ class Intake:
             logger.debug("applied events were not told on", exc_info=True)
 
     def _in_slices(self, work: Iterator[None]) -> None:
-        """Do all of ``work``, with the graph's lock held for one slice at a time."""
+        """Do all of ``work``, holding the graph's lock for one slice at a time."""
         while True:
             with self._graph.lock:
                 over = next(work, True)
@@ -204,7 +195,7 @@ class Intake:
         self._in_slices(self._graph.forgetting(engine))
 
     def _audit(self) -> None:
-        """Check once a second that no engine holds more blocks than its pool has."""
+        """Check once a second that no engine reports more blocks than its pool has."""
         now = self._clock()
         if now < self._next_audit:
             return
@@ -223,7 +214,7 @@ class Intake:
 
 
 def _joined(batches: Iterable[ReceivedBatch]) -> Iterator[ReceivedBatch]:
-    """Consecutive batches of one engine, joined: the graph applies longer runs at less cost.
+    """Join consecutive batches of one engine: the graph applies longer runs at less cost.
 
     At most ``KEYS_AT_ONCE`` keys: until they are applied, no other engine's events are.
     """

@@ -1,4 +1,4 @@
-"""``GraphEvictionAdvisor``: every half second, one immutable opinion per engine."""
+"""``GraphEvictionAdvisor``: ranks each engine's blocks twice a second, as an immutable ranking."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ from .admission import Admission
 from .config.sections import PrefetchConfig
 from .process.process import Notices
 
-# ``PrefetchOrders``: which copies each engine should bring back, as of the last look.
-
 
 class PrefetchOrder(NamedTuple):
-    """Copies that an engine should bring back, best first, as of ``ts``."""
+    """Copies that an engine should load ahead of use, best first, as of ``ts``."""
 
     ts: float
     keys: Keys
 
 
 class PrefetchOrders:
-    """One order per engine. Whoever calls holds the graph's lock where that is said.
+    """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method says
+    otherwise.
 
     Args:
         graph: Whose copies and sessions are meant.
-        bounds: Of each order; assign others to ``bounds`` to change them.
+        bounds: Bounds of each order; may be replaced.
         clock: Monotonic seconds.
 
     Attributes:
-        bounds: See above.
-        due: Rows of sessions that were expected back at the last look.
+        due: Rows of sessions that were expected back at the last ``look``.
         latest: engine → order, replaced whole by one assignment; read it from any thread.
     """
 
@@ -57,8 +55,8 @@ class PrefetchOrders:
         self.latest: Mapping[str, PrefetchOrder] = MappingProxyType({})
 
     def cannot_wait(self, seconds: float) -> bool:
-        """Whether a session that began to wait since the last look is due, and back within
-        ``seconds``, as somebody said or as pauses before say; without the lock.
+        """Tell whether a session is expected back within ``seconds`` that was not due before. Takes
+        no lock.
 
         False where no engine has tiers.
         """
@@ -68,15 +66,15 @@ class PrefetchOrders:
         return any(words.tiers is not None for words in list(tables.words.values()))
 
     def look(self, _: str = "") -> None:
-        """Note which sessions of any engine are expected back now; with the lock."""
+        """Note which sessions of any engine are expected back soon."""
         sessions = self._graph.tables.sessions
         sessions.soonest = math.inf
         self.due = sessions.soon(self._graph.rules.horizon_s, self._clock()).tolist()
 
     def made(self, engine: str) -> PrefetchOrder:
-        """What to bring back; with the lock. Computed at every look while a session is due or
-        something is wanted, even for an unchanged graph: expected returns come closer as time
-        passes."""
+        """Return an engine's order, recomputed unless graph and due sessions are unchanged and it
+        is empty."""
+        # With a session due it is computed even for an unchanged graph: its return comes closer.
         version, before = self._graph.changes.of(engine), self.latest.get(engine)
         idle = before is not None and not len(before.keys) and not self.due
         if before is not None and idle and self._versions.get(engine) == version:
@@ -86,7 +84,7 @@ class PrefetchOrders:
         return PrefetchOrder(self._clock(), self._graph.prefetch_order(engine, limit))
 
     def keep(self, orders: dict[str, PrefetchOrder]) -> None:
-        """Have ``orders`` count, and forget all other engines'."""
+        """Publish ``orders``, and forget all other engines'."""
         self._versions = {each: self._versions[each] for each in orders.keys() & self._versions}
         self.latest = MappingProxyType(orders)
 
@@ -95,46 +93,46 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 RERANK_AFTER_S: Final = 10.0
-"""Even an unchanged graph is ranked again after this long, since claims fade. Age alone moves all
-blocks by the same amount and reorders nothing."""
+"""Seconds after which even an unchanged graph is ranked again, since hints expire. Age alone moves
+all blocks by the same amount and reorders nothing."""
 
 
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
 _ORDERS_APART_S: Final = 0.02  # seconds of rest at least where only orders were made; chosen
 _LONG_REST: Final = 39.0
-"""Seconds of rest per second of ranking while no engine is told anything, at most
+"""Seconds of rest per second of ranking while rankings and orders are all empty, at most
 ``_LONGEST_REST_S``: a fortieth of a core. Chosen; docs/results.md says what it loses."""
 _LONGEST_REST_S: Final = 1.0  # chosen: well before advice is too old
 
 
 class _Basis(NamedTuple):
-    """What a ranking was computed from."""
+    """The state that a ranking was computed from."""
 
     version: int
     due: list[int]  # sessions that are expected back now
     at: float
 
     def is_as_good_as(self, before: _Basis) -> bool:
-        """Whether ranking again now would give the same as ranking from ``before``."""
+        """Tell whether ranking again now would give the same as ranking from ``before``."""
         unchanged = self.version == before.version and self.due == before.due
         return unchanged and self.at - before.at < RERANK_AFTER_S
 
 
 class GraphEvictionAdvisor:
-    """Ranks each live engine's blocks, and its copies, on a thread of its own.
+    """Ranks each live engine's blocks and copies, on a thread of its own.
 
     Args:
         graph: Read under its lock, one engine at a time; what is ranked is copied first, so that
             ingest does not wait for rankings.
-        engines: The ids of the engines whose residency is known for sure, each with how many of
-            its batches the graph knows.
+        engines: Returns the ids of engines whose residency is known for sure, each with how many of
+            its batches the graph has applied.
         wake: Called after each round, from this object's thread.
 
     Attributes:
         latest: engine → ranking, replaced whole by one assignment; read it from any thread.
-        admissions: engine → how much new context may start there, in the same way.
-        orders: What each engine should bring back.
+        admissions: engine → how much new context may start there, likewise.
+        orders: What each engine should prefetch.
     """
 
     def __init__(
@@ -186,10 +184,10 @@ class GraphEvictionAdvisor:
     def applied(self, intended: bool = False) -> None:
         """Note that the graph changed, and rank at once what cannot wait for the interval.
 
-        These cannot: a change that somebody ``intended``; the first protected blocks; an engine
-        of whose pool more than ``PRESSING_SHARE`` was turned over since its last ranking. Where
-        only a session that was told of is back before the next round, what to bring back is said
-        at once, and nothing is ranked.
+        That is: a change that somebody ``intended``; the first protected blocks; an engine of whose
+        pool more than ``PRESSING_SHARE`` was turned over since its last ranking. Where only a
+        session is expected back before the next round, prefetch orders are renewed and nothing is
+        ranked.
         """
         if intended or self._is_first_protected():
             self._rank_now = True
@@ -231,7 +229,7 @@ class GraphEvictionAdvisor:
         self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(words)
 
     def order(self) -> None:
-        """Say anew what each engine of the last round should bring back, and nothing else."""
+        """Renew the prefetch orders of the last round's engines, and nothing else."""
         self._try(self._locked(self.orders.look), "")
         orders, before = {}, self.orders.latest
         for engine in self._heard:
@@ -240,12 +238,11 @@ class GraphEvictionAdvisor:
         self.orders.keep(orders)
 
     def _forget_gone(self, _: str) -> None:
-        """An engine that comes next in a column begins with its valve open."""
+        """Drop admission state of engines that are gone, before their columns are reused."""
         self._admission.forget_all_but(set(self._graph.tables.engines.values()))
 
     def _try(self, advise: Callable[[str], _T | None], engine: str) -> _T | None:
-        """Run one kind of advice; on an error log it and return None, so that the previous advice
-        stays, and expires."""
+        """Run one kind of advice; None after an error: the previous advice stays, and expires."""
         try:
             return advise(engine)
         except Exception as error:
@@ -255,7 +252,7 @@ class GraphEvictionAdvisor:
             return None
 
     def _locked(self, advise: Callable[[str], _T]) -> Callable[[str], _T]:
-        """The same, with the graph's lock."""
+        """Make a function run under the graph's lock."""
 
         def locked(engine: str) -> _T:
             with self._graph.lock:
@@ -264,7 +261,7 @@ class GraphEvictionAdvisor:
         return locked
 
     def _word(self, engine: str) -> AdmissionAdvice | None:
-        """Advice on admission, in every round: live contexts change without events of blocks."""
+        """Return advice on admission, in every round: live contexts change without block events."""
         tables = self._graph.tables
         column = tables.engines.get(engine)
         if column is None:
@@ -293,7 +290,7 @@ class GraphEvictionAdvisor:
         return word
 
     def _ranked(self, engine: str) -> EvictionRanking:
-        """A new ranking; an empty one for an engine that evicts nothing for long."""
+        """Rank an engine; an empty ranking for one with room, which evicts nothing for long."""
         with self._graph.lock:
             has_room = _has_room(self._graph, engine, self._protected_seen)
         if not has_room:
@@ -323,7 +320,7 @@ class GraphEvictionAdvisor:
             due = self._clock() + self._interval_s
 
     def _try_tick(self) -> None:
-        """Whatever one round meets, the next may go better: advice expires meanwhile."""
+        """Run a round; an error is logged, and advice expires until the next one."""
         try:
             self.tick()
         except Exception as error:
@@ -332,8 +329,7 @@ class GraphEvictionAdvisor:
             logger.debug("a round of ranking failed", exc_info=True)
 
     def _rest(self, took_s: float, least_s: float = 0.0) -> None:
-        """However fast engines evict, there is rest after each ranking; more of it, but for what is
-        urgent, while nobody evicts by them."""
+        """Rest after each ranking, however fast engines evict; longer while no advice is in use."""
         rest_s = max(least_s, min(_REST * took_s, self._interval_s))
         time.sleep(rest_s)
         if not _tell_anything(self.latest.values(), self.orders.latest.values()):
@@ -341,7 +337,7 @@ class GraphEvictionAdvisor:
 
 
 def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, notices: Notices) -> None:
-    """Let the log of evictions know by what an engine evicts from now on."""
+    """Tell the log of evictions by which ranking an engine evicts from now on."""
     column = graph.tables.engines.get(engine)
     if column is None:
         return
@@ -355,8 +351,8 @@ def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, notices: N
 def _terms(
     graph: KVCacheGraph, view: View, ranking: EvictionRanking, notices: Notices
 ) -> TermsThen:
-    """What the scores of a ranking's first blocks consist of; nothing where a policy of somebody's
-    own fails to say so: people lose an explanation by that, and engines no advice."""
+    """Return the score's terms of a ranking's first blocks; none where a custom policy fails to
+    state them."""
     try:
         return TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
     except Exception as error:
@@ -370,10 +366,7 @@ def _terms(
 
 
 def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:
-    """Whether an engine without tiers has many blanks, and none has ``protected`` blocks.
-
-    What it says of them is half a second old, and what it stored since counts as well.
-    """
+    """Tell whether an engine without tiers has many blank blocks, and no block is ``protected``."""
     tables = graph.tables
     words = tables.words.get(tables.engines.get(engine, NO_ROW))
     if words is None or words.pressure is None or words.tiers is not None or protected:
@@ -382,11 +375,12 @@ def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:
     least = _ROOMY * pressure.total_blocks
     if pressure.free_blocks - pressure.cached_blocks <= least:  # as nearly always
         return False
+    # Pressure was reported up to half a second ago: what was stored since counts as well.
     return pressure.total_blocks - graph.resident_count(engine) > least
 
 
 def _tell_anything(rankings: Iterable[EvictionRanking], orders: Iterable[PrefetchOrder]) -> bool:
-    """Whether any engine was told of a block at all."""
+    """Tell whether any engine's advice names a block."""
     told = [len(keys) for ranking in rankings for keys in _told(ranking)]
     return any(told) or any(len(order.keys) for order in orders)
 

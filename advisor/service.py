@@ -1,4 +1,4 @@
-"""The sidecar's loop: receive, apply, publish, until it is told to stop."""
+"""``Service``: the sidecar's loop, which receives events, applies them, and publishes advice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from .shadows.pools import OtherWeights
 
 logger = logging.getLogger(__name__)
 
-_AFTER_FAILURE_S: Final = 0.05  # what failed is still there: it does not take a core; chosen
+_AFTER_FAILURE_S: Final = (
+    0.05  # what failed may fail again at once: it must not take a core; chosen
+)
 _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are checked; chosen
 
 
@@ -45,18 +47,14 @@ class Service:
 
     Args:
         config: As loaded.
-        path: The file that it came from, watched for changes.
-        overrides: The command line's, which win over the file at each reload.
-        parent: Exit when this process is gone.
-        tap: Is shown every engine's events when they were applied, on ``run``'s thread.
+        path: The configuration's file, watched for changes.
+        overrides: Settings of the command line; they win over the file at each reload.
+        parent: Process id; the sidecar exits when that process is gone.
+        tap: Called with every engine's events after they were applied, on ``run``'s thread.
         clock: Monotonic seconds.
 
-    Attributes:
-        parts: What it consists of.
-        status: What it says of itself.
-
     Raises:
-        ConfigError: An address cannot be had.
+        ConfigError: An address cannot be used.
     """
 
     def __init__(
@@ -85,22 +83,23 @@ class Service:
 
     @property
     def graph(self) -> KVCacheGraph:
-        """What is known of all engines."""
+        """Return the graph of all engines."""
         return self.parts.graph
 
     @property
     def token(self) -> str:
-        """Opens a tcp endpoint, and HTTP questions of sessions and blocks."""
+        """Return the secret that opens a tcp endpoint, and HTTP answers about sessions and
+        blocks."""
         return self.parts.token
 
     @property
     def endpoint(self) -> str:
-        """Where engines connect."""
+        """Return the address that engines connect to."""
         return self.parts.front.endpoint
 
     @property
     def http(self) -> str:
-        """The HTTP surface's URL."""
+        """Return the HTTP surface's URL."""
         return self._http.url
 
     def run(self) -> None:
@@ -138,7 +137,7 @@ class Service:
                 time.sleep(_AFTER_FAILURE_S)
 
     def _sleep(self) -> None:
-        """Sleep until something arrives, the planner has new advice, or a deadline is due."""
+        """Sleep until something arrives, new advice is ready, or a deadline is due."""
         poller = zmq.Poller()
         for socket in self.parts.front.sockets:
             poller.register(socket, zmq.POLLIN)
@@ -148,16 +147,14 @@ class Service:
         poller.register(self.parts.wake.fd, zmq.POLLIN)
         if self._parent is not None and self._parent.fd is not None:
             poller.register(self._parent.fd, zmq.POLLIN)
-        ready = dict(poller.poll(self._poll_timeout_ms()))
+        wait_s = self.parts.intake.seconds_to_wait(_LONGEST_SLEEP_S)
+        ready = dict(poller.poll(int(1000 * wait_s) + 1))
         self.parts.intake.woke()
         self.parts.wake.clear()
         self.parts.front.answer_handshakes(MESSAGES_A_TURN)
         if self._parent is not None and self._parent.is_gone(self._parent.fd in ready):
             logger.info("the engine that started this sidecar is gone")
             self._stopping = True
-
-    def _poll_timeout_ms(self) -> int:
-        return int(1000 * self.parts.intake.seconds_to_wait(_LONGEST_SLEEP_S)) + 1
 
     def _publish(self) -> None:
         planner, peers = self.parts.planner, self.parts.subscriber.peers
@@ -174,8 +171,8 @@ class Service:
             self._adopt(config)
 
     def _adopt(self, config: Config) -> None:
-        """Take new weights, rules and bounds; the policy keeps what it learned. The weights before
-        go on in a shadow, beside which one sees what the change brought."""
+        """Apply a changed configuration; the policy keeps what it learned."""
+        # The former weights go on in a shadow, so that a person sees what the change brought.
         with self.graph.lock:
             before = OtherWeights.in_force(self.graph, "the weights before the last change")
             set_weights(self.graph.policy, config.score.weights())
@@ -194,8 +191,11 @@ class Service:
 def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
     hosts = {*LOOPBACK_HOSTS, http.host, *http.allowed_hosts}
     if http.allow_remote and not is_loopback(http.host):
-        logger.warning("the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
-                       "listen on the way reads the token and the answers", http.host)  # fmt: skip
+        logger.warning(
+            "the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
+            "listen on the way reads the token and the answers",
+            http.host,
+        )
     try:
         return HttpServer(
             create_app(
@@ -210,15 +210,12 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
         ) from None
 
 
-# Runs a sidecar as a process: signals, the ready line, the note by which others find it.
-
-
 def serve(
     path: Path | None, overrides: Mapping[str, Any], parent: int | None, tap: Tap | None = None
 ) -> None:
     """Serve until a signal, or until process ``parent`` is gone; raises ConfigError.
 
-    ``tap`` is shown every event (see ``Service``).
+    ``tap`` is called with every event (see ``Service``).
     """
     logging.basicConfig(
         level=logging.INFO, format="kvgraph sidecar %(asctime)s %(levelname)s %(message)s"

@@ -1,4 +1,4 @@
-"""Where traces go, by the configuration or by OpenTelemetry's own variables."""
+"""Sends finished requests as OpenTelemetry traces, where an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
-
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.trace import set_span_in_context
 
 from .. import __version__
 from ..graph.errors import ConfigError
@@ -25,27 +19,25 @@ from .page.misses import Miss, RequestView, Wait, request_view
 from .process.process import Notices
 from .words.times import UnixTime
 
-# ``SpanFeed``: a thread that takes finished requests from the log and hands them to be sent.
-
 logger = logging.getLogger(__name__)
 
 BATCH: Final = 64  # requests of one message, and of one hold of the graph's lock; chosen
 _EVERY_S: Final = 1.0  # chosen
-_LAST_WORDS_S: Final = 1.0  # that the end of a sidecar waits for what is left; chosen
+_LAST_WORDS_S: Final = 1.0  # that a sidecar's end waits for the last traces; chosen
 
 
 class Sender(Protocol):
-    """Sends requests somewhere."""
+    """Sends requests to a trace receiver."""
 
     def send(self, requests: Sequence[RequestView]) -> bool:
-        """Send them; returns whether they were taken. May block."""
+        """Send requests; returns whether the receiver took them. May block."""
 
     def close(self) -> None:
-        """Give up what is under way; from another thread."""
+        """Abort what is under way; called from another thread."""
 
 
 class SpanFeed:
-    """Reads the log from where it stands when the sidecar starts.
+    """Takes finished requests from the log and sends them, on a thread of its own.
 
     Args:
         sender: None: nothing is read and nothing is sent.
@@ -53,10 +45,8 @@ class SpanFeed:
         wall: Unix seconds.
 
     Attributes:
-        counters: Requests that were ``sent``; ``dropped``, since the receiver did not take them;
-            and ``overtaken``, since the log forgot them before their end was heard of, or before
-            they could be sent;
-            ``failed``: looks at the log that an error of ours ended.
+        counters: Requests ``sent``; ``dropped`` by the receiver; ``overtaken``: the log forgot them
+            before they could be sent; and ``failed``: rounds that an error of ours ended.
     """
 
     def __init__(
@@ -72,17 +62,17 @@ class SpanFeed:
         self._notices = Notices(logger, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-traces", daemon=True)
-        self._next = 0  # the first request of the log that was not looked at
-        self._running: list[int] = []  # looked at, and not ended yet
+        self._next = 0  # the first request of the log that was not read
+        self._running: list[int] = []  # read, and not ended yet
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Start the thread, if there is anywhere to send to."""
+        """Start the thread, if there is a sender."""
         if self._sender is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """Send what is left, but wait for it no longer than a second."""
+        """Send what is left, and wait for it a second at most."""
         self._stopping.set()
         if self._sender is not None:
             if self._thread.is_alive():
@@ -96,11 +86,13 @@ class SpanFeed:
             is_taken = self._sender.send(ended)
             self.counters["sent" if is_taken else "dropped"] += len(ended)
             if not is_taken:
-                self._notices.warn("dropped", "no traces are taken at the OTLP endpoint: requests "
-                                   "are left out of them")  # fmt: skip
+                self._notices.warn(
+                    "dropped",
+                    "no traces are taken at the OTLP endpoint: requests are left out of them",
+                )
 
     def _take(self) -> list[RequestView]:
-        """Up to ``BATCH`` requests that ended, the oldest first."""
+        """Return up to ``BATCH`` requests that ended, the oldest first."""
         with self._graph.lock:
             history = self._graph.tables.history
             log = history.requests
@@ -140,10 +132,11 @@ _INSTALL: Final = "pip install 'kvgraph[otel]'"
 
 
 def sender_for(config: TracingConfig) -> Sender | None:
-    """What sends traces; None where no endpoint is set, or OpenTelemetry is switched off.
+    """Make a sender by the configuration or by OpenTelemetry's variables; None where neither names
+    an endpoint.
 
-    Variables may have been set for the engine that started the sidecar: what they ask for and
-    cannot be had is told in the log. What our own configuration asks for must be there.
+    Variables may have been set for the engine that started the sidecar, so what they ask for and is
+    missing is a warning. What the configuration asks for must be there.
 
     Raises:
         ConfigError: ``tracing.endpoint`` is set, and OpenTelemetry is not installed.
@@ -158,7 +151,7 @@ def sender_for(config: TracingConfig) -> Sender | None:
 
 def _configured(endpoint: str) -> Sender:
     try:
-        return _sender(_with_path(endpoint))
+        return OtlpSender(_with_path(endpoint))
     except ImportError as error:
         raise ConfigError(
             f"tracing.endpoint = {endpoint!r} needs OpenTelemetry ({error}): {_INSTALL}"
@@ -168,20 +161,23 @@ def _configured(endpoint: str) -> Sender:
 def _by_variable(named: str) -> Sender | None:
     spoken = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), _OURS)
     if spoken != _OURS:
-        logger.warning("%s is set for the protocol %s: the sidecar sends traces by %s only, and "
-                       "sends none", named, spoken, _OURS)  # fmt: skip
+        logger.warning(
+            "%s is set for the protocol %s: the sidecar sends traces by %s only, and sends none",
+            named,
+            spoken,
+            _OURS,
+        )
         return None
     try:
-        return _sender(None)
+        return OtlpSender(None)
     except ImportError as error:
-        logger.warning("%s is set, but OpenTelemetry is not installed (%s): no traces are sent; %s",
-                       named, error, _INSTALL)  # fmt: skip
+        logger.warning(
+            "%s is set, but OpenTelemetry is not installed (%s): no traces are sent; %s",
+            named,
+            error,
+            _INSTALL,
+        )
         return None
-
-
-def _sender(url: str | None) -> Sender:
-
-    return OtlpSender(url)
 
 
 def _with_path(endpoint: str) -> str:
@@ -189,11 +185,8 @@ def _with_path(endpoint: str) -> str:
     return base if base.endswith(_PATH) else base + _PATH
 
 
-# What a request's trace says: the request, its wait, its lookup, its load, and its miss.
-
-
 class SpanRecord(NamedTuple):
-    """One span; times are Unix seconds, and an attribute that is None is not known."""
+    """One span; times are Unix seconds, and attributes that are None are left out."""
 
     name: str
     begin: float
@@ -202,9 +195,9 @@ class SpanRecord(NamedTuple):
 
 
 def spans_of(request: RequestView) -> list[SpanRecord]:
-    """The request's own span, and then those within it.
+    """Return a request's own span, and then those within it.
 
-    Names and keys are those that the API shows. vLLM's own traces have the beginning of
+    Names and keys are those of the HTTP API. vLLM's own traces have the beginning of
     ``kvgraph.request`` as ``gen_ai.request.id``: the engine adds a random part to it.
     """
     ended = request.at if request.ended_at is None else max(request.at, request.ended_at)
@@ -226,16 +219,21 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
 
 
 def _within(request: RequestView) -> Iterator[SpanRecord]:
-    """Its wait, and what happened when it was first scheduled, which takes no time by the engine's
-    account."""
+    """Yield the spans of a request's wait, lookup, load and miss."""
     at, blocks = request.at, request.blocks
     if request.wait is not None:
         yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))
-    yield SpanRecord("lookup", at, at, {
-        "kvgraph.blocks.asked": blocks.asked,
-        "kvgraph.blocks.pool": blocks.pool,
-        "kvgraph.blocks.prefetched": blocks.prefetched,
-    })  # fmt: skip
+    # Lookup, load and miss take no time by the engine's account.
+    yield SpanRecord(
+        "lookup",
+        at,
+        at,
+        {
+            "kvgraph.blocks.asked": blocks.asked,
+            "kvgraph.blocks.pool": blocks.pool,
+            "kvgraph.blocks.prefetched": blocks.prefetched,
+        },
+    )
     if blocks.loaded:
         yield SpanRecord("load", at, at, {"kvgraph.blocks.loaded": blocks.loaded})
     if request.miss is not None:
@@ -263,62 +261,63 @@ def _of_miss(miss: Miss) -> dict[str, Any]:
     }
 
 
-# Sends requests as spans over OTLP/HTTP, with OpenTelemetry's own encoder and client.
-
 _NS: Final = 1_000_000_000
 
 
-class _Ended(SpanProcessor):
-    """Keeps spans that ended until they are taken."""
-
-    def __init__(self) -> None:
-        self._spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self._spans.append(span)
-
-    def take(self) -> list[ReadableSpan]:
-        """All of them, and forget them."""
-        taken, self._spans = self._spans, []
-        return taken
-
-
 class OtlpSender:
-    """Implements ``span_feed.Sender``.
+    """Sends requests as spans over OTLP/HTTP, with OpenTelemetry's own encoder and client.
 
     Samplers, headers, certificates and timeouts are those of OpenTelemetry's own variables.
 
     Args:
         url: Where to send, with its path; None: where OpenTelemetry's variables say.
+
+    Raises:
+        ImportError: OpenTelemetry, the extra ``otel``, is not installed.
     """
 
     def __init__(self, url: str | None) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+        class Ended(SpanProcessor):
+            def on_end(self, span: ReadableSpan) -> None:
+                ended.append(span)
+
         # Its failures are ours to tell, once for many.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint=url)
-        self._ended = _Ended()
-        resource = Resource.create({
-            "service.name": "kvgraph",
-            "service.version": __version__,
-            "service.instance.id": str(os.getpid()),
-        })  # fmt: skip
+        self._ended = ended = deque[ReadableSpan]()  # until they are sent
+        resource = Resource.create(
+            {
+                "service.name": "kvgraph",
+                "service.version": __version__,
+                "service.instance.id": str(os.getpid()),
+            }
+        )
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(self._ended)
+        provider.add_span_processor(Ended())
         self._tracer = provider.get_tracer("kvgraph", __version__)
 
     def send(self, requests: Sequence[RequestView]) -> bool:
-        """Send a trace of each; returns whether the receiver took them."""
+        """Send a trace of each request; returns whether the receiver took them."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
         for request in requests:
             self._make(spans_of(request))
-        spans = self._ended.take()
+        spans = [*self._ended]
+        self._ended.clear()
         return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
-        """End what is under way, retries included."""
+        """Abort what is under way, retries included."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _make(self, told: Sequence[SpanRecord]) -> None:
-        """Make spans: the first is the parent of the others."""
+        """Make a trace: the first span is the parent of the others."""
+        from opentelemetry.trace import set_span_in_context
+
         first, *children = told
         parent = self._tracer.start_span(
             first.name, attributes=_known(first.attributes), start_time=_ns(first.begin)

@@ -1,5 +1,6 @@
-"""What runs inside an engine: it observes blocks, takes advice, and never delays the engine.
+"""The part of kvgraph that runs inside an engine: it reports blocks, follows advice, and never
+delays a step.
 
-``client`` is the engine's end of the wire; ``tiers`` knows no vLLM, ``vllm`` is the only folder
-that imports it. Another engine's hooks would be beside it, for example in ``transformers``.
+``link`` talks to the sidecar, ``requests`` reads what a request is made of, and ``tiers`` knows no
+vLLM; ``vllm`` alone imports it. Hooks for another engine would stand beside ``vllm``.
 """

@@ -1,5 +1,7 @@
-"""``Access``: what opens a sidecar's endpoint to an engine. Only its owner can connect to an ipc
-socket; a tcp endpoint asks for keys, or for a token."""
+"""``EndpointAccess``: the keys or token with which an engine opens its sidecar's endpoint.
+
+Only its owner can connect to an ipc socket; a tcp endpoint wants keys or a token.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _NAME: Final = b"engine"
 
 
 def engine_keys() -> EngineKeys | None:
-    """The keys that the environment names; None: it names none.
+    """Load the CURVE keys that the environment names; None: it names none.
 
     Raises:
         ConfigError: They cannot be used.
@@ -33,9 +35,10 @@ def engine_keys() -> EngineKeys | None:
         raise ConfigError(f"{KEYS_VARIABLE}: {error}") from None
 
 
-class Access:
-    """Opens one endpoint: by keys if the environment names some, else by the token that it or the
-    sidecar's note has.
+class EndpointAccess:
+    """Authenticates at one endpoint: by keys if the environment names some, else by a token.
+
+    The token is that of the endpoint, or of the sidecar's runtime note.
 
     Raises:
         ConfigError: The keys cannot be used.
@@ -48,7 +51,7 @@ class Access:
         self._token = ""
 
     def present(self, socket: zmq.Socket[bytes]) -> None:
-        """Let ``socket``, before it connects, present what opens the endpoint."""
+        """Set keys or token on ``socket``, before it connects."""
         if is_ipv6(self._endpoint):
             socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
@@ -63,12 +66,12 @@ class Access:
 
     @property
     def may_change(self) -> bool:
-        """Whether what is refused now may be let in later."""
+        """Tell whether a later attempt may succeed where this one is refused."""
         return self._is_tcp
 
     def has_changed(self) -> bool:
-        """Whether to present it again: another token is known than was presented last; or keys,
-        which may be allowed by now: after a refusal, ZeroMQ does not ask again."""
+        """Tell whether to connect again: with another token, or with keys that may be allowed by
+        now."""
         return self._keys is not None or self._known_token() not in ("", self._token)
 
     def _known_token(self) -> str:
@@ -77,18 +80,16 @@ class Access:
         return os.environ.get(TOKEN_VARIABLE, "").strip() or token_of(self._endpoint)
 
 
-# Asks a running sidecar of this user over HTTP, on loopback, past any proxy.
-
 _PATIENCE_S: Final = 2.0  # for an answer; chosen
 _MOST_BYTES: Final = 16 << 20  # of an answer; chosen
 
 
 def answer_of(sidecar: RunningSidecar, path: str) -> dict[str, Any]:
-    """What ``sidecar`` answers for ``path``, asked with its token.
+    """Return a sidecar's JSON answer for ``path``, asked with its token.
 
     Raises:
         OSError, http.client.HTTPException: It does not answer.
-        ValueError: It answers something else than an object.
+        ValueError: The answer is no object.
     """
     headers = {"Authorization": f"Bearer {sidecar.token}"}
     request = urllib.request.Request(f"{sidecar.http}{path}", headers=headers)

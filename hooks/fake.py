@@ -1,8 +1,8 @@
-"""A fake engine for tests: not vLLM, no model, no GPU; only its memory behaves like the real one.
+"""``FakeEngine``: a fake engine for tests, without vLLM, model or GPU; only its memory is
+realistic.
 
 It keeps a paged pool with a prefix cache, evicts by the sidecar's ranking (or else the least
-recently used block), and talks through the same ``AdvisorClient`` over a real socket, so that a
-sidecar can be tested without vLLM.
+recently used block), and talks through the real ``AdvisorClient`` over a real socket.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FakeEngine:
 
     @property
     def cached(self) -> frozenset[int]:
-        """Keys in the prefix cache."""
+        """Return the keys in the prefix cache."""
         return frozenset(self._cached)
 
     def run(
@@ -89,9 +89,9 @@ class FakeEngine:
         """Serve a request of these prompt tokens; returns how many the prefix cache held.
 
         Args:
-            answer: The tokens that it says: what follows the prompt in the cache.
-            waited_s: How long the request waited for its turn.
-            expected_return_s: After about how long the tool is expected to answer.
+            answer: Output tokens, which follow the prompt in the cache.
+            waited_s: Seconds for which the request waited before it was scheduled.
+            expected_return_s: Seconds until the tool is expected to answer.
 
         Raises:
             ValueError: Prompt and answer do not fit into the pool.
@@ -112,7 +112,7 @@ class FakeEngine:
         self.client.emit(BlocksCleared())
 
     def keys(self, tokens: Sequence[int]) -> list[int]:
-        """Keys of the full blocks of a prompt: each hash covers its whole prefix."""
+        """Return the keys of a prompt's full blocks: each hash covers its whole prefix."""
         keys, parent = [], b""
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
             block = struct.pack(f"<{self.block_size}q", *tokens[end - self.block_size : end])
@@ -124,7 +124,7 @@ class FakeEngine:
         self, request: str, tokens: Sequence[int], keys: list[int],
         who: tuple[str | None, str | None], segments: tuple[Segment, ...], waited_s: float,
     ) -> int:  # fmt: skip
-        """Compute what of a prompt is not cached; returns how many blocks were."""
+        """Compute the blocks of a prompt that are not cached; returns how many were."""
         asked, size = len(tokens) // self.block_size, self.block_size
         hits = next((i for i, key in enumerate(keys[:asked]) if key not in self._cached), asked)
         prompt = _pack(keys[:asked]), len(tokens), hits * size, size
@@ -161,8 +161,8 @@ class FakeEngine:
         self.client.emit(BlocksRemoved(_pack(victims)))
 
     def _in_order(self, ranking: EvictionRanking | None) -> dict[int, None]:
-        """All that may be evicted, the first to go first: what is ranked, then the longest unused,
-        and only then what is protected."""
+        """Yield evictable blocks, the first to go first: ranked ones, then the longest unused, then
+        protected ones."""
         if ranking is None:
             return dict.fromkeys(self._cached)
         kept = ranking.protected.tolist()
@@ -173,23 +173,18 @@ class FakeEngine:
     # EngineEnd ----------------------------------------------------------------------------------
 
     def hello(self) -> EngineHello:
-        """See ``EngineEnd``."""
         return EngineHello(self.name, "fake-model", self.block_size, self.num_blocks, "fake 0")
 
     def resident(self) -> bytes:
-        """See ``EngineEnd``."""
         return _pack(list(self._cached))
 
     def copies(self) -> list[AnyEvent]:
-        """See ``EngineEnd``; there are no tiers."""
         return []
 
     def held(self) -> list[AnyEvent]:
-        """See ``EngineEnd``; no request is held."""
         return []
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
         cached = len(self._cached)
         speed = self.tokens_per_s or 0.0
         pressure = Pressure(self.num_blocks, self.num_blocks, cached, 0, 0, speed)

@@ -1,4 +1,4 @@
-"""vLLM's block hashes as our 64-bit keys: the last 8 bytes, as vLLM's own KV events use them."""
+"""vLLM's block hashes as 64-bit keys: their last 8 bytes, as in vLLM's own KV events."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _VECTORISE_FROM: Final = 48  # hashes; shorter lists are faster without numpy, a
 
 
 def key_of(block_hash: bytes) -> int:
-    """The key of one block hash (without a group id)."""
+    """Return the key of one block hash without a group id."""
     return int.from_bytes(block_hash[-KEY_BYTES:], "big")
 
 
 def key_in_pool(block_hash: bytes) -> int:
-    """The key of a hash as the prefix cache keeps it: with a group id."""
+    """Return the key of a hash with a group id, as the prefix cache has it."""
     return int.from_bytes(block_hash[-KEY_BYTES - GROUP_BYTES : -GROUP_BYTES], "big")
 
 
@@ -38,7 +38,7 @@ def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
 
 
 def array_in_pool(hashes: Sequence[bytes]) -> Keys:
-    """``key_in_pool`` of hashes of one length, at least one."""
+    """``key_in_pool`` of at least one hash, all of one length, as an array."""
     return keys_in_table(np.frombuffer(b"".join(hashes), np.uint8).reshape(len(hashes), -1))
 
 
@@ -64,19 +64,19 @@ def pack_hashes(hashes: Sequence[bytes]) -> bytes:
 
 
 def pack_run(hashes: Sequence[bytes], first: int, end: int, scale: int) -> bytes:
-    """Blocks ``[first, end)`` of a chain as packed keys; ``scale`` hashes make up a block."""
+    """Pack the keys of blocks ``[first, end)`` of a chain; ``scale`` hashes make up a block."""
     if end - first == scale == 1:  # a decoding request's, most of all
         return pack_hash(hashes[first])
     return pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
 
 
 def pack_keys(keys: Sequence[int]) -> bytes:
-    """Keys as packed little-endian uint64."""
+    """Pack keys as little-endian uint64."""
     return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Packed keys as a list of ints."""
+    """Return packed keys as a list of ints."""
     count = len(packed) // KEY_BYTES
     if count < _VECTORISE_FROM:
         return list(struct.unpack(f"<{count}Q", packed))

@@ -1,8 +1,7 @@
-"""``EngineSettings``: what the environment asks of an engine.
+"""``EngineSettings``: what the environment sets for an engine.
 
-vLLM imports this module whether or not we are switched on; so it imports nothing of ours, and of
-others' only pydantic, which vLLM has loaded already (pydantic-settings, which it has not, takes
-0.2 s).
+vLLM imports this module even if kvgraph is off, so it imports nothing of kvgraph, and of others
+only pydantic, which vLLM has loaded already (pydantic-settings, which it has not, takes 0.2 s).
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ _LONGEST_S: Final = 3600  # chosen
 _SWITCHES: Final = frozenset(
     {"graph", "admission", "layers", "sampling", "recall_always", "recall_shared"}
 )
-"""Where a value that is not allowed counts as 1: whoever sets a switch does not want it off."""
+"""Fields in which an invalid value counts as 1: whoever sets a switch does not want it off."""
 
 
 def _share(text: str) -> str | float:
@@ -102,41 +101,39 @@ _Lower = BeforeValidator(str.lower)
 class EngineSettings(BaseModel):
     """The settings of an engine: field ``hold_max_s`` is variable ``AITHER_KVCACHE_HOLD_MAX_S``.
 
-    A value that is not allowed leaves the field at its default, or a switch at 1, and its complaint
-    to whoever uses the field: some refuse a part of their work, others warn and go on. A field's
-    description is what is allowed.
+    An invalid value leaves the field at its default, or a switch at 1, and its complaint to whoever
+    uses the field: some refuse a part of their work, others warn and go on. A field's description
+    states what is allowed.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     graph: _Switch = False
     sidecar: str = ""
-    child: str = ""  # which engine's child the sidecar is, if any's
+    child: str = ""  # endpoint of the sidecar if an engine started it
     hints: str = Field(
         "session",
         pattern="^((?i:all|session|off)$|secret:)",
         description="all, session, off, or secret:FILE",
     )
-    # JSON: the marks by which answers end; 0: nobody reads why. Else the chat template shows them.
+    # JSON: token marks by which answers end; 0: off. Unset, they come from the chat template.
     ends: str = ""
-    # 0: nobody reads prompts' layers, and hints about messages are not understood. Our own
-    # processes hand the borders of messages over in it, beside a connector of the user's.
+    # 0: a prompt's layers are not found, and hints about messages are ignored. Our own processes
+    # pass message borders in it, beside a user's own connector.
     layers: str = Field("1", pattern=f"^((?i:{'|'.join(ON + OFF)})$|\\{{)", description="1 or 0")
     sections: str = ""  # a JSON object: lines that begin sections of a system text, their layers
-    # Nobody is held but while the sidecar measures that the engine computes again what sessions
-    # that go on held a moment ago, and while prompts queue (``graph.waiting.saturation``).
+    # Requests are held only while the sidecar measures that the engine thrashes, and prompts queue.
     admission: _Switch = True
-    hold_max_s: _Seconds = 300.0  # ``graph.messages.advice.HOLD_MAX_S``
+    hold_max_s: _Seconds = 300.0  # ``graph.wire.advice.HOLD_MAX_S``
     refuse_after_s: _Seconds = 60.0  # chosen
     protect_stale_s: _Seconds = PROTECT_STALE_S
-    # The share of a worker's CPU time (on a GPU, of the time of its decode steps) that steps take
-    # which show how sure the model is and where it looks.
+    # Share of a worker's CPU time (on a GPU, of its decode steps) that attention sampling may take.
     sampling: Annotated[
         float,
         BeforeValidator(_share),
         Field(ge=0, lt=1, description="1, 0, or a share between"),
     ] = 0.0
-    # Unset, a slip of the pen included: nobody's answers become approximate who did not ask.
+    # Off by default, also with a typo: answers become approximate only for who asked for it.
     recall: bool | None = Field(
         None, description="1 (all requests), 0 (none), or unset (those that ask)"
     )
@@ -164,39 +161,38 @@ class EngineSettings(BaseModel):
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> EngineSettings:
-        """Return the settings that an environment asks for; the same object for the same ones."""
+        """Return the settings of an environment; the same object for equal ones."""
         texts = ((name, environment.get(PREFIX + name.upper(), "")) for name in cls.model_fields)
         return _settings(tuple((name, text.strip()) for name, text in texts if text.strip()))
 
     def complaint(self, *names: str) -> str:
-        """What is wrong with these variables: the first one's name, value and what is allowed; else
-        empty."""
+        """Describe the first of these variables that is invalid; empty if none is."""
         return next((self._wrong[name] for name in names if name in self._wrong), "")
 
     def require(self, *names: str) -> None:
         """Check these variables.
 
         Raises:
-            ConfigError: One has a value that is not allowed.
+            ConfigError: One is invalid.
         """
         if complaint := self.complaint(*names):
             raise _config_error(complaint)
 
     @property
     def reads_ends(self) -> bool:
-        """Whether the engine may read why answers end off their last tokens."""
+        """Tell whether the engine may infer from the last tokens why an answer ended."""
         return self.ends.lower() not in OFF
 
     @property
     def reads_layers(self) -> bool:
-        """Whether prompts' parts are told apart by the borders of their messages."""
+        """Tell whether a prompt's parts are found by the borders of its messages."""
         return self.layers.lower() not in OFF
 
     def tiers(self) -> TierSettings | None:
-        """Return the tiers that are asked for; None: none.
+        """Return the configured tiers; None: none.
 
         Raises:
-            ConfigError: A variable's value is not allowed, or one needs another.
+            ConfigError: A variable is invalid, or needs another.
         """
         self.require("warm_gib", "cold_gib")
         store = self.shared_store()
@@ -224,10 +220,10 @@ class EngineSettings(BaseModel):
         )
 
     def shared_store(self) -> StoreSettings | None:
-        """Return the shared store that is asked for; None: none.
+        """Return the configured shared store; None: none.
 
         Raises:
-            ConfigError: As above.
+            ConfigError: A variable is invalid, or needs another.
         """
         self.require("store_gib", "store_at", "store_salted", "store_open")
         if not self.store:
@@ -271,7 +267,7 @@ def engine_settings(*used: str) -> EngineSettings:
     """Return the settings of this process.
 
     Args:
-        used: The fields that are about to be used; what is not allowed there leaves a warning.
+        used: Fields that are about to be used; invalid ones are logged.
     """
     settings = EngineSettings.read(os.environ)
     for complaint in filter(None, map(settings.complaint, used)):
@@ -281,12 +277,12 @@ def engine_settings(*used: str) -> EngineSettings:
 
 
 def switched_on() -> bool:
-    """Whether the environment asks for us."""
+    """Tell whether the environment switches kvgraph on."""
     return bool(os.environ.get(SWITCH_VARIABLE)) and engine_settings().graph
 
 
 def has_python_api() -> bool:
-    """Whether requests come through vLLM's API in Python, in which parts of ours live."""
+    """Tell whether requests pass vLLM's Python API server, in which parts of kvgraph run."""
     return os.environ.get(RUST_FRONTEND_VARIABLE, "").strip().lower() in ("", *OFF)
 
 
@@ -298,11 +294,11 @@ def _config_error(text: str) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """One shared store, and what may go there.
+    """A shared store, and what may be kept there.
 
     Attributes:
         place: A directory's path, or ``mooncake://HOST:PORT``.
-        capacity_bytes: Of a directory in all; of Mooncake's store what each worker adds to it.
+        capacity_bytes: Of a directory in all; with Mooncake, what each worker adds to the store.
         at_turn_end: Whether blocks go there when their request ends; else when they are about to be
             evicted.
         salted: Whether blocks of requests with a cache salt go there too.
@@ -315,18 +311,18 @@ class StoreSettings:
 
     @property
     def is_mooncake(self) -> bool:
-        """Whether it is Mooncake's."""
+        """Tell whether it is Mooncake's."""
         return self.place.startswith(MOONCAKE)
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """Budgets of one worker, and what may be done with them.
+    """The tiers of one worker.
 
     Attributes:
         warm_bytes: Bytes of host memory for copies.
         cold_bytes: Bytes of disk below that memory; 0 for none.
-        cold_dir: Where the disk tier's files live; None without one.
+        cold_dir: Directory of the disk tier's files; None without one.
         prefetch: Whether copies are loaded before any request asks.
         ahead: Whether they are loaded for requests that wait in vLLM's queue, too.
         spill_all: A plain LRU memory: every block that is about to be evicted is copied, and the
@@ -346,7 +342,7 @@ class TierSettings:
 
     @property
     def keeps_more(self) -> bool:
-        """Whether workers may find blocks at their start: on their disks, or in a store."""
+        """Tell whether workers may find blocks at their start: on their disks, or in a store."""
         return self.cold_bytes > 0 or self.store is not None
 
     def plain(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The sidecar that an engine starts for itself: one child for all of the engine's processes."""
+"""``SidecarChild``: the sidecar that an engine starts for itself, one for all of its processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from typing import Final
 
 from ..graph.wire.endpoints import MAX_IPC_PATH
 
-# Private directories for sockets; removes those whose owners were killed.
-
 _PREFIX: Final = "kvgraph-"
 _KEY: Final = "owner"  # locked while the owner lives; without it a directory is nobody's to judge
 _LONGEST_NAME: Final = len("/kvgraph.sock")
@@ -32,7 +30,7 @@ class SocketDirectory:
     """A new directory that only this user can enter (0700), short enough for a socket's path.
 
     A process that is killed leaves its directory behind. The next process removes it if a lock
-    shows that its owner is gone, in whatever container of this machine it ran.
+    shows that its owner is gone, also if the owner ran in another container.
     """
 
     def __init__(self) -> None:
@@ -41,7 +39,7 @@ class SocketDirectory:
         _remove_deserted(self.path.parent)
 
     def close(self) -> None:
-        """Remove it, with all that is in it."""
+        """Remove the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._key is not None:
             os.close(self._key)
@@ -78,7 +76,7 @@ def _remove_deserted(root: Path) -> None:
 
 
 def _is_free(key: Path) -> bool:
-    """Whether nobody holds the lock of ``key``."""
+    """Tell whether nobody holds the lock of ``key``."""
     file = os.open(key, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +104,7 @@ def start_child() -> str:
 
 
 def serve_command(endpoint: str) -> list[str]:
-    """How the child is started; ``-P`` keeps the working directory off its import path."""
+    """Return the child's command line; ``-P`` keeps the working directory off its import path."""
     return [
         sys.executable, "-P", "-m", "kvgraph", "serve",
         "--endpoint", endpoint, "--http-port", "0", "--parent", str(os.getpid()),
@@ -114,13 +112,13 @@ def serve_command(endpoint: str) -> list[str]:
 
 
 class SidecarChild:
-    """One child process and the daemon thread that keeps it running.
+    """A sidecar as a child process, and the daemon thread that keeps it running.
 
     Args:
-        command: The child's command line for an endpoint.
+        command: Makes the child's command line for an endpoint.
         clock: Monotonic seconds.
         backoff_s: Pause before the first restart; doubles with each one within a minute.
-        rest_s: Pause before the next one once it died ``MAX_STARTS_PER_MINUTE`` times in a minute.
+        rest_s: Pause after it died ``MAX_STARTS_PER_MINUTE`` times in a minute.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class SidecarChild:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, while there is one."""
+        """Return the child's process id, while there is one."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -217,7 +215,7 @@ class SidecarChild:
         return sum(now - start < 60.0 for start in self._starts)
 
     def _pause_s(self) -> float:
-        """Seconds until the next start; longer for one that dies again and again."""
+        """Return the seconds until the next start; longer for a child that dies again and again."""
         recent = self._recent_starts()
         if recent < MAX_STARTS_PER_MINUTE:
             self._resting = False

@@ -1,4 +1,4 @@
-"""Warnings that are logged once, however often their cause comes back."""
+"""Threads for work that must not delay others, their names, and warnings that are logged once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Once:
-    """Logs each kind of warning the first time only.
+    """Logs each kind of warning only the first time.
 
     Args:
         logger: Where the warnings go.
@@ -33,11 +33,8 @@ class Once:
         self._said.discard(what)
 
 
-# Gives our threads their names in the system too, for ``top -H`` and ``/proc``.
-
-
 def shown(run: Callable[[], None]) -> Callable[[], None]:
-    """``run``, for a thread whose name is set in Linux first; Linux keeps 15 characters."""
+    """Wrap ``run`` so that its thread has its name in ``top -H`` too; Linux keeps 15 characters."""
 
     def call() -> None:
         path = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
@@ -48,15 +45,13 @@ def shown(run: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-# A thread for work that must not delay others.
-
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 
 
 # Not a ThreadPoolExecutor: the interpreter joins its threads when it exits, and one that hangs in a
 # system call to a dead disk would keep the engine from ending.
 class TaskThread:
-    """Runs tasks one after the other.
+    """Runs tasks one after the other on a daemon thread.
 
     Args:
         name: The thread's name.
@@ -68,16 +63,16 @@ class TaskThread:
         self._thread.start()
 
     def put(self, task: Callable[[], None]) -> None:
-        """Run ``task`` after those that were put before; it reports its own failure."""
+        """Run ``task`` after earlier ones; it must handle its own errors."""
         self._tasks.put(task)
 
     @property
     def alive(self) -> bool:
-        """Whether a task is under way, or may still come."""
+        """Tell whether a task is under way, or may still come."""
         return self._thread.is_alive()
 
     def close(self) -> bool:
-        """Finish the tasks that were put; False if that takes too long."""
+        """Finish the queued tasks; False if that takes too long."""
         self._tasks.put(None)
         self._thread.join(timeout=_CLOSE_S)
         return not self.alive
@@ -88,11 +83,8 @@ class TaskThread:
                 task()
 
 
-# Our log lines, beside vLLM's.
-
-
 def log_where_vllm_logs() -> None:
-    """Give our loggers vLLM's handlers, unless somebody configured ours."""
+    """Give kvgraph's loggers vLLM's handlers, unless they were configured."""
     ours, theirs = logging.getLogger("kvgraph"), logging.getLogger("vllm")
     if ours.handlers or not theirs.handlers:
         return
@@ -103,7 +95,7 @@ def log_where_vllm_logs() -> None:
 
 
 def warn_read_no_more(logger: logging.Logger, what: str, error: Exception) -> None:
-    """Say that something is read no more, without the error's words: they may quote a text."""
+    """Warn that something is not read any more, without the error's text: it may quote a prompt."""
     logger.warning(
         "kvgraph: %s is read no more (%s); callers may say it",
         what,

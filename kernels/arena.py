@@ -20,8 +20,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import torch
 
+from .errors import LayoutError, SlotError, TransferError
 from .layout import KvLayout, PagedKv
-from .tensors import Bools, Int64s, Integers, LayoutError, SlotError, Tensor, TransferError
+from .tensors import Bools, Int64s, Integers, Tensor
 
 Handles: TypeAlias = Integers | Sequence[int]
 SLAB_BYTES: Final = 64 << 20  # committed and given back at a time; chosen

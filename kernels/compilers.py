@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .tensors import BuildError
+from .errors import BuildError
 
 CACHE_ENV: Final = "AITHER_KVCACHE_KERNEL_CACHE"
 

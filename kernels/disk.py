@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from .tensors import StorageError
+from .errors import StorageError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

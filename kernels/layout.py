@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from .tensors import LayoutError, Numbers, Tensor
+from .errors import LayoutError
+from .tensors import Numbers, Tensor
 
 GPU_LAYOUTS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int8)

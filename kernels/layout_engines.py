@@ -9,8 +9,9 @@ from typing import Final
 
 import torch
 
+from .errors import LayoutError
 from .layout import SCALE_BYTES, KvLayout, PagedKv, Plane, check_dtype, packed_planes
-from .tensors import LayoutError, Tensor
+from .tensors import Tensor
 
 CPU_ISAS: Final = ("vec", "vec16", "amx")
 

@@ -17,10 +17,11 @@ from .backends import mixed
 from .backends.base import Backend, Observer
 from .backends.choice import SWITCH, fastest, observer_named
 from .backends.mixed import Attended, KvPart
+from .errors import BuildError, SlotError
 from .gpu.calls import uploaded
 from .layout import Blocks, PagedKv, SlotMap
 from .rope import Rope
-from .tensors import BuildError, SlotError, Tensor
+from .tensors import Tensor
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import torch
 
-from .tensors import RopeError, Tensor
+from .errors import RopeError
+from .tensors import Tensor
 
 # Models whose vLLM implementation rotates neighbouring dimensions; all others rotate halves.
 GPTJ_MODELS: Final = frozenset({

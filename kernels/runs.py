@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from .errors import LayoutError
 from .layout import Blocks, KvLayout, Plane, SlotMap
-from .tensors import Bools, Int64s, Integers, LayoutError, Tensor
+from .tensors import Bools, Int64s, Integers, Tensor
 
 
 class CopyPlan(NamedTuple):

@@ -1,6 +1,6 @@
-"""The proxy's HTTP surface: ``/v1/…`` is passed on, the rest is about the proxy itself.
+"""The HTTP surface of `kvgraph route`: ``/v1/…`` goes to an engine, the rest is about the proxy.
 
-``Relay`` passes a request on for any proxy that satisfies ``Passing``.
+``Relay`` is shared with `kvgraph memory`: it serves any proxy that satisfies ``Passing``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from prometheus_client.registry import Collector
 from starlette.types import Message, Receive, Scope, Send
 
 from ..process.process import PROBES
-from .callers import MOST_BODY, Asked, BadRequestError, Callers, is_served
+from .callers import MOST_BODY, BadRequestError, Callers, ParsedRequest, is_served
 from .proxy import Counts, FleetProxy
 from .residency import ResidencyView
 from .router import NoEngineError
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
-# What the proxy counts, for people and for Prometheus.
-
 _COUNTS = tuple(each.name for each in fields(Counts))
 
 
 def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
-    """Engines, decisions and what happened to requests, for people; no session is named."""
+    """Return what ``GET /fleet`` shows: engines, routing decisions, request counts; no session is
+    named."""
     board, health = proxy.board, proxy.health
     engines = [
         {
@@ -65,7 +64,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
 
 
 def _speed(proxy: FleetProxy, number: int) -> int | None:
-    """Prompt tokens per second; None until that was measured."""
+    """Return prompt tokens per second, or None until they were measured."""
     board = proxy.board
     return round(1 / float(board.compute_s[number])) if board.timed[number] else None
 
@@ -78,13 +77,13 @@ def _sidecars(residency: ResidencyView) -> list[dict[str, Any]]:
 
 
 def decision_ms(proxy: FleetProxy, percentile: float) -> float:
-    """A percentile of the time that the newest decisions took."""
+    """Return a percentile of the time that recent routing decisions took, in milliseconds."""
     times = proxy.decided_s
     return 1e3 * float(np.percentile(list(times), percentile)) if times else 0.0
 
 
 def exposition(proxy: FleetProxy) -> bytes:
-    """The metrics in Prometheus' text format."""
+    """Return the proxy's metrics in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_ProxyCollector(proxy))
     return generate_latest(registry)
@@ -124,43 +123,42 @@ class _ProxyCollector(Collector):
                 gauge.add_metric([each.url], float(column[each.number]))
             yield gauge
         flying = GaugeMetricFamily(
-            "kvgraph_route_engine_in_flight", "Requests that it has not answered to the end.",
+            "kvgraph_route_engine_in_flight",
+            "Requests that it has not answered to the end.",
             labels=["engine"],
-        )  # fmt: skip
+        )
         for each in self._proxy.engines.shown:
             flying.add_metric([each.url], each.asked + each.running)
         yield flying
 
 
 BODY_S: Final = 25.0
-"""For a whole body to arrive; chosen."""
+"""Seconds in which a whole body must arrive; chosen."""
 MOST_BODIES: Final = 256 << 20
-"""Bytes of all bodies that came and are not sent on; chosen: four of the largest."""
+"""Bytes of all bodies that are held at a time; chosen: four of the largest."""
 _SMALL: Final = 1 << 20
 _FOR_LARGE: Final = 0.75
-"""Of that room; the rest is for bodies of ``_SMALL`` bytes at most, so that large ones, or some
-that never end, do not keep everybody out. Chosen."""
-_READ_APART: Final = 256 << 10  # bytes of a body from which it is read on a thread; chosen
+"""Share of ``MOST_BODIES`` open to bodies above ``_SMALL``; the rest is kept for small ones, so
+that large or endless bodies do not keep everybody out. Chosen."""
+_READ_APART: Final = 256 << 10  # bytes from which a body is parsed on a thread; chosen
 _SOON: Final = [(b"retry-after", b"1")]
 _JSON: Final = (b"content-type", b"application/json")
 
 
 class LeftError(Exception):
-    """The client is gone."""
+    """The client disconnected."""
 
 
 class FullError(Exception):
-    """There is no room for one more body now."""
+    """The bodies that are held leave no room for another one."""
 
 
 class BodyRoom:
-    """Room for the bodies of all requests that are not sent on yet.
-
-    Args:
-        most: Bytes; ``MOST_BODIES`` unless given.
+    """The memory that all request bodies share until they were sent on.
 
     Attributes:
-        taken: Bytes that are there now.
+        most: Bytes that may be taken.
+        taken: Bytes that are taken now.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -168,13 +166,13 @@ class BodyRoom:
 
 
 class BodyShare:
-    """One body's part of the room."""
+    """The part of ``BodyRoom`` that one request's body takes."""
 
     def __init__(self, room: BodyRoom) -> None:
         self._room, self._bytes = room, 0
 
     def of(self, receive: Receive) -> Receive:
-        """Receives a body, for as long as there is room; see ``take``."""
+        """Wrap ``receive`` so that each chunk of the body takes room; it raises ``FullError``."""
 
         async def taking() -> Message:
             message = await receive()
@@ -184,11 +182,7 @@ class BodyShare:
         return taking
 
     def take(self, more: int) -> None:
-        """Take room for so many bytes more.
-
-        Raises:
-            FullError: There is none.
-        """
+        """Take ``more`` bytes of room; raises ``FullError`` if they are not free."""
         room = self._room
         large = self._bytes + more > _SMALL
         if room.taken + more > room.most * (_FOR_LARGE if large else 1):
@@ -197,17 +191,17 @@ class BodyShare:
         self._bytes += more
 
     def release(self) -> None:
-        """Give all of it back; may be called again."""
+        """Give the room back; calling it again is harmless."""
         self._room.taken -= self._bytes
         self._bytes = 0
 
 
 Known = TypeVar("Known")
-"""What a proxy knows of a request whose answer has begun."""
+"""What a proxy passes from ``begin`` to ``rest``."""
 
 
 class Refusals(Protocol):
-    """Requests that got no whole answer: refused, without an engine, given up by their client."""
+    """Counts of requests that got no whole answer."""
 
     refused: int
     unserved: int
@@ -215,7 +209,7 @@ class Refusals(Protocol):
 
 
 class Passing(Protocol[Known]):
-    """A proxy: it reads requests, and has them answered."""
+    """A proxy that ``Relay`` can serve."""
 
     @property
     def callers(self) -> Callers: ...
@@ -223,28 +217,34 @@ class Passing(Protocol[Known]):
     @property
     def counts(self) -> Refusals: ...
 
-    async def begin(self, asked: Asked) -> tuple[Reply, Known]:
-        """The beginning of an answer.
+    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
+        """Get a request answered, as far as the answer's first bytes.
 
         Raises:
-            BadRequestError, NoEngineError, NothingAnsweredError: There is none.
+            BadRequestError: The request is refused.
+            NoEngineError: No engine takes requests.
+            NothingAnsweredError: No engine answered it.
         """
         ...
 
     def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
-        """All bytes of an answer that has begun; raises ``BrokenAnswerError``."""
+        """Yield all bytes of an answer that has begun.
+
+        Raises:
+            BrokenAnswerError: The engine went away before the end.
+        """
         ...
 
-    def finished(self, asked: Asked) -> None:
+    def finished(self, asked: ParsedRequest) -> None:
         """Note that a request was answered to its end."""
         ...
 
 
 class ProxyApp:
-    """An ASGI application before a ``FleetProxy``.
+    """The ASGI application of `kvgraph route`.
 
     Attributes:
-        room: For bodies of requests that are not sent on yet.
+        room: Shared by the bodies of all requests.
     """
 
     def __init__(self, proxy: FleetProxy) -> None:
@@ -253,7 +253,7 @@ class ProxyApp:
         self._relay = Relay(proxy, self.room)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the proxy for as long as the server runs."""
+        """Answer one request; for ASGI's lifespan, start and close the proxy."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
@@ -271,12 +271,16 @@ class ProxyApp:
         path = scope["path"]
         if path in PROBES:
             up = bool(self._proxy.board.takes.any())
-            await say(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
+            await send_json(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
         elif path == "/fleet":
-            await say(send, 200, proxy_status(self._proxy))
+            await send_json(send, 200, proxy_status(self._proxy))
         elif path == "/metrics":
-            await _send(send, 200, [(b"content-type", b"text/plain; version=0.0.4")],
-                        exposition(self._proxy))  # fmt: skip
+            await _send(
+                send,
+                200,
+                [(b"content-type", b"text/plain; version=0.0.4")],
+                exposition(self._proxy),
+            )
         elif is_served(path):
             await self._relay.pass_on(scope, receive, send)
         else:
@@ -284,15 +288,15 @@ class ProxyApp:
 
 
 class Relay(Generic[Known]):
-    """Passes requests on, and their answers back as they come."""
+    """Sends requests on through a proxy and streams the answers back."""
 
     def __init__(self, proxy: Passing[Known], room: BodyRoom | None = None) -> None:
         self._proxy = proxy
         self._room = room or BodyRoom()
-        self._apart = asyncio.Semaphore()  # one at a time: read, a body takes more room
+        self._apart = asyncio.Semaphore()  # one at a time: a parsed body takes more memory
 
     async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have one request answered, unless its client leaves."""
+        """Answer one request; stop when its client disconnects."""
         share = BodyShare(self._room)
         try:
             await self._pass_on(scope, receive, send, share)
@@ -333,17 +337,18 @@ class Relay(Generic[Known]):
         with contextlib.suppress(asyncio.CancelledError):
             await answering
 
-    async def _asked(self, path: str, scope: Scope, receive: Receive, share: BodyShare) -> Asked:
-        """The request; nothing else keeps its body."""
+    async def _asked(
+        self, path: str, scope: Scope, receive: Receive, share: BodyShare
+    ) -> ParsedRequest:
         async with asyncio.timeout(BODY_S):
             body = await read_body(share.of(receive))
         asked = scope["method"], path, scope["headers"], body
-        if len(body) > _READ_APART:  # others' answers go on meanwhile
+        if len(body) > _READ_APART:  # so that other answers go on meanwhile
             async with self._apart:
                 return await asyncio.to_thread(self._proxy.callers.read, *asked)
         return self._proxy.callers.read(*asked)
 
-    async def _answer(self, asked: Asked, send: Send, share: BodyShare) -> None:
+    async def _answer(self, asked: ParsedRequest, send: Send, share: BodyShare) -> None:
         try:
             reply, known = await self._proxy.begin(asked)
         except BadRequestError as error:
@@ -366,7 +371,7 @@ class Relay(Generic[Known]):
         try:
             await self._forward(reply, known, send)
         except BrokenAnswerError:
-            return  # without its end the server cuts the connection: the client sees that it broke
+            return  # uvicorn then cuts the connection: the client sees that the answer broke
         finally:
             await reply.response.aclose()
         if not reply.failed:
@@ -382,7 +387,7 @@ class Relay(Generic[Known]):
 
 
 async def read_body(receive: Receive) -> bytes:
-    """A request's whole body; raises where its client leaves, or it is too large."""
+    """Read a whole request body; raises ``LeftError`` or ``BadRequestError`` (413)."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -402,15 +407,15 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def say(send: Send, status: int, answer: Any) -> None:
-    """Answer with JSON."""
+async def send_json(send: Send, status: int, answer: Any) -> None:
+    """Send JSON."""
     await _send(send, status, [_JSON], orjson.dumps(answer))
 
 
 async def refuse(
     send: Send, status: int, why: str, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Answer as OpenAI's servers refuse."""
+    """Send an error in the form of OpenAI's servers."""
     kind = "invalid_request_error" if status < 500 else "service_unavailable"
     error = {"message": why, "type": kind, "code": status}
     await _send(send, status, [_JSON, *(headers or [])], orjson.dumps({"error": error}))

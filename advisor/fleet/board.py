@@ -1,5 +1,5 @@
-"""What a router knows of its engines, in columns: who takes requests, how fast, and how much waits
-there."""
+"""``EngineBoard``: the engines' state in columns: which take requests, how fast they are, what they
+have queued."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-
-# ``MeasuredSpeeds``: how long engines take for a token of a prompt, learned from noisy timings.
 
 _KEPT: Final = 16  # latest timings of an engine, and of the fleet; chosen
 _PRIOR_VARIANCE: Final = 0.5  # of the logarithm of one engine's timings, until it is known; chosen
@@ -24,15 +22,15 @@ Mask = npt.NDArray[np.bool_]
 
 
 class MeasuredSpeeds:
-    """The median of an engine's latest timings, drawn towards the mean of all engines.
+    """Estimates seconds per prompt token of each engine from noisy timings.
 
-    Timings count by how far they are from the fleet's level of that time, since load slows all
-    engines. One says little: a prompt shared its step with others', or waited for a compiler. An
-    engine that is taken to be fast by mistake gets most requests, and one taken to be slow gets too
-    few to be timed again. So engines count as alike as far as their medians differ by no more than
-    timings of one engine would make them: a model of random effects in logarithms, whose variance
-    between engines is estimated by moments (Hedges 1983). None is taken to be slower than
-    ``_SLOWEST`` times the fastest.
+    Timings are taken relative to the fleet's level at that time, since load slows all engines. One
+    timing says little: a prompt shared its step with others, or waited for a compiler. An engine
+    wrongly taken to be fast gets most requests, and one wrongly taken to be slow gets too few to be
+    timed again. So an engine's median is drawn towards the fleet's mean as far as the difference is
+    explained by noise: a random-effects model in logarithms, whose variance between engines is
+    estimated by moments (Hedges 1983). No engine is taken to be slower than ``_SLOWEST`` times the
+    fastest.
     """
 
     def __init__(self) -> None:
@@ -64,10 +62,8 @@ class MeasuredSpeeds:
         self._effects = self._shrunk()
 
     def seconds(self) -> Floats | None:
-        """float64 ``[engines]``: seconds per token of each; those never timed are as the mean.
-
-        None before any was timed.
-        """
+        """float64 ``[engines]``: seconds per prompt token; an engine without timings has the
+        fleet's mean. None before any timing."""
         if not self._latest:
             return None
         speeds: Floats = np.exp(np.median(self._latest) + self._effects)
@@ -75,7 +71,8 @@ class MeasuredSpeeds:
         return bounded
 
     def _shrunk(self) -> Floats:
-        """float64 ``[engines]``: how far each is from the mean."""
+        """float64 ``[engines]``: each engine's difference from the mean, in logarithms, less the
+        noise."""
         counts, timed = np.minimum(self._counts, _KEPT), self.timed
         medians = self._medians[timed]
         mean = np.average(medians, weights=counts[timed])  # as timings weigh in the level
@@ -95,23 +92,23 @@ Tokens = npt.NDArray[np.int64]
 
 _GROWTH: Final = 64  # engines for which a column has room at first; chosen
 MOST_REFUSING: Final = 8
-"""Requests in a row that an engine refused, beyond which one more says nothing new; chosen."""
+"""Refusals in a row that are counted; chosen."""
 _UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What an engine is taken to do until it is measured; only prefill is measured so far.
+    """Speeds assumed of an engine until they are measured; only prefill is measured so far.
 
     The defaults are chosen: an 8B model on a GPU whose host memory is behind PCIe 5, and a store
     behind a network of 40 Gbit/s.
 
     Attributes:
         prefill_tokens_per_s: Prompt tokens computed per second.
-        load_bytes_per_s: Bandwidth of its own host memory.
+        load_bytes_per_s: Bandwidth of the engine's own host memory.
         store_bytes_per_s: Bandwidth of a store that engines share.
-        bytes_per_token: KV of one token, all layers: an 8B model's in bf16 has 131,072.
-        pool_tokens: Tokens that its pool holds; 0: unknown.
+        bytes_per_token: KV of one token in all layers; 131,072 for an 8B model in bf16.
+        pool_tokens: Tokens that the engine's pool holds; 0: unknown.
     """
 
     prefill_tokens_per_s: float = 20_000.0
@@ -122,7 +119,7 @@ class Speed:
 
 
 class EngineBoard:
-    """Columns over engines; an engine's number is its place in them, for good.
+    """Columns over engines. An engine's number is its index, and is never given to another one.
 
     Attributes:
         names: One per engine.
@@ -175,8 +172,8 @@ class EngineBoard:
 
     @property
     def asked(self) -> Floats:
-        """float64 ``[engines]``: prompt tokens sent there lately, found or computed; they count
-        half each time that the fleet got as many tokens as all its pools hold."""
+        """float64 ``[engines]``: prompt tokens sent there, found or computed. They count half each
+        time that the fleet got as many tokens as all its pools hold."""
         return self._floats[3, : len(self)]
 
     @property
@@ -201,12 +198,12 @@ class EngineBoard:
 
     @property
     def refusing(self) -> Tokens:
-        """int64 ``[engines]``: requests in a row that it refused, ``MOST_REFUSING`` at most."""
+        """int64 ``[engines]``: refused requests in a row, at most ``MOST_REFUSING``."""
         return self._tokens[4, : len(self)]
 
     @property
     def up(self) -> Mask:
-        """bool ``[engines]``: whether it answers."""
+        """bool ``[engines]``: whether the engine answers health checks."""
         return self._marks[0, : len(self)]
 
     @property
@@ -216,32 +213,29 @@ class EngineBoard:
 
     @property
     def takes(self) -> Mask:
-        """bool ``[engines]``: whether it gets requests."""
+        """bool ``[engines]``: whether the engine is up, not draining, and gets requests."""
         return self.up & ~self.draining
 
     @property
     def draining(self) -> Mask:
-        """bool ``[engines]``: whether it shall get no further requests."""
+        """bool ``[engines]``: whether it finishes what it has and gets no new requests."""
         return self._marks[1, : len(self)]
 
     def ask(self, number: int, tokens: int) -> None:
-        """Note that an engine was asked for a prompt of ``tokens``."""
+        """Count a prompt of ``tokens`` that was sent to an engine."""
         known = self.pool[self.pool > 0]
         pools = len(self) * (float(known.mean()) if len(known) else _UNKNOWN_POOL)
         asked = self.asked
         asked *= 0.5 ** (tokens / pools)
         asked[number] += tokens
 
-    def heard(self, number: int, refused: bool) -> None:
-        """Note whether an engine refused a request, or began to answer it."""
+    def note_answer(self, number: int, refused: bool) -> None:
+        """Note whether an engine refused a request or began to answer it."""
         before = int(self.refusing[number])
         self.refusing[number] = min(MOST_REFUSING, before + 1) if refused else 0
 
     def measured(self, number: int, tokens: int, seconds: float) -> None:
-        """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.
-
-        See ``MeasuredSpeeds`` for what is made of it.
-        """
+        """Note that an engine computed ``tokens`` prompt tokens in ``seconds``."""
         if tokens <= 0 or seconds <= 0:
             return
         self._speeds.note(number, seconds / tokens)

@@ -1,4 +1,5 @@
-"""What a request says of itself: whose it is, which session it continues, how long it is."""
+"""``Callers``: reads a request: its caller, its session, its prompt, and whether it may be
+repeated."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _ACTS: Final = (
     "background", "previous_response_id", "conversation", "mcp_servers", "container",
     "web_search_options",
 )  # fmt: skip
-"""Fields by which a server goes on after its answer, continues what it keeps, or runs tools."""
+"""Fields that make a server go on after its answer, continue what it keeps, or run tools."""
 _STORES: Final = "/v1/responses"  # keeps its answers unless it is told not to
 _SESSION: Final = b"x-session-id"  # vLLM reads it for all of its APIs
 HARNESSES: Final[dict[str, tuple[str, ...]]] = {
@@ -51,7 +52,7 @@ HARNESSES: Final[dict[str, tuple[str, ...]]] = {
     "Helicone": ("Helicone-Session-Id",),
     "others": ("thread-id", "X-Conversation-Id"),
 }
-"""Headers in which harnesses name their sessions; the first that is there counts."""
+"""Headers in which agent harnesses name their sessions; the first one present counts."""
 _HEADERS: Final = {
     header.lower().encode(): header for headers in HARNESSES.values() for header in headers
 }
@@ -60,20 +61,20 @@ FIELDS: Final[tuple[tuple[str, ...], ...]] = (
     ("metadata", "chat_id"), ("client_metadata", "session_id"), ("litellm_session_id",),
     ("conversation",), ("conversation", "id"),
 )  # fmt: skip
-"""Fields of bodies in which they do; the first that is there counts."""
+"""Fields of bodies in which they do; the first one present counts."""
 _USER: Final = ("metadata", "user_id")  # Claude Code's has a session in it
 _IN_USER: Final = re.compile(r"_session_([0-9A-Za-z-]+)$")
 _CACHE_KEY: Final = ("prompt_cache_key",)
-"""A session's, with Codex and opencode; or an application's."""
+"""Names a session with Codex and opencode, but a whole application elsewhere."""
 _MOST_CHATS: Final = 16
-"""That begin otherwise and have one cache key: with more it is no session's. Chosen: subagents have
-their session's."""
+"""Chats with different beginnings under one cache key, above which the key names no session.
+Chosen: subagents share their session's key."""
 _MOST_KEPT: Final = 100_000  # cache keys that are remembered, and stored responses; chosen
 _LONGEST_HEAD: Final = 64 << 10  # bytes of an answer in which a response's id is looked for; chosen
 _RESPONSE: Final = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _KEYS: Final = (b"authorization", b"x-api-key")  # headers: OpenAI's clients', and Anthropic's
 _UNNAMED: Final = "~"  # where a named session has its scope, in hexadecimal digits
-# Of one connection, not of a request; lengths change with the body, and the host is the engine.
+# They belong to one connection; lengths change with the body, and the host is the engine.
 _HOP_BY_HOP: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     b"transfer-encoding upgrade host content-length expect".split()
@@ -81,10 +82,10 @@ _HOP_BY_HOP: Final = frozenset(
 
 
 class BadRequestError(Exception):
-    """A request that no engine gets; the text says why.
+    """A request that is not sent to any engine; its text says why.
 
     Args:
-        status: Of the answer, in HTTP.
+        status: The HTTP status of the refusal.
     """
 
     def __init__(self, why: str, status: int = 400) -> None:
@@ -93,7 +94,7 @@ class BadRequestError(Exception):
 
 
 class Body:
-    """A request's body, kept for as long as it may be sent once more."""
+    """A request's body, kept for as long as the request may be sent again."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -102,12 +103,12 @@ class Body:
         yield self.data
 
     def release(self) -> None:
-        """Forget it: its answer has begun."""
+        """Drop the body: its answer has begun."""
         self.data = b""
 
 
 class Effect(IntEnum):
-    """What a request may have changed where it was sent, beside a cache."""
+    """What a generating request may have changed on its engine, beside the KV cache."""
 
     NONE = 0
     KEEPS = 1
@@ -117,10 +118,10 @@ class Effect(IntEnum):
 
 
 class Call(NamedTuple):
-    """A request as it is sent on.
+    """A request as it is sent to an engine.
 
     Attributes:
-        streams: Whether its answer comes token by token.
+        streams: Whether the answer comes token by token.
         effect: Of a request that generates.
     """
 
@@ -133,61 +134,62 @@ class Call(NamedTuple):
 
     @property
     def repeatable(self) -> bool:
-        """Whether an engine that got it and is gone may be followed by another one."""
+        """Whether another engine may get the request after one that received it went away."""
         return self.repeatable_if_refused and self.effect is Effect.NONE
 
     @property
     def repeatable_if_refused(self) -> bool:
-        """Whether another engine may be asked what one refused before it began."""
+        """Whether another engine may get the request after one refused it unstarted."""
         if self.method == "POST":
             return self.path.partition("?")[0] in _REPEATABLE and self.effect is not Effect.ACTS
         return self.method in ("GET", "HEAD")
 
 
 class Turn(NamedTuple):
-    """What is known of a request with a prompt.
+    """A request with a prompt, and the session that it belongs to.
 
     Attributes:
-        session: A name that no other caller's sessions have.
-        name: As its caller calls it; ours, if it does not.
-        ends: Whether the session does not return after this answer.
-        told: As the engine is told; empty: it is not, and infers sessions of its own.
+        session: Unique over all callers.
+        name: The caller's name for the session, or a generated one.
+        ends: Whether the session ends with this answer.
+        engine_name: The name that is sent to the engine; empty: none, and the engine infers its own
+            sessions.
     """
 
     session: str
     name: str
     prompt: Prompt
     ends: bool
-    told: str = ""
+    engine_name: str = ""
 
     @property
     def is_named(self) -> bool:
-        """Whether somebody gave the session its name."""
+        """Whether the caller named the session; otherwise it was inferred."""
         return not self.session.startswith(_UNNAMED)
 
 
-class Asked(NamedTuple):
-    """A request, and its turn of a session; None: it generates nothing."""
+class ParsedRequest(NamedTuple):
+    """A request and its turn of a session; None: it generates nothing."""
 
     call: Call
     turn: Turn | None
 
 
 def keys_of(headers: Headers) -> list[bytes]:
-    """The API keys that a request came with: they say who its caller is."""
+    """Return the API keys in a request's headers; they identify its caller."""
     return [value for key, value in headers if key.lower() in _KEYS]
 
 
 def is_served(path: str) -> bool:
-    """Whether requests for a path are passed on to engines."""
+    """Tell whether requests for a path are sent to engines."""
     return path.startswith("/v1/") or path in _SERVED
 
 
 def check_path(path: str) -> None:
-    """See to it that a path, without its query, names what its words say.
+    """Refuse a path with a segment ``.`` or ``..``, also a percent-encoded one.
 
     Raises:
-        BadRequestError: A segment of it, as it is or decoded, leads elsewhere.
+        BadRequestError: It has one.
     """
     for _ in range(_DECODINGS + 1):
         if {".", ".."} & set(path.replace("\\", "/").split("/")):
@@ -199,22 +201,23 @@ class _Name(NamedTuple):
     """A session's name.
 
     Attributes:
-        told: As engines read it; empty: they take no such name.
-        shared: Whether it may be many sessions'.
+        engine_name: As engines accept it; empty: vLLM refuses such a name.
+        shared: Whether several sessions may have it.
     """
 
     name: str
-    told: str
+    engine_name: str
     shared: bool = False
 
 
 class Callers:
-    """Reads requests, and tells whose session they are; one that names none goes on with a session
-    as ``LastPrompts`` says. May be asked by several threads.
+    """Reads requests and finds their sessions. Safe to use from several threads.
+
+    A request that names no session continues the one that ``LastPrompts`` infers.
 
     Args:
-        harnesses: Whether names count by which harnesses call their sessions. One such name may
-            stand for several chats at a time.
+        harnesses: Whether the session names of known agent harnesses count. One such name may stand
+            for several chats at a time.
     """
 
     def __init__(self, harnesses: bool = True) -> None:
@@ -222,73 +225,73 @@ class Callers:
         self._reader = PromptReader()
         self._last = LastPrompts(self._reader.digest)
         self._inferred = count(1)
-        self._names = f"route-{secrets.token_hex(4)}"  # those of another start are not these
+        self._names = f"route-{secrets.token_hex(4)}"  # differs from those of another start
         self._lock = threading.Lock()
-        self._chats: FIFOCache[str, set[bytes]] = FIFOCache(
+        self._chats: FIFOCache[str, set[bytes]] = FIFOCache(_MOST_KEPT)  # by cache key
+        self._responses: FIFOCache[tuple[bytes, str], str] = FIFOCache(
             _MOST_KEPT
-        )  # beginnings, by a cache key
-        self._responses: FIFOCache[tuple[bytes, str], str] = FIFOCache(_MOST_KEPT)  # whose they are
+        )  # by scope and response id
 
     def sent(self, turn: Turn) -> None:
-        """Note that a turn's prompt is its session's last one."""
+        """Remember a turn's prompt as its session's last one."""
         self._last.note(turn.prompt, turn.session)
 
     def answered(self, turn: Turn, first: bytes) -> None:
-        """Note which response a turn's answer is, so that the next turn may continue it.
+        """Remember the id of a turn's response, so that the next turn may continue it.
 
         Args:
-            first: How the answer begins.
+            first: The answer's first bytes.
         """
         if found := _RESPONSE.search(first, 0, _LONGEST_HEAD):
             with self._lock:
                 self._responses[turn.prompt.scope, found[1].decode()] = turn.session
 
-    def read(self, method: str, path: str, headers: Headers, body: bytes) -> Asked:
-        """What a request asks for.
+    def read(self, method: str, path: str, headers: Headers, body: bytes) -> ParsedRequest:
+        """Parse a request.
 
         Raises:
-            BadRequestError: Its session's name cannot be one, or its path leads elsewhere.
+            BadRequestError: Its session's name or its path is not allowed.
         """
         what = path.partition("?")[0]
         check_path(what)
         call = Call(method, _without_slash(path), _passed_on(headers), Body(body))
         what = what.removesuffix("/")
         if method != "POST" or what not in _GENERATES:
-            return Asked(call, None)
+            return ParsedRequest(call, None)
         fields = _fields(body)
         call = call._replace(effect=_effect(what, fields))
         if fields is None:
-            return Asked(call, None)
+            return ParsedRequest(call, None)
         try:
             turn = self.turn(fields, headers)
         except (orjson.JSONEncodeError, RecursionError):  # it is nested deeper than is read here
-            return Asked(call, None)
+            return ParsedRequest(call, None)
         call = call._replace(streams=fields.get("stream") is True)
-        if turn.told and _explicit(fields, headers) is None:  # a field might be refused
+        if turn.engine_name and _explicit(fields, headers) is None:  # a field might be refused
             others = [each for each in call.headers if each[0].lower() != _SESSION]
-            call = call._replace(headers=[*others, (_SESSION, turn.told.encode())])
-        return Asked(call, turn)
+            call = call._replace(headers=[*others, (_SESSION, turn.engine_name.encode())])
+        return ParsedRequest(call, turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
-        """Whose turn a request is, and what it asks about.
+        """Find a request's session and read its prompt.
 
         Args:
-            named: The session's name, from elsewhere than the request.
+            named: The session's name where it is known from outside the request.
 
         Raises:
-            BadRequestError: Its session's name cannot be one.
+            BadRequestError: The session's name is not allowed.
         """
         scope, hints = _scope(headers, fields), _hints(fields)
         prompt = self._reader.read(fields, scope)
-        session, told = self._session(prompt, fields, headers, _checked(named, "session"))
+        session, engine_name = self._session(prompt, fields, headers, _checked(named, "session"))
         name = session.partition(" ")[2]
         ends = hints.get("session_ended") is True
-        return Turn(session, name, prompt.known_by, ends, told)
+        return Turn(session, name, prompt.known_by, ends, engine_name)
 
     def _session(
         self, prompt: Prompt, fields: Mapping[str, Any], headers: Headers, named: str | None
     ) -> tuple[str, str]:
-        """Whose turn a prompt is, and what the engine is told of that."""
+        """Return a prompt's session, and its name for the engine."""
         scope = prompt.scope
         found = _Name(named, named) if named else _explicit(fields, headers)
         if found is None and self._harnesses:
@@ -296,7 +299,7 @@ class Callers:
         if found is not None:
             session = f"{scope.hex()} {found.name}"
             if not (found.shared and self._is_applications(session, prompt)):
-                return session, found.told
+                return session, found.engine_name
         before = fields.get("previous_response_id")
         if isinstance(before, str):
             with self._lock:
@@ -307,7 +310,7 @@ class Callers:
         return inferred or f"{_UNNAMED} {self._names}-{next(self._inferred)}", ""
 
     def _is_applications(self, session: str, prompt: Prompt) -> bool:
-        """Whether a cache key is that of many chats; each turn's beginning is noted."""
+        """Tell whether a cache key is shared by many chats."""
         if not prompt.said:
             return False
         with self._lock:
@@ -319,40 +322,35 @@ class Callers:
 
 
 def _explicit(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
-    """The name that a request gives its session, by vLLM's precedence.
-
-    Raises:
-        BadRequestError: It cannot be one.
-    """
+    """Return the session's name by vLLM's precedence; raises BadRequestError."""
     in_header, xargs = _in_header(headers), fields.get("vllm_xargs")
     if name := _checked(fields.get("session_id"), "session_id"):
         return _Name(name, name)
     if in_header:
         return _Name(in_header, in_header.encode().decode("latin-1"))  # as servers read headers
     in_xargs = xargs.get("session_id") if isinstance(xargs, dict) else None
-    if isinstance(in_xargs, str) and _told(in_xargs):  # vLLM checks nothing there
+    if isinstance(in_xargs, str) and _accepted(in_xargs):  # vLLM checks nothing there
         return _Name(in_xargs, in_xargs)
     name = _checked(_hints(fields).get("session"), "session")
     return _Name(name, name) if name else None
 
 
 def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
-    """The name by which a harness calls a request's session; what cannot be one says nothing."""
+    """Return the session's name as an agent harness gives it, if any."""
     known = {key.lower(): value for key, value in reversed(headers)}
     for header in _HEADERS:
         if name := _text(known.get(header, b"")).strip():
-            return _Name(name, _told(name))
+            return _Name(name, _accepted(name))
     for path in FIELDS:
         if name := _field(fields, path):
-            return _Name(name, _told(name))
+            return _Name(name, _accepted(name))
     if name := _in_user(_field(fields, _USER)):
-        return _Name(name, _told(name))
+        return _Name(name, _accepted(name))
     key = _field(fields, _CACHE_KEY)
-    return _Name(key, _told(key), shared=True) if key else None
+    return _Name(key, _accepted(key), shared=True) if key else None
 
 
 def _field(fields: Mapping[str, Any], path: tuple[str, ...]) -> str:
-    """A text in a body; empty where there is none."""
     value: Any = fields
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -360,7 +358,7 @@ def _field(fields: Mapping[str, Any], path: tuple[str, ...]) -> str:
 
 
 def _in_user(user: str) -> str:
-    """The session in a user's id as Claude Code writes it; empty where there is none."""
+    """Return the session in a user id as Claude Code writes it; empty where there is none."""
     if user.startswith("{"):
         try:
             return _field(orjson.loads(user), ("session_id",))
@@ -370,14 +368,14 @@ def _in_user(user: str) -> str:
     return found[1] if found else ""
 
 
-def _told(name: str) -> str:
-    """A harness' name as an engine is told it; empty where vLLM takes no such name."""
+def _accepted(name: str) -> str:
+    """Return a harness' name if vLLM accepts it, else an empty text."""
     fits = len(name) <= MOST_NAME and name.isascii() and name.isprintable()
     return name if fits and not _NOT_IN_NAMES & set(name) else ""
 
 
 def _fields(body: bytes) -> dict[str, Any] | None:
-    """The fields of a JSON object; None for anything else, which the engine will judge."""
+    """Return a JSON object's fields; None for anything else, which the engine will judge."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -386,12 +384,10 @@ def _fields(body: bytes) -> dict[str, Any] | None:
 
 
 def _effect(path: str, fields: Mapping[str, Any] | None) -> Effect:
-    """What a request may change that generates.
-
-    Args:
-        fields: None: its body cannot be read here. Engines may read it (NaN, UTF-16).
-    """
-    if fields is None or any(fields.get(name) not in (None, False) for name in _ACTS):
+    """Tell what a generating request may change on its engine."""
+    if fields is None or any(  # engines may read a body that we cannot (NaN, UTF-16)
+        fields.get(name) not in (None, False) for name in _ACTS
+    ):
         return Effect.ACTS
     tools = fields.get("tools") or []
     if not isinstance(tools, list) or not all(map(_is_clients, tools)):
@@ -402,7 +398,7 @@ def _effect(path: str, fields: Mapping[str, Any] | None) -> Effect:
 
 
 def _is_clients(tool: object) -> bool:
-    """Whether a tool is run by the client, and not by the server."""
+    """Tell whether a tool is run by the client, not by the server."""
     return isinstance(tool, dict) and tool.get("type") in _CLIENTS_TOOLS
 
 
@@ -414,7 +410,6 @@ def _in_header(headers: Headers) -> str | None:
 
 
 def _text(value: bytes) -> str:
-    """A header's value; clients write UTF-8 as a rule."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -422,14 +417,14 @@ def _text(value: bytes) -> str:
 
 
 def _passed_on(headers: Headers) -> Headers:
-    """A request's headers without those of one connection, which it may name itself."""
+    """Return headers without those of one connection."""
     named = [value for key, value in headers if key.lower() == b"connection"]
     own = _HOP_BY_HOP.union(*(value.lower().replace(b",", b" ").split() for value in named))
     return [(key, value) for key, value in headers if key.lower() not in own]
 
 
 def _without_slash(path: str) -> str:
-    """A path without a slash at its end, of which a server would send its client elsewhere."""
+    """Drop a path's last slash: a server would redirect the client past the proxy."""
     what, mark, query = path.partition("?")
     return what.removesuffix("/") + mark + query
 
@@ -452,7 +447,7 @@ def _checked(name: Any, field: str) -> str | None:
 
 
 def _scope(headers: Headers, fields: Mapping[str, Any]) -> bytes:
-    """Whose sessions and prompts these are: the caller's key, the cache's salt, and the model."""
+    """Return a digest of caller, cache salt and model: equal prompts of other scopes differ."""
     said = (orjson.dumps(fields.get(name)) for name in ("cache_salt", "model"))
     parts = [*keys_of(headers), *said]
     return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

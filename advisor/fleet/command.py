@@ -1,4 +1,4 @@
-"""``kvgraph route``."""
+"""`kvgraph route`: one address before several engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from ...graph.errors import ConfigError
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
-from ..process.process import log_for_people, refuse_remote, serve_at
+from ..process.process import checked_hosts, log_for_people, refuse_remote, serve_at
 from ..tools.remote import TOKEN_VARIABLE, secret_of
 from .app import ProxyApp
 from .proxy import FleetProxy
@@ -77,17 +77,6 @@ def route(
     allowed_host: AllowedHosts = None,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
-    try:
-        from ..process.process import checked_hosts
-        from .residency import ResidencyView
-
-        pass
-        pass
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is missing; install it with pip install 'kvgraph[route]'"
-        ) from None
-
     refuse_remote(host, allow_remote)
     if named_sidecars and not ask_sidecars:
         raise ConfigError("--sidecar and --no-sidecars exclude each other")
@@ -104,9 +93,7 @@ def _engines(engines: list[str], file: Path | None) -> list[Listed]:
     return engines_in(file) if file else checked([engine_in(each) for each in engines])
 
 
-# Serves the proxy, and rereads its list of engines.
-
-_REREAD_S: Final = 1.0  # between two looks at the list; chosen
+_REREAD_S: Final = 1.0  # between two checks of the file; chosen
 
 _log = logging.getLogger(__name__)
 
@@ -120,12 +107,12 @@ async def serve_route(
     first_byte_s: float,
     allowed_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve until told to stop, and then finish what runs.
+    """Serve until a signal, and then finish what runs.
 
     Args:
-        engines_file: The file that lists the engines, if one does.
-        residency: What sidecars say; None: none is asked.
-        first_byte_s: For which an engine may be silent before the first byte of an answer.
+        engines_file: A file that lists the engines; it is reread when it changes.
+        residency: None: no sidecar is asked.
+        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
         allowed_hosts: Names under which the proxy is addressed, beside its own.
     """
     proxy = FleetProxy(engines, residency, first_byte_s=first_byte_s)
@@ -139,7 +126,7 @@ async def serve_route(
 
 
 async def _reread(proxy: FleetProxy, file: Path) -> None:
-    """Take over the file whenever it has changed; a bad one is named, and changes nothing."""
+    """Apply the file whenever it changes; a bad one is logged and changes nothing."""
     seen = _stamp(file)
     while True:
         await asyncio.sleep(_REREAD_S)
@@ -150,7 +137,7 @@ async def _reread(proxy: FleetProxy, file: Path) -> None:
             proxy.engines.list_again(engines_in(file))
         except ConfigError as error:
             _log.error("%s; the list stays as it was", error)
-        except Exception:  # ours: it is looked at again when it changes
+        except Exception:  # a bug of ours: the file is read again when it changes
             _log.exception("kvgraph cannot take over %s; the list stays as it was", file)
 
 
@@ -162,17 +149,11 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-# Which sidecars a router asks: those of its own machine, and those that an operator names.
-
-
 def sidecars_with(others: Sequence[str]) -> Callable[[], list[RunningSidecar]]:
-    """Finds this user's sidecars on this machine, and those of other machines at ``others``.
-
-    Args:
-        others: URLs; their token is the environment's.
+    """Return a function that lists this machine's sidecars and those at the URLs ``others``.
 
     Raises:
-        ConfigError: One is no URL, or that is no token.
+        ConfigError: A URL is invalid, or the environment's token, which others need, is.
     """
     urls = [url.rstrip("/") for url in others]
     if wrong := [url for url in urls if not is_address(url)]:

@@ -1,4 +1,5 @@
-"""``EngineRoster``: the engines behind the proxy, which are listed or still answer."""
+"""The engines behind the proxy: which are listed (``EngineRoster``), which are up
+(``HealthWatch``)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from .board import EngineBoard, Speed
 from .upstream import FIRST_BYTE_S, Listed, Upstream, refuses
 
-# What an engine's own metrics say that costs depend on.
-
 _CACHE: Final = "vllm:cache_config_info"
 _STATED: Final = "kv_cache_size_tokens"  # vLLM's own word
 _LONGEST_NAME: Final = 40  # characters; chosen
@@ -25,11 +24,11 @@ _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
 class CacheFacts(NamedTuple):
-    """What an engine says of its KV cache.
+    """What an engine's metrics say of its KV cache.
 
     Attributes:
-        tokens: That its pool holds, its ranks' together; 0 where it does not say.
-        hashing: By what its blocks are told apart, in words; empty where it does not say.
+        tokens: Capacity of its pool over all ranks; 0 where it does not say.
+        hashing: Block size and hash algorithm in words; empty where it does not say.
     """
 
     tokens: int = 0
@@ -37,7 +36,7 @@ class CacheFacts(NamedTuple):
 
 
 def cache_facts(exposition: str) -> CacheFacts:
-    """What an engine answers at ``/metrics`` about its KV cache."""
+    """Parse the KV cache's size and hashing from an engine's ``/metrics``."""
     lines = [line for line in exposition.splitlines() if line.startswith(_CACHE + "{")]
     try:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
@@ -53,26 +52,26 @@ def cache_facts(exposition: str) -> CacheFacts:
 
 
 def _tokens(rank: dict[str, str]) -> int:
-    """Tokens that a rank's pool holds; raises KeyError or ValueError where it does not say."""
-    # Of several groups a request takes blocks of each: the product is too little then, or too much.
+    """Return the tokens of one rank's pool; raises KeyError or ValueError where they are not
+    stated."""
+    # With several KV cache groups a request takes blocks of each, and the product is wrong.
     with contextlib.suppress(ValueError, OverflowError):
         if 0 < (stated := int(float(rank.get(_STATED, "")))) <= _MOST:
             return stated
     return int(rank["num_gpu_blocks"]) * int(rank["block_size"])
 
 
-# Which engines are up: asked twice a second, and believed less the more often that was wrong.
-
 INTERVAL_S: Final = 0.5
-"""Between two questions; chosen: a death that no request notices is known within a second."""
+"""Seconds between two health checks; chosen: a death that no request notices is known within a
+second."""
 TIMEOUT_S: Final = 2.0
-"""For an answer; chosen."""
+"""Seconds for an answer; chosen."""
 SLOW: Final = 3
-"""Questions in a row that a silent engine may leave unanswered: a busy one is slow. Chosen."""
+"""Health checks in a row that may time out before an engine is down: a busy one is slow. Chosen."""
 _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
 REPLACED_S: Final = 60.0
-"""For which nobody serves the known models until others' may take their place; chosen: longer than
-any doubt."""
+"""Seconds without any engine of the known models, after which other models may take their place;
+chosen: longer than any doubt."""
 _OK: Final = 200
 NEEDS_KEY: Final = frozenset({401, 403})
 
@@ -80,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 class HashingWatch:
-    """Names engines that hash blocks otherwise than the first one."""
+    """Warns of engines that hash blocks otherwise than the first one."""
 
     def __init__(self, board: EngineBoard) -> None:
         self._board = board
@@ -88,14 +87,14 @@ class HashingWatch:
         self._differs: dict[int, str] = {}
 
     def differs(self, number: int) -> str | None:
-        """How an engine's blocks differ from the others', in words; None where they do not."""
+        """Describe how an engine's hashing differs from the others'; None where it does not."""
         return self._differs.get(number)
 
     def compare(self, upstream: Upstream, hashing: str) -> None:
-        """Compare how an engine hashes blocks with how the first one does.
+        """Compare an engine's hashing with the first engine's, and log a difference.
 
         Args:
-            hashing: In words; empty differs from nobody's.
+            hashing: In words; empty: unknown.
         """
         number = upstream.number
         if not self._first or not self._board.up.any():
@@ -110,32 +109,32 @@ class HashingWatch:
 
 
 class HealthWatch:
-    """Marks engines up and down on the board.
+    """Checks engines and marks them up or down on the board.
 
-    An engine is down as soon as it refuses a connection or drops a request, and after ``SLOW``
-    unanswered questions: it gets no further requests. Those that it has are given up where its
-    port refuses connections, and otherwise only when it hangs (``Upstream``), since one that is
-    slow, or broke one answer, may answer them.
-    It is up again when it says that it is well, serves the same models as the others, and some
-    time has passed: twice as long after each time that it was up and dropped requests.
+    An engine goes down when it refuses a connection, drops a request, or leaves ``SLOW`` health
+    checks unanswered. It then gets no new requests. Those it has are given up at once where its
+    port refuses connections, and otherwise only when it hangs (see ``Upstream``): an engine that is
+    slow, or broke one answer, may still answer them. It comes up again when its health is good, it
+    serves the same models as the others, and a time of doubt has passed, which doubles each time
+    that it was up and dropped requests.
 
-    The models are those of the first engine that answered. Others take their place where no engine
-    is up, and all that answered last serve others or ``REPLACED_S`` have passed. What an engine
-    serves that asks for an API key is not known, and not compared.
+    The fleet's models are those of the first engine that answered. Other models take their place
+    where no engine is up, and all that answered last serve others or ``REPLACED_S`` have passed.
+    Models behind an API key are unknown and not compared.
 
-    Engines whose blocks have another size or are hashed otherwise get requests all the same: the
-    proxy counts in tokens, by engine. They are named, since they cannot share a store.
+    Engines that hash blocks otherwise get requests all the same, since the proxy counts in tokens
+    per engine; they are named in the log because they cannot share a store.
 
     Args:
-        came_back: Told of an engine that was down and is up.
-        hashing: How an engine's sidecar says that it hashes blocks, by its number; "": unknown.
+        came_back: Called with an engine that was down and is up.
+        hashing: Returns an engine's hashing as its sidecar states it, by number; "": unknown.
 
     Attributes:
-        refused: Why an engine gets no requests though it is well, by its number.
-        why: Why an engine is down, by its number.
+        refused: By number, why a healthy engine gets no requests.
+        why: By number, why an engine is down.
         keyed: Numbers of engines that want an API key.
-        by_metrics, by_sidecars: Which engines hash blocks otherwise than the first one. Metrics do
-            not tell the seed; sidecars do.
+        by_metrics, by_sidecars: Hashing compared by each source. Metrics do not tell the seed;
+            sidecars do.
     """
 
     def __init__(
@@ -160,8 +159,8 @@ class HealthWatch:
         self.keyed: set[int] = set()
         self.by_metrics, self.by_sidecars = HashingWatch(board), HashingWatch(board)
 
-    async def look(self, upstream: Upstream) -> None:
-        """Ask one engine how it is, and believe it or not."""
+    async def check(self, upstream: Upstream) -> None:
+        """Check one engine and update the board."""
         number = upstream.number
         try:
             well = (await upstream.ask("/health", TIMEOUT_S)).status_code == _OK
@@ -174,7 +173,7 @@ class HealthWatch:
         except httpx.RequestError as error:
             self._down(upstream, f"{type(error).__name__} {error}".strip())
             if isinstance(error, httpx.ConnectError) and refuses(error):
-                upstream.is_gone()
+                upstream.drop_unanswered()
             return
         self._unanswered[number], upstream.is_silent = 0, False
         self.by_sidecars.compare(upstream, self._hashing(number))
@@ -186,22 +185,21 @@ class HealthWatch:
             await self._admit(upstream)
 
     def dropped(self, upstream: Upstream, why: str) -> None:
-        """Note that an engine dropped a request: whatever it says, it is down for a while."""
+        """Note that an engine dropped a request: it is down for a while, whatever its health
+        says."""
         number = upstream.number
         doubt = self._doubt_s.get(number, INTERVAL_S / 2)
-        if self._board.up[
-            number
-        ]:  # of the requests that one death drops, one makes it doubted more
+        if self._board.up[number]:  # one death drops many requests, and is doubted once
             doubt = self._doubt_s[number] = min(_LONGEST_DOUBT_S, 2 * doubt)
         self._not_before[number] = self._clock() + doubt
         self._down(upstream, why)
 
     def served(self, upstream: Upstream) -> None:
-        """Note that an engine answered a request to its end: it is believed again."""
+        """Note that an engine answered a request to its end: it is trusted again."""
         self._doubt_s.pop(upstream.number, None)
 
     def differs(self, number: int) -> str | None:
-        """How an engine's blocks differ from the others', in words; None where they do not."""
+        """Describe how an engine's hashing differs from the others'; None where it does not."""
         return self.by_metrics.differs(number) or self.by_sidecars.differs(number)
 
     def _down(self, upstream: Upstream, why: str) -> None:
@@ -234,7 +232,7 @@ class HealthWatch:
         _log.info("engine %s is up%s", upstream.url, key)
 
     def _serves_the_same(self, upstream: Upstream, answer: httpx.Response) -> bool:
-        """Whether an engine's models are the fleet's; it is refused, in words, where not."""
+        """Compare an engine's models with the fleet's; refuse it where they differ."""
         number, models = upstream.number, _models(answer)
         if models is not None:
             self._serves[number] = models
@@ -249,7 +247,7 @@ class HealthWatch:
         return False
 
     def _are_replaced(self) -> bool:
-        """Whether nobody serves the fleet's models any more."""
+        """Tell whether the fleet's models are served by nobody any more."""
         board = self._board
         if board.up.any():
             return False
@@ -265,7 +263,8 @@ async def _facts(upstream: Upstream) -> CacheFacts:
 
 
 def _models(answer: httpx.Response) -> list[str] | None:
-    """What an engine serves, each with the longest context; None: that is no list of models."""
+    """Return the models that an engine serves, with their context lengths; None if it lists
+    none."""
     if answer.status_code != _OK:
         return None
     with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
@@ -290,16 +289,15 @@ def _named(models: list[str] | None) -> str:
 
 
 class EngineRoster:
-    """Adds engines to the board as they are listed, and looks at each for as long as it counts.
+    """Adds engines to the board as they are listed, and watches them until they are done.
 
     Args:
-        board: An engine's number is its place there and in ``upstreams``, for good.
-        health: Looks at them.
-        speed: Of engines, until it is measured.
-        first_byte_s: For which an engine may be silent before the first byte of an answer.
+        board: An engine's number is its index there and in ``upstreams``.
+        speed: Assumed of engines until it is measured.
+        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
 
     Attributes:
-        upstreams: All that were ever listed.
+        upstreams: All engines that were ever listed.
     """
 
     def __init__(
@@ -318,22 +316,22 @@ class EngineRoster:
 
     @property
     def shown(self) -> list[Upstream]:
-        """Engines that are listed, or still answer requests."""
+        """Return engines that are listed, or still answer requests."""
         return [each for each in self.upstreams if self._counts(each)]
 
     @property
     def watched(self) -> set[int]:
-        """Numbers of the engines that are looked at."""
+        """Return the numbers of the engines that are checked."""
         return set(self._watched)
 
     @property
     def may_come_back(self) -> bool:
-        """Whether an engine that takes no requests now may do so soon."""
+        """Tell whether an engine that takes no requests now may do so soon."""
         refused, drains = self._health.refused, self._board.draining
         return any(not drains[n] and n not in refused for n in range(len(self._board)))
 
     def why_none(self) -> str:
-        """Why no engine takes requests, in words."""
+        """Say why no engine takes requests."""
         listed = [each.number for each in self.shown]
         draining = [each for each in listed if self._board.draining[each]]
         refused = [each for each in listed if each in self._health.refused and each not in draining]
@@ -344,8 +342,7 @@ class EngineRoster:
         )
 
     def list_again(self, engines: Sequence[Listed]) -> None:
-        """Take over a list of engines: new ones are added; missing ones get no further requests,
-        and are not looked at once they have answered those that they have.
+        """Replace the list of engines: new ones are added, missing ones drain.
 
         Raises:
             ConfigError: One of them is no address; nothing has changed.
@@ -366,19 +363,22 @@ class EngineRoster:
             drains = sum(each.drains for each in engines)
             _log.info(
                 "engines are listed again: %d, of which %d are new and %d drain; %d are gone",
-                len(engines), len(self._listed - before), drains, len(before - self._listed),
-            )  # fmt: skip
+                len(engines),
+                len(self._listed - before),
+                drains,
+                len(before - self._listed),
+            )
             self._watch_listed()
 
     async def start(self) -> None:
-        """Look at all engines once, and then for ever; the first one's models count."""
-        await self._look(self.upstreams[0])
-        await asyncio.gather(*(self._look(each) for each in self.upstreams[1:]))
+        """Check all engines once, and then for ever; the first one's models count."""
+        await self._check(self.upstreams[0])
+        await asyncio.gather(*(self._check(each) for each in self.upstreams[1:]))
         self._started = True
         self._watch_listed()
 
     async def close(self) -> None:
-        """Stop looking, and close all connections."""
+        """Stop the checks and close all connections."""
         watching = list(self._watched.values())
         for task in watching:
             task.cancel()
@@ -391,16 +391,16 @@ class EngineRoster:
                 self._watched[each.number] = asyncio.create_task(self._watch(each))
 
     async def _watch(self, upstream: Upstream) -> None:
-        """Look at an engine for as long as it counts."""
+        """Check an engine until it is unlisted and has answered what it has."""
         while self._counts(upstream):
-            await self._look(upstream)
+            await self._check(upstream)
             await asyncio.sleep(INTERVAL_S)
         self._board.up[upstream.number] = False
         del self._watched[upstream.number]
 
-    async def _look(self, upstream: Upstream) -> None:
+    async def _check(self, upstream: Upstream) -> None:
         try:
-            await self._health.look(upstream)
+            await self._health.check(upstream)
         except Exception:  # ours: the engine stays as it is, and is looked at again
             _log.exception("kvgraph cannot tell how engine %s is", upstream.url)
 

@@ -1,5 +1,4 @@
-"""``PoolShadows``: which of the prompts sent to an engine its pool should still hold, where nobody
-says so."""
+"""``PoolShadows``: simulates each engine's pool by the prompts sent there."""
 
 from __future__ import annotations
 
@@ -12,25 +11,25 @@ import numpy as np
 from .router import Holdings
 
 MOST_LINKS_HELD: Final = 200_000
-"""Of all engines together; the longest unused are forgotten first. Chosen: about 50 MB, and 60 MB
-for as many that engines lost."""
+"""Links of all engines together; the least recently used are forgotten first. Chosen: about 50 MB,
+and 60 MB for as many that engines lost."""
 
 
 class Link(NamedTuple):
-    """A prompt up to some point: what it is known by, and about how many tokens that is."""
+    """A prefix of a prompt: its digest, and about how many tokens it has."""
 
     key: Hashable
     tokens: int
 
 
 class PoolShadows:
-    """What each engine's pool would hold of the prompts that it got, if it evicts what was unused
-    longest, and the end of a chain before its beginning: as stock engines do.
+    """Simulates each engine's pool as an LRU cache of the prompts that it got.
 
-    Answers do not count, nor what an engine got from elsewhere.
+    A chain's end is evicted before its beginning, as in stock engines. Answers do not count, nor
+    what an engine got from elsewhere.
 
     Args:
-        most: Links that are remembered, of all engines together; and as many that engines lost.
+        most: Links that are remembered over all engines, and as many that engines lost.
     """
 
     def __init__(self, most: int = MOST_LINKS_HELD) -> None:
@@ -41,12 +40,12 @@ class PoolShadows:
         self._tokens: list[int] = []  # per engine: their sum
 
     def __len__(self) -> int:
-        """Links that any engine should hold."""
+        """Return the number of links that any engine should hold."""
         return len(self._holders)
 
     def holdings(self, links: Sequence[Link], engines: int) -> Holdings:
-        """What each of so many engines should hold of a prompt; ``lost`` marks those that held a
-        part of it and evicted it."""
+        """Estimate how much of a prompt each of so many engines holds; ``lost`` marks those that
+        held a part and evicted it."""
         tokens = np.zeros(engines, dtype=np.int64)
         lost = np.zeros(engines, dtype=np.bool_)
         missing = (1 << engines) - 1
@@ -60,17 +59,17 @@ class PoolShadows:
         return Holdings(tokens, tokens, lost=lost)
 
     def sent(self, links: Sequence[Link], engine: int, pool_tokens: int) -> None:
-        """Note that a prompt went to an engine, which computes it: ``offered`` and ``taken``."""
+        """Note that an engine computes a prompt: ``offered`` and ``taken`` in one."""
         self.offered(links, engine, pool_tokens)
         self.taken(engine, pool_tokens)
 
     def offered(self, links: Sequence[Link], engine: int, pool_tokens: int) -> list[Hashable]:
-        """Note that a prompt goes to an engine; a prompt larger than its pool is left out.
+        """Add a prompt to an engine's pool, unless it is larger than the pool.
 
-        Until it is ``taken`` it displaces nothing.
+        Nothing is evicted for it before ``taken``.
 
         Args:
-            pool_tokens: What the engine's pool holds; 0: unknown, and nothing is lost there.
+            pool_tokens: Capacity of the engine's pool; 0: unknown, and nothing is evicted there.
 
         Returns:
             Keys of the links that the engine did not hold, for ``refused``.
@@ -98,10 +97,10 @@ class PoolShadows:
         return new
 
     def taken(self, engine: int, pool_tokens: int) -> None:
-        """Note that an engine computes what was sent there: what was unused longest leaves.
+        """Evict least recently used links down to the pool's capacity.
 
         Args:
-            pool_tokens: As of ``offered``.
+            pool_tokens: As for ``offered``.
         """
         while engine < len(self._orders) and 0 < pool_tokens < self._tokens[engine]:
             key, bit = next(iter(self._orders[engine])), 1 << engine
@@ -112,7 +111,7 @@ class PoolShadows:
             self._lost.popitem(last=False)
 
     def refused(self, new: Sequence[Hashable], engine: int) -> None:
-        """Note that an engine did not take a prompt.
+        """Remove a prompt that an engine did not take.
 
         Args:
             new: What ``offered`` returned.
@@ -123,7 +122,7 @@ class PoolShadows:
                 _drop_engine(self._holders, key, 1 << engine)
 
     def forget(self, engine: int) -> None:
-        """Forget what an engine got: it has started anew, or is gone."""
+        """Empty an engine's pool: it was restarted, or is gone."""
         if engine < len(self._orders):
             for key in list(self._orders[engine]):
                 self._leaves(key, engine)
@@ -142,14 +141,14 @@ class PoolShadows:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """The numbers of bits that are set."""
+    """Return the numbers of the bits that are set."""
     while bits:
         yield (bits & -bits).bit_length() - 1
         bits &= bits - 1
 
 
 def _drop_engine(kept: OrderedDict[Hashable, int], key: Hashable, bit: int) -> None:
-    """Take an engine's bit from a link; one without any is dropped."""
+    """Clear an engine's bit of a link; drop a link without bits."""
     if (bits := kept.get(key, 0)) & bit:
         if left := bits & ~bit:
             kept[key] = left

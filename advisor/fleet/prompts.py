@@ -1,4 +1,5 @@
-"""``LastPrompts``: which session a prompt continues that names none."""
+"""``PromptReader`` makes digests of prompts; ``LastPrompts`` finds the session that a prompt
+continues."""
 
 from __future__ import annotations
 
@@ -16,19 +17,16 @@ from cachetools import FIFOCache
 
 from .pools import MOST_LINKS_HELD, Link
 
-# Prompts as chains of digests, and the words by which prompts that are alike are known again.
-
 MOST_LINKS: Final = 2048
-"""Of one prompt; what is longer is known by its beginning. Chosen."""
+"""Links of one prompt; longer prompts are known by their beginning. Chosen."""
 PIECE: Final = 1024
-"""Characters of a prompt without messages that one link stands for; chosen."""
+"""Characters of a prompt without messages per link; chosen."""
 PIECE_TOKENS: Final = 256
-"""The same for a prompt of token ids; chosen."""
+"""Tokens per link of a prompt given as token ids; chosen."""
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of English text, by the rule of thumb of OpenAI's tokenizers; costs depend on it, and what a pool
-of so many tokens is taken to hold."""
+"""For English text, by OpenAI's rule of thumb; costs, and how much fits a pool, depend on it."""
 BINARY_TOKENS: Final = 1024
-"""Of an image, a sound or a file within a message; chosen: about a large image of Qwen2-VL."""
+"""Tokens assumed of an image, a sound or a file; chosen: about a large image of Qwen2-VL."""
 _BINARY: Final = frozenset(
     {"image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file"}
     | {"input_file", "document"}
@@ -38,29 +36,29 @@ _SYSTEM: Final = frozenset({"system", "developer"})  # roles: a prompt of these 
 _MODELS: Final = frozenset({"assistant", "model"})  # roles: what they say only one chat has
 _TEXT: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 _THOUGHTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
-"""Kinds of parts and items that clients and templates leave out of later prompts."""
+"""Types of parts and items that clients and templates leave out of later prompts."""
 _CALLS: Final = frozenset({"tool_calls", "function_call"})
 _BILLING: Final = "x-anthropic-billing-header"  # a line that differs each time; vLLM drops it, too
 _SAYS_NOTHING: Final = frozenset(
     {"cache_control", "id", "call_id", "tool_call_id", "tool_use_id", "status", "annotations"}
 )  # fields of parts and items that are about them
 NEAREST: Final = 8
-"""Messages before the last one that may be the last one of the prompt before; chosen."""
+"""Messages before the last one that may have been the last of the previous prompt; chosen."""
 _MOST_WORDS: Final = 128  # of one text that are kept, the smallest digests: a fair sample. Chosen
 _EXCERPT: Final = 1024  # characters at a text's either end whose words count; chosen
 _WORD: Final = re.compile(r"[!-~]+|\S")  # other scripts do not always write spaces
 
 Words = frozenset[int]
-"""Digests of pairs of neighbouring words."""
+"""Hashes of pairs of neighbouring words."""
 
 
 class End(NamedTuple):
-    """Where a prompt ends.
+    """The end of a prompt without messages.
 
     Attributes:
-        after: The digest of its last link, or of its scope.
-        size: Of what follows that link: characters or token ids; 0: nothing.
-        digest: Of all of the prompt.
+        after: Digest of its last link, or of its scope.
+        size: Characters or token ids after that link; 0: none.
+        digest: Digest of the whole prompt.
     """
 
     after: bytes
@@ -68,13 +66,13 @@ class End(NamedTuple):
     digest: bytes
 
 
-class Said(NamedTuple):
-    """A message of a chat, or a whole piece of another prompt, as far as it tells chats apart.
+class MessageDigest(NamedTuple):
+    """A message of a chat, or a whole piece of another prompt.
 
     Attributes:
         digest: Of it alone: what stands before it may change.
-        chain: Of all that was said up to here, without the system's words.
-        tokens: About how many it is.
+        chain: Of all messages up to here, without the system prompt.
+        tokens: Estimated.
         by_model: Whether a model wrote it.
     """
 
@@ -85,24 +83,25 @@ class Said(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A prompt in links, and about how many tokens all of it is.
+    """A prompt as digests.
 
     Attributes:
-        end: None where longer prompts do not continue it: it is a batch, or a system's words alone.
-            Chats have none either.
+        tokens: Estimated.
+        end: None where longer prompts do not continue it: a batch, a system prompt alone, or a
+            chat.
         pieces: All of a prompt without messages, in order; not to be kept.
-        said: Its messages, without those of the system that it begins with, or its pieces.
-        texts: What the last of them say; not to be kept.
+        said: Its messages without the leading system prompt, or its pieces.
+        texts: Texts of the last messages; not to be kept.
         newest: Words of the last message; empty where it has none.
-        system: Words of the system.
-        scope: Whose it is.
+        system: Words of the system prompt.
+        scope: Digest of caller, salt and model.
     """
 
     links: list[Link]
     tokens: int
     end: End | None = None
     pieces: Sequence[Any] = ()
-    said: Sequence[Said] = ()
+    said: Sequence[MessageDigest] = ()
     texts: Sequence[str] = ()
     newest: Words = frozenset()
     system: Words = frozenset()
@@ -110,25 +109,25 @@ class Prompt(NamedTuple):
 
     @property
     def known_by(self) -> Prompt:
-        """What may be kept of it: digests alone."""
+        """Return a copy that may be kept: digests without texts."""
         return self._replace(pieces=(), texts=())
 
 
 class PromptReader:
-    """Makes chains of prompts; digests are keyed, so that nobody can make two prompts look equal.
+    """Turns prompts into chains of keyed digests, so that nobody can make two prompts look equal.
 
-    Only digests of prompts are kept. What a template does not show counts for nothing: ids, cache
-    marks, the order of keys, thoughts of earlier turns, space at the ends.
+    What a chat template does not show is ignored: ids, cache marks, the order of keys, thoughts of
+    earlier turns, space at the ends.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def read(self, body: Mapping[str, Any], scope: bytes) -> Prompt:
-        """The prompt of a completion, a chat or a response; without links if it has none.
+        """Read the prompt of a completion, a chat or a response; it has no links if there is none.
 
         Args:
-            scope: Whose prompt it is: equal prompts of other scopes are other prompts.
+            scope: Digest of the prompt's owner: equal prompts of other scopes differ.
         """
         messages = body.get("messages", body.get("input"))
         if isinstance(messages, list):
@@ -146,21 +145,21 @@ class PromptReader:
         end = self._end(digest, pieces, whole)
         begins = [0, *(link.tokens for link in links)]
         said = [
-            Said(link.key, link.key, link.tokens - begin, False)
+            MessageDigest(link.key, link.key, link.tokens - begin, False)
             for begin, link in zip(begins, links, strict=False)
             if isinstance(link.key, bytes)
         ]
         return Prompt(links, tokens, end, pieces, said, scope=scope)
 
     def digest(self, before: bytes, piece: Any) -> bytes:
-        """The digest of a piece behind what has the digest ``before``."""
+        """Return the digest of a piece that follows what has the digest ``before``."""
         return self._digest(before, _data(piece))
 
     def _chat(self, body: Mapping[str, Any], messages: list[Any], scope: bytes) -> Prompt:
         leading = [_leading(name, body[name]) for name in _LEADING if body.get(name)]
         shown = [each for message in messages if (each := _shown(message)) is not None]
         links: list[Link] = []
-        said, texts = list[Said](), deque[str](maxlen=NEAREST + 1)
+        said, texts = list[MessageDigest](), deque[str](maxlen=NEAREST + 1)
         digest = chain = scope
         tokens, system = 0, list[str]()
         for each in [*leading, *shown][:MOST_LINKS]:
@@ -172,7 +171,7 @@ class PromptReader:
                 system.append(each.text)
                 continue
             chain = self._digest(chain, own)
-            said.append(Said(own, chain, each.tokens, each.role in _MODELS))
+            said.append(MessageDigest(own, chain, each.tokens, each.role in _MODELS))
             texts.append(each.text)
         tokens = _with_rest(tokens, len(leading) + len(shown))
         newest = sample_of(words_of(texts[-1])) if said else frozenset[int]()
@@ -191,7 +190,8 @@ class PromptReader:
 
 
 def words_of(text: str) -> Words:
-    """The words of a text, each with the one before it; of a long one, those at either end."""
+    """Return the words of a text, each hashed with the one before it; of a long text, those at
+    either end."""
     if len(text) > 2 * _EXCERPT:
         text = f"{text[:_EXCERPT]} {text[-_EXCERPT:]}"
     words = _WORD.findall(text)
@@ -199,12 +199,12 @@ def words_of(text: str) -> Words:
 
 
 def sample_of(words: Words) -> Words:
-    """So many of them as are kept of one text."""
+    """Return at most ``_MOST_WORDS`` of the words."""
     return words if len(words) <= _MOST_WORDS else frozenset(sorted(words)[:_MOST_WORDS])
 
 
 class _Shown(NamedTuple):
-    """A message, or what stands before the messages, as templates show it."""
+    """A message, a system prompt or tools, as chat templates show it."""
 
     role: str
     text: str
@@ -213,7 +213,7 @@ class _Shown(NamedTuple):
 
 
 def _shown(message: Any) -> _Shown | None:
-    """A message or an item of a response; None: a template shows nothing of it."""
+    """Normalise a message or an item of a response; None if a template shows nothing of it."""
     if not isinstance(message, dict):
         return _made("", [_plain(message)])
     kind = message.get("type")
@@ -251,7 +251,7 @@ def _leading(name: str, value: Any) -> _Shown:
 
 
 class _Binary(str):
-    """A part that is no text, but for its name."""
+    """A part that is not text."""
 
     __slots__ = ()
 
@@ -274,7 +274,7 @@ def _made(role: str, parts: Sequence[str]) -> _Shown:
 
 
 def _texts(content: Any) -> list[str]:
-    """What a message's content shows, in parts; one text is one part, or no list at all."""
+    """Return the parts of a message's content."""
     if isinstance(content, str):
         return [content] if content else []
     if not isinstance(content, list):
@@ -300,7 +300,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _call(name: Any, arguments: Any) -> str:
-    """A tool's call; arguments that are JSON in a text are what they say."""
+    """Write a tool call as text; arguments that are JSON in a string are normalised."""
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)
@@ -310,13 +310,13 @@ def _call(name: Any, arguments: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Anything as JSON, whatever the order of its keys."""
+    """Write a value as JSON with sorted keys."""
     options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
     return orjson.dumps(value, option=options).decode()
 
 
 def _without_marks(part: Any) -> Any:
-    """A part, an item or a tool without what is about it."""
+    """Drop fields that templates do not show."""
     if not isinstance(part, dict):
         return part
     return {name: each for name, each in part.items() if name not in _SAYS_NOTHING}
@@ -330,14 +330,13 @@ def _without_billing(parts: Iterable[str]) -> list[str]:
 
 
 def _pieces(body: Mapping[str, Any]) -> tuple[Sequence[Any], int]:
-    """Pieces of a prompt that has no messages, and how many of them a longer prompt would have
-    too."""
+    """Return the pieces of a prompt without messages, and how many of them are whole."""
     leading = [_leading(name, body[name]).data for name in _LEADING if body.get(name)]
     prompt = body.get("prompt", body.get("messages", body.get("input")))
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return prompt, 0  # a batch, which no prompt extends
+        return prompt, 0  # no prompt extends a batch
     size, text = PIECE_TOKENS, prompt
     if isinstance(prompt, str):
         size, text = PIECE, prompt.encode(errors="surrogatepass")
@@ -348,7 +347,7 @@ def _pieces(body: Mapping[str, Any]) -> tuple[Sequence[Any], int]:
 
 
 def _with_rest(tokens: int, pieces: int) -> int:
-    """Tokens of a prompt whose first pieces have so many: the rest counts as if like them."""
+    """Extrapolate the tokens of a prompt longer than ``MOST_LINKS`` pieces."""
     beyond = max(0, pieces - MOST_LINKS)
     return tokens + tokens * beyond // MOST_LINKS
 
@@ -360,7 +359,6 @@ def _tokens_of(piece: Any, data: bytes) -> int:
 
 
 def _data(piece: Any) -> bytes:
-    """A piece as text or JSON."""
     return piece if isinstance(piece, bytes) else orjson.dumps(piece)
 
 
@@ -371,26 +369,26 @@ _LEAST_WORDS: Final = 8  # of a system prompt that tells two apart; chosen
 _KEPT: Final = 0.5  # of a last prompt: what keeps more goes on with it, as for the sidecar
 
 Digest = Callable[[bytes, Any], bytes]
-"""The digest of a piece that follows what has another digest."""
+"""Digest of a piece, given the digest of what is before it."""
 
 
-class _Owner(NamedTuple):
-    """Who said something; None: several did.
+class _MessageOwner(NamedTuple):
+    """The session whose message it is; None: several sessions'.
 
     Attributes:
-        first: Whether that was in its first prompt.
+        first: Whether it was in the session's first prompt.
     """
 
     session: str | None
     first: bool = True
 
 
-class _Known(NamedTuple):
+class _LastPrompt(NamedTuple):
     """A session's last prompt.
 
     Attributes:
-        at: Larger than those noted before.
-        messages, tokens: Of it, without the system's.
+        at: Order in which it was noted.
+        messages, tokens: Of it, without the system prompt.
         newest, newest_tokens, digest: Of its last message.
     """
 
@@ -405,15 +403,16 @@ class _Known(NamedTuple):
 
 
 class LastPrompts:
-    """Remembers which session each prompt was the last one of. May be asked by several threads.
+    """Finds the session that a prompt without a session name continues. Thread-safe.
 
-    A prompt goes on with a session if it begins with the whole of one of its prompts; else, if it
-    keeps more than half of its last one, what nobody else said among it, and has an answer to it.
-    Prompts that only begin alike, as with examples, have none.
+    A prompt continues a session if it begins with the whole of one of its prompts. Otherwise it
+    must keep more than half of the session's last prompt, including something that no other session
+    has, and contain an answer to it. Prompts that only begin alike, as with examples, continue
+    nothing.
 
     Args:
-        digest: Of pieces, as their reader makes them.
-        most: Prompts that are remembered, and messages.
+        digest: The reader's digest function.
+        most: Prompts and messages that are remembered.
     """
 
     def __init__(self, digest: Digest, most: int = MOST_LINKS_HELD) -> None:
@@ -422,16 +421,16 @@ class LastPrompts:
         self._sessions: OrderedDict[End, str] = OrderedDict()  # of prompts without messages
         self._ends: dict[bytes, OrderedDict[End, None]] = {}  # by what they are behind
         self._chats: FIFOCache[bytes, str] = FIFOCache(most)  # by all that was said
-        self._owners: dict[bytes, _Owner] = {}  # by what was said
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._owners: dict[bytes, _MessageOwner] = {}  # by what was said
+        self._known: OrderedDict[str, _LastPrompt] = OrderedDict()
         self._by_word: dict[tuple[bytes, int], OrderedDict[str, None]] = {}
         self._noted = 0
 
     def session(self, prompt: Prompt, scope: bytes) -> str | None:
-        """The session that a prompt continues; None if it continues none.
+        """Return the session that a prompt continues, or None.
 
         Args:
-            scope: Whose prompt it is.
+            scope: Digest of the prompt's owner.
         """
         with self._lock:
             if prompt.pieces:
@@ -441,7 +440,7 @@ class LastPrompts:
             return exact or self._likeliest(prompt)
 
     def note(self, prompt: Prompt, session: str) -> None:
-        """Note that a session's last prompt is this one."""
+        """Remember a session's last prompt."""
         with self._lock:
             if prompt.end is not None:
                 self._note_end(prompt.end, session)
@@ -451,7 +450,7 @@ class LastPrompts:
                 self._note_said(prompt, session)
 
     def _continued_text(self, prompt: Prompt, scope: bytes) -> str | None:
-        """The session whose whole prompt without messages this one extends."""
+        """Return the session whose whole prompt, without messages, this one extends."""
         keys: list[Any] = [scope, *(link.key for link in prompt.links)]
         for at in range(min(len(keys), len(prompt.pieces)) - 1, -1, -1):
             before, piece = keys[at], prompt.pieces[at]
@@ -465,26 +464,27 @@ class LastPrompts:
         return None
 
     def _continued_chat(self, prompt: Prompt) -> str | None:
-        """The session whose whole chat this one extends; what only users said may be said under
-        other words of the system, too."""
+        """Return the session whose whole chat this one extends."""
         said = prompt.said
         until = len(said) if len(prompt.links) == MOST_LINKS else len(said) - 1
         for at in range(until - 1, -1, -1):
             if (session := self._chats.get(said[at].chain)) is None:
                 continue
             known = self._known.get(session)
+            # Users alone may have said the same under another system prompt.
             answered = any(each.by_model for each in said[: at + 1])
             if answered or known is None or _alike(known.system, prompt.system):
                 return session
         return None
 
     def _likeliest(self, prompt: Prompt) -> str | None:
-        """The session of whose last prompt this one keeps most, if that is more than half."""
+        """Return the session of whose last prompt this one keeps most, if that is more than
+        half."""
         said, kept, beyond = prompt.said, Counter[str](), set[str]()
         answered, again = set[str](), dict[str, float]()
         digests = {each.digest for each in said[:-1]}
         for each in said[:-1]:
-            session, first = self._owners.get(each.digest, _Owner(None))
+            session, first = self._owners.get(each.digest, _MessageOwner(None))
             if session is None:
                 continue
             kept[session] += each.tokens
@@ -511,7 +511,7 @@ class LastPrompts:
         return best
 
     def _asked_again(self, prompt: Prompt) -> Iterator[tuple[str, float]]:
-        """Sessions of whose newest message this prompt has a part, not as the last one; and how
+        """Yield sessions whose newest message is partly in this prompt, before its end, and how
         large a part."""
         last = len(prompt.said) - 1
         for each, text in zip(
@@ -531,11 +531,11 @@ class LastPrompts:
 
     def _note_said(self, prompt: Prompt, session: str) -> None:
         said, before = prompt.said, self._known.pop(session, None)
-        owner = _Owner(session, before is None)
+        owner = _MessageOwner(session, before is None)
         for each in said:
             theirs = self._owners.setdefault(each.digest, owner)
             if theirs.session not in (session, None):
-                self._owners[each.digest] = _Owner(None)
+                self._owners[each.digest] = _MessageOwner(None)
         while len(self._owners) > self._most:
             del self._owners[next(iter(self._owners))]
         if before is not None:
@@ -543,7 +543,7 @@ class LastPrompts:
         found_by = tuple((prompt.scope, word) for word in sorted(prompt.newest)[:_FOUND_BY])
         self._noted += 1
         last, tokens = said[-1], sum(each.tokens for each in said)
-        self._known[session] = _Known(
+        self._known[session] = _LastPrompt(
             self._noted, len(said), tokens, prompt.newest, last.tokens, last.digest, prompt.system,
             found_by,
         )  # fmt: skip
@@ -555,7 +555,7 @@ class LastPrompts:
         if len(self._known) > _MOST_KNOWN:
             self._forget_words(*self._known.popitem(last=False))
 
-    def _forget_words(self, session: str, known: _Known) -> None:
+    def _forget_words(self, session: str, known: _LastPrompt) -> None:
         for word in known.found_by:
             if (sessions := self._by_word.get(word)) is not None:
                 sessions.pop(session, None)
@@ -582,7 +582,7 @@ class LastPrompts:
 
 
 def _alike(before: Words, now: Words) -> bool:
-    """Whether two system prompts are one, but for a date or the like."""
+    """Tell whether two system prompts are the same but for a date or the like."""
     least = min(len(before), len(now))
     if least < _LEAST_WORDS:
         return max(len(before), len(now)) < 2 * _LEAST_WORDS

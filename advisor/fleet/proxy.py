@@ -1,5 +1,5 @@
-"""``FleetProxy``: sends each request to the engine that the router chooses, and to another one if
-that answers nothing."""
+"""``FleetProxy``: sends each request to the engine that the router chooses, or to another if it
+fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from .board import EngineBoard, Speed
-from .callers import Asked, Callers, Effect
+from .callers import Callers, Effect, ParsedRequest
 from .engines import NEEDS_KEY, EngineRoster, HealthWatch
 from .pools import PoolShadows
 from .residency import ResidencyView
@@ -30,34 +30,35 @@ from .upstream import (
 )
 
 DECISIONS: Final = 10_000
-"""Of which the times are kept, for their percentiles; chosen: a hundred beyond the p99."""
+"""Decisions whose times are kept, for percentiles; chosen: a hundred beyond the p99."""
 MOST_TRIES: Final = 3
-"""Engines that one request may see fail; chosen: one that kills engines must not get them all."""
+"""Engines that one request may see fail; chosen: a request that kills engines must not get them
+all."""
 PAUSE_S: Final = 5.0
-"""For which a request waits where no engine takes any; chosen: one that was slow, or dropped a
-request, is believed again by then."""
+"""Seconds for which a request waits while no engine takes any; chosen: an engine that was slow, or
+dropped a request, is trusted again by then."""
 _LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
 _ELSEWHERE: Final = frozenset({401, 403, 404, 429, 503})
-"""Statuses by which an engine refuses what another may answer: it wants another key, lacks an
-adapter, or has too much to do."""
+"""Statuses with which an engine refuses what another may answer: it wants another key, lacks an
+adapter, or is overloaded."""
 _BEFORE_IT_BEGAN: Final = frozenset({401, 403, 404, 429})
-"""Those of them by which a request is refused before any of it is done."""
+"""Those of ``_ELSEWHERE`` with which a request is refused before any of it was done."""
 _BROKEN: Final = 2  # errors in a row from which they are the engine's, and no request's; chosen
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
 
 
 @dataclass
 class Counts:
-    """What happened to requests.
+    """Counts requests by outcome.
 
     Attributes:
-        answered: To the end.
-        retried: Sent to another engine, since the first answered nothing.
-        turned_away: Sent to another engine, since the first refused it.
-        hung: Given up since an engine was silent for too long.
-        broken: An engine was gone in the middle of its answer.
-        left: The client was gone before the end.
-        refused: Not passed on, for what it is.
+        answered: Answered to the end.
+        retried: Sent to another engine because the first answered nothing.
+        turned_away: Sent to another engine because the first refused it.
+        hung: Given up because an engine was silent for too long.
+        broken: The engine went away in the middle of the answer.
+        left: The client left before the end.
+        refused: Not sent to any engine: the request is invalid.
         unserved: No engine answered.
     """
 
@@ -72,10 +73,10 @@ class Counts:
 
 
 class Placed(NamedTuple):
-    """Where a request was sent, and what has to be taken back if it is not answered there.
+    """Where a request was sent, and what to undo if it is not answered there.
 
     Attributes:
-        before, made: Its session's home before, and that which the request made.
+        before, made: Its session's home before, and the home that the request made.
         new: Links of its prompt that the engine did not hold.
     """
 
@@ -87,13 +88,13 @@ class Placed(NamedTuple):
 
 
 class FleetProxy:
-    """Several engines as one.
+    """Serves several engines as one.
 
     Args:
         engines: At first; the roster's ``list_again`` changes them.
-        residency: What sidecars say; None: the proxy goes by its own memory alone.
-        speed: Of engines, until it is measured.
-        first_byte_s: For which an engine may be silent before the first byte of an answer.
+        residency: What sidecars report; None: the proxy goes by its own memory alone.
+        speed: Assumed of engines until it is measured.
+        first_byte_s: Seconds for which an engine may be silent before an answer's first byte.
     """
 
     def __init__(
@@ -120,13 +121,13 @@ class FleetProxy:
         self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Look at all engines and sidecars, from now on."""
+        """Start watching engines and sidecars."""
         await self.engines.start()
         if self.residency is not None:
             self._asking = asyncio.create_task(self.residency.watch())
 
     async def close(self) -> None:
-        """Stop looking, and close all connections."""
+        """Stop watching, and close all connections."""
         await self.engines.close()
         if self.residency is not None:
             if self._asking is not None:
@@ -134,15 +135,15 @@ class FleetProxy:
                 await asyncio.gather(self._asking, return_exceptions=True)
             await self.residency.close()
 
-    async def begin(self, asked: Asked) -> tuple[Reply, Upstream]:
-        """The beginning of an answer, from the first engine that begins one; the body is gone.
+    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Upstream]:
+        """Get the first bytes of an answer; afterwards the request's body is dropped.
 
-        What one engine refuses another one is asked once, if it may answer it.
+        What one engine refuses, another one is asked once, if it may answer it.
 
         Raises:
-            NoEngineError: No engine takes requests, nor does one for ``PAUSE_S``.
-            NothingAnsweredError: So many engines in turn were gone that this request may be why,
-                or one that is gone may have done what it asks.
+            NoEngineError: No engine took requests for ``PAUSE_S``.
+            NothingAnsweredError: ``MOST_TRIES`` engines went away, so the request may be why; or
+                one did, and may have done what the request asks.
         """
         reply, upstream, placed = await self._begun(asked, frozenset())
         if reply.failed and self._refused(asked, placed, reply):
@@ -153,9 +154,10 @@ class FleetProxy:
         return reply, upstream
 
     async def _elsewhere(
-        self, asked: Asked, refusal: Reply, refuser: Upstream
+        self, asked: ParsedRequest, refusal: Reply, refuser: Upstream
     ) -> tuple[Reply, Upstream]:
-        """Another engine's answer; the refusal, if there is none, or it only says more of a key."""
+        """Ask another engine; return the first refusal if there is none, or if it only wants
+        another key."""
         try:
             reply, upstream, placed = await self._begun(asked, frozenset({refuser.number}))
         except (NoEngineError, NothingAnsweredError):
@@ -170,9 +172,9 @@ class FleetProxy:
         return (refusal, refuser) if keeps else (reply, upstream)
 
     async def _begun(
-        self, asked: Asked, refused_by: frozenset[int]
+        self, asked: ParsedRequest, refused_by: frozenset[int]
     ) -> tuple[Reply, Upstream, Placed]:
-        """The beginning of an answer, by whichever engine answers anything; raises as ``begin``."""
+        """Get the first bytes of an answer or refusal from any engine; raises as ``begin`` does."""
         for tries in count(1):
             placed = await self._place_soon(asked, refused_by)
             engine, start = placed.choice.engine, time.monotonic()
@@ -199,10 +201,10 @@ class FleetProxy:
         raise AssertionError("unreachable")
 
     async def rest(self, reply: Reply, upstream: Upstream) -> AsyncGenerator[bytes, None]:
-        """All bytes of an answer that has begun.
+        """Yield all bytes of an answer that has begun.
 
         Raises:
-            BrokenAnswerError: The engine is gone before the end.
+            BrokenAnswerError: The engine went away before the end.
         """
         upstream.running += 1
         try:
@@ -218,13 +220,13 @@ class FleetProxy:
         self.counts.answered += 1
         self.health.served(upstream)
 
-    def finished(self, asked: Asked) -> None:
+    def finished(self, asked: ParsedRequest) -> None:
         """Note that a request was answered to its end."""
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
 
-    async def _place_soon(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
-        """Choose an engine; where none takes requests, wait a while for one that may."""
+    async def _place_soon(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
+        """Choose an engine; wait up to ``PAUSE_S`` for one that may take requests again."""
         until = time.monotonic() + PAUSE_S
         while not self.board.takes.any():
             if time.monotonic() >= until or not self.engines.may_come_back:
@@ -232,8 +234,8 @@ class FleetProxy:
             await asyncio.sleep(_LOOK_S)
         return self._place(asked, refused_by)
 
-    def _place(self, asked: Asked, refused_by: frozenset[int]) -> Placed:
-        """Choose an engine, and note what goes there."""
+    def _place(self, asked: ParsedRequest, refused_by: frozenset[int]) -> Placed:
+        """Choose an engine, and note what is sent there."""
         start = time.perf_counter()
         turn, now = asked.turn, time.monotonic()
         if turn is None:
@@ -244,8 +246,8 @@ class FleetProxy:
         holdings = self.pools.holdings(turn.prompt.links, len(self.board))
         if self.residency is not None:
             if before is not None:
-                self.residency.note_home(turn.told, before.engine)
-            holdings = self.residency.corrected(turn.told, holdings)
+                self.residency.note_home(turn.engine_name, before.engine)
+            holdings = self.residency.corrected(turn.engine_name, holdings)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1), refused_by)
         choice = self.router.route(wanted, holdings, now)
         pool_tokens = int(self.board.pool[choice.engine])
@@ -253,28 +255,28 @@ class FleetProxy:
         self.decided_s.append(time.perf_counter() - start)
         return Placed(choice, wanted, before, homes.of(turn.session), new)
 
-    def _taken(self, asked: Asked, placed: Placed, queued: int, seconds: float) -> None:
-        """Note that an engine began to answer a request, and learn its speed.
+    def _taken(self, asked: ParsedRequest, placed: Placed, queued: int, seconds: float) -> None:
+        """Note that an engine began to answer, and learn its speed.
 
         Args:
-            queued: Tokens that were to be computed there by then, the request's own among them.
+            queued: Tokens that it had to compute until then, the request's own among them.
             seconds: Until the first byte.
         """
         engine = placed.choice.engine
-        self.board.heard(engine, refused=False)
+        self.board.note_answer(engine, refused=False)
         if asked.turn is not None:
             self.pools.taken(engine, int(self.board.pool[engine]))
             self.callers.sent(asked.turn)
         if asked.call.streams and queued >= _LEAST_TIMED:
             self.board.measured(engine, queued, seconds)
 
-    def _refused(self, asked: Asked, placed: Placed, reply: Reply) -> bool:
-        """Note that an engine refused a request; whether another one may answer it."""
+    def _refused(self, asked: ParsedRequest, placed: Placed, reply: Reply) -> bool:
+        """Note that an engine refused a request; returns whether another one may answer it."""
         engine = placed.choice.engine
         self._take_back(placed)
         if reply.status not in _ELSEWHERE and not reply.is_of_server:
             return False  # it is the request's fault
-        self.board.heard(engine, refused=True)
+        self.board.note_answer(engine, refused=True)
         others = self.board.takes
         others[engine] = False
         if reply.status in _BEFORE_IT_BEGAN:
@@ -285,7 +287,7 @@ class FleetProxy:
         return may and bool(others.any())
 
     def _take_back(self, placed: Placed) -> None:
-        """Note that an engine refused or dropped a request: nothing of it is there."""
+        """Undo the notes of a request that an engine refused or dropped."""
         if placed.wanted.session is not None:
             self.router.homes.put_back(placed.wanted.session, placed.made, placed.before)
         self.pools.refused(placed.new, placed.choice.engine)

@@ -1,4 +1,4 @@
-"""``FleetRequestRouter``: what a Ray Serve deployment names as its ``request_router_class``."""
+"""``FleetRequestRouter``, a ``request_router_class`` for Ray Serve."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
         prefill_tokens_per_s: float = _SPEED.prefill_tokens_per_s,
         pool_tokens: int = 0,
     ) -> None:
-        """Take over ``request_router_kwargs``.
+        """Take the deployment's ``request_router_kwargs``.
 
         Args:
-            overload: By how much a home may cost more than the best other replica, in times that
-                the home takes to compute the whole prompt.
-            prefill_tokens_per_s: Of one replica; here it is not measured.
+            overload: By how much a home may cost more than the best other replica, in units of the
+                time that the home takes to compute the whole prompt.
+            prefill_tokens_per_s: Of one replica; it is not measured here.
             pool_tokens: Tokens that a replica's KV pool holds; 0: unknown.
         """
         speed = Speed(prefill_tokens_per_s=prefill_tokens_per_s, pool_tokens=pool_tokens)
@@ -49,13 +49,13 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Every candidate by itself, the chosen one first."""
+        """Return every candidate in a group of its own, the chosen one first."""
         if pending_request is None or not candidate_replicas:
             return [list(candidate_replicas)]
         by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
         try:
             ranked = self._ranked(pending_request, list(by_name))
-        except Exception:  # Ray would ask again for ever, and its caller would wait
+        except Exception:  # Ray would retry for ever while the caller waits
             _log.exception("no replica was chosen: Ray takes the one with the shortest queue")
             return [list(candidate_replicas)]
         return [[by_name[name]] for name in ranked]
@@ -63,7 +63,7 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """Note where a request went."""
+        """Note which replica a request went to."""
         request = pending_request.metadata.internal_request_id
         self.choice.routed(request, replica_id.unique_id, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""Which replica a request goes to, for whatever names replicas by text."""
+"""``ReplicaChoice``: routes requests over replicas that are known by name and come and go."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from .pools import PoolShadows
 from .router import Choice, FleetRouter, Reason, Stickiness, Wanted
 
 _NAMELESS: Final = ("messages", "input", "prompt", "model", "cache_salt")
-"""What is left of a body whose session's name is refused."""
-_MOST_RUNNING: Final = 100_000  # requests whose end is awaited; chosen
+"""Fields of a body that are kept where its session's name is refused."""
+_MOST_RUNNING: Final = 100_000  # requests that are tracked until they end; chosen
 
 
 class ReplicaChoice:
-    """A ``FleetRouter`` over replicas that come and go. A number is never given again: who is gone
-    costs a decision what an engine costs that is down.
+    """A ``FleetRouter`` over replicas that come and go.
+
+    Numbers are never reused: a replica that is gone costs a decision what an engine costs that is
+    down.
 
     Args:
-        speed: Of a replica's engine.
+        speed: Assumed of each replica's engine.
     """
 
     def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:
@@ -36,7 +38,7 @@ class ReplicaChoice:
         self._running: OrderedDict[str, Choice] = OrderedDict()
 
     def present(self, replicas: Sequence[str]) -> None:
-        """Note which replicas there are; the others are down."""
+        """Mark these replicas up and all others down."""
         board = self.router.board
         for replica in replicas:
             if replica not in self._numbers:
@@ -50,16 +52,16 @@ class ReplicaChoice:
     def choose(
         self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
     ) -> list[str]:
-        """Choose for a request, and note that until it went somewhere.
+        """Order replicas for a request; the choice is kept until ``routed``.
 
         Args:
-            request: Names it until ``routed`` and ``completed``.
+            request: Its id, for ``routed`` and ``completed``.
             body: Of an OpenAI-compatible request.
             replicas: Those that may be chosen.
             session: As the caller's header names it; empty: it does not.
 
         Returns:
-            All of ``replicas`` anew, the chosen one first and then by cost.
+            ``replicas``, the chosen one first and then by cost.
         """
         turn = self._turn(body, session)
         board = self.router.board
@@ -75,12 +77,12 @@ class ReplicaChoice:
         return sorted(others, key=lambda replica: replica != chosen)
 
     def routed(self, request: str, replica: str, now: float) -> None:
-        """Note where a request went, which may not be where it was chosen to go."""
+        """Note which replica a request went to; it may be another than the chosen one."""
         if (found := self._chosen.pop(request, None)) is None:
             return
         turn, wanted, choice = found
         went = self._numbers.get(replica, choice.engine)
-        if went != choice.engine:  # the chosen one had no room
+        if went != choice.engine:  # the chosen one had too many requests
             reason = Reason.HOME_OVERLOADED if choice.reason is Reason.HOME else choice.reason
             choice = choice._replace(engine=went, reason=reason)
         self.router.take(choice, wanted, now)
@@ -101,5 +103,5 @@ class ReplicaChoice:
     def _turn(self, body: Mapping[str, Any], session: str) -> Turn:
         try:
             return self._callers.turn(body, [], session or None)
-        except BadRequestError:  # the engine refuses it in words of its own
+        except BadRequestError:  # the engine will refuse it with its own error
             return self._callers.turn({key: body[key] for key in _NAMELESS if key in body}, [])

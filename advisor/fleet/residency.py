@@ -1,4 +1,4 @@
-"""What engines really hold of sessions: asked of the sidecars, whose graphs know it."""
+"""``ResidencyView``: what engines really hold of sessions, as their sidecars report it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from ...graph.wire.frames import BAD_PAYLOAD
 from ..tools.remote import TOKEN_VARIABLE
 from .router import Holdings
 
-# What sidecars answer about sessions and engines: read, and refused where it is anything else.
-
 _MOST_TOKENS: Final = 1 << 40  # of a context; chosen: sums of them fit in 64 bits
 
 _Blocks = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class AdvisedEngine(NamedTuple):
-    """An engine, as its sidecar calls it; another sidecar's may have the same name."""
+    """An engine's name at its sidecar; another sidecar's engine may have the same name."""
 
     sidecar: str
     name: str
 
 
-class Held(NamedTuple):
-    """What an engine holds of a session's last context there, in shares of its tokens.
+class HeldContext(NamedTuple):
+    """The shares of a session's last context that an engine holds.
 
     Attributes:
         pool: In its pool.
-        copied: In its pool or in a tier below; at least ``pool``.
+        copied: In its pool or its own tiers; at least ``pool``.
         shared: In a store that engines share.
-        idle_s: Since its sidecar last heard of the session.
+        idle_s: Seconds since its sidecar last saw the session.
     """
 
     engine: AdvisedEngine
@@ -49,23 +47,23 @@ class Held(NamedTuple):
     idle_s: float
 
 
-def sessions_in(sidecar: str, content: bytes) -> dict[str, Held]:
-    """What a sidecar's engines hold of sessions; of none that two of its tenants name.
+def sessions_in(sidecar: str, content: bytes) -> dict[str, HeldContext]:
+    """Parse a sidecar's ``/v1/sessions``; sessions that two tenants name alike are left out.
 
     Raises:
-        BAD_PAYLOAD: A sidecar answers otherwise.
+        BAD_PAYLOAD: The answer is not as expected.
     """
-    found: dict[str, Held | None] = {}
+    found: dict[str, HeldContext | None] = {}
     for each in _sessions.decode(content).sessions:
         found[each.session] = None if each.session in found else _held(sidecar, each)
     return {name: held for name, held in found.items() if held is not None}
 
 
 def hashing_in(content: bytes) -> dict[str, str]:
-    """By what engines tell blocks apart, in words, by their names.
+    """Parse a sidecar's ``/status``: engine name → how it hashes blocks, in words.
 
     Raises:
-        BAD_PAYLOAD: A sidecar answers otherwise.
+        BAD_PAYLOAD: The answer is not as expected.
     """
     return {each.id: each.hashing for each in _status.decode(content).engines}
 
@@ -98,19 +96,19 @@ _sessions: Final = msgspec.json.Decoder(_Sessions)
 _status: Final = msgspec.json.Decoder(_Status)
 
 
-def _held(sidecar: str, told: _Session) -> Held | None:
+def _held(sidecar: str, told: _Session) -> HeldContext | None:
     if told.engine is None or told.chain == 0:
         return None
     engine = AdvisedEngine(sidecar, told.engine)
     told_of = told.chain_pool, told.chain_copied, told.chain_shared
     pool, copied, shared = (min(blocks / told.chain, 1.0) for blocks in told_of)
-    return Held(engine, told.tokens, pool, max(pool, copied), shared, told.idle_s)
+    return HeldContext(engine, told.tokens, pool, max(pool, copied), shared, told.idle_s)
 
 
 INTERVAL_S: Final = 1.0
-"""Between two questions; chosen: a sidecar ranks twice a second."""
+"""Seconds between two rounds; chosen: a sidecar ranks twice a second."""
 TIMEOUT_S: Final = 2.0
-"""For all of a sidecar's answer; chosen."""
+"""Seconds for all of a sidecar's answer; chosen."""
 MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
 
 _BUSY: Final = 503
@@ -123,17 +121,17 @@ _log = logging.getLogger(__name__)
 
 
 class ResidencyView:
-    """Sessions as sidecars see them, whose views are merged: where each machine has a sidecar of
-    its own, each says what its engines hold of a session that was on several machines.
+    """Polls sidecars for what their engines hold of sessions, and merges the answers.
 
-    A session that two tenants of one sidecar name is left out.
+    Where each machine has a sidecar, each reports on a session that was on several machines. A
+    session that two tenants of one sidecar name alike is left out.
 
     Args:
-        sidecars: Finds them: those of this user on this machine, unless told otherwise.
+        sidecars: Finds them; by default this user's on this machine.
 
     Attributes:
-        silent: By sidecar, why it said nothing when it was asked last; None: it did.
-        failed: Rounds of questions that an error of ours ended.
+        silent: Sidecar → why its last poll failed; None: it answered.
+        failed: Rounds that raised an error of ours.
     """
 
     def __init__(
@@ -142,23 +140,25 @@ class ResidencyView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sidecars, self._clock = sidecars, clock
-        self._held: dict[str, list[Held]] = {}  # by session, who heard of it last first
-        self._votes: dict[AdvisedEngine, Counter[int]] = {}  # how many homes at our numbers
+        self._held: dict[str, list[HeldContext]] = {}  # by session, the newest report first
+        self._votes: dict[
+            AdvisedEngine, Counter[int]
+        ] = {}  # sessions at home at each of our numbers
         self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         self.silent: dict[str, str | None] = {}
         self.failed = 0
         self._began = clock()
-        self._heard: dict[str, float] = {}  # when each sidecar answered last
+        self._answered_at: dict[str, float] = {}  # when each sidecar answered last
 
     def __len__(self) -> int:
         return len(self._held)
 
     async def watch(self) -> None:
-        """Ask for ever, whatever one round meets."""
+        """Poll for ever; errors are logged and counted."""
         while True:
             try:
-                await self.look()
+                await self.poll()
             except Exception:
                 if not self.failed:
                     _log.exception("kvgraph cannot ask sidecars; it goes on trying")
@@ -166,15 +166,15 @@ class ResidencyView:
             await asyncio.sleep(INTERVAL_S)
 
     def unheard_s(self, sidecar: str) -> float:
-        """Seconds since a sidecar answered; since the start, if it never did."""
-        return self._clock() - self._heard.get(sidecar, self._began)
+        """Return the seconds since a sidecar answered, or since the start if it never did."""
+        return self._clock() - self._answered_at.get(sidecar, self._began)
 
-    async def look(self) -> None:
-        """Ask all sidecars once, at the same time; who does not answer says nothing."""
-        held: dict[str, list[Held]] = {}
+    async def poll(self) -> None:
+        """Poll all sidecars once, concurrently."""
+        held: dict[str, list[HeldContext]] = {}
         sidecars = self._sidecars()
         self._forget_others({each.http: self.silent.get(each.http) for each in sidecars})
-        for found in await asyncio.gather(*map(self._asked, sidecars)):
+        for found in await asyncio.gather(*map(self._poll_one, sidecars)):
             for name, each in found.items():
                 held.setdefault(name, []).append(each)
         for several in held.values():
@@ -182,19 +182,16 @@ class ResidencyView:
         self._held = held
 
     def note_home(self, name: str, engine: int) -> None:
-        """Learn which engine is which: this session's home is the engine of this number.
+        """Learn that the engine that a sidecar names for this session has this number.
 
-        Where several sidecars know the session, it lives where it was heard of last. A sidecar may
-        not yet know that a session moved, so the number that most sessions give counts.
+        Where several sidecars know the session, the one that saw it last counts. A sidecar may not
+        yet know that a session moved, so the number with most votes wins.
         """
         if held := self._held.get(name):
             self._votes.setdefault(held[0].engine, Counter())[engine] += 1
 
     def hashing(self, number: int) -> str:
-        """By what an engine tells blocks apart, in words; empty while that is not known.
-
-        An engine of several ranks may hash in several ways: all are named.
-        """
+        """Describe how an engine hashes blocks; empty while unknown. All ranks' ways are named."""
         ways = {
             way
             for sidecar, engines in self._hashing.items()
@@ -204,19 +201,18 @@ class ResidencyView:
         return "; ".join(sorted(ways))
 
     def corrected(self, name: str, remembered: Holdings) -> Holdings:
-        """What engines hold of a session's prompt.
+        """Correct the proxy's own estimate of what engines hold by what sidecars report.
 
         Args:
-            remembered: What each should hold by what it got; the graph's word stands over it. What
-                engines with a graph lost, it alone knows: they may evict in another order, and have
-                copies.
+            remembered: The estimate by what each engine got. Sidecars alone know what their engines
+                lost: these may evict in another order, and have copies.
         """
         pool, copied = remembered.pool.copy(), remembered.copied.copy()
         lost = remembered.lost.copy()
         advised = [self._likeliest(each) for each in self._votes]
         lost[[number for number in advised if number is not None]] = False
         shared = remembered.shared
-        for held in reversed(self._held.get(name, ())):  # what was heard last stands
+        for held in reversed(self._held.get(name, ())):  # the newest report wins
             if (number := self._likeliest(held.engine)) is not None:
                 # Its sidecar may not have heard yet of the turn that was sent there last.
                 context = max(int(remembered.pool[number]), held.tokens)
@@ -226,20 +222,20 @@ class ResidencyView:
         return Holdings(pool, copied, shared, lost)
 
     def _forget_others(self, silent: dict[str, str | None]) -> None:
-        """Go by these sidecars alone: one that is gone comes back at another port."""
+        """Drop what is known of other sidecars: one that is gone comes back at another port."""
         for gone in self.silent.keys() - silent.keys():
             _log.warning("sidecar %s is gone: what its engines hold is guessed", gone)
         self.silent = silent
         self._votes = {each: told for each, told in self._votes.items() if each.sidecar in silent}
         self._hashing = {each: told for each, told in self._hashing.items() if each in silent}
-        self._heard = {each: at for each, at in self._heard.items() if each in silent}
+        self._answered_at = {each: at for each, at in self._answered_at.items() if each in silent}
 
     def _likeliest(self, engine: AdvisedEngine) -> int | None:
         votes = self._votes.get(engine)
         return votes.most_common(1)[0][0] if votes else None
 
-    async def _asked(self, sidecar: RunningSidecar) -> dict[str, Held]:
-        """What a sidecar says of sessions; nothing, if it does not answer."""
+    async def _poll_one(self, sidecar: RunningSidecar) -> dict[str, HeldContext]:
+        """Poll one sidecar; returns nothing if it does not answer."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 answer = await self._client.get(
@@ -255,17 +251,17 @@ class ResidencyView:
         except (httpx.HTTPError, TimeoutError):
             self._note(sidecar.http, "does not answer")
             return {}
-        except (httpx.InvalidURL, ValueError, *BAD_PAYLOAD) as error:  # its note's words, too
+        except (httpx.InvalidURL, ValueError, *BAD_PAYLOAD) as error:  # also what its note says
             why = str(error) or type(error).__name__
             self._note(sidecar.http, f"does not answer as a sidecar does ({why})")
             return {}
         self._note(sidecar.http, None)
-        self._heard[sidecar.http] = self._clock()
+        self._answered_at[sidecar.http] = self._clock()
         await self._ask_hashing(sidecar, {each.engine.name for each in found.values()})
         return found
 
     def _note(self, sidecar: str, silent: str | None) -> None:
-        """Note what became of a question, and log when that changes."""
+        """Record how a poll ended, and log a change."""
         before, self.silent[sidecar] = self.silent.get(sidecar), silent
         if silent is not None and silent != before:
             _log.warning("sidecar %s %s: what its engines hold is guessed", sidecar, silent)
@@ -273,7 +269,7 @@ class ResidencyView:
             _log.info("sidecar %s answers again", sidecar)
 
     async def _ask_hashing(self, sidecar: RunningSidecar, engines: set[str]) -> None:
-        """Ask how engines hash blocks, once of each: it stays so while they run."""
+        """Ask once how engines hash blocks: that does not change while they run."""
         if engines <= self._hashing.get(sidecar.http, {}).keys():
             return
         try:

@@ -1,4 +1,5 @@
-"""``FleetRouter``: which engine a request goes to. The lab and the proxy run this object."""
+"""``FleetRouter``: chooses the engine of a request. The replay lab and the proxy run the same
+object."""
 
 from __future__ import annotations
 
@@ -12,8 +13,6 @@ import numpy as np
 
 from .board import EngineBoard, Floats, Mask, Tokens
 
-# Where sessions live: each one's engine, and how much KV live sessions have on each.
-
 LIVE_S: Final = 600.0
 """Idle seconds after which a session no longer counts as live, as for admission."""
 MOST_SESSIONS: Final = 1_000_000
@@ -21,20 +20,24 @@ MOST_SESSIONS: Final = 1_000_000
 
 
 class Home(NamedTuple):
-    """A session's engine, the tokens of its last context, when it was last heard of, and whether it
-    has had one turn so far."""
+    """The engine that has a session's KV, and the tokens of its last context.
+
+    Attributes:
+        seen_at: Time of its last turn.
+        fresh: Whether it has had one turn so far.
+    """
 
     engine: int
     tokens: int
-    heard_at: float
+    seen_at: float
     fresh: bool = True
 
 
 class Homes:
-    """Homes of sessions, the longest idle first; keeps the board's ``live`` and ``fresh`` columns.
+    """Remembers sessions' homes, the longest idle first; keeps the board's ``live`` and ``fresh``
+    columns.
 
     Args:
-        board: Whose engines they are.
         live_s: Idle seconds after which a session's KV no longer counts.
         most: Sessions that are remembered.
     """
@@ -54,11 +57,12 @@ class Homes:
 
     @property
     def return_rate(self) -> float:
-        """Share of sessions so far that came back after their first turn; 1 before any began."""
+        """Return the share of sessions that came back after their first turn; 1 before any
+        began."""
         return (self._came_back + 1) / (self._began + 1)
 
     def counted(self, session: Hashable) -> float:
-        """Expected live tokens of a session: its last context, times ``return_rate`` if it has had
+        """Return a session's expected live tokens: its last context, times ``return_rate`` after
         one turn."""
         home = self._live.get(session)
         if home is None:
@@ -66,13 +70,13 @@ class Homes:
         return home.tokens * (self.return_rate if home.fresh else 1.0)
 
     def live(self) -> Floats:
-        """float64 ``[engines]``: tokens of live sessions, each counted as it may come back."""
+        """float64 ``[engines]``: expected tokens of live sessions; see ``counted``."""
         board = self._board
         expected: Floats = board.live - (1.0 - self.return_rate) * board.fresh
         return expected
 
     def of(self, session: Hashable) -> Home | None:
-        """A session's home; None for a session that is not known."""
+        """Return a session's home; None for an unknown session."""
         return self._live.get(session) or self._idle.get(session)
 
     def settle(self, session: Hashable, engine: int, tokens: int, now: float) -> None:
@@ -82,15 +86,14 @@ class Homes:
         self._came_back += home is not None and home.fresh
         self.forget(session)
         self._join(session, Home(engine, tokens, now, home is None))
-        self._let_go(now)
+        self._expire(now)
 
     def put_back(self, session: Hashable, made: Home | None, before: Home | None) -> None:
-        """Note that a turn of a session was not answered: unless there was a later one, its home is
-        the one before.
+        """Undo ``settle`` for a turn that was not answered, unless there was a later one.
 
         Args:
             made: The home that the turn made.
-            before: The one before the turn; None: it was the session's first.
+            before: The home before the turn; None: it was the session's first turn.
         """
         if made is None or self.of(session) is not made:
             return
@@ -101,7 +104,7 @@ class Homes:
             self._join(session, before)
 
     def forget(self, session: Hashable) -> None:
-        """Forget a session: it has ended."""
+        """Forget a session that has ended."""
         if (home := self._live.pop(session, None)) is not None:
             self._count(home, -1)
         else:
@@ -115,11 +118,12 @@ class Homes:
         self._board.live[home.engine] += sign * home.tokens
         self._board.fresh[home.engine] += sign * home.tokens * home.fresh
 
-    def _let_go(self, now: float) -> None:
-        """No longer count who is idle for too long, and forget whom there is no room for."""
+    def _expire(self, now: float) -> None:
+        """Stop counting sessions that are idle for too long, and forget the oldest beyond
+        ``most``."""
         while self._live:
             session, home = next(iter(self._live.items()))
-            if home.heard_at > now - self._live_s and len(self._live) <= self._most:
+            if home.seen_at > now - self._live_s and len(self._live) <= self._most:
                 break
             self.forget(session)
             self._idle[session] = home
@@ -132,7 +136,7 @@ _NONE_LOST: Final = np.zeros(1, dtype=np.bool_)
 
 
 class Reason(StrEnum):
-    """Why a request goes where it goes."""
+    """Why a request goes to its engine."""
 
     HOME = "home"
     NEW = "new"
@@ -144,13 +148,13 @@ class Reason(StrEnum):
 
 
 class Holdings(NamedTuple):
-    """What engines hold of one prompt, in tokens from its start.
+    """What each engine holds of one prompt, in tokens from its start.
 
     Attributes:
-        pool: int64 ``[engines]`` (or ``[1]``, for all), found in an engine's pool.
-        copied: The same, in its pool or its own copies; at least ``pool``.
-        shared: Tokens that a store which engines share holds.
-        lost: bool ``[engines]`` (or ``[1]``, for all): what is missing there was there and is gone;
+        pool: int64 ``[engines]`` (or ``[1]``, for all): in the engine's pool.
+        copied: int64, likewise: in its pool or its own tiers; at least ``pool``.
+        shared: Tokens in a store that engines share.
+        lost: bool ``[engines]`` (or ``[1]``, for all): what is missing was there and is gone;
             False: it may never have been sent.
     """
 
@@ -160,7 +164,7 @@ class Holdings(NamedTuple):
     lost: Mask = _NONE_LOST
 
     def within(self, tokens: int) -> Holdings:
-        """The same of a prompt of so many tokens: a session's last context may have been longer."""
+        """Cut to a prompt's length: a session's last context may have been longer."""
         return Holdings(
             np.minimum(self.pool, tokens),
             np.minimum(self.copied, tokens),
@@ -170,8 +174,8 @@ class Holdings(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A request: its session, if that is known, its prompt's tokens, and the engines that refused
-    it."""
+    """A request to be routed: its session, if known, its prompt's tokens, and the engines that
+    refused it."""
 
     session: Hashable | None
     tokens: int
@@ -183,9 +187,8 @@ class Choice(NamedTuple):
 
     Attributes:
         engine: Its number.
-        seconds: What the request is expected to take there until its first token.
-        reason: Why it goes there.
-        tokens: What it adds to that engine's queue: prompt tokens that it does not hold.
+        seconds: Expected time to first token there.
+        tokens: Prompt tokens that the engine has to compute: what the request adds to its queue.
     """
 
     engine: int
@@ -200,14 +203,14 @@ class NoEngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stickiness:
-    """When a later turn yields.
+    """How much a session's home may cost before a later turn goes elsewhere.
 
     Attributes:
-        overload: By how much its home may cost more than the best other engine. The unit is the
+        overload: By how much the home may cost more than the best other engine, in units of the
             time that the home takes to compute the whole prompt: what is short for a slow engine is
             long for a fast one. Chosen: of 0 to 4 and none, prompts of recorded agents wait least
             with it.
-        kept: Share of its last context that its home must hold. Chosen: with less, most of it is
+        kept: Share of its last context that the home must hold. Chosen: with less, most of it is
             computed again anyway, wherever that is.
     """
 
@@ -219,9 +222,9 @@ class FleetRouter:
     """Costs each engine in seconds; sends later turns home unless that is down, overloaded, or
     holds too little of what they had there.
 
-    A request costs the seconds to compute what the engine does not hold, to load what it holds
-    below its pool, and until the tokens that wait there are computed. A session without a home, or
-    one that leaves it, also pays for what it displaces:
+    A request costs the seconds to compute what the engine does not hold, to load what it holds in
+    tiers, and until the tokens that wait there are computed. A session without a home, or one that
+    leaves it, also pays for what it displaces:
 
     - KV of live sessions beyond the pool, which has to be computed again;
     - one token for each token that it computes, times how much this engine was asked for lately
@@ -232,7 +235,6 @@ class FleetRouter:
     costs, the engine whose live sessions have the least KV is chosen.
 
     Attributes:
-        board: The engines.
         homes: Where sessions live.
         counts: Decisions by reason.
     """
@@ -254,7 +256,7 @@ class FleetRouter:
         return choice
 
     def take(self, choice: Choice, wanted: Wanted, now: float) -> None:
-        """Note that a request went where it was chosen to go, and waits there."""
+        """Note that a request was sent to its choice, and waits there."""
         self.counts[choice.reason] += 1
         self.board.waiting[choice.engine] += choice.tokens
         self.board.ask(choice.engine, wanted.tokens)
@@ -266,7 +268,7 @@ class FleetRouter:
         self.board.waiting[choice.engine] -= choice.tokens
 
     def choose(self, wanted: Wanted, holdings: Holdings) -> Choice:
-        """Choose the engine of a request; changes nothing.
+        """Choose the engine of a request without noting anything.
 
         Raises:
             NoEngineError: No engine is up that is not draining.
@@ -289,7 +291,7 @@ class FleetRouter:
         return Choice(engine, float(costs[engine]), reason, max(0, left))
 
     def costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
-        """float64 ``[engines]``: seconds that a request takes at each, whether it is up or not."""
+        """float64 ``[engines]``: seconds that a request takes at each engine, up or not."""
         return self._costs(wanted, holdings.within(wanted.tokens))
 
     def _costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
@@ -302,7 +304,7 @@ class FleetRouter:
         return seconds
 
     def _placed(self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats) -> int:
-        """The engine where a session that has no home, or leaves its home, costs least."""
+        """Return the cheapest engine for a session without a home, or one that leaves it."""
         board = self.board
         live = self.homes.live()
         if home is not None:
@@ -316,7 +318,7 @@ class FleetRouter:
         return int(cheapest[live[cheapest].argmin()])
 
     def _pressure(self) -> Floats:
-        """float64 ``[engines]``: what each is asked for, 1 where that is the mean."""
+        """float64 ``[engines]``: tokens asked of each lately, over the mean."""
         asked = self.board.asked
         pressure: Floats = asked / max(1.0, float(asked.mean()))
         return pressure

@@ -1,4 +1,5 @@
-"""One engine as the proxy sees it: its connections, and what it answers."""
+"""``Upstream``: one engine behind the proxy, its connections and its answers; and the list of
+engines."""
 
 from __future__ import annotations
 
@@ -18,10 +19,8 @@ import httpx
 from ...graph.errors import ConfigError
 from .callers import BadRequestError, Call, is_served
 
-# The engines that the proxy is told of: by the command line, or by a file that may change.
-
 FIRST_BYTE_S: Final = 600.0
-"""For which an engine may be silent before the first byte of an answer; chosen: twice as long as
+"""Seconds for which an engine may be silent before an answer's first byte; chosen: twice as long as
 admission holds a request, and as long as OpenAI's clients wait."""
 MOST_ENGINES: Final = 1024
 """Chosen: decisions are measured with 1,000."""
@@ -31,17 +30,17 @@ MOST_SHOWN: Final = 80
 
 
 class Listed(NamedTuple):
-    """An engine's address, and whether it shall get no further requests."""
+    """An engine's address, and whether it drains."""
 
     url: str
     drains: bool = False
 
 
 def engine_in(words: str) -> Listed:
-    """An engine as a line says it: ``URL``, or ``URL drain``.
+    """Parse ``URL`` or ``URL drain``.
 
     Raises:
-        ConfigError: It says something else.
+        ConfigError: The line is something else.
     """
     url, *rest = words.split() or [""]
     if not is_address(url) or rest not in ([], ["drain"]):
@@ -53,7 +52,8 @@ def engine_in(words: str) -> Listed:
 
 
 def is_address(url: str) -> bool:
-    """Whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query, fragment."""
+    """Tell whether this is ``http(s)://HOST[:PORT][/PATH]``, without user, password, query,
+    fragment."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")  # a name that cannot be looked up raises
@@ -65,11 +65,10 @@ def is_address(url: str) -> bool:
 
 
 def engines_in(path: Path) -> list[Listed]:
-    """The engines that a file lists, one per line; empty lines and those that begin with # are
-    skipped.
+    """Read a file with one engine a line; empty lines and those that begin with # are skipped.
 
     Raises:
-        ConfigError: It cannot be read, or a line is none.
+        ConfigError: It cannot be read, or has a bad line.
     """
     try:
         lines = path.read_text().splitlines()
@@ -82,10 +81,10 @@ def engines_in(path: Path) -> list[Listed]:
 
 
 def checked(engines: list[Listed]) -> list[Listed]:
-    """The same engines.
+    """Return the same engines.
 
     Raises:
-        ConfigError: There is none, there are too many, or one is listed twice.
+        ConfigError: There are none, too many, or one twice.
     """
     urls = [each.url for each in engines]
     twice = {url for url in urls if urls.count(url) > 1}
@@ -97,32 +96,33 @@ def checked(engines: list[Listed]) -> list[Listed]:
 
 
 CONNECT_S: Final = 2.0
-"""Until a connection stands; chosen: engines are on this machine or beside it."""
+"""Seconds until a connection stands; chosen: engines are on this machine or beside it."""
 IDLE_S: Final = 3.0
-"""For which an idle connection is kept: uvicorn closes one after five seconds."""
+"""Seconds for which an idle connection is kept: uvicorn closes one after five."""
 HEALTH_S: Final = 2.0
-"""For an engine's word on its health, where it answers an error; chosen."""
+"""Seconds for an engine's health after it answered an error; chosen."""
 _LEAST_ERROR, _LEAST_OF_SERVER = 400, 500  # statuses
 _ERRORS: Final = (b'data: {"error"', b"event: error")
-"""How an answer begins that is streamed and of which the engine computed nothing."""
+"""First bytes of a streamed answer of which the engine computed nothing."""
 _PREAMBLES: Final = (b"event: response.created", b"event: response.in_progress")
-"""Events of a streamed response that an engine sends at once."""
+"""Events of a streamed response that an engine sends before computing."""
 _LONGEST_PREAMBLE: Final = 1 << 20  # bytes: such events repeat what was asked; chosen
 _POOLS: Final = (
     16  # of connections to one engine; chosen: 1,000 requests in flight then cost a third
 )
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
-"""Of TCP: a machine that is gone is noticed after 15 s; one that is busy still replies. Chosen."""
+"""TCP keepalive: a machine that is gone is noticed after 15 s; one that is busy still replies.
+Chosen."""
 ENGINE_HEADER: Final = b"x-kvgraph-engine"
-"""Of an answer: by which number ``GET /fleet`` knows the engine that it came from."""
+"""Header of an answer with the engine's number, as in ``GET /fleet``."""
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}
 
 
 class _SpreadTransport(httpx.AsyncBaseTransport):
-    """Sends requests over several pools of connections in turn: one looks at all of its connections
-    for every request that begins or ends."""
+    """Spreads requests over several pools: httpx scans all of a pool's connections for each
+    request."""
 
     def __init__(self, pools: Sequence[httpx.AsyncBaseTransport]) -> None:
         self._pools, self._next = pools, cycle(pools)
@@ -136,10 +136,10 @@ class _SpreadTransport(httpx.AsyncBaseTransport):
 
 
 class NothingAnsweredError(Exception):
-    """An engine is gone and has answered nothing.
+    """An engine went away before the first byte of its answer.
 
     Args:
-        sent: Whether it may have got the request.
+        sent: Whether it may have received the request.
     """
 
     def __init__(self, why: str, sent: bool = True) -> None:
@@ -148,11 +148,11 @@ class NothingAnsweredError(Exception):
 
 
 class SilentError(NothingAnsweredError):
-    """An engine has a request for too long without a byte of its answer."""
+    """An engine holds a request for too long without a byte of its answer."""
 
 
 class BrokenAnswerError(Exception):
-    """An engine is gone in the middle of its answer."""
+    """An engine went away in the middle of its answer."""
 
 
 class Reply(NamedTuple):
@@ -170,19 +170,19 @@ class Reply(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether the engine computed nothing for it: an error, or one in the form of a stream."""
+        """Tell whether the engine computed nothing: an error status, or an error as a stream."""
         return self.status >= _LEAST_ERROR or self.first.startswith(_ERRORS)
 
     @property
     def is_of_server(self) -> bool:
-        """Whether it says that the engine failed, and not the request."""
+        """Tell whether the engine failed, rather than refused the request."""
         return self.status >= _LEAST_OF_SERVER
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Its bytes as they come.
+        """Yield the answer's bytes as they come.
 
         Raises:
-            BrokenAnswerError: The engine is gone before the end.
+            BrokenAnswerError: The engine went away before the end.
         """
         try:
             if self.first:
@@ -199,17 +199,17 @@ class Upstream:
     """An engine behind the proxy.
 
     Args:
-        number: Of the router's board.
-        url: Where it answers, without ``/v1``.
-        first_byte_s: For which it may be silent before the first byte of an answer.
+        number: Its index on the router's board.
+        url: Its address, without ``/v1``.
+        first_byte_s: Seconds for which it may be silent before an answer's first byte.
 
     Attributes:
         asked: Requests that it has and has not begun to answer.
         running: Requests whose answers it has begun and not ended.
-        is_silent: Whether it leaves questions after its health unanswered.
+        is_silent: Whether it leaves health checks unanswered.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The address is invalid.
     """
 
     def __init__(self, number: int, url: str, first_byte_s: float = FIRST_BYTE_S) -> None:
@@ -235,9 +235,9 @@ class Upstream:
         """Send a request and wait for the first bytes of its answer.
 
         Raises:
-            BadRequestError: Its path is none that is passed on.
-            NothingAnsweredError: The engine cannot be reached, or is gone before it answered.
-            SilentError: It is there, and says nothing for too long.
+            BadRequestError: Its path is not allowed.
+            NothingAnsweredError: The engine cannot be reached, or went away before it answered.
+            SilentError: It is there, and silent for too long.
         """
         asking = asyncio.ensure_future(self._begin(call))
         gone = asyncio.ensure_future(self._gone.wait())
@@ -256,10 +256,10 @@ class Upstream:
         raise SilentError(f"no first byte in {self._first_byte_s:g} s")
 
     async def ask(self, path: str, timeout_s: float) -> httpx.Response:
-        """The answer to a question of our own.
+        """Return the answer to a request of the proxy's own.
 
         Raises:
-            httpx.RequestError: There is none, it cannot be read, or not all of it is there in time.
+            httpx.RequestError: There is none, it cannot be read, or not all of it arrives in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -267,8 +267,8 @@ class Upstream:
         except TimeoutError:
             raise httpx.ReadTimeout(f"not all of the answer came in {timeout_s:g} s") from None
 
-    def is_gone(self) -> None:
-        """Give up requests that it has not answered yet: nothing listens there any more."""
+    def drop_unanswered(self) -> None:
+        """Give up unanswered requests: nothing listens at the engine's port any more."""
         self._gone.set()
         self._gone = asyncio.Event()
 
@@ -279,16 +279,14 @@ class Upstream:
     async def _wait(
         self, call: Call, asking: asyncio.Future[Reply], gone: asyncio.Future[Any]
     ) -> None:
-        """Until its answer begins, it is gone, or its silence means that it hangs.
-
-        An answer that is not streamed has its first byte when all of it is there: then silence
-        means something only where questions after its health are unanswered too.
-        """
+        """Wait until the answer begins, the engine is gone, or its silence means that it hangs."""
         either: set[asyncio.Future[Any]] = {asking, gone}
         while True:
             done, _ = await asyncio.wait(
                 either, timeout=self._first_byte_s, return_when=asyncio.FIRST_COMPLETED
             )
+            # The first byte of an answer that is not streamed comes with the last: silence means
+            # something only where health checks are unanswered too.
             if done or call.streams or self.is_silent:
                 return
 
@@ -325,7 +323,7 @@ class Upstream:
         return Reply(response.status_code, headers, first, response, rest)
 
     def _without_origin(self, key: bytes, value: bytes) -> bytes:
-        """A header's value; a client that is sent elsewhere asks the proxy again."""
+        """Make redirects relative, so that the client asks the proxy again."""
         own = self.url.encode()
         return value.removeprefix(own) if key.lower() == b"location" else value
 
@@ -336,7 +334,8 @@ class Upstream:
             return False
 
     def _request(self, call: Call) -> httpx.Request:
-        """A request as it goes out; httpx may have made another path of the caller's."""
+        """Build the request that goes out; raises BadRequestError if httpx made another path of
+        it."""
         size, headers = len(call.body.data), call.headers
         if size:
             headers = [*headers, (b"content-length", str(size).encode())]
@@ -354,7 +353,7 @@ class Upstream:
 
 
 def _is_preamble(first: bytes) -> bool:
-    """Whether an answer has not got beyond events that come before any token is computed."""
+    """Tell whether an answer consists of events that are sent before any token is computed."""
     events = first.split(b"\n\n")
     return (
         first.startswith(_PREAMBLES)
@@ -368,7 +367,7 @@ def _why(error: httpx.TransportError) -> str:
 
 
 def refuses(error: BaseException) -> bool:
-    """Whether a connection failed since nothing listens there, at no address of the host."""
+    """Tell whether a connection failed because nothing listens at any address of the host."""
     if isinstance(error, BaseExceptionGroup):
         return all(refuses(each) for each in error.exceptions)
     cause = error.__cause__ or error.__context__  # httpx's own, and below it the system's
@@ -376,7 +375,7 @@ def refuses(error: BaseException) -> bool:
 
 
 def _transport() -> httpx.AsyncHTTPTransport:
-    """Connections that fail by themselves when the engine's machine is gone without a word."""
+    """Return a pool whose connections fail by keepalive when the engine's machine is gone."""
     options: list[tuple[int, int, int]] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in _KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
@@ -389,12 +388,12 @@ def _transport() -> httpx.AsyncHTTPTransport:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """One for all engines: each takes 20 ms to make, and half a MiB."""
+    """Return one context for all engines: each takes 20 ms and half a MiB."""
     return httpx.create_ssl_context(trust_env=False)
 
 
 async def _dismiss(asking: asyncio.Future[Reply]) -> None:
-    """Give up an answer, whether it has begun or not."""
+    """Give up an answer, begun or not."""
     asking.cancel()
     await asyncio.wait({asking})  # which its caller's cancellation ends
     if not asking.cancelled() and asking.exception() is None:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import orjson
 
-from ..fleet.callers import Asked, BadRequestError, Callers, Headers, Turn, keys_of
+from ..fleet.callers import BadRequestError, Callers, Headers, ParsedRequest, Turn, keys_of
 from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
 from .attention import Attention, Similarity
 from .chat import Block, ChatSession, Message
@@ -184,7 +184,7 @@ class MemoryProxy:
         self._appending = ChatQueue()
         self._remembering: set[asyncio.Task[None]] = set()
 
-    async def begin(self, asked: Asked) -> tuple[Reply, ChatTurn | None]:
+    async def begin(self, asked: ParsedRequest) -> tuple[Reply, ChatTurn | None]:
         """Return the beginning of an answer: the engine's, or an error if it does not answer.
 
         Raises:
@@ -229,7 +229,7 @@ class MemoryProxy:
             if turn is not None and not ended:
                 self._undo(turn)
 
-    def finished(self, asked: Asked) -> None:
+    def finished(self, asked: ParsedRequest) -> None:
         """Forget a session that its client ended."""
         if asked.turn is not None and asked.turn.ends:
             self.store.forget(asked.turn.session)
@@ -245,7 +245,9 @@ class MemoryProxy:
         await self._chooser.close()
         await self.upstream.close()
 
-    async def _begin(self, asked: Asked, request: ChatRequest) -> tuple[Reply, ChatTurn | None]:
+    async def _begin(
+        self, asked: ParsedRequest, request: ChatRequest
+    ) -> tuple[Reply, ChatTurn | None]:
         """Begin the answer to a chat."""
         assert asked.turn is not None, "a chat has a prompt"
         if request.appends and not asked.turn.is_named:
@@ -267,7 +269,7 @@ class MemoryProxy:
         return reply._replace(headers=[*reply.headers, (_HEADER, turn.header())]), turn
 
     async def _prepared(
-        self, asked: Asked, of: Turn, request: ChatRequest, over: Callable[[], None]
+        self, asked: ParsedRequest, of: Turn, request: ChatRequest, over: Callable[[], None]
     ) -> tuple[ChatTurn, EnginePrompt]:
         """Apply a request to its chat; return the turn, and the prompt for the engine."""
         by = self.settings

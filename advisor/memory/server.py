@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from ..fleet.app import Relay, refuse, say
+from ..fleet.app import Relay, refuse, send_json
 from ..fleet.callers import is_served
 from ..process.process import PROBES, serve_at
 from .attention import (
@@ -53,9 +53,9 @@ class MemoryApp:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if path in PROBES:
-            await say(send, 200, {"status": "ok"})
+            await send_json(send, 200, {"status": "ok"})
         elif path == "/memory":
-            await say(send, 200, self._proxy.status())
+            await send_json(send, 200, self._proxy.status())
         elif path.startswith(_CHATS) and method in ("GET", "DELETE"):
             name = path.removeprefix(_CHATS)
             found, aside = self._named(name, scope), False
@@ -65,7 +65,7 @@ class MemoryApp:
                 aside = self._proxy.store.forget_aside(caller_of(scope["headers"]), name)
             if not found and not aside:
                 return await refuse(send, 404, "no chat of this caller and salt goes by that name")
-            await say(send, 200, [_plain(chat) for chat in found])
+            await send_json(send, 200, [_plain(chat) for chat in found])
         elif is_served(path):
             await self._relay.pass_on(scope, receive, send)
         else:

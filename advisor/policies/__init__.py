@@ -1,4 +1,4 @@
-"""Eviction policies that learn, and the guard that keeps each of them from being worse than LRU.
+"""Eviction policies that learn, and the guard that keeps each at least as good as LRU.
 
-A new one is entered in ``registry``; what all of them share is ``graph.ranking.policy``.
+A new policy is entered in ``registry``; their common protocol is ``graph.ranking.policy``.
 """

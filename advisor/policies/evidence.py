@@ -1,8 +1,8 @@
-"""``Trust``: whether a policy ranks a pool, by evidence; and what engines' evidence says together.
+"""``Trust``: decides by evidence whether a policy or LRU ranks a pool.
 
-Evidence is how many blocks a policy found more than LRU, request by request. Engines that one
-sidecar advises serve the same traffic: until an engine's evidence is sure, that of all of them may
-let the policy begin there.
+Evidence is how many blocks the policy found more than LRU, request by request. Engines that one
+sidecar advises serve the same traffic: until an engine's own evidence is sure, that of all of them
+may let the policy begin there.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ class Evidence:
     """Blocks that a policy found more than LRU.
 
     Attributes:
-        ahead, spread: The sum over requests, negative if LRU found more; and the sum of squares.
+        ahead, spread: Sum over requests, negative if LRU found more; and sum of squares.
     """
 
     ahead: float = 0.0
     spread: float = 0.0
 
     def note(self, difference: int, fade: float) -> None:
-        """Note a request in which the policy found so many blocks more.
+        """Add a request in which the policy found so many blocks more.
 
         Args:
-            fade: What is left of all that was noted before, in [0, 1].
+            fade: Factor for everything noted before, in [0, 1].
         """
         self.ahead = self.ahead * fade + difference
         self.spread = self.spread * fade + difference * difference
 
     def is_sure(self, least: float) -> bool:
-        """Whether it speaks for either side: beyond chance, and by more than ``least`` blocks."""
+        """Tell whether either side is ahead beyond chance, and by more than ``least`` blocks."""
         return abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
 
 
 @dataclass(slots=True)
 class Trust:
-    """Whether a policy ranks a pool, by how many blocks it finds beside LRU; old walks fade.
+    """Decides whether a policy or LRU ranks a pool, by the blocks each finds; old evidence fades.
 
     Attributes:
         capacity: Blocks of the pool.
         trusted: Whether the policy ranks.
-        changes: How often the one or the other took over.
+        changes: How often either took over from the other.
         decided: Whether either ever did, also before the pool was emptied.
         since: The evidence since then.
-        ever: The evidence whoever ruled.
-        asked: Blocks of the requests that it is of, fading alike.
+        ever: All evidence, whoever ranked.
+        asked: Blocks of the requests that it comes from; fades alike.
     """
 
     capacity: int
@@ -67,7 +67,7 @@ class Trust:
 
     @property
     def points_ahead(self) -> float:
-        """Points of what is asked for that the policy finds more than LRU lately."""
+        """Return by how many percentage points the policy's hit rate is ahead of LRU's lately."""
         return 100.0 * self.ever.ahead / self.asked if self.asked else 0.0
 
     def note(self, difference: int, walked: int) -> None:
@@ -79,17 +79,17 @@ class Trust:
         self.asked = self.asked * fade + walked
 
     def is_due_for_change(self) -> bool:
-        """Whether the other order is surely better here."""
+        """Tell whether the other order is surely better here."""
         # Each change that was taken back makes the next one harder: two equals do not take turns.
         least = _AHEAD * self.capacity * (1 + self.changes // 2)
         return self.since.is_sure(least) and (self.since.ahead > 0) != self.trusted
 
     def may_begin(self, fleet: Iterable[Trust]) -> bool:
-        """Whether the policy is surely better on all engines together, this one among them, and
-        nothing has been decided here yet. For a single engine that is ``is_due_for_change``.
+        """Tell whether the policy is surely better on all engines together, and nothing was decided
+        here yet.
 
-        An engine whose own evidence speaks for LRU does not follow the others. If the policy finds
-        less here, it has lost what it takes to be sure of that when LRU takes over, once.
+        An engine whose own evidence favours LRU does not follow the others. If the policy finds
+        less here, that costs what it takes to be sure of it, once.
         """
         least = _AHEAD * self.capacity
         is_for_lru = self.ever.is_sure(least) and self.ever.ahead < 0
@@ -99,7 +99,7 @@ class Trust:
         return together.ahead > 0 and together.is_sure(_AHEAD * blocks)
 
     def anew(self, capacity: int) -> Trust:
-        """The same ruling on a pool that is empty, or of another size: nothing is known of it."""
+        """Return the same decision for a pool that is empty, or of another size."""
         return Trust(capacity, self.trusted, decided=self.decided)
 
     def change_hands(self) -> None:
@@ -111,12 +111,13 @@ class Trust:
 
 
 def fading(walked: int, capacity: int) -> float:
-    """What is left of earlier evidence after so many walked blocks, in a pool of ``capacity``."""
+    """Return the factor for earlier evidence after so many walked blocks, in a pool of
+    ``capacity``."""
     return float(0.5 ** (walked / (_MEMORY * capacity)))
 
 
 def _together(fleet: Iterable[Trust]) -> tuple[Evidence, int]:
-    """The evidence of several engines, as if they were one, and the blocks of their pools."""
+    """Pool the evidence of several engines, and their blocks."""
     every = list(fleet)
     ahead, spread = sum(each.ever.ahead for each in every), sum(each.ever.spread for each in every)
     return Evidence(ahead, spread), sum(each.capacity for each in every)

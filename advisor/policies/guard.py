@@ -1,10 +1,11 @@
-"""``Guard``: keeps every engine at least at LRU. A shadow of the other order runs beside the one
-that ranks, and others beside what is kept whatever scores say.
+"""``Guard``: keeps every engine at least as good as LRU, by simulating the order that does not
+rank.
 
-While LRU rules, the engine evicts as stock vLLM does, and the policy proves itself in a shadow.
-While the policy rules, LRU runs in a shadow, and takes over if it would have found more. What each
-found is compared request by request, over a memory of some pools' worth of blocks. An engine that
-has shown too little yet may begin by what all engines of its model have shown together.
+While LRU ranks, the engine evicts as stock vLLM does, and the policy is tried in a shadow pool.
+While the policy ranks, LRU runs in a shadow, and takes over if it would have found more. Their hits
+are compared request by request, over a memory of some pools' worth of blocks. An engine with little
+evidence of its own may start by that of all engines of its model. Further shadows measure what
+protecting blocks costs.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from .shadow import LruShadow, RankedShadow
 logger = logging.getLogger(__name__)
 
 _OF_THE_GAIN: Final = 0.1
-"""What protection may cost at most, of what the policy finds more than LRU: where there is little
-to gain, half a point would be much of it. Chosen."""
+"""Share of the policy's gain over LRU that protection may cost: where the gain is small, half a
+point would be much of it. Chosen."""
 _HERE: Final = "finds more than"
 _TOGETHER: Final = "finds more on all engines of its model together than"
 
 
 class Guard:
-    """Says for each engine whether the policy may rank; see the module.
+    """Decides for each engine whether the policy may rank.
 
     Args:
         name: The policy's name, for the log.
         yields: Whether LRU ranks where the policy finds less. Otherwise the policy ranks from the
-            start, and what protection costs is judged all the same.
+            start, and only the cost of protection is judged.
     """
 
     def __init__(self, name: str, yields: bool = True) -> None:
@@ -52,12 +53,12 @@ class Guard:
         self._cases: dict[int, _Case] = {}
 
     def trusts(self, engine: int) -> bool:
-        """Whether the policy ranks this engine's blocks; otherwise LRU does."""
+        """Tell whether the policy ranks this engine's blocks; otherwise LRU does."""
         case = self._cases.get(engine)
         return not self.yields or (case is not None and case.trust.trusted)
 
     def rulings(self) -> dict[int, Ruling]:
-        """The ruling on each engine that is watched, by residency column."""
+        """Return the decision for each watched engine, by residency column."""
         return {
             engine: Ruling(case.trust.trusted, case.trust.since.ahead, case.trust.changes)
             for engine, case in self._cases.items()
@@ -65,11 +66,12 @@ class Guard:
         }
 
     def watch(self, view: View, scores: Scoring) -> None:
-        """Compare what was found since the last ranking, and decide who rules from now on, and how
-        much may be kept.
+        """Compare hits since the last ranking, and decide which order ranks and how much may be
+        kept.
 
         Args:
-            scores: The policy's scores of any blocks, under a view's rules; higher goes first.
+            scores: The policy's scores of any blocks, under a view's rules; higher is evicted
+                first.
         """
         tables = view.tables
         with view.lock:
@@ -83,8 +85,8 @@ class Guard:
         self._price(case, view, scores if case.trust.trusted else _by_lru)
 
     def _followed(self, view: View) -> _Case | None:
-        """The case of the view's engine, with all that was walked since the last look, and its
-        ruler; None without a pool."""
+        """Return the engine's case, after every walk since the last call, and the decision which
+        order ranks; None without a pool."""
         tables, engine = view.tables, view.engine
         capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
         if capacity < 1:
@@ -104,7 +106,7 @@ class Guard:
         return case
 
     def _judge(self, case: _Case, tables: Tables, engine: int) -> None:
-        """Let the other order rank, where it is surely better."""
+        """Let the other order rank where it is surely better."""
         if case.trust.is_due_for_change():
             case.change_hands(tables, engine)
             self._say(tables, engine, case.trust, _HERE)
@@ -113,8 +115,8 @@ class Guard:
             self._say(tables, engine, case.trust, _TOGETHER)
 
     def _price(self, case: _Case, view: View, scores: Scoring) -> None:
-        """Decide how much may be kept: what costs little of what the policy gains, and where LRU
-        ranks, nothing that costs anything."""
+        """Decide how much may be kept: what costs little of the policy's gain; under LRU, only what
+        is free."""
         if case.price is None:
             return
         by_policy = case.trust.trusted
@@ -137,12 +139,11 @@ class Guard:
             )
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone: the next one in its column begins under LRU, unless the
-        others of its model have shown enough."""
+        """Forget an engine that is gone: the next one in its column begins under LRU."""
         self._cases.pop(engine, None)
 
     def _fleet(self, tables: Tables, engine: int) -> Iterator[Trust]:
-        """What the engines of one model show, this one among them."""
+        """Return the decisions for engines of the same model, this one among them."""
         model = tables.models.get(engine)
         for other, case in self._cases.items():
             if tables.models.get(other) == model:
@@ -156,8 +157,7 @@ class Guard:
 
 @dataclass(slots=True)
 class _Case:
-    """One engine: both shadows, what is known for and against the policy, and what protection costs
-    once anything was named."""
+    """One engine: both shadow pools, the evidence, and the cost of protection once there is any."""
 
     lru: LruShadow
     ranked: RankedShadow
@@ -165,7 +165,7 @@ class _Case:
     price: ProtectionPrice | None = None
 
     def appraise(self, view: View) -> None:
-        """Watch the price of protection from the first block on that is named."""
+        """Measure the cost of protection from the first protected block on."""
         if self.price is None and names_anything(view):
             self.price = ProtectionPrice(self.lru.capacity)
             rows = _newest_first(view.tables, view.engine)
@@ -202,7 +202,7 @@ class _Case:
 
 
 def _newest_first(tables: Tables, engine: int) -> Rows:
-    """The blocks of an engine's pool, the last used first: on top of a shadow that uses them."""
+    """Return the blocks of an engine's pool, the last used first."""
     resident = tables.blocks.holding(engine)
     return resident.rows[np.argsort(-resident.last_used(), kind="stable")]
 

@@ -12,7 +12,7 @@ one thing after a short pause and another after a long one), which a product of 
 feature cannot express. The mean of a few networks from different starts errs less than one network.
 
 All times here are in the model's own seconds: the caller scales them to the pace of its traffic
-(``drift.Drift``).
+(``lifecycle.Drift``).
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ _RETURNS, _MEDIAN_S, _SHAPE = 0.4, 120.0, 1.4
 
 
 class ReturnModel:
-    """The hazard of a return, by age and features. Deterministic: the same calls give the same
-    rates.
+    """The hazard rate of a session's return, by age and features. Deterministic.
 
     Args:
         scales: float32 ``[2, features]``: mean and spread of each feature.
-        prior: Weights to start from, as ``weights`` gave them; None starts from nothing known.
+        prior: Weights to start from, as ``weights`` returns them; None: a built-in constant.
         step: Step size of Adam.
-        pull: How strongly weights are drawn to where they started, in waits: the start weighs less
+        pull: How strongly weights are drawn to where they started, in waits: the prior weighs less
             as evidence accumulates.
     """
 
@@ -89,9 +88,15 @@ class ReturnModel:
         """float32 ``[n, bins]``: the natural logarithm of the rate in each age bin, 1/s."""
         return np.asarray(self._forward(self._inputs(features))[-1].mean(axis=0))
 
-    def learn(self, features: Features, age: Floats, returned: npt.NDArray[np.bool_],
-              weight: Floats, steps: int) -> None:  # fmt: skip
-        """Take ``steps`` steps down the loss, each on a random batch.
+    def learn(
+        self,
+        features: Features,
+        age: Floats,
+        returned: npt.NDArray[np.bool_],
+        weight: Floats,
+        steps: int,
+    ) -> None:
+        """Take ``steps`` gradient steps, each on a random batch.
 
         Args:
             features: float32 ``[n, features]`` of a cohort of waits; NaN where one does not apply.
@@ -119,7 +124,7 @@ class ReturnModel:
         return [weight.astype(np.float32) for weight in weights]
 
     def _inputs(self, features: Features) -> Singles:
-        """float32 ``[n, 2 · features]``: each in spreads from its mean, and whether it is known."""
+        """float32 ``[n, 2 · features]``: standardised features, and whether each is known."""
         known = ~np.isnan(features)
         mean, spread = self.scales
         scaled = np.where(known, (features - mean) / spread, np.float32(0.0))
@@ -127,7 +132,7 @@ class ReturnModel:
         return np.concatenate([scaled, known], axis=1, dtype=np.float32)
 
     def _forward(self, inputs: Singles) -> tuple[Singles, Singles, Singles, Singles, Singles]:
-        """Each hidden layer before and after its activation, and log rates ``[networks, n,
+        """Return each hidden layer before and after its activation, and log rates ``[networks, n,
         bins]``."""
         into, bias, across, offset, out, base = self.weights
         first = inputs @ into + bias
@@ -138,7 +143,7 @@ class ReturnModel:
         return first, bent, second, twice, log_rates
 
     def _differentiate(self, inputs: Singles, spent: Singles, events: Singles) -> None:
-        """Note the loss's slope along each weight."""
+        """Store the loss's gradient."""
         into, bias, across, offset, out, base = self.weights
         bent, first_slope = _swish_and_slope(inputs @ into + bias)
         twice, second_slope = _swish_and_slope(bent @ across + offset)
@@ -160,7 +165,7 @@ class ReturnModel:
             np.sum(after, axis=1, keepdims=True, out=of_base)
 
     def _descend(self, waits: float) -> None:
-        """One step of Adam (Kingma & Ba, ICLR 2015), and of the pull, apart from it."""
+        """Take one step of Adam (Kingma & Ba, ICLR 2015), and of the pull, apart from it."""
         self._taken += 1
         warm = (1.0 - 0.9**self._taken, 1.0 - 0.999**self._taken)
         slope, mean, square = self._slope, self._mean, self._square
@@ -171,7 +176,7 @@ class ReturnModel:
 
 
 def _joined(weights: Weights) -> tuple[Singles, Weights]:
-    """One array of all weights, one behind the other, and a view of each by its shape."""
+    """Return one array of all weights, and a view of each by its shape."""
     flat = np.concatenate([each.ravel() for each in weights])
     ends = np.cumsum([each.size for each in weights])
     parts = np.split(flat, ends[:-1])
@@ -183,7 +188,7 @@ def _swish(values: Singles) -> Singles:
 
 
 def _swish_and_slope(values: Singles) -> tuple[Singles, Singles]:
-    """Swish of the values, and its derivative there."""
+    """Return swish and its derivative."""
     gate = np.clip(values, -_BENT, _BENT)
     np.negative(gate, out=gate)
     np.exp(gate, out=gate)
@@ -218,7 +223,7 @@ def gittins(rate: Floats, age: Floats) -> Floats:
         age: float64 ``[n]``, seconds waited so far, below ``OLDEST``.
     """
     rows, now = np.arange(len(age)), np.searchsorted(AGES, age, side="right") - 1
-    # Inside a bin the rate moves towards the next bin's, so that no two ages count as equal.
+    # Inside a bin the rate is interpolated towards the next bin's, so that no two ages tie.
     moved = (age - AGES[now]) / _WIDTHS[now]
     following = rate[rows, np.minimum(now + 1, len(_WIDTHS) - 1)]
     rate[rows, now] = rate[rows, now] ** (1.0 - moved) * following**moved

@@ -1,4 +1,4 @@
-"""``LifecyclePolicy``: keeps what is likely to be asked for again soon, session by session."""
+"""``LifecyclePolicy``: keeps blocks whose session is likely to return soon."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MEMORY: Final = 2000.0  # values over which the mean moves on; chosen
 
 
 class Drift:
-    """Difference of a mean logarithm from the prior's: one factor by which a measure is scaled.
+    """Scales times or sizes of this traffic to those that the prior was learned from.
 
     A fleet that goes fourteen times as fast looks the same to the model: ages and pauses are
     multiplied by the ``exp(shift)`` of pauses, and numbers of tokens by that of prompts.
 
     Args:
-        usual: The mean where the prior was learned.
-        slack: Differences up to this are not scaled away, and of larger ones only what exceeds it:
+        usual: Mean logarithm where the prior was learned.
+        slack: Differences up to this are not scaled away, and of larger ones only the excess:
             scaling removes what the measure itself would tell.
     """
 
@@ -47,7 +47,7 @@ class Drift:
 
     @property
     def shift(self) -> float:
-        """What is added to a logarithm that was measured here."""
+        """Return what is added to a logarithm that was measured here."""
         off = self._usual - self._mean
         return math.copysign(max(0.0, abs(off) - self._slack), off)
 
@@ -68,11 +68,11 @@ _WEIGHTS: Final = ("into", "bias", "across", "offset", "out", "base")
 
 
 class Prior(NamedTuple):
-    """Weights of a ``ReturnModel``, and the traffic's pace that they are for.
+    """Weights of a ``ReturnModel``, and the pace of the traffic that they were learned from.
 
     Attributes:
         scales, weights: See ``ReturnModel``.
-        pause: The mean of ln(pause / s) over all pauses that ended.
+        pause: Mean of ln(pause / s) over all pauses that ended.
     """
 
     scales: Singles
@@ -81,14 +81,14 @@ class Prior(NamedTuple):
 
 
 def load_prior() -> Prior:
-    """The prior that ships with the package."""
+    """Load the prior that ships with the package."""
     with files(__package__).joinpath(FILE).open("rb") as file, np.load(file) as arrays:
         weights = [arrays[name].astype(np.float32) for name in _WEIGHTS]
         return Prior(arrays["scales"], weights, float(arrays["pause"]))
 
 
 def packed(prior: Prior) -> dict[str, np.ndarray]:
-    """The arrays of a prior's file; half precision is finer than what is known."""
+    """Return the arrays of a prior's file, in half precision."""
     weights = zip(_WEIGHTS, prior.weights, strict=True)
     arrays = {name: weight.astype(np.float16) for name, weight in weights}
     return {"scales": prior.scales, "pause": np.array(prior.pause), **arrays}
@@ -97,7 +97,7 @@ def packed(prior: Prior) -> dict[str, np.ndarray]:
 # How fast each session returns: by a prior, this traffic's pace and size, and what it taught.
 
 _WAITS_A_STEP: Final = 2  # new waits per step of learning; chosen
-_MOST_STEPS: Final = 8  # of learning per look; chosen
+_MOST_STEPS: Final = 8  # of learning per call; chosen
 _FEW_WAITS: Final = 64
 _COHORT: Final = 7200.0  # model seconds of waits that are learned from; chosen
 # Of Adam, and how strongly weights are drawn to the prior, in waits: at the prior's own pace, and
@@ -110,7 +110,7 @@ _RENEWED: Final = 256  # sessions at most per look; chosen
 
 
 class Waiting(NamedTuple):
-    """Idle sessions, as of a moment.
+    """Idle sessions at one moment.
 
     Attributes:
         log_rates: float32 ``[n, bins]``, see ``ReturnModel.log_rates``.
@@ -121,13 +121,13 @@ class Waiting(NamedTuple):
     age: Floats
 
     def rates(self) -> Floats:
-        """float64 ``[n]``, 1/model second: how fast each returns from then on."""
+        """float64 ``[n]``, 1/model second: each session's rate of return from then on."""
         rates = np.exp(self.log_rates, dtype=np.float64)
         return gittins(rates, np.minimum(self.age, OLDEST - 1e-3))
 
 
 class Returns:
-    """Rates of return by session row; learns in ``observe``."""
+    """Return rates by session row; ``observe`` learns."""
 
     def __init__(self, prior: Prior | None = None) -> None:
         prior = prior or load_prior()
@@ -143,12 +143,11 @@ class Returns:
 
     @property
     def speed(self) -> float:
-        """How many seconds of the model one second here is."""
+        """Return how many seconds of the model one second here is."""
         return float(np.exp(self._pace.shift))
 
     def observe(self, sessions: SessionTable, now: float) -> None:
-        """Take in who waits and who returned; take as many steps of learning as there is
-        news for."""
+        """Take in who waits and who returned, and take learning steps as new waits allow."""
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
         self._size.note(news.prompts)
@@ -165,11 +164,11 @@ class Returns:
         self._model.learn(self._fitted(known), age * self.speed, returned, weight, steps)
 
     def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
-        """float64 ``[n]``, 1/model second: how fast each idle session returns from now on."""
+        """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
         return self.waiting(sessions, rows, now).rates()
 
     def waiting(self, sessions: SessionTable, rows: Sessions, now: float) -> Waiting:
-        """What ``rates`` follow from, to be worked out whenever there is time."""
+        """Return what ``rates`` are computed from, so that this can be done later."""
         self._renew(sessions, rows)
         age = np.maximum(0.0, now - sessions.last_seen[rows]) * self.speed
         return Waiting(self._log_rates[rows], age)
@@ -180,8 +179,7 @@ class Returns:
         return self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
 
     def _trust_the_prior(self) -> None:
-        """Draw weights to the prior, the more strongly the closer this traffic is to the prior's
-        pace."""
+        """Draw weights to the prior, the more strongly the closer this traffic's pace is."""
         other = min(1.0, abs(self._pace.shift))
         self._model.step = _between(_STEPS, other)
         self._model.pull = _between(_PULLS, other)
@@ -206,13 +204,13 @@ class Returns:
 
 
 def _usual_size(prior: Prior) -> tuple[float, float]:
-    """Mean of ln(tokens of a prompt), and how far off the prior still knows such prompts."""
+    """Return the mean of ln(tokens of a prompt), and how far from it the prior still holds."""
     mean, spread = prior.scales[:, PROMPT_FEATURE]
     return float(mean), FAR * float(spread)
 
 
 def _between(ends: tuple[float, float], share: float) -> float:
-    """The geometric mean from the first to the second, weighted."""
+    """Return the weighted geometric mean of two rates."""
     return float(ends[0] ** (1.0 - share) * ends[1] ** share)
 
 
@@ -234,15 +232,14 @@ _IDLE_FACTOR: Final = 10.0  # a shared block's idle second counts as so many of 
 class LifecyclePolicy:
     """Scores a block by the rate at which its session is expected to return.
 
-    The rate (``Returns``) starts from what recorded agents teach, and is learned further from the
-    sessions of this sidecar. Blocks that several sessions share have a rate of their own, from how
-    often they are walked. Edges and importance, by the configured weights, are a bounded factor of
-    the rate. The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand
-    points.
+    The rate (``Returns``) starts from recorded agents and is learned further from this sidecar's
+    sessions. Blocks that several sessions share have a rate of their own, from how often they are
+    walked. Edges and importance, by the configured weights, are a bounded factor of the rate. The
+    score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand points.
 
     Args:
-        weights: What edges, importance and confidence count; assign others while it runs.
-        returns: What it knows of returns; None starts from the prior that ships.
+        weights: How much edges, importance and confidence count; may be replaced while it runs.
+        returns: Model of returns; None: one that starts from the prior that ships.
     """
 
     name: Final = "lifecycle"
@@ -252,19 +249,21 @@ class LifecyclePolicy:
         self._returns = returns or Returns()
 
     def observe(self, view: View) -> None:
-        """Find out which sessions returned, and learn from it."""
+        """Learn from sessions that returned."""
         self._returns.observe(view.sessions, view.now)
 
     def detached(self, view: View, sessions: Rows) -> Policy:
-        """What scores as this policy does now; see ``graph.ranking.policy.Detachable``."""
+        """Return a copy that scores as this policy does now; see
+        ``graph.ranking.policy.Detachable``."""
         return self._as_of_now(view, sessions)
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """float64 ``[len(picked)]``, higher goes first."""
+        """float64 ``[len(picked)]``, higher is evicted first."""
         return self._as_of_now(view, picked.of(view.blocks.session)).scores(view, picked)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """The score's parts: the session's rate of return, sharing, the place in the chain."""
+        """Return the score's terms: the session's rate of return, sharing, the place in the
+        chain."""
         return self._as_of_now(view, picked.of(view.blocks.session)).terms(view, picked)
 
     def _as_of_now(self, view: View, wanted: Rows) -> _Scorer:
@@ -365,7 +364,7 @@ class _Scorer:
         return worth
 
     def _score_shared(self, scores: Scores, view: View, picked: Selection) -> None:
-        """Score a block that several sessions walk by at least the rate at which they walk it."""
+        """Score a shared block by at least the rate at which its sessions walk it."""
         blocks = view.blocks
         places = np.flatnonzero(picked.of(blocks.flags) & int(BlockFlag.SHARED))
         if not places.size:
@@ -381,8 +380,8 @@ class _Scorer:
 
 
 def _more_than_ordinary(view: View, picked: Selection) -> Floats:
-    """float64 ``[len(picked)]``: by how much a session's blocks are more important in the mean than
-    those of a session that says nothing: who calls everything important says nothing either."""
+    """float64 ``[len(picked)]``: a block's importance relative to its session's mean, less an
+    ordinary session's: who calls everything important says nothing."""
     importance = picked.of(view.blocks.importance)
     if not len(importance) or importance.min() == importance.max() == _ORDINARY:
         return np.zeros(len(picked))
@@ -395,8 +394,7 @@ def _more_than_ordinary(view: View, picked: Selection) -> Floats:
 
 
 def _last_depths(view: View, rows: Rows) -> Rows:
-    """int32 ``[n]``: the depth of the end of each of these sessions' last turns; while one runs,
-    none is too deep."""
+    """int32 ``[n]``: the depth of the end of each session's last turn; no bound while it runs."""
     sessions, tip = view.sessions, view.sessions.tip[rows]
     ended = (sessions.running[rows] == 0) & (tip >= 0)
     return np.where(ended, view.blocks.depth[tip], _FARTHEST)

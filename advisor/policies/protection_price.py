@@ -1,9 +1,9 @@
-"""``ProtectionPrice``: what protection and leases cost in hits, and how large a share of the pool
-they may hold for the price allowed.
+"""``ProtectionPrice``: measures in hits what protection and leases cost, and bounds their share of
+the pool.
 
-Once anything is named, up to three simulated pools serve the engine's requests: one keeps nothing,
-one keeps the current share, and one tries a larger share. The share grows only after a trial, and
-shrinks as soon as it costs more than allowed.
+Once a block is protected, up to three simulated pools serve the engine's requests: one keeps
+nothing, one keeps the current share, and one tries a larger share. The share grows only after a
+trial, and shrinks as soon as it costs more than allowed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _Loss:
     """Hits that some requests lose to protection.
 
     Attributes:
-        cost: Blocks that were not found, and would be in a pool that keeps nothing; old ones fade.
-        asked: Of how many; fading alike.
+        cost: Blocks missed that a pool without protection would have; old ones fade.
+        asked: Of how many; fades alike.
     """
 
     cost: Evidence = field(default_factory=Evidence)
@@ -56,7 +56,7 @@ class _Loss:
         self.asked = self.asked * fade + walked
 
     def beyond(self, points: float) -> float:
-        """Blocks lost beyond so many points."""
+        """Return the blocks lost beyond so many percentage points."""
         return self.cost.ahead - points / 100.0 * self.asked
 
     @property
@@ -66,12 +66,12 @@ class _Loss:
 
 @dataclass(slots=True)
 class _Arm:
-    """A simulated pool that keeps a share of itself.
+    """A simulated pool that protects a share of itself.
 
     Attributes:
-        all: What all requests lose together.
-        groups: What each tenant's requests lose, those apart that name nothing, some or most of
-            their prompts: what one group loses is not made good by what another gains.
+        all: Loss of all requests together.
+        groups: Loss by tenant and by how much of its prompt a request protects: what one group
+            loses is not made good by what another gains.
         settling: Walked blocks until losses count.
     """
 
@@ -82,7 +82,7 @@ class _Arm:
     settling: float = 0.0
 
     def note(self, group: _Group, lost: int, walked: int, fade: float) -> None:
-        """Note a request of ``walked`` blocks for which it lost so many."""
+        """Note a request of ``walked`` blocks that lost so many."""
         if self.settling > 0:
             self.settling -= walked
             return
@@ -94,23 +94,23 @@ class _Arm:
             loss.note(lost if each == group else 0, walked if each == group else 0, fade)
 
     def begin(self, share: float) -> None:
-        """Keep another share from now on."""
+        """Protect another share from now on."""
         self.share, self.all, self.groups = share, _Loss(), {}
         self.settling = _SETTLING * self.pool.capacity
 
     @property
     def points(self) -> float | None:
-        """What it costs; None: nobody knows yet."""
+        """Return its cost in percentage points; None while unknown."""
         return 100.0 * self.all.cost.ahead / self.all.asked if self.all.asked else None
 
     def is_dear(self, points: float) -> bool:
-        """Whether all together, or any group, surely lose more than so many points."""
+        """Tell whether all together, or any group, surely lose more than so many points."""
         least = _AHEAD * self.pool.capacity
         losses = (self.all, *self.groups.values())
         return any(loss.beyond(points) > max(loss.spread, least) for loss in losses)
 
     def is_cheap(self, points: float) -> bool:
-        """Whether all together, and every group of which enough is known, surely lose no more."""
+        """Tell whether all together, and every group with enough evidence, surely lose no more."""
         enough = _LEAST_ASKED * self.pool.capacity
         known = [loss for loss in self.groups.values() if loss.asked >= enough]
         losses = (self.all, *known)
@@ -118,7 +118,7 @@ class _Arm:
 
 
 class ProtectionPrice:
-    """One engine's price of protection; see the module.
+    """The cost of protection on one engine.
 
     Args:
         capacity: Blocks of the pool.
@@ -138,7 +138,7 @@ class ProtectionPrice:
         self._hard: float | None = None  # an operator's share
 
     def start(self, rows: Rows, keys: Keys) -> None:
-        """Hold these blocks, the last used first."""
+        """Fill the simulated pools with these blocks, the last used first."""
         self._uses.use(rows, keys)
 
     def follow(self, view: View, walk: Walk) -> None:
@@ -161,8 +161,8 @@ class ProtectionPrice:
             self._more.note(group, bare - there.by(self._more.pool), walked, fade)
 
     def rank(self, view: View, scores: Scoring) -> bool:
-        """Let whoever ranks the engine's pool rank the simulated ones, if it is time to; returns
-        whether it was."""
+        """Rank the simulated pools as the engine's pool, if it is time to; returns whether it
+        was."""
         turned = self._walked >= _TURNED * self._capacity
         if view.now - self._ranked_at < _RANK_EVERY_S and not turned:
             return False
@@ -178,10 +178,10 @@ class ProtectionPrice:
         return True
 
     def settle(self, view: View, allowed: float, by_policy: bool) -> bool:
-        """Decide how much may be kept from now on. Returns whether that changed.
+        """Decide how much may be kept from now on; returns whether that changed.
 
         Args:
-            allowed: Points that it may cost.
+            allowed: Percentage points that it may cost.
             by_policy: Whether the policy ranks, and not LRU.
         """
         hard, said = view.rules.protected_share, (by_policy, view.rules.protected_price_points)
@@ -201,7 +201,7 @@ class ProtectionPrice:
         return self._try_more(view, allowed)
 
     def _try_more(self, view: View, allowed: float) -> bool:
-        """Try what more would cost, while anything that is named is not kept."""
+        """Try a larger share while a protected block is not kept."""
         more = self._more
         if more is None:
             if self._rest <= 0 and self._now.share < MOST_SHARE:
@@ -230,7 +230,7 @@ class ProtectionPrice:
         return False
 
     def _would_keep_more(self, view: View, share: float) -> bool:
-        """Whether a share keeps any block of the pool that the present one does not."""
+        """Tell whether a share keeps any block of the pool that the present one does not."""
         resident = view.blocks.holding(view.engine)
         now, then = (
             limits_of_kept(_keeping(view, each), resident) for each in (self._now.share, share)
@@ -255,13 +255,13 @@ class ProtectionPrice:
 
     @property
     def budget(self) -> ProtectionBudget:
-        """What is kept, and what is known of its price."""
+        """Return the share that may be kept, and what is known of its cost."""
         ever = 100.0 * self._lost / self._asked if self._asked else None
         return ProtectionBudget(self._now.share, self._now.points, ever, self._more_points)
 
 
 def _group(view: View, rows: Rows) -> _Group:
-    """Whose a request's losses are: its last block is its own session's."""
+    """Return the group that a request's losses count for: its last block is its own session's."""
     blocks, session = view.blocks, int(view.blocks.session[rows[-1]])
     tenant = NO_ROW if session == NO_ROW else int(view.sessions.tenant[session])
     named = np.take(layer_mask(view.rules.protected_layers), blocks.layer[rows])

@@ -1,4 +1,4 @@
-"""Policies by name: the one place that a sidecar's configuration and the replay lab ask."""
+"""Policies by name, for a sidecar's configuration and for the replay lab."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ POLICIES: Final[dict[str, Callable[[Weights | None], Policy]]] = {
     LifecyclePolicy.name: LifecyclePolicy,
     LruPolicy.name: lambda weights: LruPolicy(),
 }
-"""Each is made with the weights that it heeds; a policy without any passes over them."""
+"""Name → factory, called with the weights; a policy without weights ignores them."""
 
 DEFAULT: Final = LifecyclePolicy.name
 """The policy of a sidecar without any configuration."""
 
 
 def new_policy(name: str, weights: Weights | None = None) -> Policy:
-    """A fresh policy.
+    """Make a policy that has learned nothing.
 
     Args:
         name: A key of ``POLICIES``.
-        weights: For the policies that have some; None takes the defaults.
+        weights: For policies that have some; None: the defaults.
     """
     return POLICIES[name](weights)
 
 
 def set_weights(policy: Policy, weights: Weights) -> None:
-    """Let a policy use other weights from now on, and keep what it learned; one without weights
-    ignores them."""
+    """Replace a policy's weights; it keeps what it learned. One without weights ignores them."""
     if isinstance(policy, Weighted):
         policy.weights = weights
 
 
 @contextmanager
 def weighing(policy: Policy, weights: Weights | None) -> Iterator[None]:
-    """Let a policy heed other weights for a moment, under the graph's lock; None: those it has."""
+    """Give a policy other weights within a context, under the graph's lock; None: those it has."""
     if weights is None or not isinstance(policy, Weighted):
         yield
         return

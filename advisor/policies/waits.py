@@ -1,4 +1,4 @@
-"""Waits of sessions for their next turn, gathered from the session columns as they change."""
+"""``Waits``: follows how long sessions wait for their next turn, from the session columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEPT: Final = 4096  # waits that ended, and as many that have not; chosen
 
 
 def _signed_log(tokens: npt.ArrayLike) -> Floats:
-    """Logarithmic in both directions, and straight between -10 and 10."""
+    """Return a logarithm in both directions that is linear between -10 and 10."""
     value = np.asarray(tokens, dtype=np.float64)
     return np.asarray(np.sign(value) * np.log1p(np.abs(value) / 10.0))
 
@@ -29,7 +29,7 @@ FEATURES: Final = (
     "other_pause", "stated_pause",
 )  # fmt: skip
 """What is known of a session when its turn ends: natural logarithms of counts, tokens and seconds.
-``grown`` is by how many tokens its prompt extended the turn before, ``stop`` is 1 after a tool call
+``grown`` is by how many tokens its prompt extended the turn before; ``stop`` is 1 after a tool call
 and 0 after an end of turn; the others are columns of sessions."""
 
 _TIMED: Final = np.array([name.endswith("_pause") for name in FEATURES])
@@ -38,7 +38,8 @@ _WRITTEN_FEATURES: Final = [FEATURES.index("written"), FEATURES.index("mean_writ
 _GROWN_FEATURE: Final = FEATURES.index("grown")
 STATED_FEATURE: Final = FEATURES.index("stated_pause")
 STOP_FEATURES: Final = [FEATURES.index(n) for n in ("stop", "tool_pause", "other_pause")]
-"""Those that only callers tell, or whoever reads why an answer ended."""
+"""Features that are known only where callers, or the engine's reading of answers, state why answers
+end."""
 
 _COLUMNS: Final = ("last_pause", "second_pause", "third_pause", "mean_pause", "recent_pause",
                    "longest_pause", "mean_written")  # fmt: skip
@@ -54,7 +55,7 @@ def stranger() -> Features:
 
 
 def features(sessions: SessionTable, rows: Sessions) -> Features:
-    """float32 ``[n, features]``: see ``FEATURES``; NaN where one is not known."""
+    """float32 ``[n, features]``: see ``FEATURES``; NaN where unknown."""
     written = sessions.written[rows]
     prompt = np.maximum(sessions.tokens[rows] - written, 1)
     grown = np.where(sessions.turns[rows] < 2, np.nan, _signed_log(sessions.grown[rows]))
@@ -66,8 +67,7 @@ def features(sessions: SessionTable, rows: Sessions) -> Features:
 
 
 def fitted(known: Features, log_speed: float, log_size: float) -> Features:
-    """The same features, with seconds scaled by ``exp(log_speed)`` and tokens by
-    ``exp(log_size)``."""
+    """Return features with seconds scaled by ``exp(log_speed)`` and tokens by ``exp(log_size)``."""
     stretched = known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0)).astype(np.float32)
     size = np.exp(np.float32(log_size))
     stretched[:, PROMPT_FEATURE] += np.float32(log_size)
@@ -85,7 +85,7 @@ def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
 
 
 class Cohort(NamedTuple):
-    """Waits to learn from; see ``ReturnModel.learn``. Seconds are as they were."""
+    """Waits to learn from; see ``ReturnModel.learn``. Seconds are unscaled."""
 
     features: Features
     age: Floats
@@ -93,8 +93,8 @@ class Cohort(NamedTuple):
     weight: Floats
 
 
-class News(NamedTuple):
-    """What was seen since the last look; float64 ``[n]``, natural logarithms.
+class NewWaits(NamedTuple):
+    """Waits that ended or began since the last call; float64 ``[n]``, natural logarithms.
 
     Attributes:
         pauses: Seconds of each wait that ended.
@@ -105,14 +105,14 @@ class News(NamedTuple):
     prompts: Floats
 
 
-_NO_NEWS: Final = News(np.empty(0), np.empty(0))
+_NO_WAITS: Final = NewWaits(np.empty(0), np.empty(0))
 
 
 class Waits:
-    """Remembers, for every session, the wait that it is in, and the last waits that ended.
+    """Follows every session's present wait, and keeps the last waits that ended.
 
-    A wait ends with the next turn. Once a caller has ended a session, it is in no wait: no return
-    is expected.
+    A wait ends with the next turn. A session that its caller has ended is in no wait: no return is
+    expected.
     """
 
     def __init__(self) -> None:
@@ -126,11 +126,11 @@ class Waits:
         self._seen: tuple[SessionTable, int] | None = None  # the sessions, and their changes
         self.begun = 0  # waits ever seen
 
-    def observe(self, sessions: SessionTable) -> News:
-        """Take in what changed; of many engines' looks at one moment, the first does."""
+    def observe(self, sessions: SessionTable) -> NewWaits:
+        """Take in changed sessions; of several engines' calls at one moment, the first does."""
         seen = (sessions, sessions.changes)
         if seen == self._seen:
-            return _NO_NEWS
+            return _NO_WAITS
         self._seen = seen
         self._grow(sessions.size)
         size = sessions.size
@@ -149,10 +149,10 @@ class Waits:
         self._features[fresh] = features(sessions, fresh)
         self.begun += len(fresh)
         prompts = np.asarray(self._features[fresh, PROMPT_FEATURE], dtype=np.float64)
-        return News(np.log(np.maximum(lasted, _LEAST_S)), prompts)
+        return NewWaits(np.log(np.maximum(lasted, _LEAST_S)), prompts)
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
-        """Every wait that began within ``oldest_s``, ended or not, so that neither kind is
+        """Return every wait that began within ``oldest_s``, ended or not, so that neither kind is
         favoured."""
         began = now - oldest_s
         if self._done > _KEPT:

@@ -1,6 +1,6 @@
-"""The replay lab: what a policy would have gained on a trace, computed by the code that runs live.
+"""The replay lab: what a policy would have found on a trace, computed by the code that runs live.
 
-In order of dependence: ``traces`` and ``recordings``, eviction ``orders``, a simulated ``engine``,
-``fast`` paths without simulated time, the ``lab`` that makes tables of them, and ``closed``: users
-who wait for answers.
+Bottom up: ``trace`` and ``recordings`` are read by ``reader``; eviction ``orders`` run in a
+``simulator``, or in ``fast`` without simulated time; ``arms`` and ``tables`` compare them;
+``closed`` plays users who wait for answers.
 """

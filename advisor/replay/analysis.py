@@ -1,4 +1,4 @@
-"""What LRU misses that an infinite cache would have found, and why."""
+"""What LRU misses and an infinite cache would find, and why."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LossAnalysis:
         multi_turn_share: Share of the lost blocks that an earlier turn of the same session had.
         cross_session_share: Share of the lost blocks that only other sessions had before.
         multi_turn_sessions: Share of sessions with two turns or more.
-        gap_requests_p50, gap_requests_p90: Requests of others between two turns of a session.
+        gap_requests_p50, gap_requests_p90: Others' requests between two turns of a session.
         gap_s_p50, gap_s_p90: Seconds between them.
         session_blocks_p50: KV of a session at its largest, in blocks.
-        needed_sessions_p50, needed_sessions_max: Sessions that will come back, at each arrival.
-        budget_blocks: The most distinct blocks that sessions which come back ever need at once.
+        needed_sessions_p50, needed_sessions_max: Sessions that will return, at each arrival.
+        budget_blocks: Most distinct blocks that returning sessions need at once.
     """
 
     capacity_blocks: int
@@ -47,7 +47,7 @@ class LossAnalysis:
     budget_blocks: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Every figure, rounded to five digits."""
+        """Return every figure, rounded to five digits."""
         return {
             name: float(f"{value:.5g}") if isinstance(value, float) else value
             for name, value in asdict(self).items()
@@ -86,7 +86,7 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
 
 
 def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]) -> Table:
-    """The figures side by side, one column per capacity."""
+    """Return a table with one column per capacity."""
     table = Table(title=f"{trace.name}: where LRU loses", title_justify="left")
     table.add_column("capacity in blocks")
     for capacity in capacities:
@@ -98,7 +98,8 @@ def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]
 
 
 def own_history(trace: Trace) -> Any:
-    """Blocks of each prompt, from its start, that an earlier turn of its session walked."""
+    """Return, for each prompt, how many blocks from its start an earlier turn of its session
+    walked."""
     walked: dict[int, set[int]] = {}
     own = np.zeros(len(trace), dtype=np.int32)
     for request, (chain, session) in enumerate(
@@ -114,21 +115,21 @@ def own_history(trace: Trace) -> Any:
 
 
 def _gaps(trace: Trace) -> tuple[Any, Any]:
-    """Requests and seconds between consecutive turns of the same session."""
+    """Return requests and seconds between consecutive turns of the same session."""
     order = np.argsort(trace.session, kind="stable")
     same = trace.session[order][1:] == trace.session[order][:-1]
     return np.diff(order)[same] - 1, np.diff(trace.at[order])[same]
 
 
 def session_blocks(trace: Trace) -> Any:
-    """Blocks of each session at its largest."""
+    """Return the blocks of each session at its largest."""
     largest = np.zeros(int(trace.session.max(initial=-1)) + 1, dtype=np.int64)
     np.maximum.at(largest, trace.session, np.diff(trace.starts))
     return largest[largest > 0]
 
 
 def needed_at_once(trace: Trace) -> tuple[Any, Any]:
-    """Sessions between two of their turns at each arrival, and the distinct blocks that they
+    """Return, at each arrival, the sessions that are between two turns and the distinct blocks they
     hold."""
     last, session, chains = trace.last.tolist(), trace.session.tolist(), trace.chains()
     held: dict[int, list[int]] = {}

@@ -48,7 +48,7 @@ class Approach:
 
 @dataclass(frozen=True, slots=True)
 class ApproachRow:
-    """What one approach found.
+    """The result of one approach.
 
     Attributes:
         capacity: Blocks of all pools together.
@@ -66,12 +66,12 @@ class ApproachRow:
     ttft_saved_ms: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
 def approaches() -> list[Approach]:
-    """The rows of the table."""
+    """Return the approaches of the table."""
     policy = DEFAULT
     return [
         Approach("round-robin, LRU", "round-robin", "lru", False),
@@ -122,7 +122,7 @@ def run_approach(
 
 
 def approaches_table(trace: Trace, rows: Sequence[ApproachRow]) -> Table:
-    """The rows for people."""
+    """Return the rows as a table."""
     table = Table(title=f"{trace.name}: approaches side by side", title_justify="left")
     table.add_column("approach")
     for column in ("blocks", "hit rate", "from host", "prefill M tokens", "TTFT saved"):

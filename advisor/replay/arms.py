@@ -1,4 +1,4 @@
-"""The arms of a replay: every policy by its name, as one function of trace and capacity."""
+"""The arms of a replay: every policy by name, as one function of trace and capacity."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ from .simulator import EvictionOrder, Instance, Load, LruOrder, simulate
 from .trace import Ints, ReplayError, Trace
 
 HINTS: Final = "+hints"
-"""Suffix of a graph policy's name: callers name their sessions and say what the trace knows.
-
-Without it nobody says anything: sessions are inferred from chains, as live.
-"""
+"""Suffix of a graph policy's name: callers name their sessions and state what the trace knows.
+Without it sessions are inferred from chains, as live."""
 
 LAYERS: Final = "+layers"
-"""Suffix of a graph policy's name: nobody says anything, and the engine reads off each prompt where
-its parts are, as far as the trace knows."""
+"""Suffix of a graph policy's name: callers state nothing; the engine finds the prompt's parts by
+itself, as far as the trace knows them."""
 
 STOPS: Final = "+stops"
-"""Suffix of a graph policy's name: nobody says anything, and the engine reads off each answer why
-it ended, as it does by default where its chat template has a form for tool calls."""
+"""Suffix of a graph policy's name: callers state nothing; the engine reads off each answer why it
+ended, as it does by default where its chat template has a form for tool calls."""
 
 SUFFIXES: Final = (HINTS, LAYERS, STOPS)
 
@@ -51,13 +49,13 @@ BY_DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What arms share.
+    """Settings that all arms share.
 
     Attributes:
         planning: How graph policies plan.
         profile: Weights and rules; None takes the defaults.
-        guard: Whether LRU rules until a graph policy has shown that it finds more.
-        load: With it time passes while requests run, for the arms that know of it.
+        guard: Whether LRU ranks until a graph policy has shown that it finds more.
+        load: Makes requests take time, for arms that simulate it.
         session_ttl_s: Of the session TTL baseline.
     """
 
@@ -73,7 +71,7 @@ Fast = Callable[[Trace, int], Ints]
 
 
 def graph_policies() -> dict[str, Callable[[Settings], Policy]]:
-    """The live policies by name: the objects that a sidecar runs."""
+    """Return the policies that a sidecar can run, by name."""
     names = {BY_DEFAULT: DEFAULT, **{name: name for name in POLICIES}}
     return {arm: partial(_policy, name) for arm, name in names.items()}
 
@@ -101,15 +99,14 @@ FAST: Final[dict[str, Fast]] = {
 """Arms with an inner loop of their own; requests take no time there."""
 
 BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
-"""Arms that know the future: no policy to choose, but what policies are measured against."""
+"""Arms that know the future: what policies are measured against."""
 
 
 def arm_names() -> list[str]:
-    """The names that ``all`` stands for: baselines, then graph policies, then bounds.
+    """Return the names that ``all`` stands for: baselines, then graph policies, then bounds.
 
-    Every graph policy can get callers' hints, but a table shows that for the default only: the gain
-    from hints shows there, and graph policies take most of a table's time. The default is listed
-    under its own name.
+    Suffixes are shown for the default policy only: their gain shows there, and graph policies take
+    most of a table's time. The default is listed under its own name.
     """
     graph = [*(name for name in POLICIES if name not in ORDERS), DEFAULT + HINTS]
     online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
@@ -119,7 +116,7 @@ def arm_names() -> list[str]:
 
 
 def chosen_arms(names: Sequence[str]) -> list[str]:
-    """The arms that ``names`` ask for; ``all`` is every one that can run here.
+    """Return the arms that ``names`` ask for; ``all`` is every one that can run here.
 
     Raises:
         ReplayError: There is no such arm.
@@ -134,28 +131,28 @@ def chosen_arms(names: Sequence[str]) -> list[str]:
 
 
 def without_suffix(name: str) -> str:
-    """An arm's name without ``+hints``, ``+layers`` or ``+stops``."""
+    """Return an arm's name without ``+hints``, ``+layers`` or ``+stops``."""
     told = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
     return name.removesuffix(told)
 
 
 def order_names() -> list[str]:
-    """Every eviction order that an instance can have: what ``new_order`` makes."""
+    """Return every eviction order that ``new_order`` makes."""
     policies = graph_policies()
     told = [name + suffix for suffix in SUFFIXES for name in policies]
     return list(dict.fromkeys([*ORDERS, *policies, *told]))
 
 
 def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
-    """A fresh eviction order of a simulated instance; raises as ``new_orders``."""
+    """Make an eviction order for a simulated instance; raises as ``new_orders``."""
     return new_orders(name, trace, settings, 1)[0]
 
 
 def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
-    """Fresh eviction orders, one per engine; one sidecar advises them all, if the arm has one.
+    """Make an eviction order per engine; a graph policy's engines share one sidecar.
 
     Raises:
-        ReplayError: The arm has none: it is no policy of an engine.
+        ReplayError: The arm is not an engine's policy.
     """
     if name in ORDERS:
         return [ORDERS[name](trace, settings) for _ in range(engines)]
@@ -183,8 +180,6 @@ def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
     return simulate(trace, [instance], load=settings.load).hits
 
 
-# The cells of a table: independent of each other, so that they can run in several processes.
-
 Shared = TypeVar("Shared")
 Cell = TypeVar("Cell")
 Found = TypeVar("Found")
@@ -196,7 +191,7 @@ def run_cells(
     """Yield every cell with ``run(shared, cell)`` as it is done; cells begin in their order.
 
     Args:
-        run: A function of a module: other processes import it.
+        run: A module's function: other processes import it.
         shared: Sent to each process once.
         processes: 1 runs all cells in this one.
     """
@@ -223,8 +218,7 @@ def _adopt(run: Callable[[Any, Any], Any], shared: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End with the parent: otherwise a worker whose parent was killed would wait for work
-    for ever."""
+    """Exit with the parent: otherwise a worker whose parent was killed would wait for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -233,10 +227,6 @@ def _end_with_parent() -> None:
 
 def _run_cell(cell: Any) -> Any:
     return _worker["run"](_worker["shared"], cell)
-
-
-# The lab in one call: which share of a trace's prompts one engine would have found in its
-# cache.
 
 
 def hit_rate(trace: Trace, capacity: int, policy: Policy | str = BY_DEFAULT) -> float:

@@ -1,4 +1,4 @@
-"""``kvgraph replay``, ``kvgraph tune`` and ``kvgraph record``."""
+"""`kvgraph replay`, `kvgraph tune` and `kvgraph record`."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ def replay(
 
 
 def _refuse(mode: str, chosen: bool, unused: Mapping[str, object]) -> None:
-    """Raise ReplayError where an option is given that the chosen mode does not heed."""
+    """Raise ReplayError where an option is given that the chosen mode ignores."""
     given = [name for name, value in unused.items() if value]
     if chosen and given:
         raise ReplayError(f"{mode} goes without {', '.join(given)}: leave it out")
 
 
 def _check_files(paths: Sequence[Path]) -> None:
-    """Raise ReplayError for a missing file, before the ones before it have taken their time."""
+    """Raise ReplayError for a missing file before any file is replayed."""
     if missing := [str(path) for path in paths if not path.exists()]:
         raise ReplayError(f"{', '.join(missing)}: there is no such file")
 
 
 def _settings(interval: float, service: bool, config: Path | None) -> Any:
-    """What all arms share; raises ConfigError for a wrong ``config``."""
+    """Return what all arms share; raises ConfigError for a wrong ``config``."""
     from .arms import Settings
     from .graph_order import Planning
     from .simulator import Load
@@ -94,7 +94,7 @@ def _settings(interval: float, service: bool, config: Path | None) -> Any:
 
 
 def parse_capacities(text: str) -> list[int]:
-    """Capacities in blocks, ascending.
+    """Parse capacities in blocks, and sort them.
 
     Raises:
         ReplayError: One is not a whole number of blocks above zero.
@@ -175,7 +175,7 @@ def _load(path: Path, block_size: int | None, quiet: bool) -> Any:
 
 @contextmanager
 def _bar(what: str, quiet: bool) -> Iterator[Any]:
-    """A progress bar on stderr; yields ``update(done, total)``."""
+    """Show a progress bar on stderr; yields ``update(done, total)``."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         task = progress.add_task(what, total=None)

@@ -22,22 +22,20 @@ from .recordings import Session
 from .simulator import Instance
 from .trace import AGENTS_SERVICE, HostLink, ReplayError, ServiceModel, Trace
 
-# A simulated engine's hold: new and cold sessions wait while a sidecar sees no room for them.
-
-Word = Callable[[float], AdmissionAdvice]
-"""What a sidecar has last said of room, as of a time."""
+AdviceAt = Callable[[float], AdmissionAdvice]
+"""Returns a sidecar's latest advice on admission, as of a time."""
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A request that came.
+class ArrivedRequest:
+    """A request that arrived at the simulated engine.
 
     Attributes:
-        opens: It is its session's first.
+        opens: Whether it is its session's first.
         brings: Blocks of context that neither the pool nor a tier holds; 0 for a session that is
             live and resident.
         since: When it began to wait for room, in seconds; NaN: it never did.
-        held_s: How long it waited for room, while it did.
+        held_s: How long it waited for room.
     """
 
     request: int
@@ -50,34 +48,35 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """As the rule knows it."""
+        """Return its name for the holding rule."""
         return str(self.request)
 
     def as_held(self, now: float) -> Held:
-        """As the rule sees it."""
+        """Return it as the holding rule sees it."""
         return Held(self.name, now, self.brings, returning=not self.opens)
 
 
-class Hold:
-    """Has simulated requests wait that ``HoldingRule`` says shall, with a sidecar's word on room.
+class SimulatedHold:
+    """Holds simulated requests by ``HoldingRule``, with a sidecar's advice on room.
 
-    It is asked when a request comes, and again when its turn comes: a long line costs contexts.
+    The rule is asked when a request arrives, and again when its turn comes: contexts are lost in a
+    long queue.
 
     Args:
-        word: None holds nobody.
-        bounds: What holding keeps to.
+        word: Advice on room; None holds nobody.
+        bounds: Limits of holding.
     """
 
-    def __init__(self, word: Word | None, bounds: HoldingBounds) -> None:
+    def __init__(self, word: AdviceAt | None, bounds: HoldingBounds) -> None:
         self._word = word
         self._rule = HoldingRule(bounds)
-        self._held: dict[str, Asked] = {}
+        self._held: dict[str, ArrivedRequest] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def arrives(self, asked: Asked, now: float, *, idle: bool, queued: bool) -> bool:
-        """A request came; whether it must wait for room.
+    def arrives(self, asked: ArrivedRequest, now: float, *, idle: bool, queued: bool) -> bool:
+        """Note that a request arrived; returns whether it must wait for room.
 
         Args:
             idle: Nothing runs, and nobody else waits for the engine.
@@ -88,23 +87,23 @@ class Hold:
         held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
         return self._noted(asked, now, held)
 
-    def turn_comes(self, asked: Asked, now: float) -> bool:
-        """It is a request's turn to start; whether it must wait for room after all."""
+    def turn_comes(self, asked: ArrivedRequest, now: float) -> bool:
+        """Note that a request is next to start; returns whether it must wait for room after all."""
         if self._word is None:
             return False
         held = self._rule.turn_comes(asked.as_held(now), self._word(now))
         return self._noted(asked, now, held)
 
-    def started(self, asked: Asked, now: float) -> None:
-        """A request got blocks."""
+    def started(self, asked: ArrivedRequest, now: float) -> None:
+        """Note that a request got blocks."""
         self._rule.started(asked.name, now)
 
-    def still_held(self) -> list[Asked]:
-        """Those that wait for room now."""
+    def still_held(self) -> list[ArrivedRequest]:
+        """Return the requests that wait for room now."""
         return list(self._held.values())
 
-    def released(self, now: float, *, idle: bool, free: bool) -> list[Asked]:
-        """Those that may start now, in this order.
+    def released(self, now: float, *, idle: bool, free: bool) -> list[ArrivedRequest]:
+        """Return the requests that may start now, in this order.
 
         Args:
             idle: Nothing runs, and nobody else waits for the engine.
@@ -118,27 +117,25 @@ class Hold:
             asked.held_s += now - asked.since
         return gone
 
-    def _noted(self, asked: Asked, now: float, held: bool) -> bool:
+    def _noted(self, asked: ArrivedRequest, now: float, held: bool) -> bool:
         if held:
             asked.since = now
             self._held[asked.name] = asked
         return held
 
 
-# What users of a closed loop play: recorded sessions, and the pauses between their turns.
-
 MAX_PAUSE_S: Final = 600.0
-"""Pauses are cut to this: who is away longer has another task by then."""
+"""Seconds to which pauses are cut: who is away longer has another task by then."""
 
 _SPARE: Final = 1.5  # times the runs that users of usual runs play in the time; chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Playings of sessions, none of which has begun.
+    """Runs of recorded sessions that users may play.
 
     Attributes:
-        trace: The requests of all of them, run by run; when they come is for users to decide.
+        trace: The requests of all runs, run by run; their times are for users to decide.
         first: int64 ``[runs + 1]``: run i's requests are ``first[i]`` to ``first[i + 1]``.
         pause: float64 ``[requests]``: seconds since the answer before; 0 at a run's start.
     """
@@ -160,7 +157,7 @@ def runs_for(
     seed: int,
     signals: Signals = Signals.ALL,
 ) -> Runs:
-    """As many runs as ``users`` can play in ``seconds``, and some more.
+    """Draw as many runs as ``users`` can play in ``seconds``, and some more.
 
     Sessions are drawn from one shuffled pile, which is shuffled again when it is used up; one that
     is played again is another session. Subagents are left out: they run while their parent waits.
@@ -185,7 +182,8 @@ def runs_for(
 
 
 def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[FleetRequest]:
-    """Run by run; a request's time is its number, so that a trace has them in this order."""
+    """Yield requests run by run; a request's time is its number, so that a trace keeps this
+    order."""
     rng = random.Random(f"{seed}/closed")
     pile: list[Session] = []
     number = lap = 0
@@ -204,7 +202,8 @@ def _requests(sessions: Sequence[Session], count: int, seed: int) -> Iterator[Fl
 
 
 def _pause_s(session: Session, index: int) -> float:
-    """Seconds from the end of the answer before to this turn, cut; 0 before the first."""
+    """Return the seconds from the end of the answer before to this turn, cut; 0 before the
+    first."""
     if not index:
         return 0.0
     before, turn = session.turns[index - 1], session.turns[index]
@@ -212,7 +211,7 @@ def _pause_s(session: Session, index: int) -> float:
 
 
 def _least_s(session: Session) -> float:
-    """Seconds that a session takes where nobody waits for anything but answers."""
+    """Return the seconds that a session takes on an engine without a queue."""
     service = ServiceModel()
     answers = sum(service.seconds(0, turn.output_tokens) for turn in session.turns)
     pauses = sum(_pause_s(session, index) for index in range(len(session.turns)))
@@ -224,7 +223,7 @@ AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
 
 
 class Queue(StrEnum):
-    """In which order an engine takes those that wait."""
+    """The order in which an engine takes waiting requests."""
 
     FCFS = "fcfs"
     """First come, first served: vLLM."""
@@ -234,15 +233,15 @@ class Queue(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """How a loop runs.
+    """Parameters of a closed loop.
 
     Attributes:
         users: Each plays one run after the other.
-        seconds: How long.
+        seconds: Length of the loop.
         begin_s: Users begin within this, evenly.
         warm_s: What happens before is not counted.
         bound_s: Nobody is held longer.
-        recheck_s: Seconds between two looks at held requests.
+        recheck_s: Seconds between two checks of held requests.
     """
 
     users: int
@@ -258,13 +257,13 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What became of each request, in the runs' order; NaN and 0 for those that never came.
+    """The outcome of each request, in the runs' order; NaN and 0 for those that never arrived.
 
     Attributes:
         at, started, first_token, done: float64 ``[requests]``, seconds.
         prompt, found: int32 ``[requests]``, blocks.
-        opens: bool ``[requests]``: it opens its session.
-        held_s: float64 ``[requests]``: how long it waited for room; 0: not at all.
+        opens: bool ``[requests]``: whether it opens its session.
+        held_s: float64 ``[requests]``: how long it waited for room.
         ended: float64 ``[runs]``: when each run was over; NaN: it was not.
         refused: Requests larger than the pool.
     """
@@ -292,8 +291,8 @@ def play(
     """Let users play ``runs`` on one engine; deterministic.
 
     Args:
-        word: A sidecar's latest word on room; None: nobody is held.
-        progress: Told the time, now and then.
+        word: Returns a sidecar's latest advice on room; None: nobody is held.
+        progress: Called with the simulated time, now and then.
     """
     return _Play(runs, instance, loop, word).play(progress)
 
@@ -301,15 +300,15 @@ def play(
 class _Play:
     """The state of a loop."""
 
-    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: Word | None) -> None:
+    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: AdviceAt | None) -> None:
         trace = runs.trace
         self._runs, self._instance, self._loop = runs, instance, loop
         self._chains, self._limits = trace.chains(), trace.matchable.tolist()
         self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
         self._pause, self._first = runs.pause.tolist(), runs.first.tolist()
         self._size = trace.block_size
-        self._hold = Hold(word, HoldingBounds(instance.capacity, loop.bound_s))
-        self._line: list[Asked] = []  # who may start, and waits for the engine
+        self._hold = SimulatedHold(word, HoldingBounds(instance.capacity, loop.bound_s))
+        self._line: list[ArrivedRequest] = []  # who may start, and waits for the engine
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = 0
         self._next_run = 0
@@ -354,7 +353,7 @@ class _Play:
         heapq.heappush(self._events, (now, self._number, event))
 
     def _opener(self, user: int) -> Callable[[float], None]:
-        """An event that begins the user's next session."""
+        """Return an event that begins the user's next session."""
 
         def open_(now: float) -> None:
             if self._next_run < len(self._runs):
@@ -369,7 +368,7 @@ class _Play:
             self._refused += 1  # as vLLM does; the user goes on without an answer
             self._answered(request, user, run, now)
             return
-        asked = Asked(request, user, run, request == self._first[run])
+        asked = ArrivedRequest(request, user, run, request == self._first[run])
         asked.brings = self._brings(asked)
         if not self._hold.arrives(asked, now, idle=self._idle, queued=bool(self._line)):
             self._line.append(asked)
@@ -378,17 +377,17 @@ class _Play:
     def _idle(self) -> bool:
         return not self._instance.running and not self._line
 
-    def _must_wait(self, asked: Asked, now: float) -> bool:
+    def _must_wait(self, asked: ArrivedRequest, now: float) -> bool:
         asked.brings = self._brings(asked)
         return self._hold.turn_comes(asked, now)
 
-    def _brings(self, asked: Asked) -> int:
+    def _brings(self, asked: ArrivedRequest) -> int:
         prompt = self._limits[asked.request]
         found = self._instance.reach(self._chains[asked.request], prompt)
         return new_context_blocks(prompt, found, self._instance.capacity, new=asked.opens)
 
     def _serve(self, now: float) -> None:
-        """Start who may start; one prompt is computed at a time."""
+        """Start waiting requests; one prompt is computed at a time."""
         free = not self._line and not self._busy
         self._line += self._hold.released(now, idle=self._idle, free=free)
         while not self._busy and self._loaded:
@@ -403,7 +402,7 @@ class _Play:
             self._asking = True
             self._at(now + self._loop.recheck_s, self._wake)
 
-    def _next(self) -> Asked:
+    def _next(self) -> ArrivedRequest:
         if self._loop.queue is Queue.FCFS:
             return self._line[0]
         return max(self._line, key=lambda asked: self._matched(asked.request))
@@ -414,8 +413,8 @@ class _Play:
     def _wake(self, now: float) -> None:
         self._asking = False
 
-    def _start(self, asked: Asked, now: float) -> bool:
-        """Whether there were blocks for it."""
+    def _start(self, asked: ArrivedRequest, now: float) -> bool:
+        """Start a request; returns whether there were blocks for it."""
         request, instance = asked.request, self._instance
         chain, limit = self._chains[request], self._limits[request]
         admission = instance.admit(request, chain, limit, self._unhashed(request), now)
@@ -433,7 +432,7 @@ class _Play:
             self._prefiller(asked)(now)
         return True
 
-    def _prefiller(self, asked: Asked) -> Callable[[float], None]:
+    def _prefiller(self, asked: ArrivedRequest) -> Callable[[float], None]:
         request = asked.request
         tokens = max(1, self._input[request] - int(self._found[request]) * self._size)
 
@@ -444,7 +443,7 @@ class _Play:
 
         return prefill
 
-    def _first_token(self, asked: Asked) -> Callable[[float], None]:
+    def _first_token(self, asked: ArrivedRequest) -> Callable[[float], None]:
         request = asked.request
 
         def decode(now: float) -> None:
@@ -455,7 +454,7 @@ class _Play:
 
         return decode
 
-    def _finish(self, asked: Asked) -> Callable[[float], None]:
+    def _finish(self, asked: ArrivedRequest) -> Callable[[float], None]:
         def finish(now: float) -> None:
             request = asked.request
             self._instance.finish(request, self._chains[request], now)
@@ -464,7 +463,7 @@ class _Play:
         return finish
 
     def _answered(self, request: int, user: int, run: int, now: float) -> None:
-        """The user reads, and asks again after the recorded pause; or begins another session."""
+        """Let the user ask again after the recorded pause, or begin another session."""
         self._times["done"][request] = now
         after = request + 1
         if after == self._first[run + 1]:
@@ -474,7 +473,7 @@ class _Play:
             self._at(now + self._pause[after], lambda at: self._ask(after, user, run, at))
 
     def _unhashed(self, request: int) -> int:
-        """Blocks for output that the runs know no hashes of, while the request runs."""
+        """Take blocks for output that has no recorded hashes, while the request runs."""
         tokens = self._input[request] + self._output[request]
         unhashed: int = max(0, -(-tokens // self._size) - len(self._chains[request]))
         return unhashed

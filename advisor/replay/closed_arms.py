@@ -1,4 +1,4 @@
-"""The arms of a closed loop, and what each cell of a table found."""
+"""`kvgraph closed`: the arms of a closed loop, its cells, its table and its picture."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ ADMISSION: Final = "+admission"
 HOST: Final = "+host"
 """Suffix of an arm, before the other: evicted blocks are copied to host memory, and loaded."""
 LPM: Final = "lpm"
-"""LRU, and those that wait start with the longest prefix match first: SGLang's order."""
+"""LRU eviction; waiting requests start with the longest prefix match first: SGLang's order."""
 CLIENT_PATIENCE_S: Final = 600.0
-"""A client that waits longer gives up (the OpenAI client's default); who does is starved."""
+"""Seconds after which a client gives up (the OpenAI client's default); its request is starved."""
 
 _BLOCK: Final = 512  # tokens; chosen
 
@@ -53,12 +53,12 @@ class ClosedCell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What cells share.
+class ClosedPlan:
+    """Parameters that all cells of a table share.
 
     Attributes:
         sessions: What users play.
-        loop: How; the number of users is a cell's own.
+        loop: Parameters of the loop; the number of users is a cell's own.
         host: Host memory of the arms that have some, in pools.
     """
 
@@ -70,14 +70,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class ClosedRow:
-    """What a cell found, after the loop was warm; seconds unless said otherwise.
+    """A cell's result after warm-up; seconds unless stated otherwise.
 
     Attributes:
-        turns_per_hour: Answers that were complete; a refusal is none.
-        sessions: That were over.
+        turns_per_hour: Complete answers; a refusal is none.
+        sessions: Sessions that ended.
         computed: The share of prompt blocks that were computed.
         returning_p50, returning_p95: TTFT of sessions' later turns.
-        first_p50, first_p95: TTFT of their first ones.
+        first_p50, first_p95: TTFT of their first turns.
         held: The share of requests that waited for room.
         longest_hold: Of any request, at any time.
         starved: Requests that waited longer than a client does, at any time.
@@ -100,19 +100,19 @@ class ClosedRow:
     refused: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, rounded to four digits behind the point."""
+        """Return plain values, rounded to four digits behind the point."""
         return {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An arm by its parts.
+    """An arm, parsed from its name.
 
     Attributes:
-        order: ``lru``, ``lpm`` or a graph policy: who is evicted first.
-        hints: Callers name their sessions and say what the trace knows.
-        host: There is host memory below the pool.
-        admission: New and cold sessions are held.
+        order: ``lru``, ``lpm`` or a graph policy: the eviction order.
+        hints: Whether callers name their sessions and state what the trace knows.
+        host: Whether there is host memory below the pool.
+        admission: Whether new and cold sessions are held.
     """
 
     order: str
@@ -122,10 +122,10 @@ class Arm:
 
     @classmethod
     def of(cls, name: str) -> Arm:
-        """The parts of an arm's name.
+        """Parse an arm's name.
 
         Raises:
-            ReplayError: There is none of that name.
+            ReplayError: There is no such arm.
         """
         bare = name.removesuffix(ADMISSION)
         named = bare.removesuffix(HOST)
@@ -140,17 +140,17 @@ class Arm:
 
     @property
     def is_stock(self) -> bool:
-        """Whether it needs no sidecar."""
+        """Tell whether it needs no sidecar."""
         return self.order in ("lru", LPM) and not self.hints and not self.admission
 
 
 def closed_rows(
-    plan: Plan,
+    plan: ClosedPlan,
     cells: Sequence[ClosedCell],
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ClosedRow]:
-    """What each cell found, in their order."""
+    """Return the results of cells, in their order."""
     found: dict[ClosedCell, ClosedRow] = {}
     for done, (cell, row) in enumerate(run_cells(run_cell, plan, cells, processes), start=1):
         found[cell] = row
@@ -158,7 +158,7 @@ def closed_rows(
     return [found[cell] for cell in cells]
 
 
-def run_cell(plan: Plan, cell: ClosedCell) -> ClosedRow:
+def run_cell(plan: ClosedPlan, cell: ClosedCell) -> ClosedRow:
     """Play one cell; the same plan and cell give the same row."""
     arm = Arm.of(cell.arm)
     queue = Queue.LPM if arm.order == LPM else plan.loop.queue
@@ -207,14 +207,12 @@ def _percentile(values: npt.NDArray[np.float64], percent: int) -> float:
     return float(np.percentile(values, percent)) if len(values) else 0.0
 
 
-# What a person sees of a closed loop: a table, and the cliff as a picture.
-
 _GREY: Final = "#9aa0a6"
 _COLORS: Final = ("#1a73e8", "#12a150", "#e37400", "#a142f4", "#d93025", "#00897b")
 
 
 def closed_table(rows: Sequence[ClosedRow]) -> Table:
-    """The rows for people."""
+    """Return the rows as a table."""
     table = Table(title="recorded agents in a closed loop", title_justify="left")
     for column in ("blocks", "agents", "arm"):
         table.add_column(column, justify="left" if column == "arm" else "right")
@@ -241,7 +239,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
 
 
 def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
-    """Save the picture: turns per hour and TTFT over agents, a row of two a capacity.
+    """Save a picture of turns per hour and TTFT over agents, a row of two per capacity.
 
     Raises:
         ReplayError: matplotlib is not installed.
@@ -281,21 +279,22 @@ def _panel(
         axes.spines[side].set_visible(False)
 
 
-# ``kvgraph closed``.
-
-
-class Part(StrEnum):
-    """Which sessions of those that are found, by the rank of their names."""
+class SessionPart(StrEnum):
+    """Which of the found sessions to play, by the rank of their names."""
 
     ALL = "all"
     ODD = "odd"
     EVEN = "even"
 
 
-def part_of(sessions: Sequence[Session], part: Part) -> list[Session]:
-    """Those sessions; the first is odd."""
+def part_of(sessions: Sequence[Session], part: SessionPart) -> list[Session]:
+    """Return those sessions; the first is odd."""
     ordered = sorted(sessions, key=lambda session: session.name)
-    return {Part.ALL: ordered, Part.ODD: ordered[::2], Part.EVEN: ordered[1::2]}[part]
+    return {
+        SessionPart.ALL: ordered,
+        SessionPart.ODD: ordered[::2],
+        SessionPart.EVEN: ordered[1::2],
+    }[part]
 
 
 PrefillRate = Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")]
@@ -320,7 +319,7 @@ def closed(
     host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
     prefill: PrefillRate = AGENTS_SERVICE.prefill_tokens_per_s,
     decode: DecodeTime = AGENTS_SERVICE.decode_s_per_token,
-    part: Annotated[Part, typer.Option(help="Which sessions, by rank.")] = Part.ALL,
+    part: Annotated[SessionPart, typer.Option(help="Which sessions, by rank.")] = SessionPart.ALL,
     seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
@@ -342,10 +341,10 @@ def closed(
 
 
 def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
-    """Every arm at every number of users at every capacity.
+    """Return every arm at every number of users at every capacity.
 
     Raises:
-        ReplayError: One of the three lists is not what is allowed.
+        ReplayError: One of the three lists is not allowed.
     """
 
     arms = [name.strip() for name in arm.split(",")]
@@ -359,16 +358,16 @@ def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
     ]
 
 
-def _plan(path: Path, part: Part, loop: Loop, host: float, seed: int) -> Plan:
+def _plan(path: Path, part: SessionPart, loop: Loop, host: float, seed: int) -> ClosedPlan:
     from .recordings import read_sessions
 
-    return Plan(part_of(read_sessions(path), part), loop, host, seed)
+    return ClosedPlan(part_of(read_sessions(path), part), loop, host, seed)
 
 
 def _played(
-    plan: Callable[[], Plan], cells: Sequence[ClosedCell], processes: int, quiet: bool
+    plan: Callable[[], ClosedPlan], cells: Sequence[ClosedCell], processes: int, quiet: bool
 ) -> list[ClosedRow]:
-    """Play the cells, and show how far that is unless ``quiet``."""
+    """Play the cells; show progress unless ``quiet``."""
 
     with _bar(quiet) as progress:
         task = progress.add_task("reading sessions", total=len(cells))

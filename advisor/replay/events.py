@@ -1,4 +1,4 @@
-"""Turns what happens in a trace into the events of an engine's hook."""
+"""``TraceEvents``: makes the events that an engine's hook would send of a trace."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from .trace import BYTES_PER_TOKEN, Ints, Trace
 
 
 class TraceEvents:
-    """The events of a trace.
+    """Makes the events of a trace.
 
     Args:
-        hints: Whether callers name their sessions and say what the trace knows. Where the trace
-            holds nothing that they said, they say which request is their session's last.
-        layers: Whether the engine reads off each prompt where its parts are. What callers say
-            of them is said in its place.
-        stops: Whether the engine reads off each answer why it ended. What callers say of that is
-            said in its place.
+        hints: Whether callers name their sessions and state what the trace knows. Where the trace
+            has no such statements, they state which request is their session's last.
+        layers: Whether the engine finds the parts of each prompt itself; replaces callers'
+            statements.
+        stops: Whether the engine reads off each answer why it ended; replaces callers' statements.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class TraceEvents:
         self._ends = self._said or (trace.said if stops else None)
 
     def started(self, request: int, hit: int) -> RequestStarted:
-        """The event that a request was scheduled, and ``hit`` blocks of it were found."""
+        """Return the event that a request was scheduled, with ``hit`` of its blocks found."""
         trace = self._trace
         chain = trace.chain(request)
         return RequestStarted(
@@ -58,26 +57,26 @@ class TraceEvents:
         )
 
     def stored(self, request: int, hit: int) -> BlocksStored:
-        """The event that a request's blocks behind the first ``hit`` were computed."""
+        """Return the event that a request's blocks behind the first ``hit`` were computed."""
         chain = self._trace.chain(request)
         parent = int(self.keys[chain[hit - 1]]) if hit else None
         return BlocksStored(self._packed(chain[hit:]), parent, self._trace.block_size)
 
     def removed(self, blocks: Sequence[int]) -> BlocksRemoved:
-        """The event that blocks were evicted."""
+        """Return the event that blocks were evicted."""
         return BlocksRemoved(self.keys[list(blocks)].tobytes())
 
     def copied(self, blocks: Sequence[int]) -> BlocksSpilled:
-        """The event that copies of blocks are in host memory."""
+        """Return the event that blocks were copied to host memory."""
         size = BYTES_PER_TOKEN * self._trace.block_size
         return BlocksSpilled(self.keys[list(blocks)].tobytes(), Tier.WARM, size)
 
     def dropped(self, blocks: Sequence[int]) -> CopiesDropped:
-        """The event that these copies are gone."""
+        """Return the event that copies were dropped."""
         return CopiesDropped(self.keys[list(blocks)].tobytes(), Tier.WARM)
 
     def finished(self, request: int, now: float) -> RequestFinished:
-        """The event that a request ended at ``now``."""
+        """Return the event that a request ended at ``now``."""
         trace = self._trace
         prompts, tokens = int(trace.prompts[request]), int(trace.input_tokens[request])
         # A partial block has no hash that a longer prompt could extend.
@@ -125,7 +124,8 @@ class TraceEvents:
         return bool(self._ends.waiting[request])
 
     def _expected_return_s(self, request: int, now: float) -> float | None:
-        """Seconds from ``now``; from when the request really ended, where it ends at once here."""
+        """Return the pause from ``now``, or from the recorded end where requests take no time
+        here."""
         if self._said is None or np.isnan(told := self._said.expected_return_s[request]):
             return None
         took = np.nan_to_num(self._said.seconds[request])

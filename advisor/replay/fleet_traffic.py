@@ -1,4 +1,4 @@
-"""What callers of a fleet say about their sessions."""
+"""`kvgraph traffic`: lays recorded sessions over users, and writes the fleet as a trace."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ import typer
 from rich.console import Console
 
 from .reader import HEADER_VERSION
-from .recordings import Session, Turn
+from .recordings import RecordedTurn, Session
 from .trace import ReplayError, TraceError
 
-# A fleet: recorded sessions laid over users who work in parallel.
-
 MAX_GAP_S: Final = 1800.0
-"""Pauses inside a session are cut to this: who is away longer is not at work."""
+"""Seconds to which pauses inside a session are cut: who is away longer is not at work."""
 
 
 LEAST_S: Final = 1.0
-"""That a session takes its user, also where no time of it was recorded: else it has no end."""
+"""Least seconds that a session takes its user, also where no time of it was recorded: else it has
+no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,9 @@ class FleetRequest:
 
     Attributes:
         at: Seconds since the fleet began.
-        run: The name of this playing of the session; a session played again has another.
+        run: Name of this run of the session; a session played again has another.
         scope: The run in which its recorded block numbers hold: a subagent's is its parent's.
-        index: Which turn of ``session`` it is.
+        index: Index of the turn in ``session``.
         returns_s: Seconds until the session's next request, cut; None after the last one.
         lap: How often the fleet has begun its sessions anew by then, from 1.
     """
@@ -54,26 +53,26 @@ class FleetRequest:
     lap: int = 1
 
     @property
-    def turn(self) -> Turn:
-        """What was recorded of it."""
+    def turn(self) -> RecordedTurn:
+        """Return the recorded turn."""
         return self.session.turns[self.index]
 
     @property
-    def next_turn(self) -> Turn | None:
-        """The session's turn after it."""
+    def next_turn(self) -> RecordedTurn | None:
+        """Return the session's next turn, if any."""
         after = self.index + 1
         return self.session.turns[after] if after < len(self.session.turns) else None
 
     @property
     def pause_s(self) -> float | None:
-        """Seconds from the end of the answer to the session's next request."""
+        """Return the seconds from the end of the answer to the session's next request."""
         if self.returns_s is None:
             return None
         return max(0.0, self.returns_s - (self.turn.api_s or 0.0))
 
 
 class _Run(NamedTuple):
-    """One playing of a session."""
+    """One run of a session."""
 
     name: str
     scope: str
@@ -84,11 +83,11 @@ class _Run(NamedTuple):
 def lay_over_users(
     sessions: Sequence[Session], users: int, seconds: float, seed: int
 ) -> list[FleetRequest]:
-    """The requests of a fleet in order of arrival; the same seed gives the same fleet.
+    """Return the requests of a fleet in order of arrival; the same seed gives the same fleet.
 
-    Users draw sessions from one shuffled pile, each the next one when the last is over; a pile
-    that is used up is shuffled again, and a session played again is another session. Users
-    begin within the first ``MAX_GAP_S``.
+    Users draw sessions from one shuffled pile, each the next one when the last is over; a pile that
+    is used up is shuffled again, and a session played again is another session. Users begin within
+    the first ``MAX_GAP_S``.
 
     Args:
         seconds: The horizon: what would arrive later is left out.
@@ -111,11 +110,11 @@ def lay_over_users(
 
 
 def in_harnesses(sessions: Sequence[Session], count: int, seed: int) -> list[Session]:
-    """The same sessions, as if ``count`` harnesses ran them all; the same seed gives the same.
+    """Return the same sessions as if ``count`` agent harnesses ran them all; deterministic by seed.
 
-    A harness has the tools and the system prompt of one of them, as long as recorded; sessions are
-    dealt out evenly. Each keeps its prompts' lengths: of a head that is longer than its own was it
-    has as much as that, and what its own was longer is its own text.
+    A harness has the tools and the system prompt of one of the sessions, as long as recorded;
+    sessions are dealt out evenly. Prompts keep their lengths: a session whose own head was shorter
+    has that much of the harness's head, and the excess of a longer one is its own text.
 
     Raises:
         ReplayError: There are more harnesses than sessions, or none.
@@ -132,7 +131,7 @@ def in_harnesses(sessions: Sequence[Session], count: int, seed: int) -> list[Ses
 
 
 def _with_head(session: Session, pattern: Session, harness: str) -> Session:
-    """A session, and those of its subagents that have its head, with as much as fits of another."""
+    """Give a session, and subagents with the same head, as much of another's head as fits."""
     own = session.tool_tokens + session.system_tokens
     tools = min(pattern.tool_tokens, own)
     return replace(
@@ -152,7 +151,7 @@ def _head(session: Session) -> tuple[int, int]:
 
 
 def _pile(sessions: Sequence[Session], rng: random.Random) -> Iterator[_Run]:
-    """Runs of sessions, without end."""
+    """Yield runs of sessions, without end."""
     lap = 0
     while True:
         lap += 1
@@ -164,7 +163,7 @@ def _pile(sessions: Sequence[Session], rng: random.Random) -> Iterator[_Run]:
 
 
 def _play(run: _Run, user: int, start: float) -> Iterator[FleetRequest]:
-    """The requests of a session that begins at ``start``, and those of its subagents."""
+    """Yield the requests of a session that begins at ``start``, and those of its subagents."""
     name, scope, session, lap = run
     offsets = _offsets(session)
     for index, offset in enumerate(offsets):
@@ -176,7 +175,7 @@ def _play(run: _Run, user: int, start: float) -> Iterator[FleetRequest]:
 
 
 def _offsets(session: Session) -> list[float]:
-    """Seconds from a session's first request to each, its pauses cut."""
+    """Return the seconds from a session's first request to each, with pauses cut."""
     offsets = [0.0]
     for turn, after in pairwise(session.turns):
         offsets.append(offsets[-1] + min(after.at - turn.at, MAX_GAP_S))
@@ -184,26 +183,26 @@ def _offsets(session: Session) -> list[float]:
 
 
 def _when(session: Session, offsets: Sequence[float], agent: Session) -> float:
-    """Seconds from a session's first request to its subagent's, its pauses cut."""
+    """Return the seconds from a session's first request to its subagent's, with pauses cut."""
     turns = enumerate(session.turns)
     before = max((i for i, turn in turns if turn.at <= agent.began), default=0)
     return offsets[before] + min(agent.began - session.turns[before].at, MAX_GAP_S)
 
 
 def _busy_s(session: Session) -> float:
-    """Seconds that a user plays a session; its subagents run beside it."""
+    """Return the seconds for which a user plays a session; its subagents run beside it."""
     return max(LEAST_S, _offsets(session)[-1] + (session.turns[-1].api_s or 0.0))
 
 
 MAGNITUDE: Final = 4.0
-"""A tool's pause is told within this factor."""
+"""A tool's pause is stated within this factor."""
 
 _LEAST_PAUSE_S: Final = 0.5  # recorded times are whole seconds: a pause of 0 is up to half a one
 _WAITING: Final = {"tool_use": True, "end_turn": False, "stop_sequence": False}
 
 
 class Signals(StrEnum):
-    """How much callers say; each is what a client of that kind can know."""
+    """How much callers state; each level is what a client of that kind can know."""
 
     NONE = "none"
     """Nothing."""
@@ -216,12 +215,13 @@ class Signals(StrEnum):
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:
-    """Whether the answer ended in a tool call (True) or ended the turn (False); None if unknown."""
+    """Return whether the answer ended in a tool call (True) or the turn (False); None if
+    unknown."""
     return _WAITING.get(request.turn.stop)
 
 
 def rough_return_s(request: FleetRequest, seed: int) -> float | None:
-    """The pause that a tool call causes, wrong by up to ``MAGNITUDE``; None without one."""
+    """Return the pause of a tool call, wrong by up to ``MAGNITUDE``; None without one."""
     if request.pause_s is None or not waiting_for_tool(request):
         return None
     error = random.Random(f"{seed}/return/{request.run}/{request.index}").uniform(-1.0, 1.0)
@@ -229,14 +229,12 @@ def rough_return_s(request: FleetRequest, seed: int) -> float | None:
 
 
 def layers(request: FleetRequest) -> list[tuple[str, int, int]]:
-    """The parts of a prompt's head: ``(source layer, first token, end token)``."""
+    """Return the parts of a prompt's head: ``(source layer, first token, end token)``."""
     tools = min(request.session.tool_tokens, request.turn.input_tokens)
     head = min(tools + request.session.system_tokens, request.turn.input_tokens)
     parts = [("capabilities", 0, tools), ("rules", tools, head)]
     return [part for part in parts if part[1] < part[2]]
 
-
-# Which blocks the requests of a fleet walk.
 
 _NOT_SHARED: Final = -1
 _FIRST: Final = -1  # block before the first one
@@ -245,12 +243,12 @@ _FIRST: Final = -1  # block before the first one
 class BlockNumbers:
     """Numbers blocks of ``block_size`` tokens across the sessions of a fleet.
 
-    A block is known by the number of the recorded block at its end, which stands for the whole
+    A block is identified by the number of the recorded block at its end, which stands for the whole
     prefix. Sessions with tools of equal length share these, and behind them the system prompt where
-    its length is equal, too: whole blocks. Sessions of one harness share all of their heads that
-    they have in common, with nobody else. A subagent shares with its parent what their recorded
-    numbers share. Where numbers are all sessions', equal numbers behind equal ones are one block,
-    until the fleet plays its sessions again: then it shares the heads alone.
+    its length is equal too: whole blocks. Sessions of one harness share what their heads have in
+    common, with nobody else. A subagent shares with its parent what their recorded numbers share.
+    Where numbers are global, equal numbers behind equal ones are one block, until the fleet plays
+    its sessions again: then only heads are shared.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of a session's own.
@@ -262,11 +260,11 @@ class BlockNumbers:
         self._heads: dict[str, dict[int, int]] = {}  # session → number → place
 
     def prompt(self, request: FleetRequest) -> list[int]:
-        """A number for each full block of the prompt."""
+        """Return a number for each full block of the prompt."""
         return self._chain(request, request.turn.hash_ids)
 
     def answer(self, request: FleetRequest) -> list[int]:
-        """A number for each full block that the answer completes.
+        """Return a number for each full block that the answer completes.
 
         If the session's next prompt extends this prompt and its answer, these are that prompt's
         blocks. An answer that it does not contain as it was (thinking is removed, a history is cut)
@@ -314,7 +312,7 @@ class BlockNumbers:
         return self._numbers.setdefault(name, len(self._numbers))
 
     def _head(self, session: Session, step: int) -> dict[int, int]:
-        """Recorded number → place in the head, for the whole blocks of a session's head."""
+        """Return recorded number → place in the head, for the whole blocks of a session's head."""
         if session.name not in self._heads:
             blocks = (session.tool_tokens + session.system_tokens) // self._size
             ends = session.turns[0].hash_ids[step - 1 :: step][:blocks]
@@ -331,11 +329,8 @@ class BlockNumbers:
         return step
 
 
-def _extends(after: Turn, turn: Turn) -> bool:
+def _extends(after: RecordedTurn, turn: RecordedTurn) -> bool:
     return after.hash_ids[: len(turn.hash_ids)] == turn.hash_ids
-
-
-# Writes a fleet as a trace file of our own format, with its callers' hints.
 
 
 def trace_lines(
@@ -346,10 +341,10 @@ def trace_lines(
     *,
     with_layers: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """The header, and one line per request.
+    """Yield the header, and one line per request.
 
     Args:
-        with_layers: Callers also say where the parts of a prompt's head are.
+        with_layers: Whether callers also state where the parts of a prompt's head are.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of the recorded one.
@@ -374,10 +369,7 @@ def trace_lines(
 
 
 def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
-    """Write a trace, gzipped if the name ends in ``.gz``; equal lines give equal files.
-
-    Returns:
-        How many lines.
+    """Write a trace, gzipped if the name ends in ``.gz``; returns the number of lines.
 
     Raises:
         TraceError: The file cannot be written.
@@ -394,12 +386,12 @@ def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
 
 
 def _zipped(raw: BinaryIO) -> BinaryIO:
-    """A gzip file without the time of day in it, so that equal lines give equal files."""
+    """Open a gzip file without the time of day in it, so that equal lines give equal files."""
     return cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
 
 
 def _said(request: FleetRequest, signals: Signals, seed: int) -> dict[str, Any]:
-    """The fields that a caller fills in; unknown ones are absent."""
+    """Return the fields that a caller states; unknown ones are absent."""
     said: dict[str, Any] = {}
     if signals in (Signals.ENDS, Signals.ALL) and request.next_turn is None:
         said["ended"] = True
@@ -408,9 +400,6 @@ def _said(request: FleetRequest, signals: Signals, seed: int) -> dict[str, Any]:
     if signals is Signals.ALL:
         said["expected_return_s"] = rough_return_s(request, seed)
     return {name: value for name, value in said.items() if value is not None}
-
-
-# ``kvgraph traffic``.
 
 
 def traffic(

@@ -1,4 +1,4 @@
-"""The eviction order of an engine that a live sidecar advises."""
+"""``GraphOrder``: the eviction order of a simulated engine that a real graph advises."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ from .events import TraceEvents
 from .simulator import EvictionOrder
 from .trace import Trace
 
-# ``SimulatedSidecar``: the graph of a live sidecar, for one simulated engine or several.
-
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """One thing that happened to an engine: an event, or (without one) the eviction of blocks.
+class EngineUpdate:
+    """An event of an engine, or, without one, the eviction of blocks.
 
     Attributes:
         at: Seconds of the trace.
-        blocks: That became resident by the event, or were evicted.
+        blocks: Blocks that became resident by the event, or were evicted.
     """
 
     at: float
@@ -42,24 +40,24 @@ class News:
 
     @property
     def is_eviction(self) -> bool:
-        """Whether ``blocks`` were evicted."""
+        """Tell whether ``blocks`` were evicted."""
         return self.event is None
 
 
 class SimulatedSidecar:
-    """A real graph with a simulated clock, which hears of each engine as late as a live one would.
+    """A real graph with a simulated clock, which receives events as late as a live one would.
 
-    Engines that share it are one fleet: a session that moves is known where it arrives, and what
-    one engine teaches counts for all.
+    Engines that share it are one fleet: a session that moves is recognised where it arrives, and
+    evidence of one engine counts for all.
 
     Args:
         policy: Fresh, since it may learn.
         rules: None takes the defaults.
-        hints: Whether callers name their sessions and say what the trace knows; if the trace has
-            nothing that they said, they say which turns are their sessions' last.
-        layers: Whether the engines read off each prompt where its parts are.
+        hints: Whether callers name their sessions and state what the trace knows; if the trace has
+            no such statements, they state which turns are their sessions' last.
+        layers: Whether the engines find the parts of each prompt themselves.
         stops: Whether they read off each answer why it ended.
-        guard: Whether LRU rules until the policy has shown that it finds more.
+        guard: Whether LRU ranks until the policy has shown that it finds more.
 
     Attributes:
         now: The graph's clock, in seconds of the trace.
@@ -86,37 +84,37 @@ class SimulatedSidecar:
             clock=lambda: self.now,
         )
         self._block_size = trace.block_size
-        self._unheard: dict[str, deque[News]] = {}  # by engine, what the graph has not heard yet
+        self._pending: dict[str, deque[EngineUpdate]] = {}  # by engine, not received yet
 
     def join(self, capacity: int) -> str:
-        """The name of one more engine, whose pool has ``capacity`` blocks."""
-        engine = f"replay {len(self._unheard)}"
-        self._unheard[engine] = deque()
+        """Add an engine whose pool has ``capacity`` blocks; returns its name."""
+        engine = f"replay {len(self._pending)}"
+        self._pending[engine] = deque()
         self.graph.apply(engine, [EngineHello(engine, "", self._block_size, capacity + 1, "")])
         return engine
 
-    def happened(self, engine: str, news: News) -> None:
-        """Note what will be heard of later."""
-        self._unheard[engine].append(news)
+    def happened(self, engine: str, news: EngineUpdate) -> None:
+        """Queue an event; the graph receives it later."""
+        self._pending[engine].append(news)
 
     def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
-        """What an engine should evict first, by what was heard so far."""
+        """Rank an engine's blocks by the events received so far."""
         self.now = now
         return self.graph.rank(engine, limit)
 
     def hear(self, engine: str, before: float, others_before: float) -> None:
-        """Report to the graph all that happened to an engine before a time.
+        """Apply all that happened to an engine before a time.
 
-        What became and ceased to be resident meanwhile is reported last, as two runs: a ranking
-        sees the same columns, and the graph takes a run at once.
+        What became and ceased to be resident meanwhile is applied last, as two runs: a ranking sees
+        the same columns, and the graph applies a run at once.
 
         Args:
-            others_before: The time before which the other engines' news is heard, too.
+            others_before: The time before which the other engines' events are applied, too.
         """
         stored: dict[str, list[AnyEvent]] = {}
         changed: dict[str, dict[int, bool]] = {}
-        while (heard := self._next_heard(engine, before, others_before)) is not None:
-            queue, turns = self._unheard[heard], list[AnyEvent]()
+        while (heard := self._next_due(engine, before, others_before)) is not None:
+            queue, turns = self._pending[heard], list[AnyEvent]()
             self.now = queue[0].at
             while queue and queue[0].at == self.now:
                 news = queue.popleft()
@@ -132,10 +130,10 @@ class SimulatedSidecar:
             if removed := [block for block, resident in blocks.items() if not resident]:
                 self.graph.apply(heard, [self.events.removed(removed)])
 
-    def _next_heard(self, engine: str, before: float, others_before: float) -> str | None:
-        """The engine whose news is the oldest that may be heard."""
+    def _next_due(self, engine: str, before: float, others_before: float) -> str | None:
+        """Return the engine with the oldest event that may be applied."""
         first, oldest = None, before
-        for heard, queue in self._unheard.items():
+        for heard, queue in self._pending.items():
             until = before if heard == engine else others_before
             if queue and queue[0].at < min(until, oldest):
                 first, oldest = heard, queue[0].at
@@ -147,13 +145,13 @@ _SLICE: Final = 512  # keys looked up at a time; chosen
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """How a live sidecar plans.
+    """The timing and size of a live sidecar's rankings.
 
     Attributes:
         interval_s: Seconds between two rankings.
-        delay_s: Seconds until a sidecar knows of an event: an engine reports five times per second.
-        pressing_share: Share of a pool; after so many stored blocks an engine reports at once,
-            and is answered at once.
+        delay_s: Seconds until a sidecar receives an event: an engine reports five times per second.
+        pressing_share: Share of a pool; after so many stored blocks an engine reports at once, and
+            is answered at once.
         pressing_delay_s: Seconds that this takes.
         max_ranked: Blocks per ranking; behind them an engine's own order holds.
     """
@@ -168,9 +166,9 @@ class Planning:
 class GraphOrder(EvictionOrder):
     """Reports to a sidecar what an engine's hook would report, and evicts by its rankings.
 
-    A ranking is made at every multiple of the interval from what happened before, as live; a
-    ranking that no eviction asks for is left out, which changes no result. Behind a ranking's end
-    the engine's own order holds: the longest free block first.
+    A ranking is made at every multiple of the interval from what happened before, as live; one that
+    no eviction needs is left out, which changes no result. Behind a ranking's end the engine's own
+    order holds: the longest free block first.
 
     Args:
         sidecar: Advises this engine, and perhaps others.
@@ -193,12 +191,12 @@ class GraphOrder(EvictionOrder):
 
     @property
     def sidecar(self) -> SimulatedSidecar:
-        """Who advises this engine."""
+        """Return the sidecar that advises this engine."""
         return self._sidecar
 
     @classmethod
     def alone(cls, trace: Trace, policy: Policy, *, hints: bool = False) -> GraphOrder:
-        """The order of an engine with a sidecar of its own, by the defaults; see
+        """Make the order of an engine with a sidecar of its own, with the defaults of
         ``SimulatedSidecar``."""
         return cls(SimulatedSidecar(trace, policy, hints=hints))
 
@@ -249,7 +247,8 @@ class GraphOrder(EvictionOrder):
         self._tell(now, self._sidecar.events.finished(request, now))
 
     def advised(self, admission: Admission, now: float) -> AdmissionAdvice:
-        """What a sidecar has said of room by ``now``: made at every multiple of the interval."""
+        """Return the advice on admission as of ``now``, which is renewed at every multiple of the
+        interval."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._word is None or tick > self._word.ts:
             known_of = tick - self.planning.delay_s
@@ -261,7 +260,7 @@ class GraphOrder(EvictionOrder):
         return self._word
 
     def _longest_free(self) -> int:
-        """Take the longest free block that is not protected, or the longest free one of all."""
+        """Take the longest free block that is not protected, or else the longest free one."""
         for _ in range(len(self._protected)):
             block = next(iter(self._free))
             if block not in self._protected:
@@ -270,15 +269,15 @@ class GraphOrder(EvictionOrder):
         return self._free.popitem(last=False)[0]
 
     def _next_ranked(self) -> int | None:
-        """The ranking's next block id; keys are looked up one slice at a time."""
+        """Return the ranking's next block id; keys are looked up one slice at a time."""
         if not self._slice:
             self._slice = self._ids(self._ranking[:_SLICE])[::-1]
             self._ranking = self._ranking[_SLICE:]
         return self._slice.pop() if self._slice else None
 
     def _refresh(self, now: float) -> None:
-        """Rank as of the last tick if that was not done yet, or as of now if much was
-        stored since."""
+        """Rank as of the last tick if that was not done yet, or as of now if much was stored
+        since."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._stored >= self._pressing:
             self._rank(now, now - self.planning.pressing_delay_s)
@@ -293,9 +292,9 @@ class GraphOrder(EvictionOrder):
         self._slice = []
 
     def _ids(self, keys: Keys) -> list[int]:
-        """The trace's numbers of these blocks."""
+        """Return the trace's numbers of these blocks."""
         found: list[int] = self._ids_by_key[np.searchsorted(self._sorted_keys, keys)].tolist()
         return found
 
     def _tell(self, now: float, event: AnyEvent | None, blocks: Sequence[int] = ()) -> None:
-        self._sidecar.happened(self._engine, News(now, event, blocks))
+        self._sidecar.happened(self._engine, EngineUpdate(now, event, blocks))

@@ -1,4 +1,4 @@
-"""How many engines, how much host memory, which routing: what each plan would do with a trace."""
+"""`kvgraph plan`: how many engines, how much host memory, which routing; results over cost."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ from .simulator import (
 )
 from .trace import AGENTS_SERVICE, HostLink, Ints, ReplayError, Trace
 
-# Simulated queues before engines that prefill one request after the other.
-
 
 class PrefillQueues:
-    """Tells when each engine is done with a prompt, and how much waited before each over time.
+    """Simulates when each engine is done with a prompt, and how many tokens wait at each.
 
     Args:
         tokens_per_s: Prompt tokens that an engine computes per second.
-        computed: Told of each choice whose prompt was computed.
+        computed: Called with each choice whose prompt was computed.
     """
 
     def __init__(self, tokens_per_s: float, computed: Callable[[Choice], None]) -> None:
@@ -51,7 +49,7 @@ class PrefillQueues:
         self._waited: dict[int, float] = {}  # token-seconds
 
     def advance(self, now: float) -> None:
-        """Finish all that is done by ``now``."""
+        """Finish all prompts that are done by ``now``."""
         while self._ends and self._ends[0][0] <= now:
             self._computed(heapq.heappop(self._ends)[2])
 
@@ -66,11 +64,9 @@ class PrefillQueues:
         heapq.heappush(self._ends, (end, self._number, choice))
 
     def waited(self, engines: int) -> npt.NDArray[np.float64]:
-        """float64 ``[engines]``: tokens queued or running at each, summed over seconds."""
+        """float64 ``[engines]``: tokens queued or running at each, times seconds."""
         return np.array([self._waited.get(engine, 0.0) for engine in range(engines)])
 
-
-# The live router before simulated engines.
 
 _ALL_LOST: Final = np.ones(1, dtype=np.bool_)
 
@@ -92,7 +88,7 @@ class NotingRouter:
 
 
 class FleetRouting:
-    """Asks a ``FleetRouter``, which sees what the simulated engines hold.
+    """Routes by a ``FleetRouter`` that sees what the simulated engines hold.
 
     Args:
         store: A tier that all engines share, if they do.
@@ -145,8 +141,7 @@ class FleetRouting:
 
 
 class MemoryRouting(FleetRouting):
-    """The same router where engines have no graph: it goes by shadows of their pools, as the proxy
-    does."""
+    """Routes as the proxy does where engines have no graph: by shadows of their pools."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
@@ -169,12 +164,12 @@ class MemoryRouting(FleetRouting):
 Seconds = npt.NDArray[np.float64]
 
 ROUTINGS: Final = ("round-robin", "prefix", "home")
-"""One engine after the other; where most of the prompt is cached; what ``kvgraph route`` does."""
+"""Round robin; where most of the prompt is cached; what `kvgraph route` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to buy, and how to route.
+    """A fleet to buy, and its routing.
 
     Attributes:
         host: Blocks of host memory per block of the pool.
@@ -187,12 +182,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """What an engine is.
+    """The properties and cost of an engine.
 
     Attributes:
-        blocks: Of an engine's pool: one that costs 1.
+        blocks: Of an engine's pool, where the engine costs 1.
         prefill_tokens_per_s: Prompt tokens that it computes per second, one prompt at a time.
-        policy: What orders its blocks.
+        policy: Its eviction policy.
         host_cost: Cost of as much host memory as a pool, where an engine costs 1; the default is
             chosen.
         times: How many pools of ``blocks`` each engine has, as one that is spread over as many
@@ -207,16 +202,16 @@ class PlanTerms:
 
     @property
     def pool(self) -> int:
-        """Blocks that an engine of a plan has."""
+        """Return the blocks of a plan's engine."""
         return self.blocks * self.times
 
     def cost(self, plan: Plan) -> float:
-        """What a plan costs, in engines of ``blocks``."""
+        """Return what a plan costs, in engines of ``blocks``."""
         return self.times * plan.engines * (1 + plan.host * self.host_cost)
 
     def for_trace(self, trace: Trace) -> tuple[PlanTerms, int]:
-        """The same with pools in which every request of a trace has room, and how many requests
-        have none in ``blocks``: an engine refuses a prompt that can never fit."""
+        """Enlarge pools until every request of a trace fits; returns how many did not fit
+        before."""
         needed = blocks_needed(trace)
         times = max(1, -(-int(needed.max(initial=0)) // self.blocks))
         return replace(self, times=times), int((needed > self.blocks).sum())
@@ -224,7 +219,7 @@ class PlanTerms:
 
 @dataclass(frozen=True, slots=True)
 class PlanFound:
-    """What a plan does with a trace.
+    """A plan's result on a trace.
 
     Attributes:
         cost: In engines.
@@ -232,7 +227,7 @@ class PlanFound:
         ttft_p50_s, ttft_p95_s: Seconds from a request's arrival until its prompt is computed.
         busiest: Share of the time in which the busiest engine computes prompts.
         blocks: Of each engine's pool.
-        refused: Requests that are larger than that pool: no plan that has some serves the trace.
+        refused: Requests that are larger than that pool: a plan with any does not serve the trace.
     """
 
     plan: Plan
@@ -246,7 +241,7 @@ class PlanFound:
     refused: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         found = asdict(self)
         return {**found.pop("plan"), **found}
 
@@ -259,7 +254,7 @@ def compare_plans(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PlanFound]:
-    """What each plan does, in the order of their costs."""
+    """Return the results of plans, in the order of their costs."""
     found: list[PlanFound] = []
     for done, (_, row) in enumerate(run_cells(_run, (trace, terms), plans, processes), start=1):
         found.append(row)
@@ -268,14 +263,14 @@ def compare_plans(
 
 
 def plans_of(engines: Sequence[int], hosts: Sequence[float]) -> list[Plan]:
-    """Every combination; a single engine needs no routing."""
+    """Return every combination; a single engine needs no routing."""
     every = (Plan(*each) for each in product(engines, hosts, ROUTINGS))
     return [plan for plan in every if plan.engines > 1 or plan.routing == ROUTINGS[-1]]
 
 
 def cheapest(found: Sequence[PlanFound], ttft_s: float) -> PlanFound | None:
-    """The cheapest plan that serves all requests, and whose TTFT is good enough at p95; None: none
-    is."""
+    """Return the cheapest plan that serves all requests with a TTFT below the bound at p95, or
+    None."""
     good = [row for row in found if not row.refused and row.ttft_p95_s <= ttft_s]
     return min(good, key=lambda row: (row.cost, row.ttft_p95_s), default=None)
 
@@ -313,8 +308,8 @@ def blocks_needed(trace: Trace) -> Ints:
 
 
 def waits(at: Seconds, needs: Seconds, where: Sequence[int]) -> tuple[Seconds, float]:
-    """Seconds from each arrival to its end, first come first served at each engine; and the share
-    of the time in which the busiest engine works.
+    """Return seconds from each arrival to its end, first come first served at each engine; and the
+    share of the time in which the busiest engine works.
 
     Args:
         at: float64 ``[requests]``, arrivals, ascending.
@@ -348,8 +343,6 @@ def _router(trace: Trace, plan: Plan, terms: PlanTerms) -> Router:
     return PrefixAffinity(trace) if plan.routing == "prefix" else RoundRobin()
 
 
-# ``kvgraph plan``: what to buy for a trace, and how to route.
-
 DEFAULT_PICTURE: Final = Path("plan.png")
 
 
@@ -379,17 +372,21 @@ def plan(
     """How many engines, how much host memory, which routing: hit rate and TTFT over cost."""
     from .reader import load_trace
 
-    plans = plans_of([int(each) for each in _numbers("--engines", engines, whole=True)],
-                     _numbers("--host", host))  # fmt: skip
+    plans = plans_of(
+        [int(each) for each in _numbers("--engines", engines, whole=True)], _numbers("--host", host)
+    )
     terms = PlanTerms(blocks, prefill, policy, host_cost)
     console = Console(stderr=True, quiet=as_json)
     with console.status(f"{len(plans)} plans") as status:
         read = load_trace(trace)
         terms, too_large = terms.for_trace(read)
         found = compare_plans(
-            read, plans, terms, processes=processes,
+            read,
+            plans,
+            terms,
+            processes=processes,
             progress=lambda done, total: status.update(f"{done} of {total} plans"),
-        )  # fmt: skip
+        )
     best = cheapest(found, ttft)
     draw_plans(found, best, ttft, picture)
     if as_json:
@@ -447,8 +444,6 @@ def _sentence(best: PlanFound | None, ttft: float) -> str:
     )
 
 
-# The picture of ``kvgraph plan``: hit rate and TTFT over cost.
-
 _COLORS: Final = dict(zip(ROUTINGS, ("#9a9a9a", "#4c78a8", "#e45756"), strict=True))
 
 
@@ -476,8 +471,15 @@ def draw_plans(
     times.set(xlabel="cost in engines", ylabel="TTFT p95 in seconds", yscale="log")
     times.axhline(ttft_s, color="#444444", linewidth=0.8, linestyle=":")
     if best is not None:
-        times.plot([best.cost], [best.ttft_p95_s], "o", markersize=14, fillstyle="none",
-                   color="#222222", label="cheapest that is fast enough")  # fmt: skip
+        times.plot(
+            [best.cost],
+            [best.ttft_p95_s],
+            "o",
+            markersize=14,
+            fillstyle="none",
+            color="#222222",
+            label="cheapest that is fast enough",
+        )
     times.legend(frameon=False, fontsize=8)
     try:
         figure.savefig(path, dpi=120)
@@ -486,7 +488,7 @@ def draw_plans(
 
 
 def _points(axes: Any, rows: Sequence[PlanFound], values: Sequence[float], routing: str) -> None:
-    """One point per plan; hollow where there is no host memory."""
+    """Plot one point per plan; hollow where there is no host memory."""
     costs = [row.cost for row in rows]
     axes.plot(costs, values, linewidth=0.6, alpha=0.4, color=_COLORS[routing])
     faces = [_COLORS[routing] if row.plan.host else "white" for row in rows]

@@ -1,4 +1,4 @@
-"""Learns the lifecycle policy's prior from recorded sessions."""
+"""`kvgraph prior`: learns the lifecycle policy's prior from recorded sessions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ...graph.types import NO_ROW
 from ..policies.hazard import OLDEST, Features, ReturnModel
 from ..policies.lifecycle import Prior
 from ..policies.waits import STATED_FEATURE, STOP_FEATURES, Cohort, features
-from .recordings import Session, Turn
+from .recordings import RecordedTurn, Session
 
 STEPS: Final = 4000
-"""Of learning; more learn the recorded sessions by heart (tried on held-out halves)."""
+"""Learning steps; more overfit the recorded sessions (tried on held-out halves)."""
 
 _STRIDE: Final = 20  # chosen
 _LONGEST_S: Final = 1800.0  # pauses are cut to this many seconds, as in fleets; chosen
@@ -39,8 +39,8 @@ def learn_prior(
 ) -> Prior:
     """Learn a prior from these sessions; deterministic.
 
-    Each session is learned from as three kinds of callers would show it: one that says nothing, one
-    that says why answers ended, and one that also says roughly how long a tool will take.
+    Each session is used as three kinds of callers would show it: one that states nothing, one that
+    states why answers ended, and one that also states roughly how long a tool will take.
     """
     whole = recorded_waits(sessions, seed)
     blind = np.array(whole.features)
@@ -70,7 +70,7 @@ def _scales(known: Features) -> Features:
 
 
 def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
-    """Every wait of recorded sessions, with all that a caller could say of it."""
+    """Return every wait of recorded sessions, with all that a caller could state of it."""
     rng = np.random.default_rng(seed)
     known: list[Features] = []
     ages: list[float] = []
@@ -83,13 +83,13 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
     return Cohort(np.concatenate(known), age, age < OLDEST, np.ones(len(age)))
 
 
-def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """A session's turns by the context that they extend.
+def _threads(turns: Sequence[RecordedTurn]) -> list[list[RecordedTurn]]:
+    """Split a session's turns by the context that they extend.
 
     A turn that keeps at most half of every context before it (because it was compacted, or began
     anew) begins a new thread: no turn comes back to the blocks of the other.
     """
-    threads: list[list[Turn]] = []
+    threads: list[list[RecordedTurn]] = []
     for turn in turns:
         kept = [(_common(each[-1].hash_ids, turn.hash_ids), each) for each in threads]
         most, thread = max(kept, key=lambda pair: pair[0], default=(0, []))
@@ -100,13 +100,16 @@ def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _common(one: array[int], other: array[int]) -> int:
-    """How many numbers two chains share from the start: a number stands for its whole prefix."""
+    """Return how many numbers two chains share from the start: a number stands for its whole
+    prefix."""
     last = min(len(one), len(other))
     return bisect_left(range(last), True, key=lambda at: one[at] != other[at])
 
 
-def _waits(thread: Sequence[Turn], rng: np.random.Generator) -> Iterator[tuple[Features, float]]:
-    """What is known at the end of each turn, and how many seconds the session then waits."""
+def _waits(
+    thread: Sequence[RecordedTurn], rng: np.random.Generator
+) -> Iterator[tuple[Features, float]]:
+    """Return what is known at the end of each turn, and how many seconds the session then waits."""
     table = SessionTable(1)
     row = table.ensure("thread", NO_ROW, 0.0)
     rows = np.array([row])
@@ -122,9 +125,6 @@ def _waits(thread: Sequence[Turn], rng: np.random.Generator) -> Iterator[tuple[F
             table.rest(row)
         yield features(table, rows), pause
         now += pause
-
-
-# ``kvgraph prior``.
 
 
 def prior(

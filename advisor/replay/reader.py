@@ -1,4 +1,4 @@
-"""Reads a trace file into columns."""
+"""``load_trace``: reads a trace file of any known format into columns."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ import numpy.typing as npt
 from ...graph.ingest.sessions import SHARED, continued
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, NO_ROW
 from ..policies.hazard import Floats
-from .trace import NOBODY, Ints, Said, ServiceModel, Trace, TraceError, last_turns
+from .trace import NOBODY, Ints, ServiceModel, Statements, Trace, TraceError, last_turns
 from .trace import Layers as TraceLayers
-
-# The trace formats that are read: what a line of each must have, and what it means.
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
@@ -33,7 +31,7 @@ Layers = Annotated[list[tuple[Name, Tokens, Tokens]], msgspec.Meta(max_length=10
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One line of any format; the fields that it has tell which. None is as if it were absent."""
+    """One line of any format; absent fields are None."""
 
     # every format
     input_length: Tokens | None = None
@@ -65,7 +63,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What lines of one format have in common.
+    """The properties of a trace format.
 
     Attributes:
         block_size: Tokens a hash id stands for; None where the header says.
@@ -84,10 +82,10 @@ class Format:
     timed: bool = True
 
     def check(self, line: Line) -> None:
-        """Refuse a line of another format, and one that lacks a field.
+        """Check that a line is of this format and complete.
 
         Raises:
-            TraceError: Names the field.
+            TraceError: It is not; names the field.
         """
         for name in self.foreign:
             if getattr(line, name) is not None:
@@ -120,7 +118,7 @@ _decoder: Final = msgspec.json.Decoder(Line, strict=False)
 
 
 def decode_line(data: bytes) -> Line:
-    """A line's fields, each within its bounds.
+    """Decode a line, with each field within its bounds.
 
     Raises:
         TraceError: It is not JSON, or a field has a wrong type or value. Names the field only.
@@ -132,7 +130,7 @@ def decode_line(data: bytes) -> Line:
 
 
 def detect(first: Line) -> Format:
-    """The format of the lines, by the first one.
+    """Return the format of the lines, by the first one.
 
     Raises:
         TraceError: No format fits.
@@ -155,8 +153,6 @@ def detect(first: Line) -> Format:
         "turn), kvgraph (what `kvgraph record` writes)"
     )
 
-
-# Files of traces, plain or gzipped: their lines, in bounded memory, and new ones.
 
 MAX_LINE: Final = 8 << 20  # bytes: a prompt of a million blocks still fits; chosen
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -191,8 +187,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_whole(path: Path, limit: int) -> bytes:
-    """All of a file, gzipped or not, without a byte order mark; ``limit`` bytes of it at most are
-    held.
+    """Return a file's content, gzipped or not, without a byte order mark, if it has at most
+    ``limit`` bytes.
 
     Raises:
         TraceError: The file cannot be read, its gzip is damaged, or it is longer.
@@ -212,7 +208,7 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 
 def new_file(path: Path) -> TextIO:
-    """Open a file for writing text, gzipped if it ends in ``.gz``; it must not exist.
+    """Create a text file, gzipped if its name ends in ``.gz``; it must not exist.
 
     Raises:
         TraceError: The file exists or cannot be written.
@@ -229,15 +225,13 @@ def _open(path: Path) -> BufferedIOBase:
     return gzip.open(path, "rb") if zipped else path.open("rb")
 
 
-# Arrival times that a file knows only by a coarse clock.
-
 _COARSE_S: Final = 1.0  # ticks at least so long are spread; chosen
 _LEAST_TICKS: Final = 16  # fewer tell nothing about a clock; chosen
 _REGULAR: Final = 0.95  # share of the gaps between time stamps that are whole ticks; chosen
 
 
 def spread_over_ticks(at: Floats) -> Floats:
-    """Arrivals in the same order, those of one tick of a coarse clock spread evenly over it.
+    """Spread arrivals of one tick of a coarse clock evenly over it, in the same order.
 
     The Mooncake traces were exported with a clock of 3 s: ten requests share a time stamp. Taken
     literally, this is a burst every 3 s and silence in between, in which no ranking could know a
@@ -260,13 +254,10 @@ def spread_over_ticks(at: Floats) -> Floats:
     return np.asarray(at + place * np.repeat(room / count, count))
 
 
-# Infers sessions if a trace names none: a request continues a session whose chain it extends.
-
-
 def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blocks: int) -> Ints:
     """int32 ``[requests]``: the session that each request continues, or a new one.
 
-    By the rules of the live graph, as far as a trace tells: ``lineage.continued``, and that nothing
+    By the rules of the live graph (``sessions.continued``), as far as a trace tells, and nothing
     continues a branch that its session left behind. A trace does not tell what runs at the same
     time.
 
@@ -298,11 +289,8 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
     return sessions
 
 
-# What callers said about a trace's requests.
-
-
-class SaidDraft:
-    """Callers' statements while a trace is read."""
+class StatementsDraft:
+    """Collects callers' statements while a trace is read."""
 
     def __init__(self) -> None:
         self._ended, self._waiting = array("b"), array("b")
@@ -313,7 +301,7 @@ class SaidDraft:
         self._tenants: dict[str, int] = {}
 
     def add(self, line: Line) -> None:
-        """Take a request's line.
+        """Add a request's line.
 
         Raises:
             TraceError: Names the field that means nothing.
@@ -330,9 +318,9 @@ class SaidDraft:
             NOBODY if name is None else self._tenants.setdefault(name, len(self._tenants))
         )
 
-    def said(self, order: Sequence[int]) -> Said:
-        """All statements, with the requests in this order."""
-        return Said(
+    def said(self, order: Sequence[int]) -> Statements:
+        """Return all statements, with the requests in this order."""
+        return Statements(
             np.array(self._ended, dtype=np.bool_)[order],
             np.array(self._waiting, dtype=np.int8)[order],
             np.array(self._expected)[order],
@@ -354,7 +342,7 @@ def _layers(line: Line) -> TraceLayers:
 
 
 MAX_REFERENCES: Final = 50_000_000
-"""Requests and block references that we take from one file; a gzip bomb costs us 250 bytes each."""
+"""Requests and block references that are read from one file; a gzip bomb costs 250 bytes each."""
 
 
 def load_trace(
@@ -367,7 +355,7 @@ def load_trace(
 
     Args:
         block_size: Tokens a hash id stands for, if not what the format says.
-        progress: Told the number of lines read, now and then.
+        progress: Called with the number of lines read, now and then.
 
     Raises:
         TraceError: Names the file and the line that cannot be used.
@@ -394,7 +382,7 @@ def load_trace(
 
 
 def recorded_trace(lines: Iterable[dict[str, Any]], name: str) -> Trace:
-    """The trace of lines in our own format, the header first, as if they had been a file's.
+    """Make a trace of lines in our own format, the header first.
 
     Raises:
         TraceError: A line cannot be used.
@@ -422,7 +410,7 @@ class _Draft:
         self._same: list[int] = []  # row of a session → an earlier one that is the same, or itself
         self._free_at: dict[int, float] = {}  # session → when its turn before was done
         self._service = ServiceModel()
-        self._said = SaidDraft()
+        self._said = StatementsDraft()
 
     def add(self, line: Line) -> None:
         self._kind.check(line)
@@ -444,7 +432,7 @@ class _Draft:
         self.at.append(at)
 
     def trace(self, name: str) -> Trace:
-        """What was read, sorted by arrival, with its sessions."""
+        """Return what was read, sorted by arrival, with its sessions."""
         at = np.array(self.at)
         order = np.argsort(at, kind="stable")
         lengths = np.array(self._lengths)[order]
@@ -497,8 +485,8 @@ class _Draft:
             )
 
     def _chain(self, hashes: list[int]) -> list[int]:
-        """Block ids of a chain; a hash behind another prefix is another block, whatever the file
-        meant."""
+        """Return block ids of a chain; a hash behind another prefix is another block, whatever the
+        file meant."""
         before, chain = -1, []
         for value in hashes:
             before = self._links.setdefault((before, value), len(self._links))
@@ -522,7 +510,7 @@ class _Draft:
         return at
 
     def _session(self, line: Line) -> int:
-        """A row for the session that the line names; -1 if it names none."""
+        """Return the row of the session that the line names; -1 if it names none."""
         name: str | int | None = line.session if self._kind is RECORDED else line.session_id
         if self._kind is BAILIAN:
             return self._conversation(line)
@@ -531,8 +519,8 @@ class _Draft:
         return self._session_rows.setdefault(name, len(self._session_rows))
 
     def _conversation(self, line: Line) -> int:
-        """A row for the conversation: a chat points to the chat that it continues, whose line may
-        stand behind its own."""
+        """Return the conversation's row: a chat points to the chat that it continues, which may
+        stand further down."""
         assert line.chat_id is not None
         row = self._row_of(line.chat_id)
         if line.parent_chat_id is not None and line.parent_chat_id >= 0:
@@ -547,7 +535,7 @@ class _Draft:
         return row
 
     def _first(self, row: int) -> int:
-        """The first row that is the same conversation's."""
+        """Return the first row of the same conversation."""
         while self._same[row] != row:
             self._same[row] = row = self._same[self._same[row]]
         return row

@@ -1,7 +1,7 @@
-"""Writes what a live engine does as a trace that replay reads.
+"""``Recorder`` writes what a live engine does as a trace; ``RawLog`` writes every event as JSON.
 
-No token and no name is written: a block is a keyed hash of the engine's own block hash, a session
-or a tenant a keyed hash of its name, and the key is forgotten with the recording.
+A trace holds no token and no name: a block is a keyed hash of the engine's own block hash, a
+session or a tenant a keyed hash of its name, and the key is forgotten with the recording.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Recorder:
         self._file = new_file(path)
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Take what an engine did just now; a full disk ends the recording."""
+        """Take an engine's latest events; a full disk ends the recording."""
         now = self._clock() - self._began
         try:
             for event in events if not self.failed else ():
@@ -90,7 +90,7 @@ class Recorder:
             logger.error("the recording is cut short: %s: %s", self._path, error.strerror)
 
     def _started(self, engine: str, event: RequestStarted, now: float) -> None:
-        if len(self._running) >= _MAX_RUNNING:  # requests whose end we never heard of
+        if len(self._running) >= _MAX_RUNNING:  # requests whose end was never received
             del self._running[next(iter(self._running))]
         self._running[engine, event.request_id] = (now, event)
 
@@ -114,7 +114,7 @@ class Recorder:
         self.requests += 1
 
     def _said(self, started: RequestStarted, event: RequestFinished) -> dict[str, Any]:
-        """What the caller said besides the session; unknown fields are absent."""
+        """Return what the caller stated besides the session; unknown fields are absent."""
         said = {
             "tenant": event.tenant and self._digest(f"\0\0{event.tenant}".encode()).hex(),
             "waiting_for_tool": event.waiting_for_tool,
@@ -124,7 +124,7 @@ class Recorder:
         return {name: value for name, value in said.items() if value is not None}
 
     def _fits(self, block_size: int) -> bool:
-        """Whether blocks of this size belong into the file; the first request decides."""
+        """Tell whether blocks of this size belong into the file; the first request decides."""
         if self._block_size is None:
             self._block_size = block_size
             self._write({"kvgraph_trace": HEADER_VERSION, "block_size": block_size})
@@ -149,25 +149,23 @@ class Recorder:
 
 
 def _part(segment: Segment, started: RequestStarted) -> tuple[str, int, int]:
-    """A source layer and its range of prompt tokens."""
+    """Return a source layer and its range of prompt tokens."""
     end = min(segment.end, started.prompt_tokens)
     return LAYER_NAMES[segment.layer], min(segment.start, end), end
 
 
-# Writes everything that engines report as lines of JSON, for checking a sidecar.
-#
-# Unlike a trace (``recorder``) it keeps keys and names as engines report them. It has no prompt
-# text and no token id, since no event has any.
+# Unlike a trace, a raw log keeps keys and names as engines report them. It has no prompt text and
+# no token id, since no event has any.
 
 PACKED: Final = ("hashes", "contents")  # fields of eight bytes each, one after the other
 _LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, and no fact of a block
 
 
 class RawLog:
-    """Shown a sidecar's events, writes a line for each: ``{"at", "engine", "event", …fields}``.
+    """Writes a line for each event of a sidecar: ``{"at", "engine", "event", …fields}``.
 
-    ``at`` is in seconds since the log began, ``engine`` is an engine's id (what it calls itself in
-    its hello is ``name``), ``hashes`` and ``contents`` are lists of ``0x…`` in chain order.
+    ``at`` is in seconds since the log began, ``engine`` is an engine's id (its name is in its
+    hello, as ``name``), ``hashes`` and ``contents`` are lists of ``0x…`` in chain order.
 
     Args:
         path: The file to write, gzipped if it ends in ``.gz``; must not exist.
@@ -186,7 +184,7 @@ class RawLog:
         self._file = new_file(path)
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Write what an engine reported; a full disk ends the log."""
+        """Write an engine's latest events; a full disk ends the log."""
         now = round(self._clock() - self._began, 6)
         kept = [] if self._failed else [each for each in events if not isinstance(each, _LEFT_OUT)]
         try:
@@ -217,8 +215,6 @@ def _worded(event: AnyEvent) -> dict[str, Any]:
     return {"event": type(event).__name__, **fields}
 
 
-# Reads a raw log (``raw_log``) back into events.
-
 _WRONG: Final = (
     ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
     msgspec.MsgspecError,
@@ -228,7 +224,7 @@ _KINDS: Final = {kind.__name__: kind for kind in KINDS.values()}
 
 
 class RawBatch(NamedTuple):
-    """What one engine reported together; ``at`` is in seconds since the log began."""
+    """The events that one engine reported together; ``at`` is in seconds since the log began."""
 
     at: float
     engine: str
@@ -236,7 +232,7 @@ class RawBatch(NamedTuple):
 
 
 def read_raw_log(path: Path) -> Iterator[RawBatch]:
-    """Yield what engines reported, in its order; kinds of a newer build are left out.
+    """Yield engines' events in their order; kinds of a newer version are left out.
 
     Raises:
         TraceError: Names the file, the line and what is wrong.
@@ -265,7 +261,7 @@ def _event(fields: dict[str, Any]) -> tuple[float, str, AnyEvent | None]:
 
 
 def _typed(kind: type[Event], fields: dict[str, Any]) -> Any:
-    """An event within the wire's bounds; raises one of ``_WRONG``."""
+    """Return an event within the wire's bounds; raises one of ``_WRONG``."""
     if kind is EngineHello:
         fields["engine"] = fields.pop("name")
     for name in PACKED:

@@ -30,16 +30,16 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RecordedTurn:
     """One request of a session, as it was recorded.
 
     Attributes:
         at: Seconds since the session began.
         hash_ids: One number per full block; it stands for the block and everything before it.
-        stop: Why the answer ended: ``tool_use``, ``end_turn`` …; empty where nobody knows.
+        stop: Why the answer ended: ``tool_use``, ``end_turn`` …; empty where unknown.
         input_types: What came in since the turn before: ``text``, ``tool_result`` …
-        api_s: Seconds until the answer was complete; None where nobody knows.
-        think_s: Seconds before the request that no request ran; None where nobody knows.
+        api_s: Seconds until the answer was complete; None where unknown.
+        think_s: Seconds before the request in which none ran; None where unknown.
     """
 
     at: float
@@ -62,8 +62,9 @@ class Session:
         tool_tokens, system_tokens: The head of the prompt, in this order.
         began: Seconds after its parent's first request; 0 without a parent.
         turns: By time; at least one.
-        harness: Whose tools and system prompt these are; empty: whoever's have equal lengths.
-        is_global: Whether its blocks' numbers are all sessions', and not its own.
+        harness: Agent harness whose tools and system prompt these are; empty: shared by equal
+            lengths.
+        is_global: Whether block numbers hold across all sessions.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Session:
     tool_tokens: int
     system_tokens: int
     began: float
-    turns: tuple[Turn, ...]
+    turns: tuple[RecordedTurn, ...]
     subagents: tuple[Session, ...]
     harness: str = ""
     is_global: bool = False
@@ -103,14 +104,14 @@ class _File(msgspec.Struct):
 
 
 _SCOPES: Final = ("local", "global")  # of blocks' numbers
-# Not strict: see ``formats``.
+# Not strict: see ``reader``.
 _decoder: Final = msgspec.json.Decoder(_File, strict=False)
 
 
 def read_sessions(
     path: Path, *, progress: Callable[[int], None] = lambda files: None
 ) -> list[Session]:
-    """The sessions of a file, or of all ``.json`` and ``.json.gz`` files of a directory, by name.
+    """Read the sessions of a file, or of a directory's ``.json`` and ``.json.gz`` files, by name.
 
     Raises:
         TraceError: Names the file and the field that cannot be used.
@@ -131,7 +132,7 @@ def read_sessions(
 
 
 def read_session(path: Path) -> Session:
-    """The session of one file, gzipped or not.
+    """Read the session of one file, gzipped or not.
 
     Raises:
         TraceError: Names the file and the field that cannot be used.
@@ -155,7 +156,7 @@ def read_session(path: Path) -> Session:
 
 
 class _Builder:
-    """Makes sessions of one file's entries, and checks what types cannot say."""
+    """Makes sessions of one file's entries, and checks what types cannot."""
 
     def __init__(self, block_size: int, is_global: bool) -> None:
         self._block_size, self._is_global = block_size, is_global
@@ -163,7 +164,7 @@ class _Builder:
         self._checked = array("Q")  # the last chain
 
     def session(self, name: str, entry: _Entry, where: str, depth: int = 0) -> Session:
-        """The session whose requests an entry holds; ``where`` is the field they stand in."""
+        """Return the session of an entry's requests; ``where`` is its field, for errors."""
         if depth > _MAX_DEPTH:
             raise TraceError(f"{where}: subagents are nested deeper than {_MAX_DEPTH}")
         entries = list(enumerate(entry.requests or ()))
@@ -191,7 +192,7 @@ class _Builder:
         found = self.session(name, entry, where, depth + 1)
         return replace(found, began=max(0.0, entry.t - start))
 
-    def _turn(self, entry: _Entry, where: str, start: float) -> Turn:
+    def _turn(self, entry: _Entry, where: str, start: float) -> RecordedTurn:
         if entry.input_tokens is None or entry.hash_ids is None:
             missing = "in" if entry.input_tokens is None else "hash_ids"
             raise TraceError(f"{where}.{missing} is missing")
@@ -208,7 +209,7 @@ class _Builder:
             raise TraceError(f"{where}.hash_ids: allowed: numbers up to 2^64 - 1") from None
         if not self._is_global:
             self._check_prefixes(hash_ids, where)
-        return Turn(
+        return RecordedTurn(
             entry.t - start,
             entry.input_tokens,
             entry.output_tokens or 0,
@@ -220,7 +221,8 @@ class _Builder:
         )
 
     def _check_prefixes(self, hash_ids: array[int], where: str) -> None:
-        """A number stands for its whole prefix: it follows the same number wherever it stands."""
+        """Check that each number follows the same number everywhere: it stands for its whole
+        prefix."""
         known = len(self._checked)
         start = known if hash_ids[:known] == self._checked else 0
         before = hash_ids[start - 1] if start else -1

@@ -1,4 +1,4 @@
-"""Hit rates of many arms at many capacities: the lab's table."""
+"""``hit_table``: hit rates of many arms at many capacities, as a table, a picture and a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trace import ReplayError, Trace
 
 @dataclass(frozen=True, slots=True)
 class HitTable:
-    """What a replay found.
+    """The result of a replay.
 
     Attributes:
         rates: arm → capacity in blocks → prompt blocks matched by prefix / all prompt blocks.
@@ -34,7 +34,7 @@ class HitTable:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """``{"trace", "blocks", "policies": {arm: {capacity: rate}}, "seconds"}``."""
+        """Return ``{"trace", "blocks", "policies": {arm: {capacity: rate}}, "seconds"}``."""
         return {
             "trace": self.trace.name,
             "requests": len(self.trace),
@@ -50,7 +50,7 @@ class HitTable:
         }
 
     def way(self, arm: str, capacity: int) -> float | None:
-        """How far ``arm`` is from LRU (0) to Belady (1); None if one of these is missing."""
+        """Return how far ``arm`` is from LRU (0) to Belady (1); None if one of these is missing."""
         lru, bound = (self.rates.get(name, {}).get(capacity) for name in ("lru", "belady"))
         if lru is None or bound is None or bound - lru < 1e-9:
             return None
@@ -69,7 +69,7 @@ def hit_table(
     """Run every arm at every capacity, in ``processes`` processes (1: in this one).
 
     Args:
-        progress: Told how many of the cells are done.
+        progress: Called with the number of cells that are done.
     """
     began = time.perf_counter()
     # Graph policies take the longest: start with them, so that no process ends alone with one.
@@ -86,7 +86,7 @@ def hit_table(
 
 
 def _hit_rate(shared: tuple[Trace, Settings], cell: tuple[str, int]) -> float:
-    """Prompt blocks matched by prefix / all prompt blocks, for an arm and a capacity."""
+    """Return prompt blocks matched by prefix / all prompt blocks, for an arm and a capacity."""
     (trace, settings), (arm, capacity) = shared, cell
     return float(run_arm(arm, trace, capacity, settings).sum() / max(1, trace.prompt_blocks))
 
@@ -96,7 +96,7 @@ def _is_slow(arm: str) -> bool:
 
 
 def _notes(trace: Trace, capacities: Sequence[int], arms: Sequence[str]) -> Iterator[str]:
-    """What a reader of the table would not guess."""
+    """Return notes for the reader of a table."""
     said = trace.said
     if not (said and said.anything) and any(arm.endswith(HINTS) for arm in arms):
         yield (
@@ -126,11 +126,8 @@ def _equal_columns(rates: dict[str, dict[int, float]], guard: bool) -> Iterator[
             yield f"{equal}: the guard let {ranked} rank never, or in vain" if kept else equal
 
 
-# Imports matplotlib when a picture is wanted; opens no display.
-
-
 def pyplot() -> Any:
-    """``matplotlib.pyplot``, drawing into files.
+    """Return ``matplotlib.pyplot``, drawing into files and opening no display.
 
     Raises:
         ReplayError: matplotlib is not installed.
@@ -145,14 +142,12 @@ def pyplot() -> Any:
     return pyplot
 
 
-# Shows a replay to people: a table, a picture, a page.
-
 _GREY: Final = "#9aa0a6"
 _WAY: Final = "mean share of LRU → Belady"
 
 
 def rates_table(table: HitTable) -> Table:
-    """Hit rates by arm and capacity, and each arm's mean way from LRU to Belady."""
+    """Return hit rates by arm and capacity, and each arm's mean way from LRU to Belady."""
     trace = table.trace
     shown = Table(
         title=f"{trace.name}: {len(trace):,} requests, {trace.prompt_blocks:,} prompt blocks of "

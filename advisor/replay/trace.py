@@ -1,4 +1,4 @@
-"""A trace in columns: which blocks were asked for, and when."""
+"""``Trace``: the requests of a trace in columns, and the blocks that they ask for."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NOBODY = -1  # said why an answer ended
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
-    """A row a request, in order of arrival.
+class Statements:
+    """Callers' statements: a row per request, in order of arrival.
 
     Attributes:
-        ended: bool, that the session is over with it.
-        waiting: int8, why its answer ended: 1 in a tool call, 0 the turn, -1 nobody said.
-        expected_return_s: float64, seconds from its end to the session's next; NaN: nobody said.
-        seconds: float64, how long it took; NaN: nobody knows.
+        ended: bool, whether the session ends with it.
+        waiting: int8, why its answer ended: 1 in a tool call, 0 the turn, -1 unstated.
+        expected_return_s: float64, seconds from its end to the session's next; NaN: unstated.
+        seconds: float64, how long it took; NaN: unknown.
         layers: The parts of its prompt.
         tenant: int32, numbered; -1 where none was named.
     """
@@ -41,18 +41,19 @@ class Said:
 
     @property
     def anything(self) -> bool:
-        """Whether any caller said what a session is doing, or what its prompt consists of."""
+        """Tell whether any caller stated what a session is doing, or what its prompt consists
+        of."""
         told = (self.ended, ~np.isnan(self.expected_return_s))
         return self.tells_stops or any(bool(c.any()) for c in told) or any(self.layers)
 
     @property
     def tells_stops(self) -> bool:
-        """Whether it is known of any answer why it ended."""
+        """Tell whether it is known of any answer why it ended."""
         return bool((self.waiting != NOBODY).any())
 
-    def rows(self, part: slice) -> Said:
-        """The statements of some of the requests."""
-        return Said(
+    def rows(self, part: slice) -> Statements:
+        """Return the statements of some of the requests."""
+        return Statements(
             self.ended[part],
             self.waiting[part],
             self.expected_return_s[part],
@@ -97,7 +98,7 @@ class Trace:
     session: Ints
     last: npt.NDArray[np.bool_]
     has_sessions: bool
-    said: Said | None = None
+    said: Statements | None = None
 
     def __len__(self) -> int:
         return len(self.at)
@@ -176,9 +177,6 @@ def last_turns(session: Ints) -> npt.NDArray[np.bool_]:
     return last
 
 
-# Errors of the replay lab.
-
-
 class TraceError(KvGraphError):
     """A trace cannot be read; the message names the file, the line and what is wrong."""
 
@@ -187,16 +185,15 @@ class ReplayError(KvGraphError):
     """A replay was asked for something that cannot be; the message says what is allowed."""
 
 
-# How long an engine takes for a request: a plain model, for simulated time.
-
 BYTES_PER_TOKEN: Final = 131_072
 """KV of one token, all layers, of an 8B model in bf16 (32 layers, 8 heads of 128)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """Prefill at a constant rate, then one step per token. The defaults are an 8B model on one
-    H100-class GPU; chosen.
+    """The time an engine takes for a request: prefill at a constant rate, then a step per token.
+
+    The defaults are an 8B model on one H100-class GPU; chosen.
 
     Attributes:
         prefill_tokens_per_s: Prompt tokens computed per second.
@@ -207,11 +204,11 @@ class ServiceModel:
     decode_s_per_token: float = 0.02
 
     def prefill_seconds(self, computed_tokens: int) -> float:
-        """Seconds until the first token: the part of TTFT that a hit saves."""
+        """Return the seconds until the first token: the part of TTFT that a hit saves."""
         return computed_tokens / self.prefill_tokens_per_s
 
     def seconds(self, computed_tokens: int, output_tokens: int) -> float:
-        """Seconds from being scheduled to being done."""
+        """Return the seconds from being scheduled to being done."""
         return self.prefill_seconds(computed_tokens) + output_tokens * self.decode_s_per_token
 
 
@@ -221,7 +218,7 @@ AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """What loading from host memory costs; the defaults are PCIe 5 x16 and an 8B model in bf16.
+    """The cost of loading from host memory; the defaults are PCIe 5 x16 and an 8B model in bf16.
 
     Attributes:
         bytes_per_s: Bandwidth.
@@ -234,6 +231,6 @@ class HostLink:
     bytes_per_token: int = BYTES_PER_TOKEN
 
     def seconds(self, blocks: int, block_size: int) -> float:
-        """Seconds to load ``blocks`` blocks."""
+        """Return the seconds to load ``blocks`` blocks."""
         size = blocks * block_size * self.bytes_per_token
         return size / self.bytes_per_s + blocks * self.s_per_transfer

@@ -1,5 +1,4 @@
-"""Searches the score's weights on a trace's first part, and reports on the part that it did not
-see."""
+"""`kvgraph tune`: searches the score's weights on a trace's first part, and reports on the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ SPACE: Final[dict[str, tuple[float, float]]] = {
     "edge_types.prefix_share": (0.01, 10.0),
     "edge_types.temporal": (0.001, 2.0),
 }
-"""What is searched: weights, weights of the edge types that a trace has, and the horizon."""
+"""The ranges searched: weights, weights of the edge types that a trace has, and the horizon."""
 
 ARM: Final = ClassicPolicy.name
 OTHERS: Final = (LruPolicy.name, DEFAULT)
@@ -36,13 +35,13 @@ OTHERS: Final = (LruPolicy.name, DEFAULT)
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         weights: By the names of ``SPACE``.
         trained: Mean hit rate on the part that was searched.
-        untouched: arm → capacity → hit rate over the requests that the search never saw, the
-            cache filled by those before them.
+        untouched: arm → capacity → hit rate over the requests that the search never saw, the cache
+            filled by those before them.
     """
 
     weights: dict[str, float]
@@ -51,7 +50,7 @@ class Tuning:
     trials: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         rates = {
             arm: {str(capacity): round(rate, 6) for capacity, rate in row.items()}
             for arm, row in self.untouched.items()
@@ -97,11 +96,13 @@ def tune(
 
 
 def profile_of(weights: Mapping[str, float]) -> ScoreProfile:
-    """The profile with these weights; weights that are not named keep their defaults."""
+    """Return the profile with these weights; weights that are not named keep their defaults."""
     default = ScoreProfile()
     plain = {name: value for name, value in weights.items() if "." not in name}
-    edges = {kind: weights.get(f"edge_types.{kind.name.lower()}", value)
-             for kind, value in default.edge_types.items()}  # fmt: skip
+    edges = {
+        kind: weights.get(f"edge_types.{kind.name.lower()}", value)
+        for kind, value in default.edge_types.items()
+    }
     return ScoreProfile(**plain, edge_types=edges)  # type: ignore[arg-type]
 
 

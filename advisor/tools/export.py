@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, get_args
 
-import pyarrow
-import pyarrow.parquet
 import typer
 from pydantic import BaseModel
 
@@ -89,7 +87,6 @@ def _json(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
 
 
 def _graphml(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
-
     try:
         import networkx
 
@@ -106,9 +103,10 @@ def _graphml(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
 
 def _parquet(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
     try:
-        pass
+        import pyarrow.parquet
     except ImportError as error:
         raise _missing(error) from None
+    assert pyarrow.parquet
     with _writing(path):
         return write_parquet(origin, path)
 
@@ -225,6 +223,9 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
     Raises:
         OSError: They cannot be written.
     """
+    import pyarrow
+    import pyarrow.parquet
+
     tables: dict[str, list[dict[str, Any]]] = {}
     if origin.kind is not Kind.SNAPSHOT:
         tables |= _logs(origin.happened())
@@ -235,7 +236,7 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
         tables["edges"] = list(edge_rows(view, places))
     directory.mkdir()
     for name, rows in tables.items():
-        pyarrow.parquet.write_table(_table(rows), directory / f"{name}.parquet")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), directory / f"{name}.parquet")
     return {name: len(rows) for name, rows in tables.items()}
 
 
@@ -259,7 +260,3 @@ def _flat(model: BaseModel) -> dict[str, Any]:
             inside = nested.model_fields
             flat |= {f"{name}_{inner}": getattr(value, inner, None) for inner in inside}
     return flat
-
-
-def _table(rows: Iterable[Mapping[str, Any]]) -> pyarrow.Table:
-    return pyarrow.Table.from_pylist(list(rows))

@@ -10,6 +10,7 @@ import tempfile
 import time
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 from urllib.parse import quote
@@ -146,6 +147,26 @@ def _layers(engines: Sequence[Mapping[str, Any]]) -> Table:
     for layer in engines[0]["graph"]["layers"]:
         table.add_row(layer, *(f"{engine['graph']['layers'][layer]:,}" for engine in engines))
     return table
+
+
+def status(
+    url: Annotated[
+        str | None, typer.Option(help="A sidecar's URL; without it, those running.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the running sidecars: engines, blocks, sessions, what was lost."""
+    answers = {each: ask(each, "/status") for each in sidecar_urls(url)}
+    if as_json:
+        typer.echo(json.dumps(list(answers.values())))
+        return
+    console = Console()
+    for each, answer in answers.items():
+        console.print(status_report(answer))
+        if secret := secret_of(each):
+            typer.echo(f"watch it at {page_address(each, secret)}")
+    for said in hashing_warnings(chain.from_iterable(each["engines"] for each in answers.values())):
+        typer.echo(said)
 
 
 def status_report(status: Mapping[str, Any]) -> RenderableType:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...graph.errors import ConfigError
-from ...kernels.tensors import KernelError
+from ...kernels.errors import KernelError
 from ..recall.gate import Calibration, calibration_file, save
 from .trials import (
     DEFAULT_BAR,

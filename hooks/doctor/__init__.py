@@ -1,7 +1,8 @@
-"""``kvgraph doctor``: asks what stands between this machine and an advised engine, and judges it.
+"""`kvgraph doctor`: checks what an engine on this machine needs to be advised, and names the
+remedy.
 
-``command`` asks of vLLM, the plugin and the sockets, ``environment`` of the variables,
-``gpu_check`` of the GPU.
+``command`` checks vLLM, the plugin and the sockets, ``environment`` the variables, ``gpu_check``
+the GPUs.
 """
 
 from .command import app

@@ -1,4 +1,4 @@
-"""``kvgraph doctor``: what stands between this machine and an advised engine, with the remedy."""
+"""`kvgraph doctor`: checks vLLM, the plugin, the sockets and the sidecar, and names the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...graph.errors import ConfigError, VersionError, WireError
 from ...graph.wire import frames as wire
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ...graph.wire.events import REMEDY, BlockHashing, Pressure, disagreements
-from ..access import Access, answer_of
+from ..access import EndpointAccess, answer_of
 from ..settings import (
     CORE_VARIABLE,
     PLUGIN_GROUP,
@@ -62,11 +62,9 @@ from .environment import (
 )
 from .gpu_check import check_gpu
 
-# Do running engines hash blocks alike? Asks this user's sidecars.
-
 
 def check_hashing() -> Check:
-    """Can running engines of one model find what the others computed, as in a shared store."""
+    """Check that running engines of one model hash blocks alike, as a shared store needs."""
     told = [each for sidecar in running_sidecars() for each in told_by(sidecar) if each.told]
     if not told:
         return Check("block hashes", None, "no running engine says how it hashes blocks")
@@ -77,7 +75,7 @@ def check_hashing() -> Check:
 
 
 def told_by(sidecar: RunningSidecar) -> list[BlockHashing]:
-    """What the engines of a sidecar say; nothing where it does not answer."""
+    """Return how a sidecar's engines hash blocks; nothing where it does not answer."""
     try:
         engines = answer_of(sidecar, "/status")["engines"]
         return [BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines]
@@ -127,7 +125,7 @@ def doctor(
 
 
 def run_checks(endpoint: str | None) -> Iterator[Check]:
-    """Every check, in the order in which a person would ask."""
+    """Run every check, in the order in which a person would ask."""
     installed = _check("vllm", check_vllm)
     yield installed
     if installed.ok:
@@ -165,7 +163,7 @@ def _check(name: str, ask: Callable[[], Check]) -> Check:
 
 
 def check_vllm() -> Check:
-    """Is vLLM there, and which."""
+    """Check that vLLM is installed, and which."""
     try:
         vllm = importlib.import_module("vllm")
     except ImportError as error:
@@ -180,7 +178,8 @@ def check_vllm() -> Check:
 
 
 def check_start() -> Check:
-    """Can `vllm serve` start? It looks for a package that the CPU build names otherwise."""
+    """Check that `vllm serve` can start: it looks for a package that the CPU build names
+    otherwise."""
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -189,7 +188,8 @@ def check_start() -> Check:
 
 
 def check_hooks() -> Check:
-    """Does everything of vLLM's that the hooks rely on exist, with the parameters they use."""
+    """Check that everything of vLLM's that the hooks rely on exists, with the parameters they
+    use."""
     if problems := live_misfits():
         return Check("hooks", False, "; ".join(problems), _NOT_FITTING)
     for part in (Part.TIERS, Part.ADMISSION, Part.ENDS, Part.WAKING):
@@ -200,12 +200,12 @@ def check_hooks() -> Check:
 
 
 def check_patches() -> Check:
-    """Which methods of vLLM's classes are replaced in an engine that is switched on."""
+    """List the methods of vLLM's classes that are replaced in an engine that is switched on."""
     return Check("patches", True, f"switched on, we follow {', '.join(PATCHES)}")
 
 
 def check_conditions() -> Check:
-    """Does vLLM ask for what we set where nobody looked."""
+    """Check that vLLM asks whether there is a KV connector only in places that are known."""
     if places := live_unknown_places():
         detail = f"vLLM asks whether there is a KV connector in unknown places: {', '.join(places)}"
         return Check("conditions", True, detail, _ASKS)
@@ -213,7 +213,7 @@ def check_conditions() -> Check:
 
 
 def check_core() -> Check:
-    """Is the compiled core there, and does it do what the Python path does."""
+    """Check that the compiled core is there, and does what the Python path does."""
     from ..vllm.core_choice import reason_against
 
     wanted = os.environ.get(CORE_VARIABLE, "").strip()
@@ -228,7 +228,7 @@ def check_core() -> Check:
 
 
 def check_engine(arguments: str) -> Check:
-    """Is an engine that is started with ``arguments`` advised, and can it have tiers."""
+    """Check that an engine started with ``arguments`` can be advised, and can have tiers."""
     from ..vllm.shapes import (
         engine_config,
         reason_for_no_samples,
@@ -257,7 +257,7 @@ def check_engine(arguments: str) -> Check:
 
 
 def check_plugin() -> Check:
-    """Will vLLM load the plugin."""
+    """Check that vLLM will load the plugin."""
     names = {entry.name for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)}
     if "kvgraph" not in names:
         return Check("plugin", False, "its entry point is not visible", "pip install kvgraph again")
@@ -272,7 +272,7 @@ def check_plugin() -> Check:
 
 
 def check_ipc() -> Check:
-    """Can a private ipc socket be made."""
+    """Check that a private ipc socket can be made."""
     sockets = SocketDirectory()
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
@@ -285,7 +285,7 @@ def check_ipc() -> Check:
 
 
 def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
-    """Does a sidecar answer at ``endpoint``."""
+    """Check that a sidecar answers at ``endpoint``."""
     if endpoint is None:
         return Check("sidecar", None, f"{SIDECAR_VARIABLE} is not set: an engine starts its own")
     remedy = f"start one: kvgraph serve --endpoint {endpoint}"
@@ -307,11 +307,8 @@ def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
 
 
 def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
-    """Speak up as an engine that the sidecar does not know: it asks who that is.
-
-    A socket whose token was refused may have no way out any more, so that sending takes time too.
-    """
-    patience_ms, access = round(timeout_s * 1000), Access(endpoint)
+    """Send a message as an unknown engine: a sidecar asks who that is."""
+    patience_ms, access = round(timeout_s * 1000), EndpointAccess(endpoint)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDTIMEO, patience_ms)
@@ -320,7 +317,7 @@ def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
         socket.connect(endpoint)
         try:
             socket.send_multipart(wire.encode_events(0, [Pressure(0, 0, 0, 0, 0)]))
-        except zmq.Again:
+        except zmq.Again:  # where the token was refused, sending blocks too
             return None
         if not socket.poll(patience_ms, zmq.POLLIN):
             return None
@@ -328,6 +325,6 @@ def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
 
 
 def _complaint(said: str) -> str:
-    """What a parser objects to: the last line of what it prints, behind its name."""
+    """Return a parser's message: the last line of what it prints, without its name."""
     last = said.strip().rpartition("\n")[2]
     return last.partition("error: ")[2] or last

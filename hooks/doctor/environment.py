@@ -1,4 +1,4 @@
-"""Judges what the environment asks of an engine: the switch, hints, admission, sampling, tiers."""
+"""Checks of an engine's environment: the switch, hints, admission, sampling, tiers, recall."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...graph.errors import ConfigError
-from ...kernels.tensors import KernelError, StorageError
+from ...kernels.errors import KernelError, StorageError
 from ..recall.gate import calibration_file, kept_calibrations
 from ..requests.borders import read_table
 from ..requests.ends import read_marks
@@ -50,9 +50,9 @@ _DEFAULT: Final = "its default would be taken"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One answer: ``ok`` is None where the question does not arise.
+    """The result of one check; ``ok`` is None where it does not apply.
 
-    What is ok and has a remedy all the same is a warning.
+    A result that is ok and has a remedy is a warning.
     """
 
     name: str
@@ -61,14 +61,14 @@ class Check:
     remedy: str = ""
 
     def line(self) -> str:
-        """The answer as people read it."""
+        """Return the line that is printed."""
         mark = {True: "warn" if self.remedy else "ok  ", False: "FAIL", None: "–   "}[self.ok]
         remedy = f"\n       → {self.remedy}" if self.remedy else ""
         return f"{mark} {self.name}: {self.detail}{remedy}"
 
 
 def check_switch() -> Check:
-    """Is the feature switched on in this environment."""
+    """Check that the feature is switched on."""
     settings = engine_settings()
     if complaint := settings.complaint("graph"):
         return Check("switch", False, complaint, CORRECT)
@@ -78,7 +78,7 @@ def check_switch() -> Check:
 
 
 def check_hints() -> Check:
-    """Whose word counts, and is the secret one."""
+    """Check whose hints count, and that the secret is kept."""
     settings = engine_settings()
     try:
         policy = read_hint_policy(settings)
@@ -91,7 +91,7 @@ def check_hints() -> Check:
 
 
 def check_layers() -> Check:
-    """Are the parts of prompts told apart, and do hints about messages count."""
+    """Check whether the parts of prompts are told apart, and hints about messages count."""
     settings = engine_settings()
     if complaint := settings.complaint("layers"):
         return Check("layers", False, complaint, CORRECT)
@@ -117,14 +117,14 @@ def check_layers() -> Check:
 
 
 def check_frontend() -> Check:
-    """Do requests come through an API of Python's, in which parts of ours live."""
+    """Check that requests pass vLLM's Python API server, in which parts of kvgraph run."""
     if has_python_api():
         return Check("frontend", True, "vLLM's own, in Python")
     return Check("frontend", True, WITHOUT_API, f"unset {RUST_FRONTEND_VARIABLE} if you need that")
 
 
 def check_ends() -> Check:
-    """Is it read why answers end, and by which marks."""
+    """Check whether the reason of an answer's end is read, and by which marks."""
     settings = engine_settings()
     if not settings.reads_ends:
         return Check("ends", None, f"off by {ENDS_VARIABLE}: nobody reads why answers end")
@@ -138,7 +138,7 @@ def check_ends() -> Check:
 
 
 def check_admission() -> Check:
-    """May new sessions be held, and for how long."""
+    """Check whether new sessions may be held, and for how long."""
     settings = engine_settings()
     if complaint := settings.complaint("admission"):
         return Check("admission", False, complaint, CORRECT)
@@ -154,7 +154,7 @@ def check_admission() -> Check:
 
 
 def check_protection() -> Check:
-    """How long does protection outlive a sidecar."""
+    """Check how long protection outlives a sidecar."""
     settings = engine_settings()
     if complaint := settings.complaint("protect_stale_s"):
         return Check("protection", False, f"{complaint}; {_DEFAULT}", CORRECT)
@@ -162,7 +162,7 @@ def check_protection() -> Check:
 
 
 def check_sampling() -> Check:
-    """Are decode steps sampled, and what may that take."""
+    """Check whether decode steps are sampled, and what that may take."""
     settings = engine_settings()
     if complaint := settings.complaint("sampling"):
         return Check("sampling", False, complaint, CORRECT)
@@ -173,7 +173,7 @@ def check_sampling() -> Check:
 
 
 def check_tiers() -> Check:
-    """Can blocks that leave the engine's pool be kept, as the environment asks."""
+    """Check that the configured tiers can be used."""
     try:
         tiers = engine_settings().tiers()
     except ConfigError as error:
@@ -186,7 +186,7 @@ def check_tiers() -> Check:
 
 
 def check_store() -> Check:
-    """Can the shared store be used that the environment asks for."""
+    """Check that the configured shared store can be used."""
     try:
         store = engine_settings().shared_store()
     except ConfigError as error:
@@ -210,7 +210,7 @@ def check_store() -> Check:
 
 
 def _mooncake(store: StoreSettings) -> Check:
-    """Does the master answer; the client that asks adds no memory."""
+    """Check that the Mooncake master answers; the client that asks adds no memory."""
     try:
         open_store(store, adds=False).close()
     except StorageError as error:
@@ -220,7 +220,7 @@ def _mooncake(store: StoreSettings) -> Check:
 
 
 def _memory(tiers: TierSettings) -> Check:
-    """What one worker gets of the memory that is asked for; an engine caps it in the same way."""
+    """Check what a worker gets of the configured memory; an engine caps it in the same way."""
     disk = f", {_gib(tiers.cold_bytes)} GiB in {tiers.cold_dir}" if tiers.cold_dir else ""
     given = share_of(tiers.warm_bytes, 1)
     if given == tiers.warm_bytes:
@@ -245,14 +245,13 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f}"
 
 
-# Is the sidecar's compiled part there?
-
 NAME = "sidecar's compiled part"
 _MODULE = "kvgraph._graph"
 
 
 def check_compiled() -> Check:
-    """Whether a sidecar, or the replay lab, can run in this environment; an engine needs it not."""
+    """Check that a sidecar, or the replay lab, can run in this environment; an engine does not need
+    it."""
     try:
         importlib.import_module(_MODULE)
     except ImportError as error:
@@ -265,14 +264,12 @@ def check_compiled() -> Check:
     return Check(NAME, True, f"{_MODULE} is there")
 
 
-# Judges whether text can come back at other positions: the switch, tiers, calibrations.
-
 _CALIBRATE: Final = "kvgraph calibrate MODEL"
 _NAMED: Final = 4  # models; chosen
 
 
 def check_recall() -> Check:
-    """Whose text may come back at another position, and which models are calibrated."""
+    """Check whose text may come back at another position, and which models are calibrated."""
     settings = engine_settings()
     if complaint := settings.complaint("recall", "recall_shared", "recall_always"):
         return Check("recall", False, complaint, CORRECT)
@@ -292,7 +289,7 @@ def check_recall() -> Check:
 
 
 def recall_of(config: Any) -> str:
-    """Whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
+    """Say whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
     from ..vllm.recall.support import calibration_for
 
     if engine_settings().recall is False:
@@ -304,7 +301,7 @@ def recall_of(config: Any) -> str:
 
 
 def _models() -> tuple[int, str]:
-    """How many models passed their calibration; who did and who did not, in words."""
+    """Say how many models passed their calibration, and which."""
     directory = calibration_file("").parent
     kept = kept_calibrations(directory)
     passed = [each.model for each in kept if each.passed]

@@ -1,5 +1,5 @@
-"""Judges a machine's GPUs: whether a kernel can be compiled, launched, and computes right, and
-whether host memory can be page-locked for them."""
+"""Checks of GPUs: whether a kernel compiles, launches and computes right, and host memory can be
+page-locked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...kernels.tensors import BuildError, TransferError
+from ...kernels.errors import BuildError, TransferError
 from .environment import Check
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def check_gpu(root: Path = Path("/")) -> Check:
 
 
 def _none(built_for: str | None, root: Path) -> Check:
-    """Why torch finds no GPU."""
+    """Say why torch finds no GPU."""
     driver = root / "proc/driver/nvidia/version"
     if not driver.exists() and not (root / "dev/nvidiactl").exists():
         return Check("gpu", None, "none that torch can use, so no kernel was tried")
@@ -61,7 +61,7 @@ def _none(built_for: str | None, root: Path) -> Check:
 
 
 def page_locking_problem() -> str | None:
-    """Why tiers could have no host memory that a GPU reaches; None if they could."""
+    """Say why tiers could not use host memory that a GPU reaches; None if they could."""
     from ...kernels.arena import SLAB_BYTES, Arena
     from ...kernels.layout import gpu_layout
 
@@ -107,7 +107,7 @@ def _failed(name: str, error: Exception) -> Check:
 
 
 def _remedy(error: BuildError) -> str:
-    """What to do, unless the error itself says it."""
+    """Return the remedy, unless the error itself states it."""
     says_how = "pip install" in str(error) or "compute capability" in str(error)
     if says_how or isinstance(error.__cause__, OSError):  # the last: where kernels are kept
         return ""

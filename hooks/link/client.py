@@ -1,4 +1,4 @@
-"""The engine's end of the wire: events out, rankings in, on a thread of its own.
+"""``AdvisorClient``: sends events to the sidecar and receives its advice, on a thread of its own.
 
 Engine threads touch this in two places only: ``emit`` (``link/outbox.py``) appends to a bounded
 queue, and ``ranking`` (``link/mailbox.py``) reads one attribute and one clock. Everything that can
@@ -24,15 +24,10 @@ from ...graph.wire import frames as wire
 from ...graph.wire.advice import AnyAdvice, Refused, ResyncRequest
 from ...graph.wire.endpoints import Wake
 from ...graph.wire.events import AnyEvent, BlocksResident, EngineHello
-from ..access import Access
+from ..access import EndpointAccess
 from ..threads import Once, shown
 from .mailbox import Clock, Mailbox
 from .outbox import Outbox
-
-# The link between an engine and its sidecar.
-#
-# ``Link`` opens the socket with what opens the sidecar's endpoint; ``Standing`` knows whether a
-# sidecar answers.
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +44,7 @@ _REFUSED: Final = (
 
 
 class Link:
-    """Opens sockets to one sidecar, and knows when another one is due.
+    """Opens sockets to one sidecar, and tells when another one is due.
 
     Args:
         endpoint: The sidecar's ROUTER, ``ipc://…`` or ``tcp://host:port``.
@@ -64,11 +59,11 @@ class Link:
         self._endpoint = endpoint
         self._identity = identity
         self._send_hwm = send_hwm
-        self._access = Access(endpoint)
+        self._access = EndpointAccess(endpoint)
         self._token_checked = float("-inf")
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-        """Open a socket that presents what opens the endpoint now; the caller closes it."""
+        """Open a socket with the present keys or token; the caller closes it."""
         socket = context.socket(zmq.DEALER)
         try:
             self._set_up(socket)
@@ -80,10 +75,10 @@ class Link:
         return socket
 
     def is_outdated(self, now: float) -> bool:
-        """Whether another socket may be let in where this one is not: the sidecar's token has
-        changed, because it was restarted, or there are keys.
+        """Tell whether a new socket may be accepted where this one is not: by another token, or
+        keys.
 
-        Asked while no sidecar is reachable; looks at most once per second, and notes the time.
+        Called while no sidecar is reachable; checks once per second at most.
         """
         if not self._access.may_change or now - self._token_checked < _ASK_AGAIN_S:
             return False
@@ -103,14 +98,14 @@ class Link:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)  # ms; chosen
 
 
-class Standing:
-    """Remembers when a sidecar last answered, and logs when that changes.
+class LinkState:
+    """Tracks whether a sidecar answers, and logs changes.
 
     Args:
         endpoint: The sidecar's endpoint, for the log.
-        absent_s: After so many seconds without a connection, a sidecar counts as absent.
-        silent_s: … and after so many without a message as silent.
-        refused_s: A sidecar that refused this engine is asked again after so many.
+        absent_s: Seconds without a connection after which a sidecar counts as absent.
+        silent_s: Seconds without a message after which it counts as silent.
+        refused_s: Seconds after which a sidecar that refused this engine is asked again.
         clock: Monotonic seconds.
 
     Attributes:
@@ -133,7 +128,7 @@ class Standing:
         self._last_reachable = now
 
     def is_absent(self, now: float) -> bool:
-        """Whether no sidecar has taken messages for so long that none is expected."""
+        """Tell whether no sidecar has taken messages for so long that none is expected."""
         return now - self._last_reachable >= self._absent_s
 
     def heard(self) -> None:
@@ -151,11 +146,12 @@ class Standing:
         self._once.warn("refused", _REFUSED, self._endpoint, reason)
 
     def refused_s(self, now: float) -> float:
-        """Seconds until a sidecar that refused this engine is asked again; 0 or less: now."""
+        """Return the seconds until a sidecar that refused this engine is asked again; 0 or less:
+        now."""
         return self._refused_until - now
 
     def warn_if_silent(self, now: float) -> None:
-        """Log once if no message came for long."""
+        """Log once if no message arrived for long."""
         if now - self._last_advice > self._silent_s:
             self.linked = False
             self._once.warn("absent", _ABSENT, self._endpoint)
@@ -164,8 +160,7 @@ class Standing:
 def wait_for_advice(
     socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False
 ) -> bool:
-    """Sleep so many seconds, or until advice arrives or ``wake`` is set; returns whether advice
-    arrived.
+    """Sleep until advice arrives, ``wake`` is set, or a timeout; returns whether advice arrived.
 
     Args:
         or_room: Also wake as soon as a sidecar takes messages.
@@ -180,22 +175,26 @@ def wait_for_advice(
 
 
 class EngineEnd(Protocol):
-    """The client's questions to the engine, always asked on the client's own thread."""
+    """What the client asks of the engine, on the client's own thread."""
 
     def hello(self) -> EngineHello:
-        """The engine's hello."""
+        """Return the engine's hello."""
 
     def resident(self) -> bytes:
-        """Every key in the prefix cache, packed; may take its time."""
+        """Return every key in the prefix cache, packed; may take its time."""
 
     def copies(self) -> list[AnyEvent]:
-        """``BlocksSpilled`` for every copy in a colder tier."""
+        """Return ``BlocksSpilled`` for every copy in a colder tier."""
 
     def held(self) -> list[AnyEvent]:
-        """``RequestHeld`` for every request that waits for room."""
+        """Return ``RequestHeld`` for every request that waits for room."""
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """The engine's load and what it did with our advice; ``dropped``: events dropped so far."""
+        """Return the engine's load and what it did with the advice.
+
+        Args:
+            dropped: Events dropped so far.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +219,11 @@ class ClientOptions:
 
 
 class AdvisorClient(Mailbox):
-    """Sends an engine's events to the sidecar and holds the latest ranking.
+    """Sends an engine's events to the sidecar and holds the latest advice.
 
     Args:
         endpoint: The sidecar's ROUTER, ``ipc://…`` or ``tcp://host:port``.
-        engine: Answers the questions of ``EngineEnd``.
+        engine: The engine's side of a resync and of heartbeats.
         options: Bounds and periods.
         clock: Monotonic seconds.
 
@@ -257,13 +256,13 @@ class AdvisorClient(Mailbox):
         self._listed = False
         self._once = Once(logger)
         waits = self.options.absent_s, self.options.silent_s, self.options.refused_s
-        self.standing = Standing(endpoint, *waits, clock)
+        self.standing = LinkState(endpoint, *waits, clock)
         self._link = Link(endpoint, self.identity, self.options.send_hwm)
         self._last_greeting = self._last_heartbeat = float("-inf")
 
     @property
     def dropped(self) -> int:
-        """Events that were never sent: the queue was full, or no sidecar was there."""
+        """Return how many events were never sent: the queue was full, or no sidecar was there."""
         return self.outbox.dropped
 
     def emit(self, event: AnyEvent) -> None:
@@ -273,8 +272,8 @@ class AdvisorClient(Mailbox):
     def nudge(self) -> None:
         """Wake the thread to send what is queued now; costs one write to a pipe, never waits.
 
-        Does nothing while no sidecar answers: no ranking would come, and the write would hand
-        Python's lock to the woken thread.
+        Without a sidecar it does nothing: no ranking would come, and the write would hand Python's
+        lock to the woken thread.
         """
         if self.standing.linked:
             self._wake.set()
@@ -295,7 +294,7 @@ class AdvisorClient(Mailbox):
         atexit.unregister(self.close)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the client's thread; returns whether it has ended, or never began."""
+        """Wait until the client's thread ends; returns whether it has ended, or never began."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -338,13 +337,14 @@ class AdvisorClient(Mailbox):
             self._keep_nothing()
             return
         self.standing.warn_if_silent(now)
-        if self._check_reachable(socket, now) and self._greet_if_due(socket, now):
+        if self._check_reachable(socket, now) and self._send_hello_if_due(socket, now):
             self._beat_if_due(socket, now)
             if self.outbox.drain(socket, self.wants_tips()):
                 self.mark_sent(self.outbox.batches, until=now)
 
     def _check_reachable(self, socket: zmq.Socket[bytes], now: float) -> bool:
-        """Check whether a sidecar takes messages; if it is long gone, keep nothing for it."""
+        """Check whether a sidecar takes messages; if it is long gone, drop what is queued for
+        it."""
         if socket.poll(0, zmq.POLLOUT):
             self.standing.reached(now)
             return True
@@ -353,8 +353,7 @@ class AdvisorClient(Mailbox):
         return False
 
     def _sleep(self, socket: zmq.Socket[bytes]) -> bool:
-        """Sleep until a tick is over, the thread is nudged, or advice arrives; returns whether it
-        did."""
+        """Sleep until a tick is over, a nudge, or advice; returns whether it was advice."""
         if self.outbox.is_open:
             return wait_for_advice(socket, self._wake, self.options.tick_s)
         refused_s = self.standing.refused_s(self._clock())
@@ -371,7 +370,7 @@ class AdvisorClient(Mailbox):
             self.take_advice(frames)
 
     def take_advice(self, frames: list[bytes]) -> None:
-        """Act on one message of the sidecar; a malformed one is counted and ignored."""
+        """Handle one message of the sidecar; a malformed one is counted and ignored."""
         try:
             _, advice = wire.decode_advice(frames)
             self._act_on(advice)
@@ -401,7 +400,7 @@ class AdvisorClient(Mailbox):
         self._listed = False
         self.linked_since = float("inf")
 
-    def _greet_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
+    def _send_hello_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
         if self._listed:
             return True
         if now - self._last_greeting < self.options.resync_gap_s:

@@ -1,4 +1,4 @@
-"""Events that are made on the thread that sends, of what a step put by."""
+"""Events that are completed on the sending thread, because they would take a step too long."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from ..keys import pack_hashes
 from .mailbox import Mailbox
 from .outbox import Later
 
-# Digests of what prompts say, whatever their salt: computed on the thread that sends.
-
 _BYTES: Final = 8  # of a digest: as many as of a block's key
 _AT_ONCE: Final = 4_096  # tokens between two moments in which other threads may run; chosen
 
 
 class PromptDigests:
-    """What one prompt says, block by block.
+    """Digests of a prompt's blocks, computed on the sending thread.
 
     Args:
         key: The sidecar's; see ``ContentKey``.
@@ -41,7 +39,8 @@ class PromptDigests:
         self._block_size, self._salt = block_size, salt
 
     def digests(self) -> bytes:
-        """Eight bytes for each full block: of all that the prompt says up to its end."""
+        """Return eight bytes for each full block: a digest of the prompt up to its end, without the
+        salt."""
         hasher, size = blake2b(digest_size=_BYTES, key=self._key), self._block_size
         found: list[bytes] = []
         step = max(1, _AT_ONCE // size) * size
@@ -55,17 +54,12 @@ class PromptDigests:
         return b"".join(found)
 
     def salt(self) -> int:
-        """A digest of the salt; 0: it has none."""
+        """Return a digest of the salt; 0: none."""
         if self._salt is None:
             return 0
         digest = blake2b(self._salt.encode(), digest_size=_BYTES, key=self._key).digest()
         return int.from_bytes(digest, "little") or 1
 
-
-# ``RecentPrompts``: how far into a block a prompt goes along with another one.
-#
-# A graph knows by keys at which block two prompts part. Only an engine has the tokens, and only
-# while it has both prompts; nothing of them leaves it but a number.
 
 _MOST: Final = 64  # prompts; chosen
 _MOST_TOKENS: Final = 262_144  # of them all, which the engine has as a list: 9 MB at most; chosen
@@ -77,7 +71,10 @@ class _Prompt(NamedTuple):
 
 
 class RecentPrompts:
-    """The last prompts of an engine; for the thread that sends.
+    """The last prompts of an engine; used by the sending thread alone.
+
+    A graph knows by keys at which block two prompts part. How far into that block they agree, only
+    the engine can tell, while it has both prompts; nothing of them leaves it but that number.
 
     Args:
         block_size: Tokens.
@@ -89,8 +86,8 @@ class RecentPrompts:
         self._tokens = 0
 
     def add(self, tokens: Sequence[int], hashes: Sequence[bytes], missing: int) -> int:
-        """Remember a prompt; returns how many tokens of its block ``missing`` stand at the same
-        place in one of those before, after the same beginning.
+        """Remember a prompt; returns how many tokens of its block ``missing`` an earlier prompt has
+        too.
 
         Args:
             hashes: Of its full blocks; each covers all before it, a cache salt among it.
@@ -124,7 +121,7 @@ class RecentPrompts:
 
 
 def _along(block: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens at the beginning of a block that another one has too."""
+    """Return how many tokens at the beginning of a block another one has too."""
     for place, (token, theirs) in enumerate(zip(block, other, strict=False)):
         if token != theirs:
             return place
@@ -132,7 +129,7 @@ def _along(block: Sequence[int], other: Sequence[int]) -> int:
 
 
 class LatePrompt:
-    """A prompt whose place among the recent ones is found when its start is sent.
+    """A prompt that is compared with recent ones when its start is sent.
 
     Args:
         missing: The first block that was not found.
@@ -154,8 +151,8 @@ class LateHashes:
     Args:
         event: The rest of it.
         hashes: Of its full blocks; not changed any more.
-        contents: What a prompt that starts says, where that is to be told.
-        prompt: A prompt that starts, to be told how far it goes along with another one.
+        contents: Digests of a starting prompt, where the sidecar wants them.
+        prompt: A starting prompt, to be compared with recent ones.
     """
 
     __slots__ = ("_contents", "_event", "_hashes", "_prompt")
@@ -173,7 +170,7 @@ class LateHashes:
         self._prompt = prompt
 
     def events(self) -> Sequence[AnyEvent]:
-        """The whole event."""
+        """Return the complete event."""
         made = [self._event] if isinstance(self._event, Event) else self._event.events()
         whole: dict[str, Any] = {"hashes": pack_hashes(self._hashes)}
         if self._contents is not None:
@@ -188,19 +185,17 @@ class LateHashes:
         ]
 
 
-# ``SaltedContents``: whether requests' contents are to be told, apart from their cache salts.
-
-
-class Prompt(Protocol):
-    """A request, as an engine has it; one without ``prompt_token_ids`` is not told."""
+class PromptRequest(Protocol):
+    """A request as an engine has it; one without ``prompt_token_ids`` is not digested."""
 
     cache_salt: str | None
     lora_request: Any
 
 
 class SaltedContents:
-    """Says so of every request from the first one with a cache salt on: an engine whose callers
-    use no salts pays nothing.
+    """Digests requests' contents apart from their salts, from the first salted request on.
+
+    An engine whose callers use no salts pays nothing.
 
     Args:
         mailbox: Has the sidecar's key.
@@ -212,8 +207,8 @@ class SaltedContents:
         self._block_size = block_size
         self._has_salts = False
 
-    def of(self, request: Prompt) -> PromptDigests | None:
-        """What a request says, for the client's thread to digest; reads a few attributes.
+    def of(self, request: PromptRequest) -> PromptDigests | None:
+        """Return a request's content to be digested on the client's thread; reads a few attributes.
 
         None where hashes differ by more than a salt: with an adapter, images, or embeddings.
         """

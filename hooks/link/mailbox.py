@@ -1,4 +1,4 @@
-"""Holds the sidecar's latest advice, for an engine's threads to read at no cost."""
+"""``Mailbox``: holds the sidecar's latest advice, for an engine's threads to read at no cost."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ Finds = Callable[[Keys], Places]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldRanking(EvictionRanking):
-    """An ``EvictionRanking`` whose marks were made on the client's thread, and not in a step.
+    """An ``EvictionRanking`` with lookup tables, made on the client's thread and not in a step.
 
     Attributes:
         worth: Keys of ``spill_first``.
         places: Keys of ``protected``, each with its place.
-        blocks: That held the keys of ``order`` when it arrived; None where nobody could say.
+        blocks: Blocks that held the keys of ``order`` when it arrived; None where nobody could
+            tell.
         worth_blocks: The same of ``spill_first``.
     """
 
@@ -52,7 +53,7 @@ class HeldRanking(EvictionRanking):
     def of(
         cls, ranking: EvictionRanking, finds: Finds | None = None, copies: bool = True
     ) -> HeldRanking:
-        """``ranking``, with its marks.
+        """Make the lookup tables of ``ranking``.
 
         Args:
             finds: Finds the blocks that hold its keys; None: whoever applies it does.
@@ -69,25 +70,25 @@ class HeldRanking(EvictionRanking):
 
 
 def blocks_of(ranking: EvictionRanking) -> Places | None:
-    """Numbers of the blocks that hold the keys of its order, if they were found before."""
+    """Return the blocks that hold the keys of a ranking's order, if they were found before."""
     return ranking.blocks if isinstance(ranking, HeldRanking) else None
 
 
 def worth_blocks_of(ranking: EvictionRanking, finds: Finds) -> Places:
-    """Numbers of the blocks that are worth a copy before they go."""
+    """Return the blocks that are worth a copy before they are evicted."""
     found = ranking.worth_blocks if isinstance(ranking, HeldRanking) else None
     return finds(ranking.spill_first) if found is None else found
 
 
 def worth_of(ranking: EvictionRanking) -> frozenset[int]:
-    """Keys of the blocks that are worth a copy before they go."""
+    """Return the keys of the blocks that are worth a copy before they are evicted."""
     if isinstance(ranking, HeldRanking):
         return ranking.worth
     return frozenset(ranking.spill_first.tolist())
 
 
 def places_of(ranking: EvictionRanking) -> dict[int, int]:
-    """Places of protected keys, the least precious first."""
+    """Return the places of protected keys, the least precious first."""
     if isinstance(ranking, HeldRanking) and ranking.places is not None:
         return ranking.places
     return {key: place for place, key in enumerate(ranking.protected.tolist())}
@@ -136,7 +137,7 @@ class Mailbox:
         self._told: deque[tuple[int, float]] = deque(maxlen=_TOLD)  # see ``mark_sent``
 
     def ranking(self) -> EvictionRanking | None:
-        """The latest ranking, or None if there is none fresh enough to act on."""
+        """Return the latest ranking, or None if there is none fresh enough to act on."""
         held = self._ranking
         # `not <=` rather than `>`, so that a time that is not a number reads as stale.
         if held is None or not self._clock() - held.ts <= self._max_stale:
@@ -144,7 +145,7 @@ class Mailbox:
         return held
 
     def remembered(self) -> EvictionRanking | None:
-        """The latest ranking for as long as its protection counts, even if its order has
+        """Return the latest ranking for as long as its protection counts, even if its order has
         expired."""
         held = self._ranking
         if held is None or not self._clock() - held.ts <= self._protect_stale:
@@ -152,41 +153,43 @@ class Mailbox:
         return held
 
     def wanted(self) -> Keys | None:
-        """Keys that the sidecar suggests to bring back, best first; as old as the ranking."""
+        """Return the keys that the sidecar suggests to prefetch, best first; as old as the
+        ranking."""
         return self._wanted if self.ranking() is not None else None
 
     def admission(self) -> AdmissionAdvice | None:
-        """The latest advice on room for new sessions, or None if there is none fresh enough to act
-        on."""
+        """Return the latest advice on room for new sessions, or None if there is none fresh
+        enough."""
         held = self._admission
         if held is None or not self._clock() - held.ts <= self._max_stale:
             return None
         return held
 
     def wants_tips(self) -> bool:
-        """Whether the sidecar asks that requests be told by their tips."""
+        """Tell whether the sidecar asks that requests be reported by the last key of their
+        chain."""
         return self._clock() < self._tips_until
 
     def hold_ranking(self, ranking: EvictionRanking | None) -> None:
-        """Hold ``ranking``, dated as it is."""
+        """Hold ``ranking`` with its own date."""
         self._ranking = ranking
 
     def hold_wanted(self, keys: Keys | None) -> None:
-        """Hold suggestions of what to bring back, best first."""
+        """Hold suggestions of what to prefetch, best first."""
         self._wanted = keys
 
     def hold_admission(self, word: AdmissionAdvice | None) -> None:
-        """Hold advice on room for new sessions, dated as it is."""
+        """Hold advice on room for new sessions with its own date."""
         self._admission = word
 
     def forget(self) -> None:
-        """Hold nothing any more."""
+        """Forget all advice."""
         self._ranking = self._admission = None
 
     # The client's thread ------------------------------------------------------------------------
 
     def mark_sent(self, batches: int, until: float) -> None:
-        """Note that what happened ``until`` then is in the first ``batches`` that were sent."""
+        """Note that events ``until`` this time are in the first ``batches`` that were sent."""
         if self._told and self._told[-1][0] == batches:
             self._told.pop()  # nothing was sent since: there was nothing to tell
         self._told.append((batches, until))
@@ -224,6 +227,7 @@ class Mailbox:
             self._ranking = replace(held, ts=ts, known_of=known_of)
 
     def _known_of(self, heard: int) -> float:
-        """Up to when advice knows what happened here, if it knows the first ``heard`` batches."""
+        """Return the time up to which advice knows events, if it knows the first ``heard``
+        batches."""
         told = (until for batches, until in self._told if batches <= heard)
         return max(told, default=-math.inf)

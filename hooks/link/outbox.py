@@ -1,4 +1,4 @@
-"""Queues an engine's events without ever making the engine wait."""
+"""``Outbox``: queues an engine's events without ever making the engine wait."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from ...graph.wire import frames as wire
 from ...graph.wire.events import AnyEvent, Event, RequestFinished, RequestStarted
 from ..threads import Once
 
-# Requests told by their tips: what an overloaded sidecar asks for (``SendTips``).
-
 _KEY: Final = 8  # bytes
 
 
 def as_tip(event: AnyEvent) -> AnyEvent:
-    """A request's start or end with one key of its chain; any other event as it is.
+    """Shorten a request's start or end to one key of its chain; return other events unchanged.
 
-    At its start that is the last block that the prefix cache holds: those behind it are told as
-    they are stored. At its end it is the last of all. A start that says what its blocks are (some
-    may be protected) is told whole; what is inferred of them is left out.
+    A start keeps the last block that the prefix cache holds: later ones are reported as they are
+    stored. An end keeps its last block. A start with stated layers, of which some may be protected,
+    stays whole; what was inferred of them is left out.
     """
     if isinstance(event, RequestStarted):
         if any(segment.authority for segment in event.segments):
@@ -37,7 +35,7 @@ def as_tip(event: AnyEvent) -> AnyEvent:
 
 
 def _cut(event: RequestStarted | RequestFinished, blocks: int) -> AnyEvent:
-    """Only the last of the first ``blocks`` of its chain."""
+    """Keep only the last of the first ``blocks`` of a chain."""
     first = max(0, blocks - 1)
     tip = event.hashes[_KEY * first : _KEY * blocks]
     whole: dict[str, Any] = {"hashes": tip, "skipped": event.skipped + first if tip else 0}
@@ -50,22 +48,22 @@ logger = logging.getLogger(__name__)
 
 
 class Later(Protocol):
-    """Becomes events on the thread that sends, for what would take an engine's thread too long.
+    """Becomes events on the sending thread, for what would take an engine's thread too long.
 
-    They keep its place among the others.
+    It keeps its place in the queue.
     """
 
     def events(self) -> Sequence[AnyEvent]:
-        """The events; raises if they cannot be made, and then they are lost."""
+        """Return the events; raises if they cannot be made, and then they are lost."""
 
 
 class Outbox:
     """A bounded queue of events, sent in numbered batches.
 
-    Engine threads call ``emit``; all else is called by the one thread that sends.
+    Engine threads call ``emit``; all else is called by the sending thread.
 
     Args:
-        limit: Entries that may wait: events, or what some are made of.
+        limit: Entries that may wait: events, or ``Later`` ones.
         batch_limit: Events per batch.
 
     Attributes:
@@ -98,7 +96,7 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether events are queued; otherwise they are dropped at once."""
+        """Tell whether events are queued; otherwise they are dropped at once."""
         return self._limit > 0
 
     def open(self, limit: int | None = None) -> None:
@@ -106,16 +104,13 @@ class Outbox:
         self._limit = self._most = limit or self._most
 
     def shut(self) -> None:
-        """Drop and count every event from now on, and those that are queued.
-
-        In pieces, because a long loop would keep Python's lock from the engine's step.
-        """
+        """Drop and count every event from now on, and those that are queued."""
         self._limit = 0
         while count := min(len(self._queue), self._batch_limit):
             for _ in range(count):
                 self._queue.popleft()
             self.dropped += count
-            time.sleep(0)
+            time.sleep(0)  # a long loop would keep Python's lock from the engine's step
 
     def take_all(self) -> list[AnyEvent]:
         """Remove and return what is queued now."""
@@ -137,7 +132,7 @@ class Outbox:
         return remaining <= 0
 
     def _send_while_there_is_room(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
-        """Send ``events``, taken from the queue; what finds no room goes back there."""
+        """Send ``events``, taken from the queue; those that find no room go back."""
         for first in range(0, len(events), self._batch_limit):
             if not socket.poll(0, zmq.POLLOUT):
                 self._queue.extendleft(reversed(events[first:]))
@@ -146,7 +141,7 @@ class Outbox:
         return True
 
     def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
-        """Send ``events``, which were not queued, in as many batches as they need."""
+        """Send ``events`` past the queue, in as many batches as they need."""
         for first in range(0, len(events), self._batch_limit):
             self.send(socket, events[first : first + self._batch_limit])
 
@@ -164,9 +159,9 @@ class Outbox:
         return True
 
     def frames(self, events: list[AnyEvent]) -> list[bytes]:
-        """A batch of ``events`` with the next number; after drops that is the next but one.
+        """Encode a batch of ``events`` with the next number; after drops a number is skipped.
 
-        A hole in the numbers tells the sidecar that it missed something.
+        The hole in the numbers tells the sidecar that it missed something.
 
         Raises:
             TypeError, ValueError, OverflowError: An event cannot be encoded; its number is used.
@@ -178,11 +173,8 @@ class Outbox:
         return wire.encode_events(number, events)
 
     def _whole(self, queued: Sequence[AnyEvent | Later]) -> list[AnyEvent]:
-        """The events that ``queued`` stands for; what cannot be made counts as dropped, so that the
-        sidecar sees a gap and asks again.
-
-        Between those that are made only now, other threads may run: each takes a while.
-        """
+        """Yield the events of ``queued`` entries. One that cannot be made counts as dropped, so
+        that the sidecar sees a gap."""
         events: list[AnyEvent] = []
         for each in queued:
             if isinstance(each, Event):
@@ -190,7 +182,7 @@ class Outbox:
                 continue
             try:
                 events += each.events()
-            except Exception as error:  # its words may quote what nobody should read
+            except Exception as error:  # the error's text may quote a prompt
                 self.dropped += 1
                 lost = "kvgraph: events could not be made, and are lost: %s"
                 self._once.warn("make", lost, type(error).__name__)

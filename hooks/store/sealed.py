@@ -1,4 +1,4 @@
-"""``SealedRecords``: a worker's records in a shared store, each sealed with its block's name."""
+"""``SealedRecords``: a worker's records in a shared store, each sealed with its block's hash."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-# ``StoreBreaker``: keeps a store that is not well from being asked again and again.
-
 SLOW_S: Final = 0.5  # a call that takes longer counts as one that failed; chosen
 _FIRST_REST_S: Final = 1.0  # chosen
 _LONGEST_REST_S: Final = 30.0  # rests double up to this; chosen
 
 
 class StoreBreaker:
-    """Rests after a call that failed or took too long; then one call tries, and the others wait.
+    """A circuit breaker: opens after a call that failed or was slow, then lets one call try.
 
     Any thread may call it.
 
@@ -37,17 +35,17 @@ class StoreBreaker:
         clock: Monotonic seconds.
 
     Attributes:
-        broken: How often it began to rest.
+        broken: How often it opened.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._rest_s, self._until = 0.0, float("-inf")
-        self._tries = False  # whether one call is out to see whether the rest is over
+        self._tries = False  # whether a trial call is under way
         self.broken = 0
 
     def allows(self) -> bool:
-        """Whether the store may be asked now. After a rest, the first who asks is the one who
+        """Tell whether the store may be called now. After a rest, the first caller is the one that
         tries."""
         with self._lock:
             now = self._clock()
@@ -59,11 +57,11 @@ class StoreBreaker:
 
     @property
     def rests(self) -> bool:
-        """Whether it rests now; asking this tries nothing."""
+        """Tell whether it is open now, without taking the trial call."""
         return self._clock() < self._until
 
     def succeeded(self, seconds: float) -> None:
-        """Note that a call did what it should, in so many seconds."""
+        """Note that a call succeeded in so many seconds."""
         if seconds > SLOW_S:
             self.failed()
             return
@@ -71,7 +69,7 @@ class StoreBreaker:
             self._rest_s, self._until, self._tries = 0.0, float("-inf"), False
 
     def failed(self) -> None:
-        """Note that a call failed; of those that were out together, the first one counts."""
+        """Note that a call failed; of several under way at once, the first one counts."""
         with self._lock:
             if self._clock() < self._until and not self._tries:
                 return
@@ -95,18 +93,18 @@ _DAMAGED: Final = (
 
 
 class SealedRecords:
-    """Records of one size in a store that is not trusted to give back what it was given.
+    """Records of one size in a store that is not trusted to return what was put.
 
     A seal before each record holds the key and a checksum of both. It guards against damage and
-    mistakes, not against who can write to the store and means harm. Any thread may call this.
+    mistakes, not against an attacker who can write to the store. Any thread may call this.
 
     Args:
         store: Where the bytes are kept.
-        name: Of all that the bytes depend on but the block; part of every key.
+        name: Digest of everything that the bytes depend on but the block; part of every key.
         clock: Monotonic seconds.
 
     Attributes:
-        breaker: Refuses while the store cannot be read. Writing has its own: a full store can be
+        breaker: Opens while the store cannot be read. Writing has its own: a full store can be
             read.
         damaged: Records whose bytes did not match their seal.
         spared: Records that were there already and were not sent again.
@@ -123,7 +121,7 @@ class SealedRecords:
         self._once = Once(logger)
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Keep a copy of ``record`` unless there is one; False if the store does not take it."""
+        """Store ``record`` unless it is there; False if the store does not take it."""
         if self._disowned or self.breaker.rests or not self._writing.allows():
             return False
         name = store_key(self._name, key)
@@ -136,7 +134,7 @@ class SealedRecords:
         return False
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill ``into``; False, and ``into`` is undefined, if there is no such record whole."""
+        """Fill ``into``; False, and ``into`` is undefined, if there is no intact record."""
         if self._disowned or not self.breaker.allows():
             return False
         name, seal = store_key(self._name, key), bytearray(_SEAL.size)
@@ -151,17 +149,17 @@ class SealedRecords:
         return False
 
     def remove(self, key: bytes) -> None:
-        """Forget a record, for every engine."""
+        """Remove a record, for every engine."""
         if self._writing.allows():
             with self._watched(self._writing):
                 self._store.remove(store_key(self._name, key))
 
     def disown(self) -> None:
-        """Neither read nor write any more: this engine's weights may not be what the name says."""
+        """Stop reading and writing: this engine's weights may not be what the name says."""
         self._disowned = True
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self._store.close()
 
     def _seal(self, key: bytes, record: ReadableBuffer) -> bytes:
@@ -171,7 +169,7 @@ class SealedRecords:
 
     @contextmanager
     def _watched(self, breaker: StoreBreaker) -> Iterator[None]:
-        """Tell a breaker what became of the calls inside; what they raise ends here."""
+        """Report the calls inside to a breaker, and suppress their errors."""
         began = self._clock()
         try:
             yield
@@ -183,21 +181,19 @@ class SealedRecords:
 
 
 def store_key(name: str, block_hash: bytes) -> str:
-    """Under which key the worker that calls its records by ``name`` keeps a block's."""
+    """Return the key of a block's record of the worker that is named ``name``."""
     return f"{name}/{block_hash.ljust(_HASH_BYTES, bytes(1)).hex()}"
 
-
-# The mark that engines leave in a shared store: how they hash blocks.
 
 _BYTES: Final = 256  # of a mark, padded: a store gives values of known sizes only; chosen
 
 
 def mark_hashing(store: SharedStore, hello: EngineHello) -> str | None:
-    """Leave an engine's mark, and read the one that was there.
+    """Write how this engine hashes blocks, and read what another engine wrote before.
 
     Returns:
-        The hashing that another engine of this model left, if it differs from this one's; None if
-        it is the same, or nobody left any.
+        The hashing that another engine of this model left, if it differs from this one's; else
+            None.
 
     Raises:
         OSError: The store does not work.

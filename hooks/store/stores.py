@@ -1,4 +1,4 @@
-"""``SharedStore``: what every store must do, and how one is opened."""
+"""``SharedStore``: the protocol of shared stores; ``DirectoryStore`` and ``MooncakeStore``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ...kernels.tensors import StorageError
+from ...kernels.errors import StorageError
 from ..settings import MOONCAKE, StoreSettings
 
 if TYPE_CHECKING:
@@ -21,41 +21,41 @@ if TYPE_CHECKING:
 
 
 class SharedStore(Protocol):
-    """Bytes by key, kept outside of this process; any thread may call it, and any call may hang.
+    """Bytes by key, kept outside of this process. Any thread may call it, and any call may hang.
 
-    Nobody promises that what was put is still there, nor that it is what was put.
+    A value may disappear or be damaged at any time.
     """
 
     def holds(self, keys: Sequence[str]) -> list[bool]:
-        """Which of ``keys`` are there.
+        """Return which of ``keys`` are there.
 
         Raises:
             OSError: The store does not work.
         """
 
     def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
-        """Fill ``parts``, one behind the other; False if there is no such value of that size.
+        """Fill ``parts`` one after the other; False if there is no such value of that size.
 
         Raises:
             OSError: The store does not work.
         """
 
     def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
-        """Keep ``parts`` as one value; one that is there already may stay as it is.
+        """Store ``parts`` as one value; an existing value may stay as it is.
 
         Raises:
             OSError: The store does not work, or is full.
         """
 
     def remove(self, key: str) -> None:
-        """Forget a value, if the store does so now.
+        """Remove a value, unless the store refuses to do so now.
 
         Raises:
             OSError: The store does not work.
         """
 
     def close(self) -> None:
-        """Let go of it; what was put stays."""
+        """Close it; values stay."""
 
 
 def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
@@ -73,27 +73,27 @@ def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
     return DirectoryStore(settings.place, settings.capacity_bytes)
 
 
-# ``DirectoryStore``: a shared store of files, on one machine or on a network's file system.
-
 _PARTS: Final = 16  # folders by the first digit of a block's hash, swept one at a time; chosen
 _SWEPT_TO: Final = 0.9  # of a part's room, that a sweep leaves filled; chosen
 _SWEEP_AFTER: Final = 32  # of a part's room, 1/32 is written between two sweeps; chosen
-_LEFT_BEHIND_S: Final = 60.0  # before the newest, an unfinished file is nobody's; chosen
+_LEFT_BEHIND_S: Final = (
+    60.0  # older than the newest by this, an unfinished file is abandoned; chosen
+)
 _SHARED, _EXECUTE = 0o770, 0o111  # of modes
 _OF_ONE_VALUE: Final = frozenset(
     {errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
 )
-"""Errors that say nothing of the store: what stands in a value's place is none."""
+"""Errors of one value, not of the store: what stands in its place is no value."""
 _UNFINISHED: Final = ".tmp"
 _SUFFIX: Final = ".kv"
 
 
 class DirectoryStore:
-    """A file per value. Whoever writes sweeps: the values that were unused longest go.
+    """A file per value; writers remove the least recently used ones.
 
-    A value appears whole or not at all: it is written under another name and renamed. Engines
-    share the directory without telling each other anything. Until a sweep, each worker of them
-    may exceed the room by 1/32. What is no value of a store is left alone.
+    A value appears whole or not at all: it is written under another name and renamed. Engines share
+    the directory without talking to each other. Until a sweep, each of their workers may exceed the
+    room by 1/32. Other files in the directory are left alone.
 
     Args:
         path: The directory; made with mode 0700.
@@ -127,12 +127,10 @@ class DirectoryStore:
             raise StorageError(f"shared store {path}: it cannot be written")
 
     def holds(self, keys: Sequence[str]) -> list[bool]:
-        """See ``SharedStore``."""
-        self._path.stat()  # a directory that went away is no store without values
+        self._path.stat()  # a directory that went away must not read as an empty store
         return [self._file(key).exists() for key in keys]
 
     def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
-        """See ``SharedStore``."""
         try:
             file = os.open(self._file(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -144,7 +142,7 @@ class DirectoryStore:
         try:
             there, wanted = os.fstat(file), sum(memoryview(part).nbytes for part in parts)
             if there.st_size != wanted or os.preadv(file, list(parts), 0) != wanted:
-                self._drop(key)  # else nobody would write it anew
+                self._drop(key)  # else no engine would write it anew
                 return False
             with contextlib.suppress(OSError):  # who may read may not be who wrote
                 os.utime(file)
@@ -153,7 +151,6 @@ class DirectoryStore:
             os.close(file)
 
     def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
-        """See ``SharedStore``."""
         target = self._file(key)
         size = sum(memoryview(part).nbytes for part in parts)
         part = _part_of(key)
@@ -174,11 +171,9 @@ class DirectoryStore:
             raise
 
     def remove(self, key: str) -> None:
-        """See ``SharedStore``."""
         self._file(key).unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """See ``SharedStore``."""
+    def close(self) -> None: ...
 
     def _drop(self, key: str) -> None:
         """Remove what stands in a value's place and is none; a folder stays."""
@@ -186,7 +181,7 @@ class DirectoryStore:
             self._file(key).unlink()
 
     def _make(self, folder: Path) -> None:
-        """Make a folder below the directory, for whoever may use that."""
+        """Make a folder with the directory's own permissions."""
         if folder.exists():
             return
         at = self._path
@@ -201,8 +196,7 @@ class DirectoryStore:
         return self._path / f"{_part_of(key):x}" / name / f"{block}{_SUFFIX}"
 
     def _sweep(self, part: int) -> bool:
-        """Make room in one part of the store, whatever model its values are of; whether that was
-        done, since one is swept at a time."""
+        """Make room in one part of the store; False if another worker sweeps it now."""
         if not self._sweeping.acquire(blocking=False):
             return False
         try:
@@ -226,7 +220,7 @@ class DirectoryStore:
 
 
 def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
-    """When each value of a part was last used, its size in bytes, and its path."""
+    """Return the time of last use, the size in bytes and the path of each value of a part."""
     if part.is_symlink():
         return
     for folder, _, names in os.walk(part):
@@ -241,7 +235,7 @@ def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
 
 
 def _part_of(key: str) -> int:
-    """Which part a key is in, by the first digit of its block's hash."""
+    """Return the part that a key is in, by the first digit of its block's hash."""
     return int(key.rpartition("/")[2][0], 16)
 
 
@@ -255,8 +249,6 @@ def _write(path: Path, parts: Sequence[ReadableBuffer], size: int, mode: int) ->
         os.close(file)
 
 
-# ``MooncakeStore``: the memory of many machines as one shared store, by Mooncake's store.
-
 _BUFFER_BYTES: Final = 128 << 20  # through which this client's values pass; chosen
 _CONNECT_S: Final = 2.0  # to the master, at the engine's start; chosen
 _HANDSHAKE: Final = "P2PHANDSHAKE"  # clients find each other by the master alone
@@ -268,8 +260,8 @@ _INSTALL: Final = (
 class MooncakeStore:
     """A client of a Mooncake master, over TCP.
 
-    A value is in the memory of one client, and gone with it: for some ten seconds after it was
-    killed, its values are said to be there and are not given. While the master is dead, every call
+    A value is in the memory of one client, and gone with it: for some ten seconds after that client
+    was killed, its values are listed but cannot be read. While the master is dead, every call
     blocks for some four seconds. The client listens on all interfaces, without a password.
 
     Args:
@@ -295,14 +287,12 @@ class MooncakeStore:
             raise StorageError(f"shared store {place}: no master takes us (code {code})")
 
     def holds(self, keys: Sequence[str]) -> list[bool]:
-        """See ``SharedStore``."""
         there: list[int] = self._client.batch_is_exist(list(keys))
         if any(code < 0 for code in there):
             raise OSError("the master does not answer")
         return [bool(code) for code in there]
 
     def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
-        """See ``SharedStore``."""
         value = self._client.get_buffer(key)
         views = [memoryview(part).cast("B") for part in parts]
         if value is None or value.size() != sum(len(view) for view in views):
@@ -314,16 +304,16 @@ class MooncakeStore:
         return True
 
     def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
-        """See ``SharedStore``; a value that is there stays as it is."""
+        """Store a value; an existing one stays as it is."""
         if code := self._client.put_parts(key, *parts):
             raise OSError(f"the store did not take a value (code {code})")
 
     def remove(self, key: str) -> None:
-        """See ``SharedStore``; one that was read within ten seconds stays, by its lease."""
+        """Remove a value, unless it was read within ten seconds: then its lease holds it."""
         self._client.remove(key)
 
     def close(self) -> None:
-        """See ``SharedStore``; values in this process's memory go."""
+        """Close the client; values in this process's memory are lost."""
         self._client.close()
 
 
@@ -336,7 +326,7 @@ def _new_client(place: str) -> Any:
 
 
 def _own_address(host: str, port: int) -> str:
-    """By which address of this machine the master is reached; where nobody answers, Mooncake
-    itself would try for ever."""
+    """Return this machine's address towards the master; raises where nobody answers, as Mooncake
+    would try for ever."""
     with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
         return str(connection.getsockname()[0])

@@ -1,4 +1,4 @@
-"""Tiers below the engine's pool: WARM host memory, COLD disk. Nothing here knows vLLM.
+"""Tiers below the engine's pool: WARM in host memory, COLD on disk. Nothing here knows vLLM.
 
 The scheduler's process decides (``CopyDirectory``, ``JobBook``, ``TransferCosts``), each worker
 moves bytes (``TierMover``), and the messages between them are in ``jobs``.

@@ -1,4 +1,5 @@
-"""Decides between loading and computing blocks, from the measured speed of both."""
+"""``TransferCosts``: decides between loading and computing blocks, from the measured speed of
+both."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ _SHARE: Final = 0.2  # weight of the newest sample in each mean; chosen
 _FADE: Final = 0.97  # bandwidths are divided by this each time that computing wins; chosen
 _LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
 _LEAST_BYTES: Final = 1 << 20  # smaller transfers say little about bandwidth; chosen
-_LEAST_ASKED_S: Final = 0.05  # of computing, for which a store is asked; chosen: some decode steps
+_LEAST_ASKED_S: Final = (
+    0.05  # seconds of computing from which a store is asked; chosen: some decode steps
+)
 _UNMEASURED_LIMIT_S: Final = 1.0  # of reading a store, before prefill was measured; chosen
 _LEAST_LIMIT_S: Final = 0.25  # of reading it, however little there is to compute; chosen
 _MOST_STEPS: Final = 4  # under way at once; chosen
@@ -24,10 +27,10 @@ class TransferCosts:
     computing wins, the bandwidths are raised by 3 %, so that a load is eventually tried again and a
     wrong estimate cannot last.
 
-    A splice may be short, and would be waited for all the same: threads hand it on, and the engine
-    hears of its end in a later step. So its time is that wait, too, unless the request loads exact
-    copies anyway. And the step in which its text would be computed comes all the same, for what
-    stands behind it: computing counts as what a token adds to a step.
+    A splice may be short, but its end reaches the scheduler only in a later step. So its cost
+    includes that wait, unless the request loads exact copies anyway. The step in which its text
+    would be computed comes all the same, for what stands behind it: so computing costs what a token
+    adds to a step.
 
     Attributes:
         splices_always: Whether text is spliced also where computing it is quicker.
@@ -37,7 +40,7 @@ class TransferCosts:
         store_bytes_per_s: From the shared store to host memory.
         spill_bytes_per_s: From the pool to host memory.
         splice_bytes_per_s: From host memory to other positions of the pool, of whole records.
-        splice_wait_s: What passes besides, from the order to the step that hears of its end.
+        splice_wait_s: From a splice's end to the step in which the scheduler receives it.
         prefill_tokens_per_s: In steps that do not only decode.
         token_s: What a token adds to such a step, beside one that computes next to nothing.
         queued_bytes: Bytes of loads under way.
@@ -65,7 +68,7 @@ class TransferCosts:
     def worth_loading(
         self, tokens: int, warm_bytes: int, cold_bytes: int, store_bytes: int = 0
     ) -> bool:
-        """Whether loading these bytes takes no longer than computing ``tokens`` tokens.
+        """Tell whether loading these bytes takes no longer than computing ``tokens`` tokens.
 
         If it takes longer, raises the bandwidths a little; see the class.
         """
@@ -79,7 +82,8 @@ class TransferCosts:
         return False
 
     def worth_splicing(self, tokens: int, record_bytes: int, loads: bool) -> bool:
-        """The same for splicing ``tokens`` tokens out of records of so many bytes.
+        """Tell whether splicing ``tokens`` tokens, out of records of so many bytes, takes no longer
+        than computing them.
 
         Args:
             loads: Whether the request waits for a load of exact copies anyway.
@@ -95,21 +99,22 @@ class TransferCosts:
         return False
 
     def load_s(self, warm_bytes: int, cold_bytes: int, store_bytes: int = 0) -> float:
-        """Seconds that a load takes, behind those under way; 0 if nothing was measured yet."""
+        """Return the seconds that a load takes, behind those under way; 0 before any sample."""
         load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
         load_s += _over(store_bytes, self.store_bytes_per_s)
         return load_s + _over(cold_bytes, self.disk_bytes_per_s)
 
     def worth_asking(self, tokens: int) -> bool:
-        """Whether the store's word on ``tokens`` tokens is worth a step's wait."""
+        """Tell whether looking up ``tokens`` tokens in the store is worth a step's wait."""
         if not self.prefill_tokens_per_s:
             return True
         return tokens / self.prefill_tokens_per_s > _LEAST_ASKED_S
 
     def store_limit_s(self, tokens: int) -> float:
-        """Seconds that a load of ``tokens`` tokens may read the store: what computing them takes.
+        """Return how long a load of ``tokens`` tokens may read the store: as long as computing them
+        takes.
 
-        So a store that turns slow costs no request more than its prefill once again.
+        So a store that turns slow costs a request no more than its prefill once again.
         """
         if not self.prefill_tokens_per_s:
             return _UNMEASURED_LIMIT_S
@@ -127,8 +132,8 @@ class TransferCosts:
             self.load_bytes_per_s = _speed(self.load_bytes_per_s, size, transfer_s)
 
     def spliced(self, size: int, transfer_s: float, waited_s: float) -> None:
-        """Note that a load that splices, and moves ``size`` bytes, took ``transfer_s`` seconds, and
-        was heard of ``waited_s`` seconds after its order."""
+        """Note that a load with splices, of ``size`` bytes, took ``transfer_s`` seconds, and that
+        the scheduler received its end ``waited_s`` seconds after ordering it."""
         self.splice_bytes_per_s = _speed(self.splice_bytes_per_s, size, transfer_s)
         self.splice_wait_s = _mean(self.splice_wait_s, max(0.0, waited_s - transfer_s))
 
@@ -137,11 +142,9 @@ class TransferCosts:
         self.spill_bytes_per_s = _speed(self.spill_bytes_per_s, size, transfer_s)
 
     def step_began(self, tokens: int) -> None:
-        """Note that a step with ``tokens`` tokens was scheduled.
-
-        One without tokens is not waited for: a runner tells of its end only if a transfer ended. An
-        end that is awaited in vain would have later steps taken for one another from then on.
-        """
+        """Note that a step with ``tokens`` tokens was scheduled."""
+        # The end of an empty step is reported only if a transfer ended; waiting for it in vain
+        # would pair all later steps with wrong ends.
         if tokens:
             self._steps.append((tokens, self._clock()))
 

@@ -1,4 +1,5 @@
-"""Which blocks have copies, and where: the scheduler's record of the WARM and COLD tiers."""
+"""``CopyDirectory``: which blocks have copies in the WARM and COLD tiers; the scheduler's
+record."""
 
 from __future__ import annotations
 
@@ -10,12 +11,9 @@ from typing import NamedTuple
 from ...graph.ranking.copies import CopyOrder
 from ..keys import key_of, keys_in_pool, pack_hashes, unpack
 
-# ``Voided``: what the scheduler has given up, or made sure of, and the workers were not told of
-# yet.
-
 
 class Void(NamedTuple):
-    """What workers are told, as ``TierWork`` has it."""
+    """What workers must give up or may write, as in ``TierWork``."""
 
     release: tuple[int, ...]
     erase: tuple[bytes, ...]
@@ -23,14 +21,14 @@ class Void(NamedTuple):
     named: tuple[tuple[int, bytes], ...]
 
 
-class Voided:
-    """Collects what is given up, and what is whole.
+class ReleasedCopies:
+    """Collects what was given up or completed, until the workers are told.
 
     Attributes:
         released: Copies whose memory is free.
         erased: Hashes of records on disk.
         cleared: Whether everything was given up.
-        named: Whole copies that no disk has and that may be written there, with their hashes.
+        named: Complete copies that no disk has and that may be written there, with their hashes.
     """
 
     def __init__(self) -> None:
@@ -40,7 +38,7 @@ class Voided:
         self.named: list[tuple[int, bytes]] = []
 
     def take(self) -> Void:
-        """Take what was collected since the last call."""
+        """Return what was collected since the last call."""
         void = Void(tuple(self.released), tuple(self.erased), self.cleared, tuple(self.named))
         self.released, self.erased, self.cleared, self.named = [], [], False, []
         return void
@@ -76,10 +74,10 @@ class CopyDirectory:
         warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
         cold_capacity: Records that fit on every worker's disk.
         lost: Copies and records that were given up since the start.
-        in_store: Blocks that the shared store held when it was asked for a request that waits.
-        voided: What was given up or is whole, until the workers are told of it.
+        in_store: Blocks that the shared store held when it was asked for a waiting request.
+        voided: What was given up or completed, until the workers are told.
         told: Called with the hashes of blocks that have copies from now on.
-        holds_twice: Says whether any copy is of a block that is in use in the pool.
+        holds_twice: Tells whether any copy is of a block that is in use in the pool.
 
     Args:
         plain: Give up the least recently used copy first, whatever the graph knows of it.
@@ -92,29 +90,29 @@ class CopyDirectory:
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._hashes: dict[int, bytes] = {}  # by the key that advice uses
         self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
-        self.voided = Voided()
+        self.voided = ReleasedCopies()
         self.holds_twice = self._order.holds_twice
         self.in_store: set[bytes] = set()
         self.told: Callable[[list[bytes]], None] = _nobody_listens
 
     @property
     def warm_blocks(self) -> int:
-        """How many complete copies are in memory."""
+        """Return the number of complete copies in memory."""
         return len(self._warm)
 
     @property
     def cold_blocks(self) -> int:
-        """How many complete records are on disk."""
+        """Return the number of complete records on disk."""
         return len(self._cold)
 
     @property
     def room(self) -> int:
-        """How many copies can be begun now."""
+        """Return how many copies can be begun now."""
         return self.warm_capacity - self._held
 
     @property
     def has_any(self) -> bool:
-        """Whether there is any complete copy or record."""
+        """Tell whether there is any complete copy or record."""
         return bool(self._warm or self._cold)
 
     def __contains__(self, block_hash: bytes) -> bool:
@@ -125,23 +123,24 @@ class CopyDirectory:
         return self._warm.get(block_hash)
 
     def is_cold(self, block_hash: bytes) -> bool:
-        """Whether a block has a record on disk."""
+        """Tell whether a block has a record on disk."""
         return block_hash in self._cold
 
     def hashes_of(self, keys: Iterable[int]) -> list[bytes | None]:
-        """Full hashes of the blocks with copies among ``keys``, which advice uses."""
+        """Return the full hashes of the blocks with copies among ``keys``, which advice uses."""
         return list(map(self._hashes.get, keys))
 
     def warm_hashes(self) -> list[bytes]:
-        """Blocks in memory, the first to go first; safe to call from another thread."""
+        """Return the blocks in memory, the first to go first; safe to call from another thread."""
         return list(self._order)
 
     def cold_hashes(self) -> list[bytes]:
-        """Blocks on disk, least recently used first; safe to call from another thread."""
+        """Return the blocks on disk, least recently used first; safe to call from another
+        thread."""
         return list(self._cold)
 
     def run(self, hashes: Sequence[bytes]) -> int:
-        """How many of ``hashes``, from the first on without a gap, can be loaded now."""
+        """Return how many of ``hashes``, from the first on without a gap, can be loaded now."""
         reads = 0
         for count, block_hash in enumerate(hashes):
             if block_hash in self._warm:
@@ -152,15 +151,14 @@ class CopyDirectory:
         return len(hashes)
 
     def begin(self, block_hash: bytes, may_demote: bool = True) -> Copy:
-        """Begin a copy, pinned and not found before ``complete``; there must be ``room``."""
+        """Begin a copy: pinned, and not found before ``complete_all``; there must be ``room``."""
         assert self.room > 0
         self._held += 1
         self._next += 1
         return Copy(self._next, block_hash, self._era, may_demote, pins=1)
 
     def complete_all(self, copies: Sequence[Copy]) -> list[bytes]:
-        """Note that the bytes are there; returns the hashes of those that are found from now on.
-        Given up are those that have a copy, or are from before all was cleared."""
+        """Note that the bytes are there; returns the hashes that are found from now on."""
         warm, order, completed = self._warm, self._order, []
         for copy in copies:
             copy.pins -= 1
@@ -178,27 +176,29 @@ class CopyDirectory:
         return completed
 
     def holds(self, copy: Copy) -> bool:
-        """Whether the copy's bytes are what its hash says: nothing was cleared since it began."""
+        """Tell whether the copy's bytes are what its hash says: nothing was cleared since it
+        began."""
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
-        """Give up a copy that is not to be found: its memory is free."""
+        """Free the memory of a copy that is not found, or not any more."""
         self._held -= 1
         self.voided.released.append(copy.id)
 
     def used(self, hashes: Sequence[bytes]) -> None:
-        """Note that the pool uses this chain; of its records on disk, the tail goes first."""
+        """Note that the pool uses this chain; on disk, the chain's tail is dropped before its
+        head."""
         self._order.used(hashes)
         for block_hash in reversed(hashes):
             if block_hash in self._cold:
                 self._cold.move_to_end(block_hash)
 
     def leaves(self, block_hash: bytes) -> None:
-        """Note that the pool lost this block, or is about to: its copy is wanted now."""
+        """Note that the pool lost this block, or is about to: its copy is needed now."""
         self._order.leaves(block_hash)
 
     def stands_twice(self, block_hash: bytes) -> bool:
-        """Whether the block is in use in the pool, as far as the directory was told."""
+        """Tell whether the block is in use in the pool too, as far as the directory knows."""
         return self._order.stands_twice(block_hash)
 
     def victims(self, count: int, first: Iterable[bytes]) -> list[Copy]:
@@ -271,8 +271,7 @@ class CopyDirectory:
 
 
 def all_leave(directory: CopyDirectory, full_hashes: Sequence[bytes]) -> None:
-    """``CopyDirectory.leaves`` of all these, by their hashes as the prefix cache keeps them: with
-    the group's id."""
+    """Call ``leaves`` with all these hashes, which have the prefix cache's group id."""
     if directory.holds_twice():
         for block_hash in filter(None, directory.hashes_of(keys_in_pool(full_hashes))):
             directory.leaves(block_hash)

@@ -1,4 +1,4 @@
-"""How much host memory this process may still take, by the machine and by its control group."""
+"""Host memory that tiers may take, and old files of disk tiers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from ...kernels.disk import remove_unused
-from ...kernels.tensors import StorageError
+from ...kernels.errors import StorageError
 from ..settings import DISK_SUFFIX, FILE_PREFIX
 from ..threads import shown
 
@@ -21,7 +21,7 @@ _UNLIMITED: Final = 1 << 60  # control groups write "max", or a number that no m
 
 
 def share_of(wanted: int, sharers: int, root: Path = Path("/")) -> int:
-    """Bytes that each of ``sharers`` workers, all of which want ``wanted``, can have.
+    """Return the bytes that each of ``sharers`` workers, all of which want ``wanted``, can have.
 
     Memory is committed when it is first used. A process that was promised more than there is would
     be killed by the kernel under load, hours after its start.
@@ -30,7 +30,7 @@ def share_of(wanted: int, sharers: int, root: Path = Path("/")) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes that can be taken without swapping, and without exceeding a control group's limit."""
+    """Return the bytes that can be taken without swapping or exceeding a control group's limit."""
     return max(0, min(_machine_bytes(root), *_group_bytes(root)))
 
 
@@ -41,7 +41,7 @@ def _machine_bytes(root: Path) -> int:
 
 
 def _group_bytes(root: Path) -> Iterator[int]:
-    """Bytes that each control group of this process, up to the outermost, leaves free."""
+    """Yield the bytes that each control group of this process, up to the outermost, leaves free."""
     yield _UNLIMITED
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
@@ -80,35 +80,33 @@ def _read(path: Path) -> str:
         return ""
 
 
-# Disk tiers' files that nobody serves any more: they age out, or make room, and are not wiped.
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ORPHAN_S: Final = 86_400.0
-"""Seconds without use after which a file goes; chosen: whoever goes back to other weights, or to
-another type of cache, within a day finds what they left."""
+"""Seconds without use after which a file is removed; chosen: whoever returns within a day to other
+weights, or another type of cache, finds what they left."""
 SWEEP_S: Final = 300.0  # between two sweeps; chosen
 
 
 class DiskOrphans:
-    """Files in a directory of models, weights and caches that are not this engine's.
+    """Disk tiers' files of other models, weights and caches than this engine's.
 
     A file that some process has open is no orphan, whatever its age.
 
     Args:
         directory: Where disk tiers' files are; files of other names are left alone.
-        own: With what the names of this engine's files begin, those of all its workers.
+        own: Prefix of the names of this engine's files, those of all its workers.
     """
 
     def __init__(self, directory: Path, own: str) -> None:
         self._directory, self._own = directory, own
 
     def age_out(self, used: Path) -> None:
-        """Remove those that nobody has used for a day, by the clock that dates files.
+        """Remove those unused for a day, by the file system's clock.
 
         Args:
-            used: A file that is in use now; it is dated so.
+            used: A file that is in use now; its time is set.
 
         Raises:
             StorageError: One cannot be removed.
@@ -119,7 +117,7 @@ class DiskOrphans:
         _remove([path for used, path in self._oldest_first() if used < long_ago], "a day unused")
 
     def make_room(self, opened: Callable[[], T]) -> T:
-        """Return what ``opened`` returns; while there is no space for it, remove the oldest.
+        """Call ``opened``; while it lacks disk space, remove the oldest orphan and call it again.
 
         Raises:
             StorageError: ``opened`` raised it, and no orphan is left, or it was not for space.
@@ -143,7 +141,7 @@ class DiskOrphans:
 
 
 class DiskSweep:
-    """Dates a worker's own file, and lets orphans age out, every five minutes; on its own thread.
+    """Dates a worker's own file and removes old orphans every five minutes, on a thread of its own.
 
     Args:
         path: The file.
@@ -158,7 +156,7 @@ class DiskSweep:
         thread.start()
 
     def close(self) -> None:
-        """Sweep no more; what a disk that hangs is busy with is not waited for."""
+        """Stop; a sweep that hangs on the disk is not waited for."""
         self._over.set()
 
     def _run(self) -> None:

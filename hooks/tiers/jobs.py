@@ -1,7 +1,7 @@
-"""What the scheduler asks of its workers, and what they answer.
+"""Messages between scheduler and workers: the jobs of a step, and their answers.
 
-Every worker does every job on its own shard of the blocks. A copy is named by a number that is used
-once in an engine's life, so that a late message cannot be mistaken for a new one.
+Every worker does every job on its own shard of the blocks. A copy's number is used once in an
+engine's life, so that a late message cannot be mistaken for a new one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Spill:
     """Copy the engine's ``blocks`` into new ``copies`` in memory.
 
     Attributes:
-        overwritten: Whether the step's next load overwrites the blocks: it waits for this.
+        overwritten: Whether the step's next load overwrites the blocks, and so waits for this.
     """
 
     id: int
@@ -27,14 +27,14 @@ class Spill:
     overwritten: bool = False
 
 
-class Run(NamedTuple):
-    """Adjoining tokens of one copy that go to adjoining slots of the engine's cache.
+class SpliceRun(NamedTuple):
+    """Consecutive tokens of one copy that go to consecutive slots of the engine's cache.
 
     Attributes:
-        copy: Which copy.
-        first: The first of them, counted from the copy's first token.
-        slot: Where that one goes: block · tokens of a block + token.
-        tokens: How many they are.
+        copy: The copy's number.
+        first: Index of the first token in the copy.
+        slot: Slot of that token: block · tokens of a block + token.
+        tokens: How many.
         delta: Δ: the new position minus the old one.
     """
 
@@ -63,14 +63,14 @@ class Load:
     blocks: tuple[int, ...]
     from_disk: dict[int, bytes]
     request: str | None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SpliceRun, ...] = ()
     spliced: tuple[int, ...] = ()
     from_store: dict[int, bytes] = field(default_factory=dict)
     within_s: float = math.inf
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """All blocks that it writes to, in the order of the positions that an answer names."""
+        """Return all blocks that it writes to, in the order of an answer's positions."""
         return self.blocks + self.spliced
 
 
@@ -98,21 +98,21 @@ _NOBODY_WAITS: Final = (Demote, Share)  # for the end of one of these
 
 
 def positions(job: Job) -> int:
-    """How many positions an answer to ``job`` can name."""
+    """Return how many positions an answer to ``job`` can name."""
     return len(job.targets) if isinstance(job, Load) else len(job.copies)
 
 
 @dataclass(frozen=True, slots=True)
 class TierWork:
-    """One engine step's orders: first what is void, then the new jobs.
+    """Orders for one engine step: first what is void, then new jobs.
 
     Attributes:
         release: Copies in memory that are given up; no job under way uses them.
         erase: Hashes whose records on disk are given up.
         disown: Whether a later process must not find what is on disk from here on: the weights may
-            have changed in memory, in which case their checkpoint does not tell.
-        named: Copies in memory that are whole and on no disk, with their hashes: what is left of
-            them when the engine ends is written to the disk.
+            have changed in memory, which their checkpoint does not show.
+        named: Complete copies in memory that are on no disk, with their hashes: those that are left
+            when the engine ends are written to the disk.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -138,13 +138,13 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What one worker has; workers differ in layers and in memory.
+    """One worker's capacities; workers differ in layers and in memory.
 
     Attributes:
         warm_capacity: Copies that fit into its memory.
         cold_capacity: Records that fit on its disk; 0 without one.
         on_disk: Hashes of the records that its disk held at the start.
-        store_name: Under which name its records are in the shared store; empty without one.
+        store_name: Name of its records in the shared store; empty without one.
     """
 
     warm_capacity: int = 0
@@ -155,7 +155,7 @@ class WorkerStart:
 
 @dataclass(frozen=True, slots=True)
 class TierAnswer:
-    """What workers report after a step; each reports its ``starts`` once, at the start."""
+    """The workers' report after a step; each reports its ``starts`` once."""
 
     done: tuple[JobDone, ...] = ()
     starts: tuple[WorkerStart, ...] = ()
@@ -181,7 +181,7 @@ class _Open:
 
 
 class JobBook:
-    """Jobs under way, until all workers have answered.
+    """Tracks jobs until all workers have answered.
 
     Args:
         workers: Answers that a job needs.
@@ -203,23 +203,23 @@ class JobBook:
         return self._next
 
     def open(self, job: Job, finish: Finish) -> None:
-        """Give out a job; ``finish`` is called once, when the last worker has answered."""
+        """Issue a job; ``finish`` is called once, when the last worker has answered."""
         self._new.append(job)
         self._open[job.id] = _Open(job, finish, self._workers)
         self.pressing += not isinstance(job, _NOBODY_WAITS)
 
     @property
     def has_new(self) -> bool:
-        """Whether jobs were opened since they were taken last."""
+        """Tell whether jobs were opened since the last ``take``."""
         return bool(self._new)
 
     def take(self) -> tuple[Job, ...]:
-        """Take the jobs that were opened since the last call."""
+        """Return the jobs that were opened since the last call."""
         jobs, self._new = tuple(self._new), []
         return jobs
 
     def answer_all(self, done: Iterable[JobDone]) -> None:
-        """Answers of workers; one that fails keeps no other from being heard.
+        """Handle workers' answers; one that raises keeps no other from being handled.
 
         Raises:
             Exception: What the last of those that failed raised.
@@ -234,7 +234,7 @@ class JobBook:
             raise failure
 
     def answer(self, done: JobDone) -> None:
-        """Take one worker's answer. What failed for one worker has failed; the slowest sets the
+        """Handle one worker's answer. What failed for one worker has failed; the slowest sets the
         time."""
         entry = self._open.get(done.id)
         if entry is None:
@@ -250,14 +250,11 @@ class JobBook:
             entry.finish(finished)
 
 
-# A worker's answers on their way to the scheduler; any of the worker's threads may add one.
-
-
 class Answers:
-    """Collects what became of jobs until the engine's thread takes it.
+    """Collects a worker's answers, from any of its threads, until the engine's thread takes them.
 
     Args:
-        start: What the worker has; reported once.
+        start: The worker's capacities; reported once.
     """
 
     def __init__(self, start: WorkerStart) -> None:
@@ -268,8 +265,8 @@ class Answers:
         self._starts: tuple[WorkerStart, ...] = (start,)
 
     def report(self, job: Job, failed: frozenset[int], seconds: float, size: int) -> None:
-        """Report that ``job`` is over, except for the positions ``failed``; ``size`` bytes were
-        moved."""
+        """Report that ``job`` is over and moved ``size`` bytes, except for the positions
+        ``failed``."""
         with self._lock:
             self._done.append(JobDone(job.id, failed, seconds, size))
             if isinstance(job, Load) and job.request is not None:
@@ -282,14 +279,15 @@ class Answers:
             self.report(job, frozenset(range(positions(job))), 0.0, 0)
 
     def take_answer(self) -> TierAnswer:
-        """Take what was reported since the last call."""
+        """Return what was reported since the last call."""
         with self._lock:
             done, self._done = tuple(self._done), []
         starts, self._starts = self._starts, ()
         return TierAnswer(done, starts)
 
     def take_loaded(self) -> tuple[set[str], set[int]]:
-        """Take the requests whose loads ended since the last call, and their blocks that failed."""
+        """Return the requests whose loads ended since the last call, and their blocks that
+        failed."""
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed_blocks = self._failed_blocks, set()

@@ -1,5 +1,5 @@
-"""Where a worker's records are kept, a disk or a store, and the thread that reads and writes them,
-so that a slow one delays nothing else."""
+"""Threads that move a worker's records to and from disk and store, and its blocks to and from the
+device."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import torch
 
 from ...kernels.arena import Arena
+from ...kernels.errors import StorageError
 from ...kernels.gpu.streams import Fence, Ticket, TransferStream
-from ...kernels.tensors import StorageError
 from ..threads import TaskThread, shown
 from .jobs import Demote, Job, Load, Share, positions
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-# Notices a disk or a store that no longer answers, so that it holds up nobody who waits for it.
-
 PATIENCE_S: Final = 5.0  # a working disk takes a small part of it per record; chosen
 
 
 class AnswerWatch:
-    """Jobs of a lane's thread, until one side has answered for each: that thread, or whoever
-    waits.
+    """Makes sure that each job of a lane is answered once: by its thread, or by whoever waits.
 
     A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
     waiting side answers instead, and what the lane's thread reports later is ignored.
@@ -63,15 +60,15 @@ class AnswerWatch:
         self.stuck = False
 
     def waits_for(self, job: Job) -> bool:
-        """Whether ``job`` was not given up yet."""
+        """Tell whether ``job`` was not given up yet."""
         return job.id in self._jobs
 
     def claim(self, job: Job) -> bool:
-        """Whether the caller shall answer for ``job``; then no other caller will."""
+        """Tell whether the caller must answer for ``job``; then no other caller will."""
         return self._jobs.pop(job.id, None) is not None
 
     def overdue(self) -> list[Job]:
-        """Take the jobs to answer for now, as failed: all, once nothing moved for too long."""
+        """Return the jobs to answer as failed: all, once nothing moved for too long."""
         if not self._jobs or self._clock() - self._moved_at < self._patience_s:
             return []
         self.stuck = True
@@ -80,24 +77,24 @@ class AnswerWatch:
 
 RECORD_KEY_BYTES: Final = 32
 LAST_WRITES_S: Final = 4.0
-"""Seconds for which copies are written when an engine ends; chosen: vLLM gives its workers five."""
+"""Seconds for writing copies when an engine ends; chosen: vLLM gives its workers five."""
 
 Outcome = Callable[[], Set[int]]  # what failed; or raises
 Rest = Callable[[Set[int], float], None]
-"""Goes on with the positions that failed, and the seconds that it took."""
+"""Continues with the positions that failed, and the seconds that it took."""
 
 
 class Records(Protocol):
     """Records of one size by keys of ``RECORD_KEY_BYTES``: ``DiskTier``, ``SealedRecords``."""
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Keep a copy of ``record``; False if that failed."""
+        """Store a copy of ``record``; False if that failed."""
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill ``into``; False, and ``into`` is undefined, if there is no such record whole."""
+        """Fill ``into``; False, and ``into`` is undefined, if there is no intact record."""
 
     def remove(self, key: bytes) -> None:
-        """Forget a record; unknown keys are ignored."""
+        """Remove a record; unknown keys are ignored."""
 
     def disown(self) -> None:
         """Let no other process find what is written from here on."""
@@ -107,22 +104,21 @@ class Records(Protocol):
 
 
 class RecordLane:
-    """Reads and writes records for the memory's thread, which alone calls this.
+    """Reads and writes records on a thread of its own; called by the memory's thread alone.
 
-    Without records, every one is refused.
+    Without records, every job is refused.
 
     Args:
         name: The thread's name, and what the records are called in errors.
-        records: Where they are kept, if there is such a place.
+        records: Where they are kept, if anywhere.
         arena: Where copies in memory live.
-        memory: The memory's thread, which goes on with what the lane's has done.
+        memory: The memory's thread, which continues after the lane's.
         watch: Whether the lane's thread still answers.
         release: Called on the memory's thread with copies that were released meanwhile.
         refuse: Called there with a job that failed, the seconds that it took, and why.
 
     Attributes:
-        records: As given.
-        copies: Copies that the lane's thread has.
+        copies: Copies that the lane's thread uses.
     """
 
     def __init__(
@@ -143,7 +139,7 @@ class RecordLane:
 
     @property
     def alive(self) -> bool:
-        """Whether a job is under way, or may still come."""
+        """Tell whether a job is under way, or may still come."""
         return self._thread.alive
 
     def close(self) -> bool:
@@ -154,13 +150,13 @@ class RecordLane:
         return self.records is None or self._thread.close()
 
     def keep_back(self, copies: Sequence[int]) -> list[int]:
-        """Of copies that are released, those that no job uses; the others follow at the end of
+        """Return those of ``copies`` that no job uses; the others are released at the end of
         ``use``."""
         self._freed_late |= self.copies.intersection(copies)
         return [copy for copy in copies if copy not in self.copies]
 
     def use(self, job: Job, operation: Outcome, rest: Rest) -> None:
-        """Let the lane's thread do ``operation``, and the memory's thread continue with ``rest``.
+        """Run ``operation`` on the lane's thread, and then ``rest`` on the memory's.
 
         A job that was given up, or comes while the lane hangs, is refused; nothing is written to
         the engine's memory then.
@@ -173,14 +169,14 @@ class RecordLane:
         self._thread.put(lambda: self._work(job, operation, rest))
 
     def give_up_on_overdue(self) -> None:
-        """Refuse jobs that nobody answered for too long; on the engine's thread."""
+        """Refuse jobs that were not answered for too long; on the engine's thread."""
         for job in self._watch.overdue():
             self._refuse(job, 0.0, self._silence())
 
     def read_all(
         self, hashes: Mapping[int, bytes], records: Sequence[int], within_s: float
     ) -> Set[int]:
-        """Read the records of ``hashes`` by their positions; returns those that could not be read.
+        """Read the records of ``hashes`` by their positions; returns the positions that failed.
 
         Once ``within_s`` seconds are over, nothing more is read.
         """
@@ -198,14 +194,14 @@ class RecordLane:
         return {at for at, (key, view) in pairs if not self._write(key, view)}
 
     def write_last(self, copies: Sequence[tuple[bytes, int]]) -> None:
-        """Write copies before the lane closes, by their hashes and in this order, as many as there
-        is time for."""
+        """Write copies before the lane closes, by their hashes and in this order, as time
+        allows."""
         if self.records is not None and not self._watch.stuck:
             until = time.perf_counter() + LAST_WRITES_S
             self._thread.put(lambda: self._write_last(copies, until))
 
     def erase(self, hashes: Sequence[bytes]) -> None:
-        """Give up records, after what was begun before."""
+        """Remove records, after what was begun before."""
         self._thread.put(lambda: self._erase(hashes))
 
     def disown(self) -> None:
@@ -265,7 +261,7 @@ class RecordLane:
 
 
 def all_of(job: Job) -> frozenset[int]:
-    """Every position that an answer to a job can name."""
+    """Return every position that an answer to a job can name."""
     return frozenset(range(positions(job)))
 
 
@@ -273,17 +269,15 @@ def _record_key(block_hash: bytes) -> bytes:
     return block_hash.ljust(RECORD_KEY_BYTES, b"\0")
 
 
-# A worker's records that are not in memory: on its disk, and in the shared store.
-
 STORE_PATIENCE_S: Final = 0.5
 """Seconds without a record after which nobody waits for the shared store; chosen: half of the
-second in which an engine shall be rid of one that died."""
+second within which an engine should be rid of a dead store."""
 
 Source = tuple[RecordLane, dict[int, bytes], float]  # what is read of it, and within which time
 
 
 class RecordLanes:
-    """The disk's lane, and two of the store: for it is read by who waits, and written by nobody.
+    """The disk's lane, and two of the store: a request waits for reads, and nobody for writes.
 
     Args:
         disk: The disk tier, if there is one.
@@ -317,8 +311,8 @@ class RecordLanes:
         return iter((self.disk, self.store_in, self.store_out))
 
     def close(self) -> bool:
-        """Finish what was begun and close what keeps the records; False if a lane hangs: what it
-        uses stays open."""
+        """Finish what was begun and close the records; False if a lane hangs: what it uses stays
+        open."""
         disk, store_in, store_out = (lane.close() for lane in self)
         ended = ((disk, self.disk.records), (store_in and store_out, self.store_in.records))
         for over, records in ended:
@@ -327,7 +321,7 @@ class RecordLanes:
         return disk and store_in and store_out
 
     def keep_back(self, copies: Sequence[int]) -> Sequence[int]:
-        """Of copies that are released, those that no job uses; see ``RecordLane``."""
+        """Return those of ``copies`` that no job uses; see ``RecordLane``."""
         for lane in self:
             copies = lane.keep_back(copies)
         return copies
@@ -343,12 +337,13 @@ class RecordLanes:
             lane.give_up_on_overdue()
 
     def write(self, job: Demote | Share, records: Sequence[int], rest: Rest) -> None:
-        """Write a job's copies to where it says; ``rest`` hears which were not taken."""
+        """Write a job's copies to its tier; ``rest`` gets the positions that failed."""
         lane = self.disk if isinstance(job, Demote) else self.store_out
         lane.use(job, lambda: lane.write_all(job, records), rest)
 
     def read(self, job: Load, records: Sequence[int], rest: Rest) -> None:
-        """Read what a load's copies are not in memory of; ``rest`` hears which failed."""
+        """Read those of a load's copies that are not in memory; ``rest`` gets the positions that
+        failed."""
         sources = [
             (self.disk, job.from_disk, math.inf),
             (self.store_in, job.from_store, job.within_s),
@@ -380,12 +375,10 @@ class RecordLanes:
 
 
 def kept_by(job: Job) -> str:
-    """Where the records of a job are."""
+    """Return where the records of a job are."""
     shared = isinstance(job, Share) or (isinstance(job, Load) and not job.from_disk)
     return "the store" if shared else "the disk"
 
-
-# One direction of a worker's transfers, whose thread and stream wait for no other direction.
 
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 _MOST_QUEUED: Final = 16  # moves that a device has before the first is waited for; chosen
@@ -400,15 +393,15 @@ class _Order(NamedTuple):
 
 
 class TransferLane:
-    """Does moves in their order, on a thread of its own.
+    """Runs moves in order on a thread of its own, one direction of a worker's transfers.
 
-    What is ordered goes to the device at once, so that it passes from one move to the next; only
-    then is the oldest waited for, asleep.
+    Orders go to the device at once, so that it passes from one move to the next; only then is the
+    oldest waited for, asleep.
 
     Args:
         name: The thread's name.
         device: The device of the engine's memory.
-        first: Whether the device is to prefer these moves to those of other lanes.
+        first: Whether the device should prefer these moves to those of other lanes.
     """
 
     def __init__(self, name: str, device: torch.device, first: bool = False) -> None:
@@ -419,9 +412,9 @@ class TransferLane:
         self._thread.start()
 
     def put(self, fence: Fence, move: Callable[[], None], told: OnDone) -> None:
-        """Do ``move`` behind ``fence``; ``told`` hears how many seconds it took, and why it failed.
+        """Run ``move`` behind ``fence``; ``told`` gets the seconds that it took, and its error.
 
-        It hears that on the lane's thread, once nothing of the move is under way any more.
+        ``told`` is called on the lane's thread, once nothing of the move is under way any more.
         """
         self._orders.put(_Order(fence, move, told))
 
@@ -442,7 +435,7 @@ class TransferLane:
             self._settle()
 
     def _next(self) -> _Order | None:
-        """Take the next order; what is under way is settled as long as there is none."""
+        """Return the next order; while there is none, settle what is under way."""
         while self._queued:
             over = _is_over(self._queued[0][0])
             if not over and len(self._queued) < _MOST_QUEUED:
@@ -471,7 +464,7 @@ class TransferLane:
 
 
 def _is_over(ticket: Ticket) -> bool:
-    """Whether a move need not be waited for; one that cannot be asked fails where it is settled."""
+    """Tell whether a move need not be waited for; an error is raised where the move is settled."""
     try:
         return ticket.done()
     except Exception:

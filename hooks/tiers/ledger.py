@@ -1,4 +1,5 @@
-"""What the scheduler's tier decisions share: the copies' directory, open jobs, costs, counters."""
+"""``TierLedger``: the scheduler's shared state of the tiers: directory, open jobs, costs,
+counters."""
 
 from __future__ import annotations
 
@@ -15,13 +16,11 @@ from .costs import TransferCosts
 from .directory import Copy, CopyDirectory
 from .jobs import Demote, JobBook, JobDone, WorkerStart
 
-# ``DiskWrites``: copies on their way to the disk, to leave memory or to stand there too.
-
 _AT_ONCE: Final = 64  # copies; chosen
 
 
 class DiskWrites:
-    """Begins writes to the workers' disks, and takes note of their ends.
+    """Begins writes to the workers' disks, and handles their ends.
 
     Args:
         ledger: Where copies are recorded.
@@ -33,16 +32,16 @@ class DiskWrites:
 
     @property
     def idle(self) -> bool:
-        """Whether no write is under way."""
+        """Tell whether no write is under way."""
         return not self._under_way
 
     @property
     def room(self) -> int:
-        """How many writes can be begun now."""
+        """Return how many writes can be begun now."""
         return min(_AT_ONCE, self._ledger.directory.cold_capacity) - len(self._under_way)
 
     def demote(self, count: int, first: Iterable[bytes]) -> None:
-        """Demote up to ``count`` copies; drop those that need not or may not be on disk."""
+        """Demote up to ``count`` copies; drop those that need not or must not be on disk."""
         count = min(count, self.room)
         if count <= 0:
             return
@@ -96,7 +95,7 @@ class DiskWrites:
             ledger.counts.dropped -= len(written)
 
     def _make_room(self) -> None:
-        """Make room on disk for what is on its way: the disk would choose victims itself."""
+        """Make room for writes under way: the disk would choose its own victims."""
         ledger, directory = self._ledger, self._ledger.directory
         excess = directory.cold_blocks + len(self._under_way) - directory.cold_capacity
         if excess > 0:
@@ -146,9 +145,9 @@ class TierLedger:
 
     Attributes:
         coming: Hashes of blocks that a load is bringing back, and until when other requests wait.
-        disk: What is written to the disk.
+        disk: Writes to the disk.
         reads_store: Whether this engine reads a store that others share.
-        saving: Keys of blocks that left the pool, and are copied before a load writes over them.
+        saving: Keys of blocks that left the pool, and are copied before a load overwrites them.
         kept_off_disk: Keys of blocks in the pool of which no copy may outlive this process: a LoRA
             adapter computed them, which may be trained further under its name, or they are a
             session's own approximate ones.
@@ -158,7 +157,7 @@ class TierLedger:
         workers: How many workers answer for each job.
         emit: Takes each event for the sidecar; must not wait.
         clock: Monotonic seconds.
-        costs: What moving blocks and computing them takes.
+        costs: Measured costs of moving and computing blocks.
         plain: Keep the most recently used copies, whatever the graph knows of them.
     """
 
@@ -197,7 +196,8 @@ class TierLedger:
             self.coming.pop(block_hash, None)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
-        """How many copies of ``count`` can be begun now; gives up or demotes others for them.
+        """Return how many copies of ``count`` can be begun now; gives up or demotes others for
+        them.
 
         Args:
             count: Copies wanted.
@@ -212,8 +212,8 @@ class TierLedger:
         return min(count, directory.room)
 
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
-        """Begin copies of blocks, by their hashes as the prefix cache keeps them: with the group's
-        id; there must be room."""
+        """Begin copies of blocks, by their hashes with the prefix cache's group id; there must be
+        room."""
         kept_off, begin = self.kept_off_disk, self.directory.begin
         may_demote: Iterable[bool] = repeat(True)
         if kept_off:
@@ -222,13 +222,13 @@ class TierLedger:
         return list(map(begin, hashes, may_demote))
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
-        """Note that copies of blocks are whole; the sidecar hears of them."""
+        """Note that copies are complete, and report them to the sidecar."""
         hashes = self.directory.complete_all(copies)
         self.counts.spilled += len(hashes)
         self.announce(hashes, Tier.WARM)
 
     def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
-        """Drop complete copies; copies that were replaced meanwhile are gone already."""
+        """Drop complete copies; ones that were replaced meanwhile are gone already."""
         copies = [copy for copy in copies if self.directory.warm(copy.block_hash) is copy]
         for copy in copies:
             self.directory.drop(copy)
@@ -251,7 +251,7 @@ class TierLedger:
         self.announce_dropped(cold, Tier.COLD, Cause.RESET)
 
     def started(self, starts: Sequence[WorkerStart]) -> None:
-        """Take what the workers have: the least of each, and the records that are on every disk.
+        """Take the workers' capacities: the least of each, and the records that are on every disk.
 
         After a reset that came first, the records may be of older weights: they are erased.
         """
@@ -277,7 +277,7 @@ class TierLedger:
             self._emit(CopiesDropped(pack_hashes(hashes), int(tier), int(cause)))
 
     def all_copies(self) -> list[AnyEvent]:
-        """Return every copy, for a sidecar that starts again; safe to call from any thread."""
+        """Return events of every copy, for a resync; safe to call from any thread."""
         directory = self.directory
         return [
             *copied_events(directory.warm_hashes(), Tier.WARM, self.block_bytes),
@@ -302,7 +302,7 @@ class TierLedger:
 
 
 def copied_events(hashes: Sequence[bytes], tier: Tier, block_bytes: int) -> list[AnyEvent]:
-    """Return events that say that blocks have copies in a tier."""
+    """Return events that blocks have copies in a tier."""
     return [
         BlocksSpilled(
             pack_hashes(hashes[start : start + _ANNOUNCED_AT_ONCE]), int(tier), block_bytes

@@ -1,4 +1,5 @@
-"""A worker's side of the tiers: moves its shard of the blocks, on threads of its own."""
+"""``TierMover``: a worker's side of the tiers; moves its shard of the blocks, on threads of its
+own."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ import torch
 from ...kernels import ops
 from ...kernels.arena import Arena
 from ...kernels.disk import DiskTier
+from ...kernels.errors import KernelError, RopeError, StorageError
 from ...kernels.gpu.streams import Fence, mark
 from ...kernels.layout import Blocks, PagedKv, SlotMap
 from ...kernels.rope import Rope
-from ...kernels.tensors import KernelError, RopeError, StorageError
 from ..threads import Once, TaskThread
 from .jobs import Answers, Demote, Job, Load, Share, Spill, TierWork, WorkerStart, positions
 from .lanes import (
@@ -31,15 +32,13 @@ from .lanes import (
 )
 
 if TYPE_CHECKING:
-    from .jobs import Run
-
-# ``Unwritten``: which copies in a worker's memory would be lost if the engine ended now.
+    from .jobs import SpliceRun
 
 
-class Unwritten:
-    """Copies that are whole, on no disk, and that a later process may find there; by their ids.
+class DirtyCopies:
+    """Complete copies that are on no disk, and that a later process may find there; by their ids.
 
-    A worker cannot know it by itself: whether a copy is whole, and whose it is, the scheduler says.
+    The scheduler says whether a copy is complete, and whose it is: a worker cannot know.
     """
 
     def __init__(self) -> None:
@@ -64,11 +63,8 @@ class Unwritten:
         return list(self._hashes.items())[::-1]
 
 
-# Runs of tokens between records and an engine's blocks, as the kernels address them.
-
-
-def slot_map(runs: Sequence[Run], record: Callable[[int], int], block_size: int) -> SlotMap:
-    """Slots of all tokens of ``runs``.
+def slot_map(runs: Sequence[SpliceRun], record: Callable[[int], int], block_size: int) -> SlotMap:
+    """Return the slots of all tokens of ``runs``.
 
     Args:
         runs: At least one.
@@ -87,13 +83,13 @@ def slot_map(runs: Sequence[Run], record: Callable[[int], int], block_size: int)
 
 
 def splicer(
-    runs: Sequence[Run],
+    runs: Sequence[SpliceRun],
     handles: Mapping[int, int],
     arena: Arena,
     cache: PagedKv,
     rope: Rope | None,
 ) -> Callable[[], None]:
-    """Return what brings ``runs`` to their new positions; it does nothing if there are none.
+    """Return a function that brings ``runs`` to their new positions; without runs it does nothing.
 
     Args:
         runs: From copies to the cache.
@@ -135,15 +131,10 @@ _LESS: Final = (
 class TierMover:
     """Does a scheduler's tier work on one worker; never raises into the engine.
 
-    The engine's thread calls ``submit``, which waits for nothing. The memory's thread keeps the
-    arena's books; loads, spills, the disk, and reads from and writes to the shared store have a
-    thread each, so that a load, for which a request waits, waits for no spill but that of the
-    blocks that it overwrites, and a slow disk delays nothing else.
-
-    Attributes:
-        cache: The engine's paged memory on this worker.
-        answers: What became of the jobs.
-        lanes: Disk and shared store, and their threads.
+    The engine's thread calls ``submit``, which never waits. The memory's thread keeps the arena's
+    books; loads, spills, the disk, and reads from and writes to the shared store have a thread
+    each, so that a load, for which a request waits, waits for no spill but that of the blocks that
+    it overwrites, and a slow disk delays nothing else.
 
     Args:
         cache: The engine's paged memory on this worker.
@@ -153,6 +144,10 @@ class TierMover:
         watch: Whether the disk still answers.
         rope: How keys are moved to other positions; None where they cannot be.
         store: The shared store's records of this worker's shard, if there is one, and their name.
+
+    Attributes:
+        answers: Outcomes of the jobs.
+        lanes: The threads of disk and shared store.
     """
 
     def __init__(
@@ -167,7 +162,7 @@ class TierMover:
     ) -> None:
         self.cache, self._arena, self._rope = cache, arena, rope
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
-        self._unwritten = Unwritten()  # the memory's thread's own, too
+        self._unwritten = DirtyCopies()  # the memory's thread's own, too
         self._loads = TransferLane("kvgraph-loads", cache.memory.device, first=True)
         self._spills = TransferLane("kvgraph-spills", cache.memory.device)
         self._memory = TaskThread("kvgraph-memory")
@@ -191,12 +186,11 @@ class TierMover:
             self._memory.put(lambda: self._order(work, fence))
 
     def give_up_on_overdue(self) -> None:
-        """Answer for jobs that disk or store has not answered for too long; on the engine's
-        thread."""
+        """Answer jobs that disk or store has not answered for too long; on the engine's thread."""
         self.lanes.give_up_on_overdue()
 
     def close(self) -> None:
-        """Finish what is under way, write what no disk has yet, and let memory and disk go."""
+        """Finish what is under way, write what no disk has yet, and close memory and disk."""
         handed = threading.Event()
         self._memory.put(lambda: self._hand_over(handed))
         handed.wait(_HAND_OVER_S)
@@ -208,7 +202,7 @@ class TierMover:
     # On the memory's thread ---------------------------------------------------------------------
 
     def _hand_over(self, handed: threading.Event) -> None:
-        """Give the disk's thread the copies that it is to write before it ends."""
+        """Give the disk's thread the copies that it must write before it ends."""
         with contextlib.suppress(Exception):  # they are computed again
             rest = self._unwritten.newest_first()
             self.lanes.disk.write_last([(key, self._handles[copy]) for copy, key in rest])
@@ -307,7 +301,7 @@ class TierMover:
     def _over(
         self, job: Job, failed: Set[int], seconds: float, error: Exception | None = None
     ) -> None:
-        """Report a job whose positions ``failed`` on the disk, and all of it after an error."""
+        """Report a job; all of it failed after an error, else the positions ``failed``."""
         if isinstance(job, Demote):
             self._unwritten.written(job, failed)
         if error is None and failed:
@@ -340,5 +334,5 @@ def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int, store: str) -> 
 
 
 def _can_wait(job: Job) -> bool:
-    """Whether nobody waits for a job, and no other of its step needs what it does."""
+    """Tell whether nobody waits for a job, and no other of its step needs what it does."""
     return isinstance(job, Spill) and not job.overwritten

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Final
 
-from ..tensors import BuildError, KernelError
+from ..errors import BuildError, KernelError
 from . import native, reference
 from .base import Backend, Observer
 

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from ..compilers import ARCHITECTURES, SOURCES, load_library
+from ..errors import TransferError
 from ..gpu.calls import (
     SHARED_LIMIT,
     THREADS,
@@ -26,7 +27,7 @@ from ..gpu.calls import (
 )
 from ..layout import Blocks, PagedKv, SlotMap
 from ..rope import Rope
-from ..tensors import Tensor, TransferError
+from ..tensors import Tensor
 from .base import Confidence
 
 # From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".

@@ -14,10 +14,11 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from ..errors import LayoutError, SlotError
 from ..layout import Blocks, KvLayout, PagedKv, SlotMap
 from ..rope import Pairing, Rope
 from ..runs import ByteRuns, block_runs, check_same_model
-from ..tensors import LayoutError, SlotError, Tensor
+from ..tensors import Tensor
 
 # The arguments of each kernel stand in the order of its source. All but the numbers are addresses.
 Int64: TypeAlias = ctypes.c_int64

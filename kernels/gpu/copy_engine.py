@@ -14,7 +14,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..tensors import BuildError, Integers, LayoutError, TransferError
+from ..errors import BuildError, LayoutError, TransferError
+from ..tensors import Integers
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 SINGLE: Final = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER)

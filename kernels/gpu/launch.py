@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..compilers import OLDEST, compile_kernel, why_not_loaded
-from ..tensors import BuildError, TransferError
+from ..errors import BuildError, TransferError
 from .calls import KernelCall
 
 if TYPE_CHECKING:

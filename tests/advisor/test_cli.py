@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from command_line import kvgraph
 from kvgraph.advisor import cli
 from kvgraph.advisor.tools.terminal import plain
@@ -310,6 +311,15 @@ def test_help_lists_every_command_under_what_people_do() -> None:
     panels = [each.rich_help_panel for each in listed if isinstance(each.rich_help_panel, str)]
     assert len(panels) == len(listed) > 20
     assert len(set(panels)) == 5
+
+
+@pytest.mark.parametrize("name", ["status", "export", "route", "keys", "prior"])
+def test_a_command_is_listed_with_its_own_words(name: str) -> None:
+    def listed(command: str | None) -> str:
+        known: Any = typer.main.get_command(cli.build_app(command))
+        return str(known.commands[name].help).split("\n\n")[0].replace("\n", " ")
+
+    assert listed(None) == listed(name)
 
 
 def test_commands_that_are_not_asked_for_are_not_imported() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from kvgraph.hooks.doctor.gpu_check import check_gpu, check_kernel
 from kvgraph.kernels.backends import attention, emulation
-from kvgraph.kernels.tensors import BuildError
+from kvgraph.kernels.errors import BuildError
 from kvgraph_bench.selftest import selftest_cli
 from kvgraph_bench.selftest.gpu_report import Report, run_checks
 from kvgraph_bench.selftest.kernel_checks import checks

@@ -55,8 +55,8 @@ def looked(*sidecars: Sidecar) -> ResidencyView:
         ports = [1, *(server.sockets[0].getsockname()[1] for server in servers)]
         notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret") for port in ports]
         view = ResidencyView(lambda: notes)
-        await view.look()
-        await view.look()
+        await view.poll()
+        await view.poll()
         await view.close()
         for server in servers:
             server.close()
@@ -217,14 +217,14 @@ def test_a_sidecar_that_is_gone_says_nothing_more() -> None:
         port = server.sockets[0].getsockname()[1]
         notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")]
         view = ResidencyView(lambda: notes)
-        await view.look()
+        await view.poll()
         view.note_home("s", 0)
         nothing = np.zeros(1, dtype=np.int64)
         lost = Holdings(nothing, nothing, lost=np.ones(1, dtype=np.bool_))
         assert view.hashing(0) == "sha256 1"
         assert view.corrected("u", lost).lost.tolist() == [False]
         notes.clear()
-        await view.look()
+        await view.poll()
         assert (len(view), view.hashing(0), view.silent) == (0, "", {})
         assert view.corrected("u", lost).lost.tolist() == [True], "the proxy alone knows again"
         await view.close()
@@ -307,7 +307,7 @@ def test_a_note_whose_address_is_none_costs_no_other_sidecar(note: str) -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         notes = [RunningSidecar(1, "", note, "é"), RunningSidecar(1, "", url, "secret")]
         view = ResidencyView(lambda: notes)
-        await view.look()
+        await view.poll()
         assert len(view) == 1
         assert view.silent[note] is not None
         await view.close()

@@ -19,7 +19,7 @@ ELSEWHERE = "agent-01"
 def looked(url: str) -> ResidencyView:
     async def look() -> ResidencyView:
         view = ResidencyView(sidecars_with([url]))
-        await view.look()
+        await view.poll()
         await view.close()
         return view
 

@@ -248,7 +248,7 @@ def named(headers: Headers, body: Body, path: str = "/v1/chat/completions") -> A
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 def test_harnesses_name_their_sessions_and_engines_are_told(header: str, path: str) -> None:
     asked = named([(header.lower().encode(), b"s-1")], {"input": "a"}, path)
-    assert asked.turn.name == asked.turn.told == "s-1"
+    assert asked.turn.name == asked.turn.engine_name == "s-1"
     assert (b"x-session-id", b"s-1") in asked.call.headers
     assert b"session_id" not in asked.call.body.data
 
@@ -287,13 +287,13 @@ def test_what_vllm_reads_itself_comes_first_and_is_left_as_it_came() -> None:
 @pytest.mark.parametrize("odd", ["org/repo", "x" * 200, "é", "a\nb", "a@b"])
 def test_a_name_that_no_engine_takes_is_the_routers_alone(odd: str) -> None:
     asked = named([], {"prompt_cache_key": odd})
-    assert (asked.turn.name, asked.turn.told) == (odd, "")
+    assert (asked.turn.name, asked.turn.engine_name) == (odd, "")
     assert asked.call.headers == []
 
 
 def test_the_router_tells_no_name_of_its_own() -> None:
     asked = named([], {})
-    assert asked.turn.told == ""
+    assert asked.turn.engine_name == ""
     assert asked.call.headers == []
     assert b"session" not in asked.call.body.data
 

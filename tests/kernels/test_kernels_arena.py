@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from kvgraph.kernels import disk as disk_module
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.disk import KEY_BYTES, DiskTier, remove_unused
+from kvgraph.kernels.errors import LayoutError, SlotError, StorageError, TransferError
 from kvgraph.kernels.layout_engines import cpu_layout
-from kvgraph.kernels.tensors import LayoutError, SlotError, StorageError, TransferError
 
 CACHE = cpu_layout("vec", 2, 6, 2, 32, 32)
 SIZE = CACHE.block_bytes

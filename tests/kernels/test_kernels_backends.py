@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kvgraph.kernels.backends import reference
 from kvgraph.kernels.backends.base import Backend, Observer
 from kvgraph.kernels.backends.choice import BACKENDS, OBSERVERS, backend_named, observer_named
+from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.layout import (
     GPU_LAYOUTS,
     Blocks,
@@ -27,7 +28,6 @@ from kvgraph.kernels.layout import (
 )
 from kvgraph.kernels.layout_engines import cpu_layout
 from kvgraph.kernels.rope import Pairing, Rope
-from kvgraph.kernels.tensors import LayoutError
 
 INTERLEAVED = ("reference", "native")  # they take apart what vLLM's CPU backend interleaves
 F32, F16, BF16, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8

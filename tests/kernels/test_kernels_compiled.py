@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kvgraph.kernels.compilers import CACHE_ENV, compiled
-from kvgraph.kernels.tensors import BuildError
+from kvgraph.kernels.errors import BuildError
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ import torch
 from kvgraph.kernels import ops
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.backends import attention, reference
+from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.gpu.method import COPY_ENGINE, COPY_METHODS, SPLICE_METHODS
 from kvgraph.kernels.gpu.streams import TransferStream, mark
 from kvgraph.kernels.layout import (
@@ -30,7 +31,6 @@ from kvgraph.kernels.layout import (
 )
 from kvgraph.kernels.rope import Pairing, Rope
 from kvgraph.kernels.runs import block_runs
-from kvgraph.kernels.tensors import LayoutError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128))

@@ -11,8 +11,8 @@ from kvgraph.kernels import layout_engines
 from kvgraph.kernels import runs as block_runs
 from kvgraph.kernels.backends import reference
 from kvgraph.kernels.backends.reference import read_plane
+from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.layout import Blocks
-from kvgraph.kernels.tensors import LayoutError
 
 LAYERS, BLOCKS, HEADS = 3, 5, 2
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from kvgraph.kernels import ops
 from kvgraph.kernels.backends import choice, native, reference
+from kvgraph.kernels.errors import BuildError, KernelError, SlotError
 from kvgraph.kernels.gpu.method import COPY_CELLS, COPY_ENGINE, COPY_METHODS, Method, measured
 from kvgraph.kernels.layout import Blocks, SlotMap, new_memory
 from kvgraph.kernels.layout_engines import cpu_layout
 from kvgraph.kernels.rope import Rope
-from kvgraph.kernels.tensors import BuildError, KernelError, SlotError
 
 LAYOUT = cpu_layout("vec", 2, 3, 2, 32, 32)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))

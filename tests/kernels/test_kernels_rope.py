@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from kvgraph.kernels.errors import RopeError
 from kvgraph.kernels.rope import Pairing, rope_from_config
-from kvgraph.kernels.tensors import RopeError
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

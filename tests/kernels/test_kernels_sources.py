@@ -11,6 +11,7 @@ from kvgraph.kernels import compilers
 from kvgraph.kernels.backends import native
 from kvgraph.kernels.backends.native import CopyArgs, LayoutArgs, MoveArgs, PlaneArgs, RopeArgs
 from kvgraph.kernels.compilers import ARCHITECTURES, SOURCES, compile_kernel
+from kvgraph.kernels.errors import BuildError
 from kvgraph.kernels.gpu.calls import (
     COMMON_DEFINES,
     ConfidenceArguments,
@@ -23,7 +24,6 @@ from kvgraph.kernels.gpu.calls import (
 )
 from kvgraph.kernels.layout import SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Pairing, Rope
-from kvgraph.kernels.tensors import BuildError
 
 
 def moved(source: Any, target: Any, rope: Rope) -> tuple[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from kvgraph.advisor.fleet.app import read_body, say
+from kvgraph.advisor.fleet.app import read_body, send_json
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.attention import EmbeddedSimilarity
 from kvgraph.advisor.memory.chat import Block, ChatSession
@@ -46,7 +46,7 @@ class Answering:
         asked = orjson.loads(await read_body(receive))
         self.got.append(asked)
         await asyncio.sleep(self.waits)
-        await say(send, self.status, self.says(asked))
+        await send_json(send, self.status, self.says(asked))
 
 
 def count(engine: Answering, blocks: Sequence[Block], times: int = 1, **more: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.hooks.tiers.jobs import JobDone, Load, Run, Spill, TierWork
+from kvgraph.hooks.tiers.jobs import JobDone, Load, Spill, SpliceRun, TierWork
 from kvgraph.hooks.tiers.mover import TierMover
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.layout import PagedKv, new_memory
@@ -60,9 +60,9 @@ def test_exact_blocks_and_moved_tokens_come_in_one_load(isa: str, dtype: torch.d
     assert not spilled.failed
     # Tokens 5 to 41 of blocks 2 and 3 go behind the exact block 1, 30 positions to the front.
     runs = (
-        Run(12, 5, 7 * TOKENS, 27, -30),
-        Run(13, 0, 7 * TOKENS + 27, 5, -30),
-        Run(13, 5, 8 * TOKENS, 5, -30),
+        SpliceRun(12, 5, 7 * TOKENS, 27, -30),
+        SpliceRun(13, 0, 7 * TOKENS + 27, 5, -30),
+        SpliceRun(13, 5, 8 * TOKENS, 5, -30),
     )
     (loaded,) = done(mover, Load(2, (11,), (6,), {}, "r", runs, (7, 8)))
     assert not loaded.failed
@@ -88,7 +88,7 @@ def test_exact_blocks_and_moved_tokens_come_in_one_load(isa: str, dtype: torch.d
 def test_a_model_whose_keys_cannot_be_moved_fails_the_load_alone() -> None:
     mover = new_mover(rope=None)
     done(mover, Spill(1, (1,), (11,)))
-    runs = (Run(11, 0, 7 * TOKENS, 8, 3),)
+    runs = (SpliceRun(11, 0, 7 * TOKENS, 8, 3),)
     (loaded,) = done(mover, Load(2, (11,), (6,), {}, "r", runs, (7,)))
     assert loaded.failed == {0, 1}
     assert mover.answers.take_loaded() == ({"r"}, {6, 7})
@@ -100,6 +100,6 @@ def test_a_model_whose_keys_cannot_be_moved_fails_the_load_alone() -> None:
 def test_a_copy_that_is_not_there_fails_the_load() -> None:
     mover = new_mover()
     done(mover, Spill(1, (1,), (11,)))
-    (loaded,) = done(mover, Load(2, (), (), {}, "r", (Run(99, 0, 7 * TOKENS, 8, 3),), (7,)))
+    (loaded,) = done(mover, Load(2, (), (), {}, "r", (SpliceRun(99, 0, 7 * TOKENS, 8, 3),), (7,)))
     assert loaded.failed == {0}
     mover.close()

@@ -17,27 +17,27 @@ from kvgraph.advisor.cli import main
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.advisor.replay.closed import (
     MAX_PAUSE_S,
-    Asked,
-    Hold,
+    ArrivedRequest,
     Loop,
     Played,
     Queue,
     Runs,
+    SimulatedHold,
     play,
     runs_for,
 )
 from kvgraph.advisor.replay.closed_arms import (
     Arm,
     ClosedCell,
-    Part,
-    Plan,
+    ClosedPlan,
+    SessionPart,
     closed_rows,
     draw_cliff,
     part_of,
     run_cell,
 )
 from kvgraph.advisor.replay.graph_order import GraphOrder
-from kvgraph.advisor.replay.recordings import Session, Turn
+from kvgraph.advisor.replay.recordings import RecordedTurn, Session
 from kvgraph.advisor.replay.simulator import HostTier, Instance, LruOrder
 from kvgraph.advisor.replay.trace import ReplayError, ServiceModel
 from kvgraph.graph.admission import HoldingBounds
@@ -54,7 +54,9 @@ def session(name: str, turns: int = 12, blocks: int = 8, pause_s: float = 6.0) -
     for index in range(turns):
         tokens = (blocks + index) * BLOCK
         stop = "end_turn" if index + 1 == turns else "tool_use"
-        made.append(Turn(at, tokens, 50, array("I", range(blocks + index)), stop, (), 2.0, None))
+        made.append(
+            RecordedTurn(at, tokens, 50, array("I", range(blocks + index)), stop, (), 2.0, None)
+        )
         at += 2.0 + pause_s
     return Session(name, BLOCK, 0, 0, 0.0, tuple(made), ())
 
@@ -181,7 +183,7 @@ def test_a_request_larger_than_the_pool_is_refused_and_its_user_goes_on() -> Non
 
 
 def test_a_refusal_is_no_turn_and_stands_in_the_row() -> None:
-    plan = Plan([session("big", 3, 40)], loop(1, 700.0))
+    plan = ClosedPlan([session("big", 3, 40)], loop(1, 700.0))
     row = run_cell(plan, ClosedCell("lru", 20, 2))
     assert row.refused > 0
     assert row.turns_per_hour == 0.0
@@ -194,12 +196,12 @@ def advice(room: int | None, known_of: float = 0.0) -> AdmissionAdvice:
 NUMBERS = itertools.count()
 
 
-def hold(word: Callable[[float], AdmissionAdvice]) -> Hold:
-    return Hold(word, HoldingBounds(1000, 100.0))
+def hold(word: Callable[[float], AdmissionAdvice]) -> SimulatedHold:
+    return SimulatedHold(word, HoldingBounds(1000, 100.0))
 
 
-def asked(*, opens: bool = True, brings: int = 10) -> Asked:
-    return Asked(next(NUMBERS), 0, 0, opens, brings)
+def asked(*, opens: bool = True, brings: int = 10) -> ArrivedRequest:
+    return ArrivedRequest(next(NUMBERS), 0, 0, opens, brings)
 
 
 def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> None:
@@ -225,7 +227,7 @@ def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> Non
 
 
 def test_without_a_word_nobody_is_held() -> None:
-    held = Hold(None, HoldingBounds(1000, 100.0))
+    held = SimulatedHold(None, HoldingBounds(1000, 100.0))
     assert not held.arrives(asked(), 1.0, idle=False, queued=True)
     assert not held.turn_comes(asked(), 1.0)
     assert held.released(2.0, idle=False, free=True) == []
@@ -233,7 +235,7 @@ def test_without_a_word_nobody_is_held() -> None:
 
 def test_rows_are_what_the_loops_gave(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plan = Plan(fleet(), loop(1), seed=1)
+    plan = ClosedPlan(fleet(), loop(1), seed=1)
     cells = [ClosedCell(arm, 100, 24) for arm in ("lru", "lpm", "lru+admission")]
     rows = closed_rows(plan, cells)
     assert [(row.arm, row.users) for row in rows] == [(c.arm, c.users) for c in cells]
@@ -260,7 +262,7 @@ def test_an_arm_is_its_parts_in_order() -> None:
 @pytest.mark.large
 def test_copies_are_no_regret_and_what_host_memory_lost_is() -> None:
     """A pool and its host memory that hold everybody hold nobody back; too small ones do."""
-    plan = Plan(fleet(), loop(1), host=4.0)
+    plan = ClosedPlan(fleet(), loop(1), host=4.0)
     roomy, tight, bare = (
         run_cell(each, ClosedCell(arm, 100, 24))
         for each, arm in (
@@ -276,7 +278,7 @@ def test_copies_are_no_regret_and_what_host_memory_lost_is() -> None:
 
 def test_parts_are_disjoint_and_by_rank() -> None:
     sessions = [session(name) for name in ("c", "a", "d", "b")]
-    odd, even = part_of(sessions, Part.ODD), part_of(sessions, Part.EVEN)
+    odd, even = part_of(sessions, SessionPart.ODD), part_of(sessions, SessionPart.EVEN)
     assert [each.name for each in odd] == ["a", "c"]
     assert [each.name for each in even] == ["b", "d"]
 

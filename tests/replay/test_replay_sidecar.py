@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgraph.advisor.policies.registry import new_policy
 from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders
-from kvgraph.advisor.replay.graph_order import News, SimulatedSidecar
+from kvgraph.advisor.replay.graph_order import EngineUpdate, SimulatedSidecar
 from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.trace import Trace
 from made_trace import chat_trace
@@ -16,8 +16,8 @@ def told(trace: Trace) -> tuple[SimulatedSidecar, list[str]]:
     engines = [sidecar.join(1000) for _ in range(2)]
     for request, engine in enumerate(engines):
         blocks = trace.chain(request).tolist()
-        sidecar.happened(engine, News(10.0, sidecar.events.started(request, 0)))
-        sidecar.happened(engine, News(10.0, sidecar.events.stored(request, 0), blocks))
+        sidecar.happened(engine, EngineUpdate(10.0, sidecar.events.started(request, 0)))
+        sidecar.happened(engine, EngineUpdate(10.0, sidecar.events.stored(request, 0), blocks))
     return sidecar, engines
 
 
@@ -41,7 +41,7 @@ def test_a_block_of_two_engines_is_one_with_two_residencies() -> None:
     assert sidecar.graph.resident_count(second) == len(own[1])
     assert len(sidecar.graph.tables.blocks) == len(own[0] | own[1])
     gone = sorted(own[0])[:1]
-    sidecar.happened(first, News(12.0, None, gone))
+    sidecar.happened(first, EngineUpdate(12.0, None, gone))
     sidecar.hear(second, 13.0, 12.5)
     assert sidecar.graph.resident_count(first) == len(own[0]) - 1
     assert sidecar.graph.resident_count(second) == len(own[1])

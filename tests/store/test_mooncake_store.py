@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from kvgraph.hooks.store.stores import MooncakeStore
-from kvgraph.kernels.tensors import StorageError
+from kvgraph.kernels.errors import StorageError
 from kvgraph_bench.fleet.kills.mooncake_processes import why_not
 from kvgraph_bench.fleet.processes.apart import APART
 

@@ -11,7 +11,7 @@ from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.settings import EngineSettings, StoreSettings, TierSettings
 from kvgraph.hooks.store.sealed import SLOW_S, SealedRecords, StoreBreaker, store_key
 from kvgraph.hooks.store.stores import DirectoryStore
-from kvgraph.kernels.tensors import StorageError
+from kvgraph.kernels.errors import StorageError
 
 SIZE = 4096
 ROOM = 16 * 40 * SIZE

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kvgraph.kernels.errors import StorageError
 from kvgraph.kernels.layout_engines import cpu_layout
-from kvgraph.kernels.tensors import StorageError
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

@@ -15,7 +15,7 @@ from ...recall.cover import SpliceLimits, cover
 from ...recall.spans import Domain, Piece, SpanIndex, Tokens
 from ...settings import RECALL_SHARED_VARIABLE
 from ...tiers.directory import Copy, CopyDirectory
-from ...tiers.jobs import Run
+from ...tiers.jobs import SpliceRun
 from ...tiers.ledger import TierLedger
 from ..tiers.bridge import NoRecall
 from ..tiers.loader import Loader, Splice
@@ -174,7 +174,7 @@ def splice_of(
 
 def _runs(
     piece: Piece, ids: Sequence[int], block_size: int, number: Callable[[bytes], int]
-) -> Iterator[Run]:
+) -> Iterator[SpliceRun]:
     """Split a piece's segments at the borders of the request's blocks."""
     at = piece.at
     for block_hash, first, tokens in piece.segments:
@@ -183,7 +183,7 @@ def _runs(
             within = at % block_size
             count = min(end - first, block_size - within)
             slot = ids[at // block_size] * block_size + within
-            yield Run(number(block_hash), first, slot, count, piece.delta)
+            yield SpliceRun(number(block_hash), first, slot, count, piece.delta)
             at, first = at + count, first + count
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ....graph.errors import ConfigError
+from ....kernels.errors import RopeError, StorageError
 from ....kernels.rope import rope_from_config
-from ....kernels.tensors import RopeError, StorageError
 from ...recall.gate import Calibration, calibration_file, identity_of, load
 from ...recall.spans import SpanIndex
 from ...settings import engine_settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ....graph.logs.reasons import Cause
 from ....graph.types import Tier
 from ...tiers.directory import Copy
-from ...tiers.jobs import JobDone, Load, Run
+from ...tiers.jobs import JobDone, Load, SpliceRun
 from ...tiers.ledger import TierLedger
 from .spiller import LoadVictims
 
@@ -28,7 +28,7 @@ class Splice(NamedTuple):
         copies: The copies that they are read from, pinned.
     """
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[SpliceRun, ...] = ()
     blocks: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ....graph.types import Tier
 from ....graph.wire.advice import EvictionRanking
 from ....graph.wire.events import AnyEvent, EngineHello
-from ....kernels.tensors import StorageError
+from ....kernels.errors import StorageError
 from ...requests.hints import may_be_shared
 from ...settings import StoreSettings, TierSettings
 from ...store.sealed import SealedRecords

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ....kernels.disk import DiskTier
-from ....kernels.tensors import StorageError
+from ....kernels.errors import StorageError
 from ...settings import DISK_SUFFIX, FILE_PREFIX, TIERS_KEY, TierSettings
 from ...tiers.host import DiskOrphans, DiskSweep, share_of
 from ...tiers.jobs import Answers, TierAnswer, TierWork, WorkerStart
@@ -158,8 +158,8 @@ class WorkerSide:
 
 def rope_of(config: VllmConfig) -> Rope | None:
     """How keys of this model are moved to other positions; None where they cannot be."""
+    from ....kernels.errors import RopeError
     from ....kernels.rope import rope_from_config
-    from ....kernels.tensors import RopeError
 
     model = config.model_config
     try:

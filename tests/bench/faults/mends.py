@@ -153,7 +153,7 @@ MENDS: Final = (
     Mend("a priority that vLLM does not go by", "hooks/vllm/holding/queue.py", "return request.priority if self._goes_by_priority else 0", "return request.priority", "tests/hooks/vllm/holding/test_hooks_holding_orders.py -k claims"),
     Mend("a long answer's text is joined once", "advisor/memory/engine.py", "self._parts.setdefault(field, []).append(text)", "self._parts[field] = [\"\".join([*self._parts.get(field, []), text])]", "tests/memory/test_memory_protocol.py -k long_answer"),
     # What watches something
-    Mend("a first look that fails", "advisor/fleet/engines.py", "        await self._look(self.upstreams[0])\n", "        await self._health.look(self.upstreams[0])\n", f"{_HOSTILE} -k first_look"),
+    Mend("a first look that fails", "advisor/fleet/engines.py", "        await self._check(self.upstreams[0])\n", "        await self._health.check(self.upstreams[0])\n", f"{_HOSTILE} -k first_look"),
     Mend("a child's odd line ends no watch", "hooks/sidecar.py", "except (ValueError, RecursionError):", "except ValueError:", "tests/hooks/test_hooks_sidecar.py -k prints"),
     Mend("a start that failed is tried again", "hooks/sidecar.py", "except (FileNotFoundError, PermissionError) as error:  # nor", "except OSError as error:  # nor", "tests/hooks/test_hooks_sidecar.py -k later"),
     Mend("tenants that were served once push out no others", "graph/release_order.py", "            book: OrderedDict[Any, float] = self._once\n", "            book: OrderedDict[Any, float] = self._ends\n", "tests/graph/test_graph_holding.py -k served_once"),

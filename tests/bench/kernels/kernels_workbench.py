@@ -9,13 +9,13 @@ from kvgraph.hooks.tiers.host import available_bytes
 from kvgraph.kernels import ops
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.backends import reference
+from kvgraph.kernels.errors import TransferError
 from kvgraph.kernels.gpu.copy_engine import copy_engine
 from kvgraph.kernels.gpu.measure import copy_table, splice_table
 from kvgraph.kernels.gpu.method import COPY_ENGINE
 from kvgraph.kernels.gpu.moves import copy_by
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.runs import block_runs
-from kvgraph.kernels.tensors import TransferError
 
 from .kernels_matrix import DELTA, LLAMA, Cell, Places, places, predicted_seconds, slots_of
 from .kernels_peers import BatchedCopy, CopyThenRotate, IndexCopy, ThreePasses, VllmSwap, vllm_swap

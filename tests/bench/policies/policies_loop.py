@@ -13,9 +13,9 @@ from kvgraph.advisor.replay.closed_arms import (
     HOST,
     LPM,
     ClosedCell,
+    ClosedPlan,
     ClosedRow,
-    Part,
-    Plan,
+    SessionPart,
     part_of,
     run_cell,
 )
@@ -57,10 +57,10 @@ class LoopScale:
     hours: float
     warm_hours: float
 
-    def plan(self, sessions: Sequence[Session]) -> Plan:
+    def plan(self, sessions: Sequence[Session]) -> ClosedPlan:
         """On the sessions of even rank: on those of odd rank the controller was shaped."""
         loop = Loop(1, 3600 * self.hours, warm_s=3600 * self.warm_hours)
-        return Plan(part_of(sessions, Part.EVEN), loop)
+        return ClosedPlan(part_of(sessions, SessionPart.EVEN), loop)
 
 
 FULL: Final = LoopScale(
@@ -103,12 +103,12 @@ def add_loop(
     return [row.as_dict() for row in rows]
 
 
-def found_in(plan: Plan, cell: ClosedCell) -> dict[str, Any]:
+def found_in(plan: ClosedPlan, cell: ClosedCell) -> dict[str, Any]:
     """What a cell found, as a journal keeps it."""
     return asdict(run_cell(plan, cell))
 
 
-def _played(course: Course, plan: Plan, cells: Sequence[ClosedCell]) -> list[ClosedRow]:
+def _played(course: Course, plan: ClosedPlan, cells: Sequence[ClosedCell]) -> list[ClosedRow]:
     found = course.play("closed loops", found_in, plan, cells, _effort)
     return [ClosedRow(**found[cell]) for cell in cells]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from kvgraph.advisor.replay.recordings import Session, Turn, read_sessions
+from kvgraph.advisor.replay.recordings import RecordedTurn, Session, read_sessions
 from kvgraph.hooks.recall.cover import SpliceLimits, cover
 from kvgraph.hooks.recall.spans import UNFINDABLE, Domain, Piece, SpanIndex, Tokens
 
@@ -110,12 +110,12 @@ def play_compactions(
     return done
 
 
-def _by_time(sessions: Sequence[Session]) -> Iterator[tuple[Session, Turn]]:
+def _by_time(sessions: Sequence[Session]) -> Iterator[tuple[Session, RecordedTurn]]:
     turns = [(session, turn) for session in sessions for turn in session.turns]
     return iter(sorted(turns, key=lambda each: each[1].at))
 
 
-def _compact(context: _Context, turn: Turn, rng: np.random.Generator) -> bool:
+def _compact(context: _Context, turn: RecordedTurn, rng: np.random.Generator) -> bool:
     """Drop messages where the context is full, or was shorter in the recording."""
     wanted = turn.input_tokens // SCALE
     if (context.tokens <= FULL and wanted >= context.tokens) or len(context.messages) < 3 + _NEWEST:
@@ -126,7 +126,9 @@ def _compact(context: _Context, turn: Turn, rng: np.random.Generator) -> bool:
     return True
 
 
-def _grow(context: _Context, session: Session, turn: Turn, rng: np.random.Generator) -> None:
+def _grow(
+    context: _Context, session: Session, turn: RecordedTurn, rng: np.random.Generator
+) -> None:
     """Add what is new: at first the head, then as much as was recorded, and a word at least."""
     if not context.messages:
         context.messages.append(_words(session.tool_tokens + session.system_tokens, rng))

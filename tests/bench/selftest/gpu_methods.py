@@ -10,13 +10,13 @@ import torch
 from kvgraph.kernels import ops
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.backends import reference
+from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.gpu.method import COPY_METHODS, SPLICE_METHODS, Method
 from kvgraph.kernels.gpu.moves import copy_by, splice_by
 from kvgraph.kernels.gpu.streams import TransferStream, mark
 from kvgraph.kernels.layout import Blocks, SlotMap, gpu_layout
 from kvgraph.kernels.rope import Rope
 from kvgraph.kernels.runs import block_runs
-from kvgraph.kernels.tensors import LayoutError
 
 from .kernel_checks import BLOCKS, TOKENS, Check, Pair, every_slot
 from .kernel_places import Place

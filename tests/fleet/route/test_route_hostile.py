@@ -44,7 +44,7 @@ def test_one_callers_cookie_reaches_no_other() -> None:
 def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    look, failing = HealthWatch.look, [0, 1]
+    look, failing = HealthWatch.check, [0, 1]
 
     async def fails_once(self: HealthWatch, upstream: Upstream) -> None:
         if upstream.number in failing:
@@ -52,7 +52,7 @@ def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
             raise RuntimeError("what nobody thought of")
         await look(self, upstream)
 
-    monkeypatch.setattr(HealthWatch, "look", fails_once)
+    monkeypatch.setattr(HealthWatch, "check", fails_once)
 
     async def run() -> None:
         async with routed([StandInEngine(), StandInEngine()]) as fleet:

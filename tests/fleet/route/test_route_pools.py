@@ -92,7 +92,7 @@ def test_an_engine_with_another_seed_is_named_by_its_sidecars_word() -> None:
         for last in ("sha256 1", "sha256 2"):
             told.told[2] = last
             for each in upstreams:
-                await watch.look(each)
+                await watch.check(each)
         for each, engine in zip(upstreams, engines, strict=True):
             await each.close()
             engine.kill()

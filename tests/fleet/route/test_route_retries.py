@@ -191,11 +191,11 @@ def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
             first = fleet.proxy.engines.upstreams[0]
             for kind in (httpx.ConnectTimeout, httpx.ReadError, httpx.ConnectError):
                 first.ask = _raises(kind("not refused"))
-                await fleet.proxy.health.look(first)
+                await fleet.proxy.health.check(first)
                 await asyncio.sleep(0.05)
             assert served(fleet) == [1, 1]
             first.ask = refused
-            await fleet.proxy.health.look(first)
+            await fleet.proxy.health.check(first)
             fleet.engines[1].hangs.set()
             assert [(await each).text for each in asked] == ["one two three"] * 2
             assert served(fleet) == [1, 2]
@@ -293,7 +293,7 @@ def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> Non
                 watch.dropped(cast(Upstream, self), "ReadError")
             return httpx.Response(200, json={"data": [{"id": "m"}]})
 
-    asyncio.run(watch.look(cast(Upstream, Dropping(number))))
+    asyncio.run(watch.check(cast(Upstream, Dropping(number))))
     assert not board.up[number]
 
 

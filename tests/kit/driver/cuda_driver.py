@@ -18,8 +18,8 @@ from typing import Any
 from kvgraph.kernels.backends import emulation
 from kvgraph.kernels.backends.emulation import SHARED_OPT_IN, check_launch
 from kvgraph.kernels.compilers import ARCHITECTURES, compile_kernel
+from kvgraph.kernels.errors import TransferError
 from kvgraph.kernels.gpu.calls import SHARED_LIMIT, KernelCall
-from kvgraph.kernels.tensors import TransferError
 
 _P, _I, _U, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
 _INVALID, _INVALID_IMAGE = 1, 200

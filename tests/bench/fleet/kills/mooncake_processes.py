@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvgraph.hooks.store.stores import MooncakeStore
-from kvgraph.kernels.tensors import StorageError
+from kvgraph.kernels.errors import StorageError
 
 from ...errors import ServerError
 from ..processes.apart import has_networks
