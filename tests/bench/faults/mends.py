@@ -96,7 +96,7 @@ MENDS: Final = (
     # Tiers, and what vLLM is promised
     Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py"),
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_resets.py"),
-    Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            if request.lora_request is not None:\n", "            if False:\n", "tests/tiers/test_tiers_spilling.py -k adapter"),
+    Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "        self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "        pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
     Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
