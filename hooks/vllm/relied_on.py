@@ -119,7 +119,6 @@ _STARTING: Final = (  # plugin, shapes, beside, compose, aggregation, doctor
     *_named("vllm.engine.arg_utils", "EngineArgs.from_cli_args"),
     *_named("vllm.utils.argparse_utils", "FlexibleArgumentParser"),
     *_named("vllm.config", "VllmConfig ModelConfig"),
-    *_named("vllm.model_executor.models.registry", "ModelRegistry"),  # whose class computes a model
     *_read("vllm.config", "VllmConfig", "cache_config kv_transfer_config model_config"),
     *_read("vllm.config", "VllmConfig", "parallel_config scheduler_config"),
     *_read("vllm.config", "KVTransferConfig", "kv_connector kv_connector_module_path kv_role"),

@@ -374,9 +374,8 @@ def _hashed(value: object) -> str | None:
 
 def _implementation(model: ModelConfig) -> object:
     """Name the class that computes a model: a plugin may have put its own in place of vLLM's."""
-    from vllm.model_executor.models.registry import ModelRegistry
-
-    entry = ModelRegistry.models.get(getattr(model, "_architecture", None))
+    models = getattr(getattr(model, "registry", None), "models", {})
+    entry = models.get(getattr(model, "_architecture", None))
     made = getattr(entry, "model_cls", None)
     if made is not None:
         return made.__module__, made.__qualname__
