@@ -172,8 +172,9 @@ FAULTS = (
     "observer.requests_preempted", "observer.request_finished", "observer.request_queued",
     "observer.request_looked_up", "observer.request_scheduled", "bridge.step", "bridge.step_ended",
     "bridge.offered", "bridge.request_finished", "holding.step",
-    "holding.finished", "sampled", "client.ranking", "arranger.step_ended", "tap.take",
+    "holding.finished", "sampled", "client.ranking", "arranger.step_ended", "_changes.take",
 )  # fmt: skip
+PASSED_BY = ("observer.requests_preempted", "bridge.step", "bridge.offered")
 
 
 @SCHEDULERS
@@ -185,10 +186,19 @@ def test_after_a_fault_an_engine_falls_idle_and_is_stock(
     engine, request, asks, there_is_room = in_use(feature, asynchronous)
     owner, _, name = broken.rpartition(".")
     broken_part = getattr(engine.side, owner) if owner else engine.side
-    monkeypatch.setattr(broken_part, name, fail)
+    reached: list[str] = []
+
+    def fails(*args: Any, **named: Any) -> None:
+        reached.append(broken)
+        fail()
+
+    monkeypatch.setattr(broken_part, name, fails)
     other = engine.ask(text(5, 9), 12, **asks)
     there_is_room()
     engine.settle()  # raises if the engine never falls idle
+    if feature == "plain" and not reached:  # an engine without tiers asks little in most steps
+        assert broken in PASSED_BY
+        return
     assert engine.side is None
     assert not engine.connector.has_pending_push_work()
     assert len(engine.outputs[request.request_id]) == 24
