@@ -64,7 +64,7 @@ class Slots:
 
     def place(self, rows: Rows, keys: Keys) -> None:
         """Find slots for rows that are not here yet; ``keys`` are theirs."""
-        core.place(self.rows, rows, keys)
+        core.place(self.rows, np.ascontiguousarray(rows), np.ascontiguousarray(keys))
 
 
 _CLAIM: Final = -3  # minus the place of a key in the batch that is being added
@@ -108,7 +108,8 @@ class HashIndex:
     def find(self, keys: Keys) -> Rows:
         """int32 ``[n]``: the row of each key, ``NO_ROW`` where there is none."""
         found = np.empty(len(keys), dtype=np.int32)
-        core.find(self._slots.rows, self.keys, keys, found)
+        # A field of records, as logs have them, has gaps; the compiled loops take none.
+        core.find(self._slots.rows, self.keys, np.ascontiguousarray(keys), found)
         return found
 
     def find_one(self, key: int) -> int:
@@ -133,6 +134,7 @@ class HashIndex:
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the key was added.
         """
+        keys = np.ascontiguousarray(keys)
         self._make_room(keys)
         slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
         first, taken = np.empty((2, len(keys)), dtype=np.int64)
@@ -155,7 +157,7 @@ class HashIndex:
 
     def remove(self, rows: Rows) -> None:
         """Remove rows that are in the map."""
-        core.remove(self._slots.rows, self.keys, rows)
+        core.remove(self._slots.rows, self.keys, np.ascontiguousarray(rows))
         self._size -= len(rows)
         self._tombstones += len(rows)
 

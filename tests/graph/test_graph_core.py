@@ -8,6 +8,7 @@ import kvgraph._graph as core
 import numpy as np
 import pytest
 from kvgraph.graph.tables.blocks import DEPTH_TIE, keep_chains_whole, places_of
+from kvgraph.graph.tables.hash_index import HashIndex
 
 ROWS, KEYS = np.zeros(4, dtype=np.int32), np.zeros(4, dtype=np.uint64)
 
@@ -104,3 +105,15 @@ def test_a_pool_that_follows_nothing_is_refused_by_its_number() -> None:
     pools.leave(3)
     with pytest.raises(ValueError, match="pool 3 follows nothing"):
         pools.use_up(3)
+
+
+def test_keys_with_gaps_between_them_are_found() -> None:
+    """A field of records has a stride of its own, as the page's logs hand it over."""
+    records = np.zeros(8, dtype=[("key", np.uint64), ("at", np.float64)])
+    records["key"] = np.arange(100, 108, dtype=np.uint64)
+    index = HashIndex(16)
+    rows, _ = index.ensure(records["key"], lambda count: np.arange(count, dtype=np.int32))
+    assert index.find(records["key"]).tolist() == rows.tolist() == list(range(8))
+    assert index.find(records["key"][::-1]).tolist() == list(range(7, -1, -1))
+    index.remove(rows[::2])
+    assert index.find(records["key"]).tolist() == [-1, 1, -1, 3, -1, 5, -1, 7]

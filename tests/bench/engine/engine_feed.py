@@ -119,7 +119,7 @@ class SessionFeed(FakeEngine):
         self._begins = blocks if turns == 1 else blocks // 2
         self._grows = max(1, blocks // turns - 1)
         self._shared = random_keys(self._rng, 0 if turns == 1 else int(_SHARED * blocks))
-        self._rng = np.random.default_rng((blocks, number))
+        self._rng = np.random.default_rng((blocks, number + 1))  # numpy takes (n, 0) for n
         self._live: list[_Session | None] = [None] * load.sessions
         self._running: deque[_Request] = deque()
         self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest unused first
