@@ -78,7 +78,7 @@ def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
     said = page.locator(".opened").inner_text()
     assert "It took" in said
     assert "A pool larger by at most 22 blocks, or host memory for copies" in said
-    assert "Measured on this traffic: a pool twice as large finds" in said
+    assert "Measured on this traffic: a pool twice as large under LRU finds" in said
     assert "had been in this pool before" in said
     assert opened.faults == []
 

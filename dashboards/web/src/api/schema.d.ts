@@ -1744,7 +1744,7 @@ export interface components {
         };
         /**
          * Verdict
-         * @description What became of an intent.
+         * @description The outcome of an intent.
          * @enum {string}
          */
         Verdict: "accepted" | "clipped" | "deferred" | "rejected" | "missing";
