@@ -18,7 +18,8 @@ export function LargerPool({ engine }: { engine: string }) {
   return (
     <p className="sentence wrap">
       <b>Measured on this traffic:</b> a pool twice as large{under} finds{" "}
-      {percent(twice.hit_rate, 1, 1)} of what prompts ask for, where this one finds {percent(twice.ours, 1, 1)}.{" "}
+      {percent(twice.hit_rate, 1, 1)} of what prompts ask for, where this one finds{" "}
+      {percent(twice.ours, 1, 1)}.{" "}
       <span className="ways">
         <a href={linkTo("whatif", { engine })}>What if</a>
       </span>
