@@ -74,7 +74,7 @@ def test_the_page_says_why_each_request_missed(
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=service.endpoint,
         AITHER_KVCACHE_HINTS="session",
     ).run()  # fmt: skip
-    page = service.page.page
+    page = service.status.page
     requests = requests_of(page, RequestsAsked(100)).requests
     assert len(requests) == REQUESTS
     assert sum(each.blocks.pool * each.block_size for each in requests) == run.result["cached"]
