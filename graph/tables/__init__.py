@@ -1,5 +1,5 @@
-"""The graph's data: blocks, edges, and the logs that rankings read; made of ``graph.columns``.
+"""The graph's data: columns of blocks, edges and sessions, and the indexes over them.
 
-Nothing here decides anything. ``tables`` holds all of it, ``all_edges`` answers for edges of every
-type, ``integrity`` states what is true of it at any time.
+Nothing here decides anything. ``tables`` holds all of it, ``held_rows`` lists what each engine
+holds, and ``integrity`` states what is true of it at any time.
 """
