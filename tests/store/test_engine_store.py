@@ -74,7 +74,7 @@ def test_no_store_and_no_fault_changes_a_token(alone: Any, first: Any, second: A
     assert texts(second) == texts(alone)
 
 
-def test_without_the_variable_nothing_of_it_is_imported(alone: Any) -> None:
+def test_without_the_variable_no_stores_library_is_imported(alone: Any) -> None:
     assert alone.result["imported"] == []
 
 
