@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
-from ..settings import LAYERS_KEY, LAYERS_VARIABLE, OFF, SECTIONS_VARIABLE
+from ..settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def configured_table(
     A malformed table leaves a warning and is ignored.
     """
     text = str(extra_config.get(LAYERS_KEY) or environment.get(LAYERS_VARIABLE) or "")
-    if not text.strip().startswith("{") or text.strip().lower() in OFF:
+    if not text.strip().startswith("{"):  # 1 or 0 is the operator's switch, and no table
         return None
     try:
         return read_table(text)
