@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# An editable installation is what is wanted, and pip's own news are nobody's here; errors are shown.
-export PYTHONWARNINGS := ignore:Editable installation
+# An editable installation is what is wanted, the table of C++ modules that setuptools calls
+# experimental is pinned by a test of the wheel, and pip's own news are nobody's; errors are shown.
+export PYTHONWARNINGS := ignore:Editable installation,ignore:`[tool.setuptools.ext-modules]`
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 FOLDERS := advisor dashboards graph hooks kernels
