@@ -24,6 +24,7 @@ import zmq
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import AnyAdvice
 from kvgraph.graph.wire.events import AnyEvent
+from kvgraph.hooks.vllm.patching import restored
 
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["page_browser", "page_sidecar"]
@@ -54,6 +55,13 @@ def _only_what_tests_start() -> Iterator[None]:
         patch.setenv("VLLM_PLUGINS", "kvgraph")
         patch.setenv("AITHER_KVCACHE_HINTS", "all")
         patch.setenv("KVGRAPH_POLICY__GUARD", "false")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _vllm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test patches vLLM's classes for the next of its worker; ours go before a test's own."""
+    with restored():
         yield
 
 

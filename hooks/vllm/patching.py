@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ runner's (``Shadows``), and those of a connector of the user's (``beside.observe
 """
 
 _MARK: Final = "_kvgraph_wrapped"
+_applied: Final[list[tuple[type, str, Any]]] = []  # what vLLM's class had there
 
 
 def is_patched(owner: type, name: str) -> bool:
@@ -58,8 +60,20 @@ def patch(owner: type, name: str, make: Callable[[Method], Method]) -> None:
         return
     ours = functools.wraps(original)(make(original))
     setattr(ours, _MARK, True)
+    _applied.append((owner, name, found))
     method: Any = type(found)
     setattr(owner, name, method(ours) if found is not original else ours)
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Give vLLM's classes back, at the end, what was patched in between."""
+    before = len(_applied)
+    try:
+        yield
+    finally:
+        while len(_applied) > before:
+            setattr(*_applied.pop())
 
 
 def after(owner: type, name: str, then: Method, lost: str) -> None:

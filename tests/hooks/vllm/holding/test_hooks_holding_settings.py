@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,6 @@ from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
-
-
-@pytest.fixture
-def stock_scheduler() -> Iterator[None]:
-    """vLLM's class as it was, after the test."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    original = Scheduler.__init__
-    yield
-    Scheduler.__init__ = original
 
 
 BY_DEFAULT = EngineSettings.model_fields["admission"].default
@@ -70,7 +60,6 @@ def test_the_bound(
 def test_schedulers_that_are_made_hold_where_it_is_switched_on(
     paper: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
-    stock_scheduler: None,
     asynchronous: bool,
 ) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
