@@ -252,7 +252,7 @@ def meaning(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     seed: int = 1,
-    part: Annotated[str, typer.Option(help="all, answers, sampling or engine.")] = "all",
+    part: Annotated[str, typer.Option(help="all, answers, cost, sampling or engine.")] = "all",
 ) -> None:
     """What the graph understands of traffic that nobody annotated, and what it keeps by that."""
     with _explained():

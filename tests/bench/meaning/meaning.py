@@ -14,11 +14,12 @@ from ..paper.quiet import only_errors
 from .chat_layers import Labelled, judge_layers
 from .families import FAMILIES
 from .forgery_judge import believed
+from .layers_cost import add_layers_cost
 from .live.engine_figures import FULL, QUICK, add_engine_figures
 from .live.sampling_cost import add_sampling_cost
 from .stops import Judged, judge
 
-PARTS: Final = ("all", "answers", "sampling", "engine")
+PARTS: Final = ("all", "answers", "cost", "sampling", "engine")
 _ANSWERS: Final = 60  # of each kind and family
 _CHATS: Final = 48  # of each family
 _FORGERIES: Final = 40  # of each family
@@ -42,6 +43,9 @@ def run(progress: bool = True, quick: bool = False, seed: int = 1, part: str = P
             _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
             _add_layers(figures, _QUICK if quick else _CHATS, seed, console.print)
             _add_forgeries(figures, _QUICK if quick else _FORGERIES, seed, console.print)
+    if part in ("all", "cost"):
+        with only_errors():
+            add_layers_cost(figures, quick, console.print)
     if part in ("all", "sampling"):
         add_sampling_cost(figures, quick, console.print)
     if part in ("all", "engine"):
