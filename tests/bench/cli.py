@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .demo.cliff import CliffResult
     from .demo.demo import DemoResult
     from .demo.demo_report import DemoRun
-    from .demo.live_page import LivePage
+    from .demo.page_demo import LivePage
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
@@ -394,8 +394,7 @@ def tiers(
     """Run a real vLLM, agents with tool pauses under pressure: stock, tiers, tiers without
     parts."""
     with _explained():
-        from .tiers.tiers import Part, run
-        from .tiers.tiers_report import draw, save_details
+        from .tiers.tiers import Part, draw, run, save_details
 
         if part not in tuple(Part):
             raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
@@ -436,10 +435,9 @@ def agents(
         _by_clock(as_json, quick, sessions, users, seed, requests, stock, out)
         return
     with _explained():
-        from .agents.agents import QUICK, Scale, run
+        from .agents.agents import QUICK, Scale, run, save_details
         from .agents.agents_arms import ARMS
-        from .agents.agents_report import save_details
-        from .recorded.agents_fleet import SESSIONS
+        from .recorded.agents_requests import SESSIONS
 
         result = run(
             progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, _shares(stock)),
@@ -456,11 +454,10 @@ def _closed(
     out: Path,
 ) -> None:  # fmt: skip
     with _explained():
-        from .closed.closed import run_closed_bench
-        from .closed.closed_arms import CLOSED_ARMS
-        from .closed.closed_report import save_closed
-        from .closed.on_paper.closed_paper_run import run_paper
-        from .recorded.agents_fleet import SESSIONS
+        from .closed.closed import run_closed_bench, save_closed
+        from .closed.closed_pass import CLOSED_ARMS
+        from .closed.on_paper.closed_paper import run_paper
+        from .recorded.agents_requests import SESSIONS
 
         sessions = sessions or SESSIONS
         if paper:
@@ -486,8 +483,8 @@ def _by_clock(
     stock: str | None, out: Path,
 ) -> None:  # fmt: skip
     with _explained():
-        from .closed.on_paper.open_paper_run import run_open
-        from .recorded.agents_fleet import SESSIONS
+        from .closed.on_paper.open_paper import run_open
+        from .recorded.agents_requests import SESSIONS
 
         shares = _shares(stock) or (0.6,)
         if len(shares) > 1:
@@ -616,7 +613,7 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
 @contextlib.contextmanager
 def _watched() -> Iterator[LivePage]:
     """A page for as long as the demo runs; the demo opens with its address."""
-    from .demo.live_page import LivePage
+    from .demo.page_demo import LivePage
 
     with LivePage() as page:
         Console(stderr=True).print(page.invitation, soft_wrap=True)
@@ -646,8 +643,7 @@ def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
 
 
 def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
-    from .demo.cliff import run_cliff
-    from .demo.cliff_report import print_cliff, save_cliff
+    from .demo.cliff import print_cliff, run_cliff, save_cliff
     from .demo.page_demo import agents_at
     from .serving.progress import DemoProgress
 
@@ -661,9 +657,8 @@ def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
 
 def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: bool) -> DemoResult:
     from .demo.demo import run_found, run_hits
-    from .demo.demo_report import print_report
+    from .demo.demo_report import draw, print_report
     from .demo.page_demo import agents_at
-    from .demo.picture import draw
     from .serving.progress import DemoProgress
 
     if on_engine:
@@ -682,10 +677,7 @@ def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: b
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turns the errors that a user can act on into a message and exit code 1.
-
-    A request to end (SIGTERM) unwinds like any other error, so that no server is left behind.
-    """
+    """Turns the errors that a user can act on into a message and exit code 1."""
     previous = signal.signal(signal.SIGTERM, _end)
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout has the figures
     try:

@@ -40,11 +40,7 @@ class Figure:
 
     @classmethod
     def of(cls, samples: Sequence[float] | Value, unit: str, target: str = "") -> Figure:
-        """A figure from samples (median and spread) or from one number.
-
-        Raises:
-            ValueError: There is no sample.
-        """
+        """A figure from samples (median and spread) or from one number."""
         if isinstance(samples, (bool, int, float)):
             return cls(samples, unit, (float(samples), float(samples)), 1, target)
         if len(samples) == 0:

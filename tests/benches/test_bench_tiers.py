@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import socketserver
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kvgraph_bench.errors import CompletionError
 from kvgraph_bench.serving.completions import Answer
-from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.passes import PassResult, all_at_once, one_at_a_time
 from kvgraph_bench.serving.workload import Workload
+from kvgraph_bench.tiers.tiers import IdleRates, TierResult, context_lost
 from kvgraph_bench.tiers.tiers_arms import (
     ARMS,
     REACTIVE,
@@ -20,9 +27,10 @@ from kvgraph_bench.tiers.tiers_arms import (
     PassRecord,
     TierCounts,
 )
-from kvgraph_bench.tiers.tiers_figures import IdleRates, TierResult, context_lost
 from kvgraph_bench.tiers.tiers_workload import (
     build_tier_workload,
+    chats,
+    paced,
     returning,
     reusable_tokens,
     shortened,
@@ -120,3 +128,37 @@ def test_arms_differ_by_their_settings_alone(tmp_path: Path) -> None:
         {"AITHER_KVCACHE_PREFETCH": "0"},
         {"AITHER_KVCACHE_PREFETCH": "0", "AITHER_KVCACHE_SPILL": "all"},
     ]
+
+
+def test_same_arguments_give_the_same_requests(workload: Workload) -> None:
+    assert build_tier_workload(2048).in_order() == workload.in_order()
+    assert build_tier_workload(2048, seed=8).in_order() != workload.in_order()
+
+
+def test_segments_cover_each_prompt_without_gap(workload: Workload) -> None:
+    for turn in workload.in_order():
+        edges = [(s["start"], s["end"]) for s in turn.segments()]
+        assert edges[0][0] == 0
+        assert edges[-1][1] == len(turn.token_ids)
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
+
+
+@pytest.fixture
+def hanging_up() -> Iterator[str]:
+    """A server that reads a little and closes every connection."""
+
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1024)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("how", [one_at_a_time, all_at_once])
+def test_a_lost_request_ends_the_pass_and_is_named(hanging_up: str, how: object) -> None:
+    workload = paced(chats(build_tier_workload(2048), 2), 0.0)
+    with pytest.raises(CompletionError, match=r"request chat-\d+/0 was lost"):
+        asyncio.run(how(hanging_up, workload, lambda answer: None))  # type: ignore[operator]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kvgraph.hooks.confkv.settings import ConfKVSettings
-from kvgraph_bench.confkv.ablation import ablate
+from kvgraph_bench.confkv.confkv import ablate
 from kvgraph_bench.confkv.confkv_arms import STATIC, victims
 from kvgraph_bench.confkv.followed import follow
 from kvgraph_bench.confkv.perplexity import Perplexity

@@ -17,8 +17,10 @@ import pytest
 import zmq
 from hand_clock import Clock
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.wire import frames
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import (
+    AdmissionMessage,
     EvictionRanking,
     RankingMessage,
     Refused,
@@ -484,3 +486,85 @@ def test_only_a_sidecar_that_answers_is_nudged(
     client.nudge()
     assert len(woken) == 1
     client.close()
+
+
+class RoomEngine:
+    def hello(self) -> EngineHello:
+        return EngineHello("test:1", "model", 16, 8, "test 0")
+
+    def resident(self) -> bytes:
+        return b""
+
+    def copies(self) -> list[AnyEvent]:
+        return []
+
+    def held(self) -> list[AnyEvent]:
+        return []
+
+    def heartbeat(self, dropped: int) -> list[AnyEvent]:
+        return []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(100.0)
+
+
+@pytest.fixture
+def silent_client(clock: Clock) -> AdvisorClient:
+    return AdvisorClient("ipc:///nowhere", RoomEngine(), clock=clock)
+
+
+def tell(silent_client: AdvisorClient, message: Any) -> None:
+    silent_client.take_advice(frames.encode_advice(1, message))
+
+
+def test_it_is_dated_and_goes_stale(silent_client: AdvisorClient, clock: Clock) -> None:
+    assert silent_client.admission() is None
+    tell(silent_client, AdmissionMessage(3, 0.5, 480, 38, 31))
+    word = silent_client.admission()
+    assert word is not None
+    assert (word.epoch, word.ts, word.room_blocks) == (3, 99.5, 480)
+    assert (word.live_sessions, word.fitting_sessions) == (38, 31)
+    clock.now += 1.4
+    assert silent_client.admission() is word
+    clock.now += 0.2
+    assert silent_client.admission() is None
+
+
+def test_it_knows_of_what_was_told_before_it_was_made(
+    silent_client: AdvisorClient, clock: Clock
+) -> None:
+    tell(silent_client, AdmissionMessage(1, 0.0, 480, 38, 31))
+    word = silent_client.admission()
+    assert word is not None
+    assert word.known_of == -math.inf, "nothing was told yet"
+    now = clock.now
+    silent_client.mark_sent(7, until=now - 1.0)
+    silent_client.mark_sent(8, until=now - 0.2)
+    tell(silent_client, AdmissionMessage(2, 0.1, 480, 38, 31, heard=7))
+    word = silent_client.admission()
+    assert word is not None
+    assert word.known_of == now - 1.0, "the eighth batch was on its way"
+
+
+def test_no_limit_is_a_word_too(silent_client: AdvisorClient) -> None:
+    tell(silent_client, AdmissionMessage(1, 0.0, None, 3, 31))
+    word = silent_client.admission()
+    assert word is not None
+    assert word.room_blocks is None
+
+
+@pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
+def test_a_word_of_an_absurd_age_is_never_fresh(silent_client: AdvisorClient, age: float) -> None:
+    tell(silent_client, AdmissionMessage(1, age, 0, 3, 31))
+    assert silent_client.admission() is None
+
+
+def test_a_refusal_and_the_end_take_it_back(silent_client: AdvisorClient) -> None:
+    tell(silent_client, AdmissionMessage(1, 0.0, 0, 3, 2))
+    tell(silent_client, Refused("it serves 64 engines already"))
+    assert silent_client.admission() is None
+    tell(silent_client, AdmissionMessage(2, 0.0, 0, 3, 2))
+    silent_client.close()
+    assert silent_client.admission() is None

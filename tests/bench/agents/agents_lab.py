@@ -17,8 +17,7 @@ from kvgraph.advisor.replay.simulator import Load
 from kvgraph.advisor.replay.trace import Trace
 
 from ..errors import TrafficError
-from ..recorded.agents_requests import AgentRequest
-from ..recorded.agents_trace import engine_trace
+from ..recorded.agents_requests import AgentRequest, engine_trace
 from ..serving.workload import BLOCK
 
 NULL_BLOCK: Final = 1
@@ -72,11 +71,7 @@ def lab_run(trace: Trace, policy: str, pool: int) -> LabRun:
 
 
 def pool_for(requests: Sequence[AgentRequest], share: float, least: int, scratch: Path) -> int:
-    """The least pool of at least ``least`` blocks in which LRU finds ``share`` of the prompt.
-
-    Raises:
-        TrafficError: No pool is that large: too little of these requests returns.
-    """
+    """The least pool of at least ``least`` blocks in which LRU finds ``share`` of the prompt."""
     trace = engine_trace(requests, [request.at for request in requests], 1.0, scratch)
     wanted = share * float(trace.input_tokens.sum()) / BLOCK
     low, high = least, max(least, trace.num_blocks + KEPT_BACK)

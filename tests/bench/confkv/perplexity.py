@@ -13,10 +13,9 @@ from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
 from ..figures import Figures
-from .confkv_arms import STATIC, coarse, confident, in_int8, replayed, victims, with_pyramid
+from .confkv_arms import STATIC, WINDOW, coarse, confident, in_int8, replayed, victims, with_pyramid
 from .followed import Floats, Followed, follow, read_at_once
 from .resampled import apart, difference, gap_closed
-from .rivals import WINDOW
 
 LEAST_GAP: Final = 0.05  # nats between window and full; below, there is nothing to close
 

@@ -21,11 +21,7 @@ _PARTS: Final[tuple[Callable[[Figures, bool], None], ...]] = (
 
 
 def run(progress: bool = True, quick: bool = False) -> Figures:
-    """What logs and shadows cost and how right they are; what an open page costs the sidecar.
-
-    Args:
-        quick: Shorter, for whoever only wants to see that it runs.
-    """
+    """What logs and shadows cost and how right they are; what an open page costs the sidecar."""
     figures, console = Figures("dashboard"), Console(stderr=True)
     for part in _PARTS:
         if progress:

@@ -45,11 +45,7 @@ _WATCH_FRAMES: Final = """() => {
 
 
 def run(figures: Figures, quick: bool) -> None:
-    """20,000 blocks and 60,000 edges in a headless Chromium with software GL; then 200,000 blocks.
-
-    Raises:
-        BenchError: There is no browser, or nothing that drives one.
-    """
+    """20,000 blocks and 60,000 edges in a headless Chromium with software GL; then 200,000."""
     files = [path for path in PAGE.rglob("*") if path.is_file()]
     size = sum(len(gzip.compress(path.read_bytes())) for path in files)
     figures.add("page_bundle_kb", size / 1e3, "kB", "≤ 600")

@@ -20,17 +20,15 @@ from rich.table import Table
 
 from ..agents.agents_arms import AgentArm, Room
 from ..closed.closed import PACE, POOL
-from ..closed.closed_arms import STOCK, ClosedRun
-from ..closed.closed_pass import Clock, closed_loop
-from ..closed.closed_users import Script, scripts
+from ..closed.closed_pass import STOCK, Clock, ClosedRun, Script, closed_loop, scripts
 from ..figures import Figures, quantile
-from ..recorded.agents_fleet import SESSIONS
+from ..recorded.agents_requests import SESSIONS
 from ..serving.completions import Answer
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import HINTS, Server, check_advised
 from ..serving.workload import BLOCK
-from .live_page import ENDPOINT, LivePage
+from .page_demo import ENDPOINT, LivePage
 
 AGENTS: Final = 32
 """1.6 times as many as stock serves best on this pool."""
@@ -84,18 +82,7 @@ def run_engine_cliff(
     clock: Clock = CLOCK,
     agents: int = AGENTS,
 ) -> EngineCliff:
-    """Play the same agents on both.
-
-    Args:
-        model: Anything that vLLM loads; None: a small random Llama, written on first use.
-        out: Where the servers' logs are kept.
-        page: kvgraph's engine links to its sidecar; None: to one of its own.
-
-    Raises:
-        ServerError: vLLM did not start, or ran without its graph.
-        AnswerError: The server did not give a recorded answer.
-        TrafficError: The vocabulary is too small for these agents.
-    """
+    """Play the same agents on both."""
     name = model or str(ensure_model())
     recorded_s = clock.end_s / clock.pace
     sessions = read_sessions(SESSIONS)

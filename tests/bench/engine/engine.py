@@ -22,10 +22,9 @@ from ..figures import Figures
 from ..machine import keep_raw, measured_now
 from ..serving.model import TINY, ensure_model
 from ..serving.vllm_server import ServerPlan
-from .engine_course import Course
 from .engine_feed import TURNS, sidecar_cpu_percent
 from .engine_profile import RUNNING, Profile, profiled
-from .engine_rounds import CONCURRENCY, Round, Rounds, rounds_in_turns
+from .engine_rounds import CONCURRENCY, Course, Round, Rounds, rounds_in_turns
 
 STOCK: Final = ("stock", "stock_again")
 GRAPH, TIERS = "graph", "tiers"
@@ -82,11 +81,7 @@ def run(
 ) -> Figures:
     """Measure ``part``; every round is kept in ``raw``, if that is given, as soon as it is over.
 
-    Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all.
-
-    Raises:
-        BenchError: A server did not start, or refused a request; a sidecar could not keep up.
-    """
+    Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all."""
     scale, console = scale or Scale(), Console(stderr=True, quiet=not progress)
     record = Record(scale, Course(60 * scale.minutes, console), raw)
     try:

@@ -65,11 +65,7 @@ class Load:
 
 @dataclass(eq=False)
 class _Session:
-    """One conversation.
-
-    Attributes:
-        held: How many of its blocks the pool has, from the first on.
-    """
+    """One conversation."""
 
     name: str
     chain: Keys
@@ -223,11 +219,7 @@ class SessionFeed(FakeEngine):
 def sidecar_cpu_percent(
     blocks: int, turns: int = TURNS, rounds: int = 3, seconds: float = 10.0
 ) -> list[float]:
-    """Percent of a core that a sidecar uses under such a feed, once a round.
-
-    Raises:
-        BenchError: The feed did not reach its rate, or had to drop events.
-    """
+    """Percent of a core that a sidecar uses under such a feed, once a round."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as sidecar,

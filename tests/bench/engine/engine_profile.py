@@ -19,7 +19,7 @@ from ..serving.completions import complete, open_client
 from ..serving.model import vocabulary_size
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import Span, Turn
-from .own_times import OWN_TIMES, is_ours
+from .profiled_executor import OWN_TIMES, is_ours
 
 RUNNING: Final = 256
 # All chosen.
@@ -73,14 +73,7 @@ class Profile:
 
 
 def profiled(plan: ServerPlan, seconds: float) -> Profile:
-    """Keep a server busy with ``RUNNING`` callers for so many seconds.
-
-    Returns:
-        Where its main thread's CPU time went.
-
-    Raises:
-        BenchError: The server did not start, refused a request, or was never busy.
-    """
+    """Keep a server busy with ``RUNNING`` callers for so many seconds."""
     kept = plan.directory / f"{plan.arm}.own_times.json"
     # Server and callers are late under this load: no connection may be closed just as a caller
     # takes it up again.
@@ -95,11 +88,7 @@ def profiled(plan: ServerPlan, seconds: float) -> Profile:
 
 
 def read_profile(kept: Path) -> Profile:
-    """What an engine core kept.
-
-    Raises:
-        ServerError: It kept nothing.
-    """
+    """What an engine core kept."""
     try:
         found = json.loads(kept.read_text())
     except FileNotFoundError:

@@ -61,11 +61,7 @@ class GpuFigures(Figures):
 
 
 def run(progress: bool = True, model: str | None = None) -> Figures:
-    """Measure every figure: of the GPU where there is one, else of the CPU.
-
-    Raises:
-        BenchError: The compiled path cannot be built, or the engine does not run.
-    """
+    """Measure every figure: of the GPU where there is one, else of the CPU."""
     if torch.cuda.is_available():
         return _run_on_gpu(Console(stderr=True, quiet=not progress))
     problem = choice.native_problem()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -16,11 +19,166 @@ from kvgraph.kernels.gpu.method import COPY_ENGINE
 from kvgraph.kernels.gpu.moves import copy_by
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.runs import block_runs
+from torch.nn import functional
 
 from .kernels_matrix import DELTA, LLAMA, Cell, Places, places, predicted_seconds, slots_of
 from .kernels_peers import BatchedCopy, CopyThenRotate, IndexCopy, ThreePasses, VllmSwap, vllm_swap
-from .kernels_prefill import PrefillStack, StackShape
-from .kernels_timer import Action, Times, once, time_in_turns
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """Sizes of a Llama; the defaults are the 8B's."""
+
+    layers: int = 32
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    intermediate: int = 14336
+
+
+_EPSILON: Final = 1e-5
+
+
+class PrefillStack:
+    """Layers of their own weights in bf16: attention by torch's sdpa, gated MLP, no head.
+
+    Rotary angles are taken once, outside of what is timed, as engines do.
+    """
+
+    def __init__(self, shape: StackShape, tokens: int, device: str) -> None:
+        self._shape = shape
+        kv = shape.kv_heads * shape.hidden // shape.heads
+        rows = {
+            "qkv": (shape.hidden + 2 * kv, shape.hidden), "out": (shape.hidden, shape.hidden),
+            "up": (2 * shape.intermediate, shape.hidden),
+            "down": (shape.hidden, shape.intermediate),
+        }  # fmt: skip
+        self._layers = [
+            {name: _weight(*size, device) for name, size in rows.items()}
+            for _ in range(shape.layers)
+        ]
+        half = shape.hidden // shape.heads // 2
+        angle = torch.outer(torch.arange(tokens), 5e5 ** (-torch.arange(half) / half))
+        self._cos = angle.cos().to(device, torch.bfloat16)
+        self._sin = angle.sin().to(device, torch.bfloat16)
+
+    def __call__(self, states: Any) -> Any:
+        """Hidden states after all layers; bf16 [tokens, hidden]."""
+        for weights in self._layers:
+            states = states + self._attention(_norm(states), weights)
+            states = states + _mlp(_norm(states), weights)
+        return states
+
+    def _attention(self, states: Any, weights: Any) -> Any:
+        shape, tokens = self._shape, states.shape[0]
+        dims = shape.hidden // shape.heads
+        sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+        parts = (states @ weights["qkv"].t()).view(tokens, -1, dims).split(sizes, dim=1)
+        query, key, value = (part.transpose(0, 1)[None] for part in parts)
+        mixed = functional.scaled_dot_product_attention(
+            self._turned(query), self._turned(key), value, is_causal=True, enable_gqa=True
+        )
+        return mixed[0].transpose(0, 1).reshape(tokens, -1) @ weights["out"].t()
+
+    def _turned(self, values: Any) -> Any:
+        first, second = values.chunk(2, dim=-1)
+        cos, sin = self._cos, self._sin
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _mlp(states: Any, weights: Any) -> Any:
+    gate, up = (states @ weights["up"].t()).chunk(2, dim=-1)
+    return (functional.silu(gate) * up) @ weights["down"].t()
+
+
+def _norm(states: Any) -> Any:
+    return functional.rms_norm(states, states.shape[-1:], eps=_EPSILON)
+
+
+def _weight(rows: int, columns: int, device: str) -> Any:
+    return torch.empty(rows, columns, dtype=torch.bfloat16, device=device).normal_(0, 0.02)
+
+
+Action = Callable[[], object]
+
+ROUNDS: Final = (3, 15)  # at least, at most
+SECONDS: Final = 0.4  # that the rounds of one comparison may take together, about
+# The device spins while work is queued, so that what is timed is the device alone. Beyond this
+# long a queue (loops of thousands of launches) the host's time is part of the result.
+_LONGEST_SPIN: Final = 0.05
+_CYCLES: Final = 2.1e9  # a second, at least as fast as any clock
+
+
+@dataclass
+class Times:
+    """Samples of one action.
+
+    Attributes:
+        device_us: From the first of its work to the last, on the device.
+        host_us: What queueing it took on the host.
+    """
+
+    device_us: list[float] = field(default_factory=list)
+    host_us: list[float] = field(default_factory=list)
+
+
+def time_in_turns(
+    actions: dict[str, Action], rounds: tuple[int, int] = ROUNDS, seconds: float = SECONDS
+) -> dict[str, Times | None]:
+    """Samples of each action; None for one that did not fit the GPU's memory.
+
+    An action whose attribute ``on_host`` is true does a part of its work on the host before the
+    device can begin: it is timed from an idle device.
+    """
+    costs = {name: cost_of(action) for name, action in actions.items()}
+    fitting = {name: cost for name, cost in costs.items() if cost is not None}
+    whole = sum(both[0] for both in fitting.values())
+    count = int(max(rounds[0], min(rounds[1], seconds / max(whole, 1e-6))))
+    times: dict[str, Times | None] = {
+        name: Times() if name in fitting else None for name in actions
+    }
+    for _ in range(count):
+        for name, (_, queueing) in fitting.items():
+            hidden = None if getattr(actions[name], "on_host", False) else queueing
+            device, host = once(actions[name], hidden)
+            taken = times[name]
+            assert taken is not None
+            taken.device_us.append(device * 1e6)
+            taken.host_us.append(host * 1e6)
+    return times
+
+
+def once(action: Action, queueing: float | None = None) -> tuple[float, float]:
+    """Seconds on the device and seconds of queueing."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    if queueing is not None and queueing < _LONGEST_SPIN:
+        torch.cuda._sleep(int((2 * queueing + 50e-6) * _CYCLES))
+    start.record()
+    began = time.perf_counter()
+    action()
+    queued = time.perf_counter() - began
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3, queued
+
+
+def cost_of(action: Action) -> tuple[float, float] | None:
+    """Whole seconds and queueing, of the second time: the first compiles and measures."""
+    cost: Any = None
+    try:
+        for _ in range(2):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            action()
+            queued = time.perf_counter() - began
+            torch.cuda.synchronize()
+            cost = time.perf_counter() - began, queued
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+    return cost  # type: ignore[no-any-return]
+
 
 LARGEST: Final = 18 << 30  # bytes of a side, of the largest cell
 PEER_BYTES: Final = 1 << 30  # above it, peers would take most of the time and memory

@@ -115,11 +115,7 @@ def seed_workload(seed: int = 1, shape: SeedShape | None = None) -> Trace:
 
 
 class _Draws:
-    """Draws what sessions of one kind are made of.
-
-    Args:
-        count: Sessions of this kind, about.
-    """
+    """Draws what sessions of one kind are made of."""
 
     def __init__(self, rng: random.Random, shape: SeedShape, kind: Kind, count: int) -> None:
         self.prefix = _popular(rng, shape, count)

@@ -202,11 +202,7 @@ def _mark(group: int) -> np.uint64:
 
 
 def seed_of(request: Request, weights: int, training: int = 0) -> int:
-    """What stands before a request's first position: weights, salt, adapter, images.
-
-    Args:
-        training: How often adapters were trained on, under the names and paths that they have.
-    """
+    """What stands before a request's first position: weights, salt, adapter, images."""
     lora = request.lora_request
     adapter = f"{lora.lora_name} {training}" if lora else ""
     images = [feature.identifier for feature in request.mm_features or ()]

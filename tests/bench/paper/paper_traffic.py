@@ -72,16 +72,7 @@ def play(
     positions: int | None = None,
     shapes: Callable[[random.Random], Shape] | None = None,
 ) -> Story:
-    """Episodes until ``seconds`` are over; ``say`` is told how far it is.
-
-    Args:
-        positions: It ends earlier once so many were read.
-        shapes: What engines there are; else of any kind.
-
-    Raises:
-        AssertionError: Something was wrong; names the seed and the episode, which
-            ``episode(base, seed, number)`` plays again alone.
-    """
+    """Episodes until ``seconds`` are over; ``say`` is told how far it is."""
     whole, number, until = Story(), 0, time.monotonic() + seconds
     while (time.monotonic() < until or not number) and not (
         positions is not None and whole.positions_read >= positions

@@ -22,7 +22,7 @@ from kvgraph.advisor.replay.closed_arms import (
 from kvgraph.advisor.replay.recordings import Session
 
 from ..figures import Figures
-from .policies_course import Course
+from .policies_journal import Course
 
 ADMITTED: Final = BY_DEFAULT + ADMISSION
 """Nothing is said by callers: sessions are inferred, and nobody knows which are over."""

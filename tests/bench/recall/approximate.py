@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, Calibration, calibration_file, save
 
 from ..paper.paper_model import Batch, PaperModel, Text
 
@@ -60,3 +64,15 @@ def recalling(engine: Any) -> Any:
     engine.model = ApproximateModel(engine)
     engine.side.bridge.ledger.costs.splices_always = True
     return engine
+
+
+def keep_calibration(
+    model: Any, directory: Path, limits: SpliceLimits, passed: bool = True
+) -> None:
+    """Let engines with ``model`` find a calibration in ``directory``, in this process."""
+    from kvgraph.hooks.vllm.recall.support import model_identity
+
+    os.environ[DIRECTORY_VARIABLE] = str(directory)
+    identity = model_identity(model, model.max_model_len)
+    calibration = Calibration("a bench's", identity, passed, "as the bench says", limits)
+    save(calibration, calibration_file(identity))

@@ -52,15 +52,7 @@ class Compacted:
 
 @dataclass
 class _Context:
-    """A session.
-
-    Attributes:
-        name: Its own.
-        messages: What its prompt says.
-        approximate: From this token on, what its blocks hold was computed behind spliced text.
-        generation: Of that; see ``SpliceLimits``.
-        names: Hashes of its blocks, as the index knows them.
-    """
+    """A session."""
 
     name: str
     messages: list[Tokens] = field(default_factory=list)
@@ -76,12 +68,7 @@ class _Context:
 def play_compactions(
     folder: Path, blocks: int, seed: int, sessions: int = SESSIONS, generations: int = GENERATIONS
 ) -> Compacted:
-    """Play recorded sessions, by time and all at once, through a pool of ``blocks`` blocks.
-
-    Args:
-        generations: See ``SpliceLimits``; 1: text that was computed behind spliced text is not
-            spliced itself.
-    """
+    """Play recorded sessions, by time and all at once, through a pool of ``blocks`` blocks."""
     rng, done = np.random.default_rng(seed), Compacted()
     pool: OrderedDict[bytes, None] = OrderedDict()
     index = SpanIndex(BLOCK, blocks, rng)

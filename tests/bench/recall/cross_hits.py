@@ -14,8 +14,7 @@ from kvgraph.hooks.recall.cover import SpliceLimits
 from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape, base_config
 from ..paper.paper_model import WrongReadError
 from ..serving.model import TINY, ensure_model
-from .approximate import recalling
-from .calibrated import keep_calibration
+from .approximate import keep_calibration, recalling
 
 REQUESTS: Final = 10_000
 _TENANTS: Final = 12  # salts at any time; each is replaced now and then; chosen

@@ -55,11 +55,7 @@ def cases(texts: int, seed: int) -> dict[str, list[Case]]:
 
 
 def serve_cases(serve: Callable[..., dict[str, Any]], texts: int, seed: int) -> dict[str, Any]:
-    """Serve all cases; by name, which answers are right with recall and computed.
-
-    Args:
-        serve: ``Stage.serve``.
-    """
+    """Serve all cases; by name, which answers are right with recall and computed."""
     found: dict[str, Any] = {}
     for name, each in cases(texts, seed).items():
         rows = [_served(serve, case) for case in each]

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from ..figures import Figures
-from ..recorded.agents_fleet import SESSIONS as RECORDED
+from ..recorded.agents_requests import SESSIONS as RECORDED
 from .compactions import CAPACITIES, play_compactions
 from .compactions import SESSIONS as AGENTS
 from .cross_hits import REQUESTS, run_crossed
@@ -22,14 +22,7 @@ PLAIN: Final = 120  # requests of the real engine, half of them plain
 
 
 def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -> Figures:
-    """Run the parts that are asked for.
-
-    Args:
-        progress: Whether to say what is being done.
-        part: One of ``PARTS``.
-        quick: A short version, whose figures claim nothing.
-        seed: Of the random requests.
-    """
+    """Run the parts that are asked for."""
     say: Callable[[str], None] = Console(stderr=True).print if progress else _nothing
     figures = Figures("recall")
     with tempfile.TemporaryDirectory(prefix="kvg-") as scratch:

@@ -41,11 +41,7 @@ _REST_S: Final = 0.001  # of ``EngineCoreProc._process_engine_step``
 
 
 def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
-    """Run one engine to its end; returns what it reports.
-
-    Raises:
-        ServerError: It failed; says the last of its log.
-    """
+    """Run one engine to its end; returns what it reports."""
     given = json.dumps({"part": part, "recall": recall, "scratch": str(scratch), **options})
     log = scratch / f"{part}-{'recall' if recall else 'stock'}.log"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
@@ -85,7 +81,7 @@ class Stage:
     ) -> None:
         from vllm import LLM
 
-        from .calibrated import keep_calibration
+        from .approximate import keep_calibration
 
         if recall:
             from vllm.config import ModelConfig
@@ -134,11 +130,7 @@ class Stage:
 
 
 def _yielding(core: Any) -> Callable[[], Any]:
-    """Steps of an engine that rests as vLLM's server does while a request waits for a load.
-
-    Without it, the steps of an engine in this process hold Python's lock against the thread that
-    loads, for 5 ms at a time.
-    """
+    """Steps of an engine that rests as vLLM's server does while a request waits for a load."""
     step = core.step_fn
 
     def step_fn() -> Any:

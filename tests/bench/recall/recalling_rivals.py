@@ -56,12 +56,7 @@ class Recalling(Protocol):
         ...
 
     def choose(self, query: Tensor, text: Text, ahead: int, budget: int, rope: Rope) -> Chosen:
-        """Choose ``budget`` tokens of each head at most.
-
-        Args:
-            query: [heads, dims], not rotated.
-            ahead: Tokens between the text's end and the query.
-        """
+        """Choose ``budget`` tokens of each head at most."""
         ...
 
 

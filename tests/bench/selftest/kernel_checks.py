@@ -6,12 +6,14 @@ addressed must stay as it was.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
-from kvgraph.kernels.backends import attention, reference
+from kvgraph.kernels.arena import Arena
+from kvgraph.kernels.backends import attention, emulation, reference
 from kvgraph.kernels.layout import (
     GPU_LAYOUTS,
     Blocks,
@@ -23,7 +25,71 @@ from kvgraph.kernels.layout import (
 )
 from kvgraph.kernels.rope import Pairing, Rope
 
-from .kernel_places import Place
+
+class Place(Protocol):
+    """A back end with memory of its own.
+
+    Attributes:
+        name: In the report.
+        operations: Its ``Backend`` and ``Observer``.
+    """
+
+    name: str
+    operations: types.ModuleType
+
+    def put(self, tensor: Any) -> Any:
+        """A copy of ``tensor`` where the kernels' cache is."""
+
+    def arena(self, layout: KvLayout, blocks: int) -> PagedKv:
+        """Host memory that its kernels can reach."""
+
+    def finish(self) -> None:
+        """Wait for what was queued."""
+
+
+class Gpu:
+    """The current CUDA device; importing its back end compiles nothing yet."""
+
+    def __init__(self) -> None:
+        from kvgraph.kernels.backends import device
+
+        self.name = torch.cuda.get_device_name()
+        self.operations: types.ModuleType = device
+        self._arenas: list[Arena] = []
+
+    def put(self, tensor: Any) -> Any:
+        """See ``Place``."""
+        return tensor.cuda()
+
+    def arena(self, layout: KvLayout, blocks: int) -> PagedKv:
+        """See ``Place``: page-locked, for as long as this object lives."""
+        arena = Arena(layout)
+        arena.allocate(blocks)
+        self._arenas.append(arena)
+        return arena.kv
+
+    def finish(self) -> None:
+        """See ``Place``."""
+        torch.cuda.synchronize()
+
+
+class Emulated:
+    """A CPU that runs the CUDA sources as a GPU would."""
+
+    name = "emulation on this CPU"
+    operations: types.ModuleType = emulation
+
+    def put(self, tensor: Any) -> Any:
+        """See ``Place``."""
+        return tensor.clone()
+
+    def arena(self, layout: KvLayout, blocks: int) -> PagedKv:
+        """See ``Place``."""
+        return new_memory(layout)
+
+    def finish(self) -> None:
+        """See ``Place``: nothing is queued."""
+
 
 Check = Callable[[Place], None]
 BLOCKS: Final = 12
@@ -53,11 +119,7 @@ class Pair:
         self._place = place
 
     def agree(self, after: str) -> None:
-        """Check that both sides have every bit of the reference's.
-
-        Raises:
-            AssertionError: They do not; says what was done before, and how many bytes differ.
-        """
+        """Check that both sides have every bit of the reference's."""
         self._place.finish()
         sides = (("arena", self.arena, self.plain_arena), ("cache", self.cache, self.plain))
         for side, ours, theirs in sides:

@@ -48,10 +48,8 @@ def gpu() -> None:
 
 def run_on_gpu() -> Report:
     """Check every kernel, then measure; what fails is in the report."""
-    from .gpu_methods import gpu_checks
-    from .gpu_report import Report, run_checks
-    from .kernel_checks import checks
-    from .kernel_places import Gpu
+    from .gpu_report import Report, gpu_checks, run_checks
+    from .kernel_checks import Gpu, checks
 
     began = time.monotonic()
     place = Gpu()

@@ -35,24 +35,12 @@ def open_client(url: str) -> httpx.AsyncClient:
 
 
 async def complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
-    """Send ``turn`` at temperature 0 and read its stream.
-
-    Args:
-        run: Names the pass. It salts the prefix cache and the session's name, so that a pass
-            starts from nothing and repeats no session of the pass before.
-
-    Raises:
-        CompletionError: The answer's status is not 200, or there is no whole answer.
-    """
+    """Send ``turn`` at temperature 0 and read its stream."""
     return await send(client, turn.name, request_body(turn, run))
 
 
 async def send(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Answer:
-    """Send the JSON of a request that asks for a stream with usage, and read the stream.
-
-    Raises:
-        CompletionError: The answer's status is not 200, or there is no whole answer.
-    """
+    """Send the JSON of a request that asks for a stream with usage, and read the stream."""
     try:
         return await _send(client, name, body)
     except httpx.HTTPError as error:

@@ -182,11 +182,7 @@ class Server:
                 process.resume()
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; the engine must be idle.
-
-        Raises:
-            ServerError: The server refused.
-        """
+        """Empty the prefix cache; the engine must be idle."""
         for _ in range(20):
             answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0, trust_env=False)
             if answer.status_code == 200 and answer.json().get("success", True):
@@ -237,11 +233,7 @@ class Server:
 
 
 def check_advised(server: Server) -> None:
-    """A graph arm that is stock in truth would make the comparison a lie.
-
-    Raises:
-        ServerError: The engine has no sidecar.
-    """
+    """A graph arm that is stock in truth would make the comparison a lie."""
     if not server.logged(ADVISED, within_s=LINK_TIMEOUT_S):
         raise ServerError(
             "the engine did not link to a kvgraph sidecar; the end of its log:\n"

@@ -68,12 +68,7 @@ def run(progress: bool, seconds: float = 20.0) -> Figures:
 
 
 def listened(engines: int, blocks: int, load: Load, seconds: float) -> Heard:
-    """Let so many engines tell a sidecar of requests of so many blocks.
-
-    Raises:
-        BenchError: The sidecar did not answer, the feeds did not reach their rate, or had to drop
-            events.
-    """
+    """Let so many engines tell a sidecar of requests of so many blocks."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as sidecar,

@@ -19,8 +19,7 @@ from ..figures import Figures
 from ..hotpath import a_ranking, cached_pool, connected
 from .scheduler_steps import _core
 from .step_figures import APPLY_POOL, BATCHED_TOKENS, BETWEEN_SESSIONS_S, REQUESTS, Clock
-from .step_loop import Load, StepLoop
-from .step_sidecar import StepSidecar
+from .step_loop import Load, StepLoop, StepSidecar
 
 _LOADS: Final = (Load(8, 8_000), Load(32, 8_000), Load(256, 30_000))
 _STEPS: Final = 280

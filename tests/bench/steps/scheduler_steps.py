@@ -30,7 +30,7 @@ from ..paper import paper_engine
 from ..paper.paper_engine import Shape
 from ..serving.model import TINY, ensure_model
 from .step_figures import Clock
-from .step_sidecar import StepSidecar
+from .step_loop import StepSidecar
 
 EMPTY: Final = "empty"
 OUTPUT_TOKENS: Final = 64
@@ -130,13 +130,7 @@ def _base_config(busy: Busy) -> Any:
 
 
 class _Engine:
-    """vLLM's scheduler with one arm's connector, under traffic that all arms get alike.
-
-    Args:
-        base: A configuration of vLLM's own making.
-        busy: How busy it is.
-        arm: What its connector does.
-    """
+    """vLLM's scheduler with one arm's connector, under traffic that all arms get alike."""
 
     def __init__(self, base: Any, busy: Busy, arm: str) -> None:
         from vllm.v1.structured_output import StructuredOutputManager

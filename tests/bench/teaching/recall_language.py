@@ -45,14 +45,7 @@ class Quiz:
 def make_quiz(
     texts: int, tokens: int, facts: int, questions: int, random: np.random.Generator
 ) -> Quiz:
-    """Draw texts of ``tokens`` tokens with ``facts`` facts each.
-
-    Args:
-        facts: Tellings in a text; fewer keys than that, since some are told again.
-
-    Raises:
-        ValueError: Facts and questions do not fit into the text.
-    """
+    """Draw texts of ``tokens`` tokens with ``facts`` facts each."""
     body = tokens - questions * FACT_TOKENS
     if facts * FACT_TOKENS > body:
         raise ValueError(f"{facts} facts do not fit into {body} tokens")

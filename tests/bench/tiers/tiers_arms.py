@@ -16,7 +16,7 @@ import httpx
 from kvgraph.hooks.tiers.ledger import TierCounts
 
 from ..errors import ServerError
-from ..serving.own_counts import own_counts
+from ..serving.cache_ledger import own_counts
 from ..serving.passes import PassResult, all_at_once, one_at_a_time
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
@@ -116,12 +116,7 @@ def run_arm(
     concurrent: Workload | None,
     shown: DemoProgress,
 ) -> ArmRecord:
-    """Start the arm's server, pass over the workloads, end it.
-
-    Raises:
-        ServerError: It did not start, or runs without the tiers that it was asked to have.
-        CompletionError: A request was refused.
-    """
+    """Start the arm's server, pass over the workloads, end it."""
     shown.starting(plan.arm)
     with Server(plan) as server:
         if plan.graph:
@@ -135,11 +130,7 @@ def run_arm(
 
 
 def measured_pace(plan: ServerPlan, workload: Workload, shown: DemoProgress) -> float:
-    """How slow this machine is: what a chat takes, served alone, over ``CHAT_S``; within bounds.
-
-    Raises:
-        ServerError: The server did not start.
-    """
+    """How slow this machine is: what a chat takes, served alone, over ``CHAT_S``; within bounds."""
     probe = chats(workload, _WARM_UP_CHATS + _PACE_CHATS)
     times: list[float] = []
     shown.starting("pace")
@@ -195,11 +186,7 @@ class _Probe:
 
 
 def dashboard_url(log: str) -> str:
-    """Where the sidecar that an engine started for itself answers, from the engine's log.
-
-    Raises:
-        ServerError: The log names none.
-    """
+    """Where the sidecar that an engine started for itself answers, from the engine's log."""
     found = _DASHBOARD.findall(log)
     if not found:
         raise ServerError(

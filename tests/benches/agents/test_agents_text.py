@@ -7,15 +7,30 @@ import tomllib
 from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from kvgraph.advisor.replay.fast import lru_hits
 from kvgraph.advisor.replay.fleet_traffic import BlockNumbers, FleetRequest, lay_over_users
 from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.trace import Trace
 from kvgraph.hooks.requests.ends import AnswerReader, read_marks
 from kvgraph.hooks.settings import ENDS_VARIABLE
-from kvgraph_bench.agents.agents_arms import DEFAULT, MARKED, Room
-from kvgraph_bench.recorded.agents_fleet import SESSIONS
-from kvgraph_bench.recorded.agents_requests import SHRINK, AgentRequest, build_requests
-from kvgraph_bench.recorded.agents_text import endings
+from kvgraph_bench.agents.agents import AgentsResult
+from kvgraph_bench.agents.agents_arms import DEFAULT, MARKED, AgentPass, AgentRun, Room
+from kvgraph_bench.agents.agents_lab import BELADY, KEPT_BACK, LRU, LabRun, lab_run
+from kvgraph_bench.recorded.agents_requests import (
+    SESSIONS,
+    SHRINK,
+    AgentRequest,
+    build_requests,
+    endings,
+    engine_trace,
+    recorded_requests,
+)
+from kvgraph_bench.serving.cache_ledger import OwnCounts
+from kvgraph_bench.serving.completions import Answer
+from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.workload import BLOCK
 
 VOCABULARY = 2048
 
@@ -70,3 +85,58 @@ def test_a_marked_engine_knows_how_recorded_answers_end(tiny_model: Path, tmp_pa
     reader = AnswerReader(marks, lambda tokens: "")
     assert reader.read([9, call_end]).waiting_for_tool is True
     assert reader.read([9, turn_end]).waiting_for_tool is False
+
+
+def run(arm: str, pool: int, cached: int, host: int = 0) -> AgentRun:
+    """An arm that found ``cached`` of 1,000 prompt tokens."""
+    answer = Answer("a/0", "", 0.1, 0.2, 1000, cached, 3)
+    passed = AgentPass(PassResult((answer,), 1.0), (0.0,))
+    own = OwnCounts({}, mean_served_s=0.15)
+    return AgentRun(arm, f"{arm}-{pool}", pool, host, 0.1, passed, own)
+
+
+def lab(policy: str, pool: int, blocks: int) -> LabRun:
+    """A policy of the lab that found ``blocks`` blocks of 100."""
+    return LabRun(policy, pool, np.array([blocks], dtype=np.int32), 100 * BLOCK)
+
+
+def result(*runs: AgentRun, labs: tuple[LabRun, ...]) -> AgentsResult:
+    return AgentsResult(Path(), (), (200, 100), 0.1, runs, labs)
+
+
+def test_shares_are_of_the_way_from_stock_to_belady() -> None:
+    found = result(
+        run("stock", 200, 600), run("stock", 200, 590), run("stock", 200, 610),
+        run("default", 200, 650), run("hints", 200, 710),
+        labs=(lab(LRU, 200, 60), lab(BELADY, 200, 80)),
+    ).figures().figures  # fmt: skip
+    assert found["engine_inferred_share"].value == pytest.approx(0.25)
+    assert found["engine_signalled_share"].value == pytest.approx(0.55)
+    assert found["stock_share"].value == pytest.approx(0.6)
+    assert found["stock_share"].n == 3
+    assert "lab_live_difference" not in found, "no policy was played in the lab"
+
+
+POOL = 120
+TOOK_S = 0.1
+
+
+@pytest.fixture(scope="module")
+def lab_requests() -> tuple[AgentRequest, ...]:
+    return recorded_requests(SESSIONS, 10, 1, 120, 1024)
+
+
+def sent(lab_requests: tuple[AgentRequest, ...], path: Path, pause_s: float) -> Trace:
+    """Each so long after the one before had ended."""
+    at = [number * (TOOK_S + pause_s) for number in range(len(lab_requests))]
+    return engine_trace(lab_requests, at, 1.0, path / "sent.jsonl.gz", [TOOK_S] * len(lab_requests))
+
+
+@pytest.mark.parametrize("pause_s", [0.001, 1.0])
+def test_lru_finds_the_same_whether_requests_take_time(
+    lab_requests: tuple[AgentRequest, ...], tmp_path: Path, pause_s: float
+) -> None:
+    trace = sent(lab_requests, tmp_path, pause_s)
+    in_time = lab_run(trace, LRU, POOL).hits
+    assert in_time.tolist() == lru_hits(trace, POOL - KEPT_BACK).tolist()
+    assert 0.1 < in_time.sum() / (trace.input_tokens.sum() / trace.block_size) < 0.95

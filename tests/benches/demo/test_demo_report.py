@@ -5,24 +5,31 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 from kvgraph.graph.types import SourceLayer
-from kvgraph_bench.agents.agents_pass import AgentPass
-from kvgraph_bench.closed.closed_arms import ClosedRun
-from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
+from kvgraph_bench.agents.agents_arms import AgentPass
+from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass, ClosedRun
+from kvgraph_bench.demo.cliff import AGENTS, CLOCK, CliffResult
 from kvgraph_bench.demo.demo import HAD, ArmResult, DemoResult, run_found
 from kvgraph_bench.demo.demo_report import DemoRun, print_last_words, print_report
 from kvgraph_bench.demo.engine_cliff import EngineCliff
-from kvgraph_bench.serving.cache_ledger import Tally
+from kvgraph_bench.figures import Figures
+from kvgraph_bench.serving.cache_ledger import Books, Ledger, Tally, layers_of
 from kvgraph_bench.serving.completions import Answer
 from kvgraph_bench.serving.passes import PassResult
 from kvgraph_bench.serving.progress import DemoProgress
-from kvgraph_bench.serving.vllm_server import HINTS
+from kvgraph_bench.serving.vllm_server import HINTS, SWITCH, Server, ServerPlan
+from kvgraph_bench.serving.workload import BLOCK
 from rich.console import Console
 
 
@@ -126,3 +133,134 @@ def test_arms_on_paper_are_told_what_they_say_they_are(
     assert stock.tally.protected_lost > 0
     assert told.tally.protected_again <= told.tally.protected_lost
     assert HINTS not in os.environ
+
+
+RULES = tuple(range(100, 100 + BLOCK))
+MIXED = tuple(range(200, 200 + BLOCK))
+PROMPT = (*RULES, *MIXED, 7, 8, 9)
+LAYERS = [
+    *[SourceLayer.RULES] * BLOCK,
+    *[SourceLayer.USER_TURN] * 20,
+    *[SourceLayer.CONTEXT] * (BLOCK - 20 + 3),
+]
+KNOWN = dict(layers_of(PROMPT, LAYERS))
+
+
+def payload(*events: dict[str, object]) -> bytes:
+    return msgspec.msgpack.encode([12.5, list(events), 0])
+
+
+def stored(
+    hashes: list[int], tokens: Iterable[int], parent: int | None = None
+) -> dict[str, object]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": list(tokens),
+        "block_size": BLOCK,
+        "lora_id": None,
+        "medium": "CPU",
+    }
+
+
+def removed(*hashes: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "CPU"}
+
+
+@pytest.fixture
+def books() -> Books:
+    return Books(KNOWN)
+
+
+def test_blocks_are_booked_under_their_most_precious_layer(books: Books) -> None:
+    books.apply(payload(stored([1, 2], RULES + MIXED)))
+    assert books.tally.stored == {SourceLayer.RULES: 1, SourceLayer.CONTEXT: 1}
+
+
+def test_the_ledger_reads_a_publisher_and_sees_holes(tmp_path: object) -> None:
+    endpoint = f"ipc://{tmp_path}/events.sock"
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.bind(endpoint)
+        with Ledger(endpoint, KNOWN) as ledger:
+            publisher.recv()  # it has subscribed
+            for seq, batch in ((0, stored([1], RULES)), (3, removed(1))):
+                publisher.send_multipart([b"", seq.to_bytes(8, "big"), payload(batch)])
+            tally = ledger.take()
+            assert (tally.protected_lost, tally.missed_batches) == (1, 2)
+            assert ledger.take().protected_lost == 0
+
+
+def run(name: str, every_s: float, ttft_s: float) -> ClosedRun:
+    """Turns at a pace, until the last minute."""
+    count = int((CLOCK.end_s - 60.0) / every_s)
+    answers = tuple(
+        ClosedAnswer(number * every_s, False, Answer("a", "", ttft_s, ttft_s, 100, 60, 4))
+        for number in range(count)
+    )
+    return ClosedRun(name, AGENTS, ClosedPass(CLOCK, answers, (), 0), None)
+
+
+@pytest.fixture
+def cliff_result(tmp_path: Path) -> CliffResult:
+    return CliffResult(tmp_path, run("stock", 30.0, 20.0), run("hold", 10.0, 2.0))
+
+
+def test_figures_compare_the_time_when_all_are_there(cliff_result: CliffResult) -> None:
+    figures = Figures("demo")
+    cliff_result.add_to(figures)
+    assert figures.figures["cliff_turns_ratio"].value == pytest.approx(3, rel=0.05)
+    assert figures.figures["cliff_ttft_p50_stock"].value == pytest.approx(20)
+    assert figures.figures["cliff_ttft_p50_ours"].value == pytest.approx(2)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> ServerPlan:
+    return ServerPlan("some/model", graph=False, directory=tmp_path, blocks=100)
+
+
+def test_arms_differ_by_the_switch_and_what_callers_may_say(plan: ServerPlan) -> None:
+    inherited = {"PATH": "/bin", SWITCH: "1", "KVGRAPH_SCORE__AGE": "3"}
+    stock, graph = (replace(plan, graph=on).environment(inherited) for on in (False, True))
+    assert graph.items() - stock.items() == {(SWITCH, "1"), (HINTS, "all")}
+    assert not any(name.startswith(("AITHER_", "KVGRAPH_")) for name in stock)
+
+
+@dataclass(frozen=True, slots=True)
+class FakePlan(ServerPlan):
+    script: str = ""
+
+    def command(self, port: int) -> list[str]:
+        return [sys.executable, "-c", self.script, str(port)]
+
+
+def fake(tmp_path: Path, script: str) -> Server:
+    return Server(FakePlan("m", False, tmp_path, script=script))
+
+
+HEALTHY = """
+import http.server, os, subprocess, sys, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("child", "w").write(str(child.pid))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_stop_ends_the_whole_process_group(tmp_path: Path) -> None:
+    server = fake(tmp_path, HEALTHY)
+    with server:
+        child = int((tmp_path / "child").read_text())
+        os.kill(child, 0)
+        server.stop(grace_s=0.2)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}/stat").exists() and time.monotonic() < deadline:
+        if ") Z" in Path(f"/proc/{child}/stat").read_text():
+            break  # dead; whoever inherited it has not read its status yet
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{child}/stat").exists()

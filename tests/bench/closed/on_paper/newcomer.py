@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 from ...figures import quantile
 from ...paper.paper_engine import BLOCK_SIZE
 from ...recorded.agents_requests import AgentRequest
-from ..closed_users import ClosedTurn
-from .closed_paper_arms import PAPER_HOLD, PAPER_STOCK, PaperArm
-from .paper_loop import PaperLoop, Sent
+from ..closed_pass import ClosedTurn
+from .paper_loop import PAPER_HOLD, PAPER_STOCK, PaperArm, PaperLoop, Sent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

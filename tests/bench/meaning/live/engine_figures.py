@@ -3,22 +3,221 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import httpx
 import numpy as np
+from kvgraph.graph.types import SourceLayer
 
+from ...errors import BenchError
 from ...figures import Figures
-from ...serving.cache_ledger import Ledger
+from ...serving.cache_ledger import Digest, Ledger, chain_digest
 from ...serving.vllm_server import Server, ServerPlan, check_advised
-from .chat_model import QUICK_MODEL, SLOW_MODEL, Words, write_chat_model
-from .chat_server import RULING, chat_plan, client_of
-from .dead_branches import dead_branches
-from .first_turns import first_turns
-from .survival import busy_cores, survival
+from ...serving.workload import BLOCK
+from .chat_server import (
+    POOL,
+    QUICK_MODEL,
+    RULING,
+    SLOW_MODEL,
+    Message,
+    Words,
+    ask,
+    chat_plan,
+    client_of,
+    runtime_of,
+    said,
+    write_chat_model,
+)
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+_CHATS: Final = 3  # this, and the next two, are chosen
+_TURNS: Final = 8
+_SYSTEM_BLOCKS, _SAID_BLOCKS, _SUMMARY, _OTHER_BLOCKS = 6, 3, 4, 10  # blocks
+_SETTLE_S: Final = 2.0  # until a sidecar has ranked what has just ended
+
+# The ledger tells blocks apart by their layers: chats' blocks get two that are not used here.
+_DEAD: Final = SourceLayer.AFFECT
+_LIVE: Final = SourceLayer.MEMORIES
+
+
+@dataclass(slots=True)
+class Left:
+    """How many blocks of chats were evicted."""
+
+    dead: int = 0
+    live: int = 0
+
+    @property
+    def dead_first(self) -> float:
+        """Share."""
+        return self.dead / max(1, self.dead + self.live)
+
+
+def dead_branches(
+    server: Server, client: OpenAI, ledger: Ledger, words: Words, rounds: int
+) -> Left:
+    """Of the blocks of chats that go first, as many as are dead, how many are dead."""
+    found = Left()
+    for _ in range(rounds):
+        _round(_Chats(server, client, words), ledger, found)
+    return found
+
+
+class _Chats:
+    """Chats that grow."""
+
+    def __init__(self, server: Server, client: OpenAI, words: Words) -> None:
+        self._url, self._client, self._words = server.url, client, words
+        self.known: dict[Digest, SourceLayer] = {}
+
+    def play(self) -> None:
+        """Let them grow, and compact the last one."""
+        for _ in range(_CHATS):
+            messages = [said("system", self._words.text(_SYSTEM_BLOCKS * BLOCK))]
+            for _ in range(_TURNS):
+                messages.append(said("user", self._words.text(_SAID_BLOCKS * BLOCK)))
+                messages.append(said("assistant", ask(self._client, messages, 4).text or "."))
+            self.known.update(dict.fromkeys(self._blocks(messages), _LIVE))
+        whole = set(self._blocks(messages))
+        compacted = [messages[0], said("user", self._words.text(_SUMMARY * BLOCK))]
+        ask(self._client, compacted, 4)
+        still = set(self._blocks(compacted))
+        self.known.update(dict.fromkeys(whole - still, _DEAD))
+        self.known.update(dict.fromkeys(still, _LIVE))
+
+    def press(self) -> None:
+        """Another client's prompt."""
+        ask(self._client, [said("user", self._words.text(_OTHER_BLOCKS * BLOCK))], 1)
+
+    def _blocks(self, messages: list[Message]) -> Iterator[Digest]:
+        """The full blocks of a prompt of these messages, as the engine cuts it."""
+        body = {"model": "demo", "messages": messages, "add_generation_prompt": False}
+        answer = httpx.post(f"{self._url}/tokenize", json=body, timeout=60.0, trust_env=False)
+        tokens, digest = answer.raise_for_status().json()["tokens"], Digest()
+        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            digest = chain_digest(digest, tokens[start : start + BLOCK])
+            yield digest
+
+
+def _round(chats: _Chats, ledger: Ledger, found: Left) -> None:
+    chats.play()
+    ledger.know(chats.known)
+    ledger.take()
+    time.sleep(_SETTLE_S)
+    dead = sum(layer is _DEAD for layer in chats.known.values())
+    left = Left()
+    for _ in range(2 * POOL // _OTHER_BLOCKS):
+        chats.press()
+        evicted = ledger.take().evicted
+        left.dead, left.live = left.dead + evicted[_DEAD], left.live + evicted[_LIVE]
+        if left.dead + left.live >= dead:
+            break
+    found.dead, found.live = found.dead + left.dead, found.live + left.live
+
+
+_PREFIX: Final = 48  # blocks: a fifth of the pool
+_COMMAND: Final = "from kvgraph.advisor.cli import main; main()"
+
+
+def first_turns(
+    server: Server, client: OpenAI, words: Words, directory: Path, count: int
+) -> list[float]:
+    """Seconds until the first token of first turns, each behind ``kvgraph precache`` and then
+    others' prompts that fill the pool."""
+    system = words.text(_PREFIX * BLOCK)
+    file = directory / "precache.toml"
+    file.write_text(f'[server]\nurl = "{server.url}/v1"\n[[prefix]]\nsystem = "file:system.md"\n')
+    (directory / "system.md").write_text(system)
+    found = []
+    for _ in range(count):
+        _precache(file, directory)
+        burst(client, words)
+        turn = [said("system", system), said("user", words.text(8))]
+        found.append(ask(client, turn, 2).first_s)
+    return found
+
+
+def _precache(file: Path, directory: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMAND, "precache", str(file)], text=True, capture_output=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_of(directory))}, timeout=300, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise BenchError(f"kvgraph precache ended with {done.returncode}: {done.stdout[-500:]}")
+
+
+_SYSTEM: Final = 8  # blocks of the system text
+_OTHERS: Final = 60  # blocks of a prompt of another client
+_SAID: Final = 8  # tokens that a turn brings, beside its answer
+_ANSWER: Final = 4
+_BURST_EVERY: Final = 10  # turns
+_BURST: Final = -(-3 * POOL // (2 * _OTHERS))  # prompts: half as much again as the pool holds
+
+
+class Survival(NamedTuple):
+    """What one server's cache kept.
+
+    Attributes:
+        turns: Share of turns, of all but the first, that found the whole system text.
+        bursts: The same of the turns behind others' prompts.
+    """
+
+    turns: float
+    bursts: float
+
+
+def survival(client: OpenAI, words: Words, turns: int) -> Survival:
+    """Talk for so many turns; as the history grows, it never nears the end of the context."""
+    messages = [said("system", words.text(_SYSTEM * BLOCK))]
+    kept: list[bool] = []
+    for turn in range(turns):
+        if turn and turn % _BURST_EVERY == 0:
+            burst(client, words)
+        messages.append(said("user", words.text(_SAID)))
+        reply = ask(client, messages, _ANSWER)
+        messages.append(said("assistant", reply.text or "."))
+        kept.append(reply.cached >= _SYSTEM * BLOCK)
+    behind = kept[_BURST_EVERY::_BURST_EVERY]
+    return Survival(sum(kept[1:]) / (turns - 1), sum(behind) / len(behind))
+
+
+def burst(client: OpenAI, words: Words) -> None:
+    """Others send half as much again as the pool holds."""
+    for _ in range(_BURST):
+        ask(client, [said("user", words.text(_OTHERS * BLOCK - 16))], 1)
+
+
+@contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """Processes that want a core each."""
+    spinning = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+                for _ in range(count)]  # fmt: skip
+    for each in spinning:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in spinning:
+            each.kill()
+            each.join()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
 
 Say = Callable[[str], None]
 

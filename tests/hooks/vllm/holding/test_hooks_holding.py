@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
+from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
+from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import HOLD_MAX_S, EvictionRanking
 from kvgraph.graph.wire.events import HOLD_ENDS, RequestHeld
-from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
+from kvgraph.hooks.keys import key_of
+from kvgraph.hooks.settings import (
+    ADMISSION_VARIABLE,
+    HOLD_MAX_VARIABLE,
+    EngineSettings,
+    engine_settings,
+)
+from kvgraph.hooks.vllm.holding.holding import NoHolding
+from kvgraph.hooks.vllm.holding.queue import HoldingQueue
+from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
+from kvgraph_bench.closed.on_paper.newcomer import play_newcomers
+from kvgraph_bench.paper.paper_engine import PaperEngine
+from kvgraph_bench.serving.model import ModelShape
+from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -455,3 +472,249 @@ def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None
     hall.step(20, room=100)
     assert hall.held == []
     assert again in hall.started
+
+
+KINDS = [
+    pytest.param((order, asynchronous), id=f"{order}-{'async' if asynchronous else 'sync'}")
+    for order in ("fcfs", "priority")
+    for asynchronous in (False, True)
+]
+
+
+@pytest.fixture(params=KINDS)
+def failing_hall(
+    request: pytest.FixtureRequest, paper_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hall]:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
+    order, asynchronous = request.param
+    config = by_priority(paper_config) if order == "priority" else paper_config
+    engine = PaperEngine(config, shape(asynchronous=asynchronous), clock=Clock())
+    yield Hall(engine)
+    engine.close()
+
+
+def break_at(failing_hall: Hall, where: str) -> None:
+    if where == "lookup":
+        failing_hall.side.observer.request_looked_up = fail
+    elif where == "allocation":
+        failing_hall.side.observer.request_scheduled = fail
+    else:
+        failing_hall.holding.scheduled = fail
+
+
+@pytest.mark.parametrize("where", ["lookup", "allocation", "admission"])
+def test_an_error_while_one_is_scheduled_puts_no_older_one_in_its_place(
+    failing_hall: Hall, where: str
+) -> None:
+    """vLLM has looked at the head and not taken it out yet: what was held stood before it."""
+    engine = failing_hall.engine
+    failing_hall.say(None)
+    failing_hall.ask(4, 1, session_id="a")
+    engine.settle()
+    failing_hall.busy()
+    failing_hall.say(0)
+    held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
+    again = engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 3, session_id="a").request_id
+    assert failing_hall.held == held, "older than the one that may start"
+    break_at(failing_hall, where)
+    failing_hall.step(1, room=0)
+    assert engine.side is None, "ours is out of the way"
+    assert again in {each.request_id for each in engine.scheduler.running}
+    engine.settle()
+    assert [len(engine.outputs[name]) for name in (*held, again)] == [1, 1, 3]
+    assert type(engine.scheduler.waiting).__name__ != "HoldingQueue"
+    assert engine.is_whole()
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_nobody_is_lost_where_telling_of_the_held_fails(
+    failing_hall: Hall, all_at_once: bool
+) -> None:
+    engine = failing_hall.engine
+    failing_hall.busy()
+    failing_hall.say(0)
+    held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
+    assert failing_hall.held == held
+    engine.scheduler.waiting.queued = fail
+    failing_hall.step(1, room=None if all_at_once else 99)
+    engine.settle()
+    assert [len(engine.outputs[name]) for name in held] == [1, 1]
+    assert engine.is_whole()
+
+
+def test_who_was_held_can_go_away_between_an_error_and_vllms_next_look(failing_hall: Hall) -> None:
+    failing_hall.busy()
+    failing_hall.say(0)
+    first, second = failing_hall.ask(4, 1), failing_hall.ask(4, 2)
+    failing_hall.holding.end()
+    late = failing_hall.ask(2, 3)
+    assert failing_hall.engine.scheduler.get_request_counts() == (1, 3)
+    failing_hall.abort(first)
+    failing_hall.engine.settle()
+    assert [len(failing_hall.engine.outputs[name]) for name in (first, second, late)] == [0, 1, 1]
+    assert not failing_hall.engine.scheduler.deferred_waiting
+    assert failing_hall.engine.is_whole()
+
+
+BLOCKS = 8
+
+
+@pytest.fixture
+def tiered_hall(paper: Callable[..., Any]) -> Hall:
+    """An engine with tiers, whose prompt of seed 1 has copies only."""
+    tiered_hall = Hall(paper(shape(warm=256), clock=Clock()))
+    tiered_hall.say(None)
+    park(tiered_hall.engine, text(BLOCKS, 1))
+    return tiered_hall
+
+
+def suggest(tiered_hall: Hall) -> None:
+    """The sidecar would have the prompt of seed 1 back."""
+    client, none = tiered_hall.side.client, as_keys(b"")
+    hashes = tiered_hall.engine.make("probe", text(BLOCKS, 1), 1).block_hashes[:BLOCKS]
+    client.hold_ranking(EvictionRanking(1, tiered_hall.clock.now + 1e6, none, none, none, none))
+    client.hold_wanted(np.array([key_of(each) for each in hashes], dtype=np.uint64))
+
+
+@pytest.mark.parametrize("waiting", [0, 40])
+def test_a_full_hall_takes_no_room_from_prefetches(tiered_hall: Hall, waiting: int) -> None:
+    tiered_hall.busy()
+    tiered_hall.say(0)
+    names = []
+    for number in range(waiting):
+        tiered_hall.saturate()
+        names.append(tiered_hall.ask(6, 50 + number))
+    assert tiered_hall.held == names
+    suggest(tiered_hall)
+    for _ in range(10):
+        tiered_hall.step(room=0)
+        tiered_hall.engine.finish_copies()
+    assert tiered_hall.held == names
+    assert tiered_hall.side.bridge.ledger.counts.prefetched == BLOCKS
+
+
+def test_who_is_released_wants_room(tiered_hall: Hall) -> None:
+    line = tiered_hall.side.bridge.line
+    tiered_hall.busy()
+    tiered_hall.say(0)
+    name = tiered_hall.ask(6, 50)
+    assert name not in line
+    tiered_hall.step(room=0)
+    assert name not in line
+    tiered_hall.step(room=20)
+    assert tiered_hall.held == []
+    assert (len(line), line.needed) == (1, 7), "its prompt's blocks and one for its answer"
+    tiered_hall.step(2, room=20)
+    assert name in tiered_hall.started
+    assert not line
+
+
+def test_who_is_held_at_its_turn_wants_none_until_then(tiered_hall: Hall) -> None:
+    line = tiered_hall.side.bridge.line
+    tiered_hall.crowd()
+    queue = tiered_hall.holding.queue
+    name = queue.head.request_id
+    assert name in line
+    queue.hold_head()
+    assert name not in line
+    queue.release(name)
+    assert name in line
+
+
+def test_who_goes_away_while_held_wants_nothing(tiered_hall: Hall) -> None:
+    tiered_hall.busy()
+    tiered_hall.say(0)
+    tiered_hall.abort(tiered_hall.ask(6, 50))
+    assert tiered_hall.held == []
+    assert not tiered_hall.side.bridge.line
+
+
+def test_a_large_newcomer_waits_no_longer_than_three_times_as_long_as_small_ones(
+    paper_config: Any,
+) -> None:
+    runs = play_newcomers(paper_config, ModelShape().vocab, seed=2, measured_s=500.0, crowds=(32,))
+    held = [run for run in runs if run.arm == "hold"]
+    (run,) = held
+    assert len(run.newcomers) >= 2
+    assert max(run.newcomers) <= HOLD_MAX_S
+    assert run.ratio <= 3.0
+
+
+BY_DEFAULT = EngineSettings.model_fields["admission"].default
+
+
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("auto", True), ("", BY_DEFAULT), ("0", False), ("off", False)]
+)
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
+    monkeypatch.setenv(ADMISSION_VARIABLE, text)
+    assert engine_settings().admission is on
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    assert engine_settings().admission is BY_DEFAULT
+
+
+def test_what_people_are_told_of_the_default_is_so() -> None:
+    told = (Path(__file__).parents[4] / "docs/admission.md").read_text()
+    assert f"`{ADMISSION_VARIABLE}={int(not BY_DEFAULT)}`" in told
+    assert f"`{ADMISSION_VARIABLE}={int(BY_DEFAULT)}`" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 300.0), ("7.5", 7.5), ("0", 0.0), ("-1", 300.0), ("soon", 300.0)]
+)
+def test_the_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, seconds: float
+) -> None:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, text)
+    with caplog.at_level(logging.WARNING):
+        assert engine_settings("hold_max_s").hold_max_s == seconds
+    assert EngineSettings().hold_max_s == HOLD_MAX_S
+    assert len(caplog.records) == (text in ("-1", "soon"))
+    assert all(HOLD_MAX_VARIABLE in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_schedulers_that_are_made_hold_where_it_is_switched_on(
+    paper: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    asynchronous: bool,
+) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    monkeypatch.setenv(ADMISSION_VARIABLE, "0")
+    follow_schedulers()
+    assert Scheduler.__init__ is original, "off, nothing of vLLM's is touched"
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    follow_schedulers()
+    follow_schedulers()
+    engine = paper(shape(asynchronous=asynchronous))
+    assert isinstance(engine.scheduler.waiting, HoldingQueue)
+    assert len(engine.serve([1, 2, 3], 4)) == 4
+
+
+def test_a_scheduler_that_lacks_a_part_goes_on_without(
+    paper: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = paper(shape())
+    del engine.scheduler.deferred_waiting
+    with pytest.raises(TypeError, match="deferred_waiting"):
+        bind_scheduler(engine.scheduler)
+    assert engine.side is not None
+    assert isinstance(engine.side.holding, NoHolding)
+
+
+def test_a_scheduler_of_somebody_elses_making_keeps_its_queue(paper: Callable[..., Any]) -> None:
+    """It may rely on its queue's being a deque."""
+    engine = paper(shape())
+    own = type(engine.scheduler)
+    engine.scheduler.__class__ = type("Theirs", (own,), {"__module__": "theirs.schedulers"})
+    with pytest.raises(TypeError, match="Theirs is not one of vLLM's own schedulers"):
+        bind_scheduler(engine.scheduler)
+    assert not isinstance(engine.scheduler.waiting, HoldingQueue)
+
+
+def test_a_scheduler_of_nobody_ours_is_left_alone(paper: Callable[..., Any]) -> None:
+    engine = paper(shape().__class__(stock=True))
+    bind_scheduler(engine.scheduler)
+    assert not isinstance(engine.scheduler.waiting, HoldingQueue)

@@ -16,12 +16,9 @@ from kvgraph.hooks.requests.messages import LayerMarker
 from kvgraph.hooks.settings import LAYERS_KEY, LAYERS_VARIABLE
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.api.learning import engine_borders
-from kvgraph_bench.meaning.chat_layers import FamilyChats, judge_layers, painted
-from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family
-from kvgraph_bench.meaning.family_models import family_config, write_family
-from kvgraph_bench.meaning.forged_prompts import opening
-from kvgraph_bench.meaning.forgery_judge import believed
-from kvgraph_bench.meaning.made_chats import MadeChat
+from kvgraph_bench.meaning.chat_layers import FamilyChats, MadeChat, judge_layers, painted
+from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family, family_config, write_family
+from kvgraph_bench.meaning.forgery_judge import believed, opening
 
 pytestmark = [
     pytest.mark.usefixtures("vllm_loaded"),
