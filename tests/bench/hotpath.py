@@ -44,8 +44,10 @@ ROUNDS: Final = 80  # of the observed and the stock loop in turn, so that drift 
 @only_errors()
 def run(progress: bool = False, part: str = "all") -> Figures:
     """Measure reading, applying, observing, and steps at production size (``steps/``)."""
-    from .steps.client_cost import add_client  # which are built of what stands here
-    from .steps.scheduler_steps import add_scheduler_steps
+    from .steps.scheduler_steps import (
+        add_client,  # which are built of what stands here
+        add_scheduler_steps,
+    )
     from .steps.step_figures import add_steps
 
     if part not in PARTS:

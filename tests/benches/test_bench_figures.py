@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from kvgraph_bench.cli import app
 from kvgraph_bench.errors import BenchError
-from kvgraph_bench.figures import Figure
+from kvgraph_bench.figures import Figure, keep_raw
 from kvgraph_bench.hotpath import run
-from kvgraph_bench.machine import keep_raw
-from kvgraph_bench.steps.client_cost import measure_client
-from kvgraph_bench.steps.scheduler_steps import EMPTY, Busy, measure_arms
+from kvgraph_bench.steps.scheduler_steps import EMPTY, Busy, measure_arms, measure_client
 from kvgraph_bench.steps.step_loop import Load
 from typer.testing import CliRunner
 

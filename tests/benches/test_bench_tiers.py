@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from kvgraph_bench.errors import CompletionError
-from kvgraph_bench.serving.completions import Answer
-from kvgraph_bench.serving.passes import PassResult, all_at_once, one_at_a_time
+from kvgraph_bench.serving.completions import Answer, PassResult, all_at_once, one_at_a_time
 from kvgraph_bench.serving.workload import Workload
 from kvgraph_bench.tiers.tiers import IdleRates, TierResult, context_lost
 from kvgraph_bench.tiers.tiers_arms import (
@@ -26,8 +25,6 @@ from kvgraph_bench.tiers.tiers_arms import (
     ArmRecord,
     PassRecord,
     TierCounts,
-)
-from kvgraph_bench.tiers.tiers_workload import (
     build_tier_workload,
     chats,
     paced,
@@ -87,8 +84,6 @@ def value(result: TierResult, name: str) -> Any:
 
 def test_figures_follow_from_the_records(result: TierResult, workload: Workload) -> None:
     stock, tiers = (result.arms[arm.name].concurrent for arm in (STOCK, TIERS))
-    assert stock is not None
-    assert tiers is not None
     ratio = tiers.result.recomputed_tokens / stock.result.recomputed_tokens
     assert value(result, "recomputed_ratio") == pytest.approx(ratio)
     assert value(result, "ttft_p50_ratio") == pytest.approx(0.2)  # first turns and chats are not in

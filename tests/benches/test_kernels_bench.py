@@ -12,7 +12,7 @@ import torch
 from kvgraph.kernels import ops
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
 from kvgraph_bench.kernels.kernels_matrix import DELTA, SHAPES, Cell, places, summary
-from kvgraph_bench.kernels.kernels_peers import (
+from kvgraph_bench.kernels.kernels_workbench import (
     BatchedCopy,
     CopyThenRotate,
     IndexCopy,

@@ -238,7 +238,6 @@ def test_an_engine_says_why_those_it_held_wait_no_longer(graph: KVCacheGraph) ->
     graph.apply("e", [AdmissionReport(7, 210, 12.4, 40, (20, 13), 900.0, 119.6, 960)])
     room = AdmissionAdvice(1, 0.0, 120, 38, 31)
     admission = view_of(graph, replace(engine_of(graph), room=room)).admission
-    assert admission is not None
     assert [(end.reason, end.requests) for end in admission.ends] == [("room", 20), ("bound", 13)]
     assert admission.ends[0].until == "until there was room"
     assert admission.facts["held so far"] == "40 of 1,000, 120 s at most"

@@ -96,7 +96,6 @@ def recorder(socket_directory: Path, tmp_path: Path) -> Iterator[subprocess.Pope
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
     assert "ready" in process.stdout.readline()
     yield process
     if process.poll() is None:

@@ -11,8 +11,18 @@ import torch
 from kvgraph.kernels.rope import rope_from_config
 from kvgraph_bench.confkv.small_models import load, shipped
 from kvgraph_bench.recall.compactions import play_compactions
-from kvgraph_bench.recall.landings import BEYOND, BUDGET, Case, cases, distances
-from kvgraph_bench.recall.needle_texts import ARMS, BUDGETS, LENGTH, Asked, draw
+from kvgraph_bench.recall.needle_texts import (
+    ARMS,
+    BEYOND,
+    BUDGET,
+    BUDGETS,
+    LENGTH,
+    Asked,
+    Case,
+    cases,
+    distances,
+    draw,
+)
 from kvgraph_bench.recall.recalling_rivals import RECALLING, ArkVale, Recalling, RecallingModel
 from kvgraph_bench.recorded.agents_requests import SESSIONS
 from kvgraph_bench.teaching.recall_language import ASK, FACT

@@ -30,10 +30,13 @@ from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
 from .agents_arms import (
+    BELADY,
     BUSY,
     DEFAULT,
     HINTS,
     HOST_LRU,
+    KEPT_BACK,
+    LRU,
     MARKED,
     QUIET_TIERS,
     STOCK,
@@ -41,12 +44,15 @@ from .agents_arms import (
     AgentArm,
     AgentRun,
     BusyRun,
+    LabRun,
     Room,
+    default_policy,
+    lab_run,
     longest,
+    pool_for,
     run_arm,
     run_busy,
 )
-from .agents_lab import BELADY, KEPT_BACK, LRU, LabRun, default_policy, lab_run, pool_for
 
 
 @dataclass(frozen=True, slots=True)

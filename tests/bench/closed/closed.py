@@ -22,8 +22,7 @@ from kvgraph.hooks.vllm.patches import bind_scheduler
 
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room
 from ..errors import TrafficError
-from ..figures import Figures, quantile
-from ..machine import measured_now
+from ..figures import Figures, measured_now, quantile
 from ..paper.paper_engine import PaperEngine, Shape, base_config
 from ..paper.quiet import only_errors
 from ..recorded.agents_requests import SESSIONS
@@ -48,8 +47,7 @@ from .closed_pass import (
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    # DROPPED
-    from .on_paper.newcomer import NewcomerRun
+    from .on_paper.closed_paper import NewcomerRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from kvgraph.graph.wire.endpoints import running_sidecars
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room, Telling, check_answer
 from ..errors import CompletionError, ServerError, TrafficError
 from ..recorded.agents_requests import AgentRequest, build_requests
-from ..serving.completions import Answer, open_client, send
-from ..serving.passes import OnAnswer
+from ..serving.completions import Answer, OnAnswer, open_client, send
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, check_advised
 

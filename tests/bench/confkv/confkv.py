@@ -23,7 +23,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ..figures import Figures
 from ..paper.quiet import only_errors
-from ..teaching.recall_exam import examine
+from ..teaching.recall_language import examine
 from .confkv_arms import STATIC, confident
 from .confkv_texts import documents, windows
 from .followed import Floats, Followed, follow, read_at_once

@@ -20,8 +20,7 @@ from rich.table import Table
 from ..closed.closed_pass import Clock, ClosedRun, scripts
 from ..closed.on_paper.closed_paper import BLOCKS, play_on_paper
 from ..closed.on_paper.paper_loop import PAPER_HOLD, PAPER_STOCK
-from ..figures import Figures, quantile
-from ..machine import measured_now
+from ..figures import Figures, measured_now, quantile
 from ..paper.paper_engine import base_config
 from ..paper.quiet import only_errors
 from ..recorded.agents_requests import SESSIONS

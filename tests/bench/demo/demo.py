@@ -20,6 +20,7 @@ from kvgraph.graph.wire.endpoints import running_sidecars
 
 from ..agents.agents_arms import (
     DEFAULT,
+    KEPT_BACK,
     STOCK,
     AgentArm,
     AgentPass,
@@ -28,10 +29,10 @@ from ..agents.agents_arms import (
     layers_by_block,
     longest,
     one_by_one,
+    pool_for,
     side_by_side,
     watched,
 )
-from ..agents.agents_lab import KEPT_BACK, pool_for
 from ..closed.on_paper.open_paper import OpenRun, alone_s, play_open
 from ..closed.on_paper.paper_loop import PAPER_HOLD, PAPER_STOCK, PAPER_TOLD, PaperArm
 from ..figures import Figures, quantile
@@ -39,8 +40,8 @@ from ..paper.paper_engine import BLOCK_SIZE, base_config
 from ..paper.quiet import only_errors
 from ..recorded.agents_requests import SESSIONS, USERS, AgentRequest, pace_of, recorded_requests
 from ..serving.cache_ledger import Books, Digest, Tally
+from ..serving.completions import PassResult
 from ..serving.model import TINY, ModelShape, ensure_model, vocabulary_size
-from ..serving.passes import PassResult
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server
 from ..serving.workload import BLOCK

@@ -14,8 +14,7 @@ from kvgraph.graph.types import PROTECTED_LAYERS, SourceLayer
 from rich.console import Console
 from rich.table import Table
 
-from ..figures import Figures, quantile
-from ..machine import measured_now
+from ..figures import Figures, measured_now, quantile
 from ..recorded.agents_requests import USERS
 from .cliff import CliffResult, cliff_details
 from .demo import HAD, ArmResult, DemoResult

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ..agents.agents_arms import longest
-from ..agents.agents_lab import KEPT_BACK, pool_for
+from ..agents.agents_arms import KEPT_BACK, longest, pool_for
 from ..figures import Figures, quantile
 from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import SESSIONS, USERS, AgentRequest, recorded_requests

@@ -13,8 +13,7 @@ from time import perf_counter
 from ..agents.agents_arms import check_answer
 from ..errors import CompletionError
 from ..recorded.agents_requests import AgentRequest
-from ..serving.completions import Answer, open_client, send
-from ..serving.passes import OnAnswer, PassResult
+from ..serving.completions import Answer, OnAnswer, PassResult, open_client, send
 from .routers.rival_routers import Pick
 
 Midway = Callable[[int], Awaitable[None]]

@@ -20,8 +20,7 @@ from kvgraph.hooks.vllm.patches import own_transfer_config
 from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
 from ..hotpath import surroundings
-from .paper_model import Batch, PaperModel, aggregated, seed_of
-from .paper_worker import Notes, PaperWorker
+from .paper_model import Batch, Notes, PaperModel, PaperWorker, aggregated, seed_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -23,7 +23,7 @@ from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.tiers.jobs import Job
 
 from .paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from .paper_worker import LANES
+from .paper_model import LANES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

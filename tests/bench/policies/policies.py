@@ -16,8 +16,7 @@ from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 
 from ..errors import BenchError
-from ..figures import Figures
-from ..machine import keep_raw
+from ..figures import Figures, keep_raw
 from ..replay import SHARED as CONVERSATIONS
 from .policies_cells import (
     BARE_ARM,
@@ -27,14 +26,15 @@ from .policies_cells import (
     OTHERS_ARM,
     PRICE_ARM,
     Cell,
+    LoopScale,
     Rates,
+    add_loop,
     play,
 )
+from .policies_cells import FULL as FULL_LOOP
+from .policies_cells import QUICK as QUICK_LOOP
 from .policies_fleets import FAST, default_sessions, faster, fleet, halves, of_tenants, sessions_in
 from .policies_journal import DEFAULT, Course, Journal, fingerprint
-from .policies_loop import FULL as FULL_LOOP
-from .policies_loop import QUICK as QUICK_LOOP
-from .policies_loop import LoopScale, add_loop
 
 STANDS: Final = (0.2, 0.95)
 """Where LRU is beyond, there is nothing to gain or nothing to lose."""

@@ -24,8 +24,7 @@ from ..confkv.resampled import wilson
 from ..confkv.small_models import load, shipped
 from ..figures import Figures
 from ..teaching.recall_language import SAID
-from .landings import add_places, add_right, distances
-from .needle_texts import ARMS, BUDGETS, LENGTH, Asked, Span, draw
+from .needle_texts import ARMS, BUDGETS, LENGTH, Asked, Span, add_places, add_right, distances, draw
 from .recall_stage import start
 from .recalling_rivals import RECALLING, RecallingModel
 

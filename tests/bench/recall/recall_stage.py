@@ -19,8 +19,7 @@ from kvgraph.hooks.recall.cover import SpliceLimits
 
 from ..errors import ServerError
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
-from .landings import serve_cases
-from .needle_texts import ARMS, BUDGETS, Asked, draw
+from .needle_texts import ARMS, BUDGETS, Asked, draw, serve_cases
 
 BLOCK: Final = 32
 LENGTHS: Final = (20, 40, 160, 640, 1280)

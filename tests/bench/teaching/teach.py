@@ -16,8 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..errors import BenchError
 from .lessons import IGNORED, Batch, Lessons, RecallLessons, TextLessons
-from .recall_exam import examine
-from .recall_language import SIZE
+from .recall_language import SIZE, examine
 
 _WARM_UP: Final = 100
 _SAVED_EVERY_S: Final = 60.0

@@ -21,8 +21,8 @@ from rich.console import Console
 from ..engine.engine_rounds import CONCURRENCY, throughput_pairs
 from ..errors import ServerError
 from ..figures import Figures, quantile
+from ..serving.completions import PassResult, agreement
 from ..serving.model import ensure_model, vocabulary_size
-from ..serving.passes import PassResult, agreement
 from ..serving.progress import DemoProgress
 from ..serving.workload import Workload
 from .tiers_arms import (
@@ -37,14 +37,12 @@ from .tiers_arms import (
     Arm,
     ArmRecord,
     PassRecord,
-    measured_pace,
-    run_arm,
-)
-from .tiers_workload import (
     build_tier_workload,
+    measured_pace,
     paced,
     returning,
     reusable_tokens,
+    run_arm,
     shortened,
     working_set_blocks,
 )

@@ -16,8 +16,18 @@ from kvgraph.advisor.replay.trace import Trace
 from kvgraph.hooks.requests.ends import AnswerReader, read_marks
 from kvgraph.hooks.settings import ENDS_VARIABLE
 from kvgraph_bench.agents.agents import AgentsResult
-from kvgraph_bench.agents.agents_arms import DEFAULT, MARKED, AgentPass, AgentRun, Room
-from kvgraph_bench.agents.agents_lab import BELADY, KEPT_BACK, LRU, LabRun, lab_run
+from kvgraph_bench.agents.agents_arms import (
+    BELADY,
+    DEFAULT,
+    KEPT_BACK,
+    LRU,
+    MARKED,
+    AgentPass,
+    AgentRun,
+    LabRun,
+    Room,
+    lab_run,
+)
 from kvgraph_bench.recorded.agents_requests import (
     SESSIONS,
     SHRINK,
@@ -28,8 +38,7 @@ from kvgraph_bench.recorded.agents_requests import (
     recorded_requests,
 )
 from kvgraph_bench.serving.cache_ledger import OwnCounts
-from kvgraph_bench.serving.completions import Answer
-from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.completions import Answer, PassResult
 from kvgraph_bench.serving.workload import BLOCK
 
 VOCABULARY = 2048

@@ -25,8 +25,7 @@ from kvgraph_bench.demo.demo_report import DemoRun, print_last_words, print_repo
 from kvgraph_bench.demo.engine_cliff import EngineCliff
 from kvgraph_bench.figures import Figures
 from kvgraph_bench.serving.cache_ledger import Books, Ledger, Tally, layers_of
-from kvgraph_bench.serving.completions import Answer
-from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.completions import Answer, PassResult
 from kvgraph_bench.serving.progress import DemoProgress
 from kvgraph_bench.serving.vllm_server import HINTS, SWITCH, Server, ServerPlan
 from kvgraph_bench.serving.workload import BLOCK

@@ -16,9 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...agents.agents_lab import KEPT_BACK, pool_for
-from ...figures import Figures, quantile
-from ...machine import measured_now
+from ...agents.agents_arms import KEPT_BACK, pool_for
+from ...figures import Figures, measured_now, quantile
 from ...paper.paper_engine import BLOCK_SIZE, base_config
 from ...paper.quiet import only_errors
 from ...recorded.agents_requests import AgentRequest, recorded_requests

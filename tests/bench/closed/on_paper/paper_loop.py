@@ -27,8 +27,7 @@ from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
 from ...paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from ...paper.paper_model import Batch, aggregated, runner_output
-from ...paper.paper_worker import LOADS, SPILLS
+from ...paper.paper_model import LOADS, SPILLS, Batch, aggregated, runner_output
 from ...recorded.agents_requests import SHRINK, AgentRequest
 from ...serving.cache_ledger import Books
 from ...serving.completions import Answer

@@ -10,7 +10,7 @@ import pytest
 from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
 from kvgraph.graph.release_order import Held, HoldingOrder
 from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
-from kvgraph.hooks.vllm.holding.arrivals import SessionName, SessionNames
+from kvgraph.hooks.vllm.holding.arrivals import Midpoint, SessionName, SessionNames, midpoint_of
 from kvgraph_bench.paper.paper_engine import PaperEngine
 from paper import fail
 
@@ -324,3 +324,263 @@ def test_random_traffic_gets_stocks_answers(
     assert hall.holding.report().waiting == 0
     for name, tokens, output in asked:
         assert hall.engine.outputs[name] == stock.serve(tokens, output), name
+
+
+@pytest.fixture
+def abused_hall(paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Hall:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
+    return Hall(paper(shape(), clock=Clock()))
+
+
+def test_a_tenant_that_opens_sessions_does_not_starve_another(abused_hall: Hall) -> None:
+    abused_hall.busy()
+    abused_hall.say(0)
+    greedy = [
+        abused_hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)
+    ]
+    modest = [
+        abused_hall.ask(3, 500 + seed, session_id=f"m{seed}", cache_salt="modest")
+        for seed in range(3)
+    ]
+    assert abused_hall.held == greedy + modest
+    for _ in range(40):
+        abused_hall.step(1, room=1)  # for one at a time
+        abused_hall.step(2, room=0)
+        if all(name in abused_hall.started for name in modest):
+            break
+    else:
+        pytest.fail("the other tenant still waits")
+    before = sum(name in greedy for name in abused_hall.started)
+    assert before <= len(modest) + 1, "turn and turn about"
+
+
+def test_a_tenant_that_opens_sessions_does_not_starve_another_where_there_is_no_room(
+    abused_hall: Hall,
+) -> None:
+    abused_hall.busy()
+    abused_hall.say(0)
+    greedy = [
+        abused_hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)
+    ]
+    modest = abused_hall.ask(9, 500, session_id="m", cache_salt="modest")
+    abused_hall.clock.now += 11.0
+    abused_hall.step(20, room=0)
+    before = abused_hall.started[: abused_hall.started.index(modest)]
+    assert sum(name in greedy for name in before) <= 6, "the others wait behind themselves"
+
+
+def test_sessions_that_never_end_keep_nobody_out_for_longer_than_the_bound(
+    abused_hall: Hall,
+) -> None:
+    """Two that are live and resident ask without an end; there never is room."""
+    abused_hall.say(None)
+    texts = {name: tokens_of(6, at) for at, name in enumerate("ab")}
+    for name in texts:
+        abused_hall.engine.ask(texts[name], 1, session_id=name)
+        abused_hall.engine.settle()
+    abused_hall.busy()
+    abused_hall.say(0)
+    new = [abused_hall.ask(3, 100 + at, session_id=f"new-{at}") for at in range(5)]
+    asked: list[str] = []
+    for _ in range(80):
+        for name in texts:
+            asked.append(abused_hall.engine.ask(texts[name], 1, session_id=name).request_id)
+        assert not set(asked) & set(abused_hall.held), "who is live and resident is never held"
+        abused_hall.clock.now += 1.5
+        abused_hall.step(3, room=0)
+    assert abused_hall.held == []
+    assert set(new) <= set(abused_hall.started)
+    assert set(asked) <= set(abused_hall.started)
+    assert abused_hall.holding.report().longest_s <= 120
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 20_000, "\ud800", "a\nb\0c", "🦆" * 300])
+def test_a_nonsensical_session_id_is_held_like_any_other(abused_hall: Hall, name: str) -> None:
+    abused_hall.busy()
+    abused_hall.say(0)
+    held = abused_hall.ask(4, 1, session_id=name)
+    assert abused_hall.held == [held]
+    abused_hall.step(3, room=None)
+    assert held in abused_hall.started
+    again = abused_hall.engine.ask(
+        tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id=name
+    ).request_id
+    abused_hall.step(3, room=0)
+    assert again in abused_hall.started or abused_hall.held == [again]
+    abused_hall.step(3, room=None)
+    assert len(abused_hall.engine.outputs[held]) == len(abused_hall.engine.outputs[again]) == 1
+    assert abused_hall.side is abused_hall.engine.side, "nothing of ours failed"
+
+
+def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(abused_hall: Hall) -> None:
+    """Few requests may run at once here: those that wait for that count, too."""
+    abused_hall.say(None)
+    abused_hall.engine.ask(tokens_of(3, 1), 400, session_id="a")
+    abused_hall.step(3)
+    abused_hall.say(0)
+    for seed in range(40):
+        abused_hall.engine.ask(tokens_of(3, 1, [100 + seed] * 5 * BLOCK_SIZE), 1, session_id="a")
+    assert len(abused_hall.held) == 33, "one runs, and seven more may be of one session"
+    abused_hall.step(1, room=None)
+    assert abused_hall.held == []
+    abused_hall.engine.settle()
+    abused_hall.busy()
+    abused_hall.say(0)
+    last = tokens_of(3, 1, [139] * 5 * BLOCK_SIZE)
+    abused_hall.engine.ask([*last, *[7] * 20 * BLOCK_SIZE], 1, session_id="a")
+    assert abused_hall.held == [], "the crowd is over: the name is one session's again"
+
+
+def test_requests_that_went_away_do_not_set_their_tenant_back(abused_hall: Hall) -> None:
+    """A large tenant's clients give up, or are refused, and come again; one has waited on."""
+    abused_hall.busy()
+    abused_hall.say(0)
+    many = [abused_hall.ask(3, seed, session_id=f"a{seed}", cache_salt="a") for seed in range(40)]
+    for name in many[1:]:
+        abused_hall.abort(name)
+    other = [
+        abused_hall.ask(3, 500 + seed, session_id=f"b{seed}", cache_salt="b") for seed in range(10)
+    ]
+    again = abused_hall.ask(3, 600, session_id="a again", cache_salt="a")
+    for _ in range(40):
+        abused_hall.step(1, room=1)  # for one at a time
+        abused_hall.step(2, room=0)
+        if again in abused_hall.started:
+            break
+    assert sum(name in abused_hall.started for name in other) <= 3, "turn and turn about"
+
+
+def test_salts_without_an_end_leave_nothing_behind(abused_hall: Hall) -> None:
+    abused_hall.busy()
+    abused_hall.say(0)
+    stays = abused_hall.ask(3, 1)
+    for seed in range(300):
+        abused_hall.abort(abused_hall.ask(3, 100 + seed, cache_salt=f"salt {seed}"))
+    order = abused_hall.holding._rule._order
+    assert abused_hall.held == [stays]
+    assert not order.tenants
+    assert order.entries <= 67
+
+
+def test_who_waits_for_its_user_takes_nobodys_patience_away(abused_hall: Hall) -> None:
+    abused_hall.say(None)
+    abused_hall.engine.ask(tokens_of(2, 1), 1, resumable=True)
+    abused_hall.step(6, room=None)
+    assert abused_hall.engine.scheduler.num_waiting_for_streaming_input == 1
+    abused_hall.busy()
+    abused_hall.say(0)
+    held = abused_hall.ask(3, 50)
+    abused_hall.clock.now += 9.0
+    abused_hall.step(2, room=0)
+    assert abused_hall.held == [held]
+    abused_hall.clock.now += 1.5
+    abused_hall.step(2, room=0)
+    assert held in abused_hall.started
+
+
+def test_one_small_context_under_many_names_lets_no_large_ones_in(abused_hall: Hall) -> None:
+    abused_hall.say(None)
+    for at in range(8):
+        abused_hall.ask(1, 7, session_id=f"g{at}", cache_salt="greedy")
+        abused_hall.engine.settle()
+    abused_hall.busy()
+    abused_hall.say(0)
+    honest = [abused_hall.ask(6, 50 + at, session_id=f"h{at}") for at in range(3)]
+    greedy = [
+        abused_hall.ask(20, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(8)
+    ]
+    assert abused_hall.held == honest + greedy
+
+
+def test_names_that_were_served_next_to_nothing_go_before_nobody(abused_hall: Hall) -> None:
+    abused_hall.say(None)
+    for at in range(12):
+        abused_hall.engine.ask([at + 1] * 3, 1, session_id=f"g{at}", cache_salt="greedy")
+        abused_hall.engine.settle()
+    abused_hall.busy()
+    abused_hall.say(0)
+    honest = [
+        abused_hall.ask(3, 50 + at, session_id=f"h{at}", cache_salt="honest") for at in range(3)
+    ]
+    greedy = [
+        abused_hall.ask(3, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(12)
+    ]
+    for _ in range(30):
+        abused_hall.step(1, room=1)  # for one at a time
+        abused_hall.step(2, room=0)
+        if all(name in abused_hall.started for name in honest):
+            break
+    assert sum(name in abused_hall.started for name in greedy) <= 3, "turn and turn about"
+
+
+def test_a_context_that_was_made_anew_is_a_new_one(abused_hall: Hall) -> None:
+    """Compacted, or begun again: nothing of it was ever computed."""
+    abused_hall.say(None)
+    abused_hall.ask(8, 1, session_id="a")
+    abused_hall.engine.settle()
+    abused_hall.busy()
+    abused_hall.say(0)
+    made_anew = abused_hall.ask(6, 2, session_id="a")
+    assert abused_hall.held == [made_anew]
+
+
+@pytest.mark.parametrize("subagents", [0, 3])
+def test_a_cold_session_goes_before_new_ones_whoever_else_bore_its_name(
+    abused_hall: Hall, subagents: int
+) -> None:
+    abused_hall.say(None)
+    abused_hall.ask(4, 1, session_id="a")
+    abused_hall.engine.settle()
+    for at in range(subagents):
+        abused_hall.ask(3, 20 + at, session_id="a")
+        abused_hall.engine.settle()
+    assert abused_hall.engine.reset()
+    abused_hall.busy()
+    abused_hall.say(0)
+    new, cold = abused_hall.ask(4, 2, session_id="b"), abused_hall.ask(5, 1, session_id="a")
+    assert abused_hall.held == [new, cold]
+    abused_hall.step(2, room=1)
+    assert abused_hall.held == [new]
+
+
+@pytest.mark.parametrize("name", [None, "a"])
+def test_a_prompt_whose_first_block_is_gone_is_not_resident(
+    abused_hall: Hall, name: str | None
+) -> None:
+    """Blocks go tail first, unless a ranking breaks that: then nothing behind it is found."""
+    abused_hall.say(None)
+    request = abused_hall.engine.ask(tokens_of(8, 1), 1, session_id=name)
+    abused_hall.engine.settle()
+    first = abused_hall.engine.pool.cached_block_hash_to_block.get_one_block(
+        request.block_hashes[0] + bytes(4)
+    )
+    abused_hall.engine.pool.evict_blocks({first.block_id})
+    abused_hall.busy()
+    abused_hall.say(0)
+    again = abused_hall.engine.ask(
+        tokens_of(8, 1, range(BLOCK_SIZE)), 1, session_id=name
+    ).request_id
+    assert abused_hall.held == [again]
+
+
+def test_what_a_name_remembers_is_bounded_and_a_context_that_grows_is_one() -> None:
+    names, name = SessionNames(), SessionName(None, "a")
+    own = [b"own %d" % at for at in range(40)]
+    names.started(name, None)
+    names.finished(name, [b"another"], ended=False)
+    for length in range(2, 40):
+        names.started(name, midpoint_of(own[:length]))
+        assert names.is_running(name, own[:length])
+        names.finished(name, own[:length], ended=False)
+    assert not names.is_running(name, own), "it ended"
+    assert names.context(name, own) == Midpoint(19, b"own 19")
+    assert names.context(name, own[:19]) is None, "less than half of it"
+    assert names.context(name, [b"another"]), "one that grows takes no other's place"
+    others = [[b"other %d" % number] for number in range(10)]
+    for other in others:
+        names.started(name, None)
+        names.finished(name, other, ended=False)
+    assert [bool(names.context(name, each)) for each in others] == 6 * [False] + 4 * [True]
+    assert names.context(name, own) is None
+    names.finished(name, [], ended=False)
+    assert names.context(name, []) is None
