@@ -657,7 +657,7 @@ def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
 
 def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: bool) -> DemoResult:
     from .demo.demo import run_found, run_hits
-    from .demo.demo_report import draw, print_report
+    from .demo.demo_report import print_report
     from .demo.page_demo import agents_at
     from .serving.progress import DemoProgress
 
@@ -669,7 +669,6 @@ def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: b
             page.begin_anew()
         with agents_at(page), DemoProgress(0) as shown:
             result = run_found(out, shown)
-    draw(result)
     if page is not None:
         print_report(result)
     return result

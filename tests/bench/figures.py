@@ -27,21 +27,14 @@ _WITHIN: Final = {"≤": le, "≥": ge, "<": lt, ">": gt, None: eq}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number.
+    """One measured number."""
 
-    Attributes:
-        value: The median of the samples, or the number itself.
-        unit: What it is counted in: ``ms``, ``B``, ``blocks/s``, ``bool``.
-        spread: 10th and 90th percentile of the samples (their extremes below ten samples).
-        n: Samples behind the value.
-        target: What is to be reached, in words ("≤ 2").
-    """
-
-    value: Value
-    unit: str
+    value: Value  # the median of the samples, or the number itself
+    unit: str  # what it is counted in: ``ms``, ``B``, ``blocks/s``, ``bool``
+    # 10th and 90th percentile of the samples (their extremes below ten samples)
     spread: tuple[float, float]
-    n: int
-    target: str = ""
+    n: int  # samples behind the value
+    target: str = ""  # what is to be reached, in words ("≤ 2")
 
     @classmethod
     def of(cls, samples: Sequence[float] | Value, unit: str, target: str = "") -> Figure:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socketserver
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +95,6 @@ def test_figures_follow_from_the_records(result: TierResult, workload: Workload)
     assert context_lost(tiers.result, workload) == 0
 
 
-def test_one_other_text_in_any_arm_is_a_difference(result: TierResult, workload: Workload) -> None:
-    assert value(result, "texts_identical") is True
-    other = answers(shortened(workload, 2), 1.0, 0.2)
-    changed = replace(other.answers[3], text="v")
-    other = PassResult((*other.answers[:3], changed, *other.answers[4:]), 1.0)
-    arm = result.arms[SPILL_ALL.name]
-    result.arms[SPILL_ALL.name] = replace(arm, sequential=PassRecord(other, {}, None))
-    assert value(result, "texts_identical") is False
-
-
 # What servers say --------------------------------------------------------------------------------
 
 
@@ -123,19 +111,6 @@ def test_arms_differ_by_their_settings_alone(tmp_path: Path) -> None:
         {"AITHER_KVCACHE_PREFETCH": "0"},
         {"AITHER_KVCACHE_PREFETCH": "0", "AITHER_KVCACHE_SPILL": "all"},
     ]
-
-
-def test_same_arguments_give_the_same_requests(workload: Workload) -> None:
-    assert build_tier_workload(2048).in_order() == workload.in_order()
-    assert build_tier_workload(2048, seed=8).in_order() != workload.in_order()
-
-
-def test_segments_cover_each_prompt_without_gap(workload: Workload) -> None:
-    for turn in workload.in_order():
-        edges = [(s["start"], s["end"]) for s in turn.segments()]
-        assert edges[0][0] == 0
-        assert edges[-1][1] == len(turn.token_ids)
-        assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
 
 
 @pytest.fixture

@@ -57,17 +57,12 @@ from .agents_arms import (
 
 @dataclass(frozen=True, slots=True)
 class AgentsResult:
-    """What was played, and what came of it.
-
-    Attributes:
-        pools: Blocks of each pool; the first one's figures are the headline.
-        pace: Seconds that a recorded second took.
-    """
+    """What was played, and what came of it."""
 
     out: Path
     requests: tuple[AgentRequest, ...]
-    pools: tuple[int, ...]
-    pace: float | None
+    pools: tuple[int, ...]  # blocks of each pool; the first one's figures are the headline
+    pace: float | None  # seconds that a recorded second took
     runs: Sequence[AgentRun]
     lab: Sequence[LabRun]
     busy: BusyRun | None = None

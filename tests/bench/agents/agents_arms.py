@@ -119,15 +119,10 @@ def pool_for(requests: Sequence[AgentRequest], share: float, least: int, scratch
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What callers tell a server: nothing to stock, which could not read it.
+    """What callers tell a server: nothing to stock, which could not read it."""
 
-    Attributes:
-        hinted: Sessions, ends, tool pauses and their rough length.
-        layered: Where tools and system prompt lie in a prompt.
-    """
-
-    hinted: bool = False
-    layered: bool = False
+    hinted: bool = False  # sessions, ends, tool pauses and their rough length
+    layered: bool = False  # where tools and system prompt lie in a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,24 +235,16 @@ _FLOAT_BYTES: Final = 4  # servers of benches run in float32
 
 @dataclass(frozen=True, slots=True)
 class AgentArm:
-    """One way to serve recorded agents.
-
-    Attributes:
-        graph: Whether ``AITHER_KVCACHE_GRAPH=1`` is set.
-        telling: What callers say.
-        hosted: Whether the arm has host memory.
-        settings: Further environment variables.
-        options: Further words of the server's command line.
-        marked: Whether the engine knows with which tokens recorded answers end, as it would from
-            the chat template of a model that calls tools.
-    """
+    """One way to serve recorded agents."""
 
     name: str
-    graph: bool
-    telling: Telling = SILENT
-    hosted: bool = False
-    settings: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
+    graph: bool  # whether ``AITHER_KVCACHE_GRAPH=1`` is set
+    telling: Telling = SILENT  # what callers say
+    hosted: bool = False  # whether the arm has host memory
+    settings: tuple[tuple[str, str], ...] = ()  # further environment variables
+    options: tuple[str, ...] = ()  # further words of the server's command line
+    # whether the engine knows with which tokens recorded answers end, as it would from the chat
+    # template of a model that calls tools
     marked: bool = False
 
 
@@ -318,21 +305,15 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """One arm on one pool, once.
-
-    Attributes:
-        name: Of its log and its recording.
-        pace: Seconds that a recorded second took; None: no clock was waited for.
-        own: What vLLM counted.
-    """
+    """One arm on one pool, once."""
 
     arm: str
-    name: str
+    name: str  # of its log and its recording
     pool: int
     host: int
-    pace: float | None
+    pace: float | None  # seconds that a recorded second took; None: no clock was waited for
     passed: AgentPass
-    own: OwnCounts
+    own: OwnCounts  # what vLLM counted
 
     def took_s(self) -> list[float]:
         """Seconds that the engine took for each request: what its client saw, less what HTTP, API
@@ -442,16 +423,11 @@ HEADS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BusyRun:
-    """What the pool lost.
-
-    Attributes:
-        protected: Different blocks that were stated precious.
-        kept: They, and those before them in their prompts.
-    """
+    """What the pool lost."""
 
     pool: int
-    protected: int
-    kept: int
+    protected: int  # different blocks that were stated precious
+    kept: int  # they, and those before them in their prompts
     passed: AgentPass
     tally: Tally
 

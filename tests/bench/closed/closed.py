@@ -52,24 +52,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClosedResult:
-    """What was played, and what came of it.
-
-    Attributes:
-        best: Agents at which stock is at its best.
-        hold_us: Microseconds that a held request costs a step, by how many are held.
-        pool: Blocks.
-        block: Tokens of one.
-        newcomers: Large prompts beside small sessions; on paper only.
-    """
+    """What was played, and what came of it."""
 
     out: Path
-    best: int
+    best: int  # agents at which stock is at its best
     scale: ClosedScale
     runs: Sequence[ClosedRun]
+    # microseconds that a held request costs a step, by how many are held
     hold_us: dict[int, list[float]]
-    pool: int = 0
-    block: int = BLOCK
-    newcomers: Sequence[NewcomerRun] = ()
+    pool: int = 0  # blocks
+    block: int = BLOCK  # tokens of one
+    newcomers: Sequence[NewcomerRun] = ()  # large prompts beside small sessions; on paper only
 
     def figures(self) -> Figures:
         """The figures that these runs can give; without a suffix, of the arm ``hold``."""
@@ -238,26 +231,19 @@ CLOCK: Final = Clock(PACE, 20.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class ClosedScale:
-    """How much of everything there is.
-
-    Attributes:
-        best: Agents at which stock is at its best; None: searched among ``searched``.
-        under: Multiples of it that are not past the cliff; 1.0 is its edge.
-        over: Those that are.
-        hosted: Those that are past it for arms with host memory.
-        pairs: Runs of each arm below the cliff, in turns: there the arms differ by less than two
-            runs of one arm do.
-        repeats: Runs of each arm past the cliff.
-    """
+    """How much of everything there is."""
 
     clock: Clock = CLOCK
+    # agents at which stock is at its best; None: searched among ``searched``
     best: int | None = None
     searched: tuple[int, ...] = (12, 16, 20, 24, 28)
-    under: tuple[float, ...] = UNDER
-    over: tuple[float, ...] = OVER
-    hosted: tuple[float, ...] = HOSTED
+    under: tuple[float, ...] = UNDER  # multiples of it that are not past the cliff; 1.0 is its edge
+    over: tuple[float, ...] = OVER  # those that are
+    hosted: tuple[float, ...] = HOSTED  # those that are past it for arms with host memory
+    # runs of each arm below the cliff, in turns: there the arms differ by less than two runs of
+    # one arm do
     pairs: int = 3
-    repeats: int = 1
+    repeats: int = 1  # runs of each arm past the cliff
     arms: tuple[AgentArm, ...] = CLOSED_ARMS
 
     def agents(self, best: int, hosted: bool) -> list[int]:

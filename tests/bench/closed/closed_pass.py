@@ -75,16 +75,11 @@ _SPARE: Final = 1.5  # of the recorded time that a run takes, at most: scripts m
 
 @dataclass(frozen=True, slots=True)
 class ClosedTurn:
-    """One turn of a user's script.
-
-    Attributes:
-        first: Whether it begins a session.
-        pause_s: Recorded seconds from its answer to the user's next turn.
-    """
+    """One turn of a user's script."""
 
     request: AgentRequest
-    first: bool
-    pause_s: float
+    first: bool  # whether it begins a session
+    pause_s: float  # recorded seconds from its answer to the user's next turn
 
 
 Script = tuple[ClosedTurn, ...]
@@ -125,17 +120,11 @@ STARTING_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a run is measured; times in seconds.
+    """When a run is measured; times in seconds."""
 
-    Attributes:
-        pace: That a recorded second takes.
-        warm_up_s: At the beginning, whose turns are not counted.
-        measured_s: That follow.
-    """
-
-    pace: float
-    warm_up_s: float
-    measured_s: float
+    pace: float  # that a recorded second takes
+    warm_up_s: float  # at the beginning, whose turns are not counted
+    measured_s: float  # that follow
 
     @property
     def end_s(self) -> float:
@@ -157,18 +146,14 @@ class ClosedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClosedPass:
-    """What came of a run.
-
-    Attributes:
-        waiting_s: How long each turn that was not answered by the end had been waiting, and
-            whether it was a session's first.
-        failed: Requests that were refused or lost.
-    """
+    """What came of a run."""
 
     clock: Clock
     answers: tuple[ClosedAnswer, ...]
+    # how long each turn that was not answered by the end had been waiting, and whether it was a
+    # session's first
     waiting_s: tuple[tuple[bool, float], ...]
-    failed: int
+    failed: int  # requests that were refused or lost
 
     @property
     def counted(self) -> list[ClosedAnswer]:
@@ -273,16 +258,12 @@ CLOSED_ARMS: Final = (STOCK, LPM, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
-    """One arm, once.
-
-    Attributes:
-        held: What the engine's sidecar counted; None without one.
-    """
+    """One arm, once."""
 
     arm: str
     agents: int
     passed: ClosedPass
-    held: HoldCounts | None
+    held: HoldCounts | None  # what the engine's sidecar counted; None without one
 
 
 def run_closed(

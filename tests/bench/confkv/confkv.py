@@ -280,26 +280,18 @@ _BUDGETS: Final = ConfKVSettings(low=64, high=256, window=32, slack=8)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes, scaled to small models: a text has 1,024 tokens where the paper's have 4,096.
+    """Sizes, scaled to small models: a text has 1,024 tokens where the paper's have 4,096."""
 
-    Attributes:
-        texts: Held-out windows; three seeds choose their thirds.
-        length: Tokens of a window.
-        prompt: Of which so many are read at once.
-        steps: Of the ablation.
-        part: ``all`` or one of ``PARTS``: ``hidden`` is the ablation, ``pages`` the agents.
-        picture: Where the trace of one answer is drawn, if anywhere.
-        kvpress: Python of an environment with ``kvpress``, if the rivals are compared with it.
-        settings: Budgets and window, half of the paper's low one and of its high one.
-    """
-
-    texts: int = 48
-    length: int = 1024
-    prompt: int = 256
-    steps: int = 10_000
+    texts: int = 48  # held-out windows; three seeds choose their thirds
+    length: int = 1024  # tokens of a window
+    prompt: int = 256  # of which so many are read at once
+    steps: int = 10_000  # of the ablation
+    # ``all`` or one of ``PARTS``: ``hidden`` is the ablation, ``pages`` the agents
     part: str = "all"
+    # budgets and window, half of the paper's low one and of its high one
     settings: ConfKVSettings = _BUDGETS
-    picture: Path | None = None
+    picture: Path | None = None  # where the trace of one answer is drawn, if anywhere
+    # python of an environment with ``kvpress``, if the rivals are compared with it
     kvpress: Path | None = None
 
     def plays(self, part: str) -> bool:

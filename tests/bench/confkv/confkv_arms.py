@@ -134,14 +134,11 @@ STEEP: Final = 0.4  # how much a pyramid's first layer has above the mean
 
 @dataclass(frozen=True, slots=True)
 class StaticArm:
-    """A budget that is always the same.
-
-    Attributes:
-        recent: Share of the budget that the newest tokens have for certain; None: the window.
-    """
+    """A budget that is always the same."""
 
     name: str
     ranker: Ranker
+    # share of the budget that the newest tokens have for certain; None: the window
     recent: float | None = None
     pyramid: float = 0.0
 

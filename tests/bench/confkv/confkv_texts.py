@@ -50,17 +50,11 @@ def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int
 
 
 class Told(NamedTuple):
-    """Made-up codes, all of as many tokens, so that they stand at the same places of a batch.
+    """Made-up codes, all of as many tokens, so that they stand at the same places of a batch."""
 
-    Attributes:
-        told: [codes, tokens], the sentence that tells each.
-        question: [codes, tokens], its beginning, without the code.
-        answer: [codes, tokens], the code.
-    """
-
-    told: Tensor
-    question: Tensor
-    answer: Tensor
+    told: Tensor  # [codes, tokens], the sentence that tells each
+    question: Tensor  # [codes, tokens], its beginning, without the code
+    answer: Tensor  # [codes, tokens], the code
 
 
 def told_codes(tokenizer: Any, count: int, seed: int) -> Told:

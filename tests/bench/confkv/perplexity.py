@@ -24,23 +24,17 @@ Say = Callable[[str], None]
 
 @dataclass
 class Perplexity:
-    """The arms on one model and the same texts.
-
-    Attributes:
-        texts: [texts, tokens].
-        prompt: Tokens that are read at once.
-        surprise: Of each arm, mean nats of each text.
-        room: Of each arm, the mean room that a layer took.
-        peak: Of each arm, the most bytes that were allocated.
-    """
+    """The arms on one model and the same texts."""
 
     model: Any
-    texts: Tensor
-    prompt: int
+    texts: Tensor  # [texts, tokens]
+    prompt: int  # tokens that are read at once
     settings: ConfKVSettings
     say: Say
-    surprise: dict[str, Floats] = field(default_factory=dict)
+    surprise: dict[str, Floats] = field(default_factory=dict)  # of each arm, mean nats of each text
+    # of each arm, the mean room that a layer took
     room: dict[str, float] = field(default_factory=dict)
+    # of each arm, the most bytes that were allocated
     peak: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:

@@ -40,17 +40,12 @@ SEED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What happened within ``WINDOW_S`` seconds.
+    """What happened within ``WINDOW_S`` seconds."""
 
-    Attributes:
-        ends_s: When it was over.
-        agents: Who were there by then.
-        ttft_s: Median time to first token of the turns that were answered in it; None: none was.
-    """
-
-    ends_s: float
-    agents: int
+    ends_s: float  # when it was over
+    agents: int  # who were there by then
     turns_per_hour: float
+    # median time to first token of the turns that were answered in it; None: none was
     ttft_s: float | None
 
 

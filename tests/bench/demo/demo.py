@@ -78,16 +78,12 @@ ENGINE_ARMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What one arm did, and what its cache lost meanwhile.
+    """What one arm did, and what its cache lost meanwhile."""
 
-    Attributes:
-        arm: A key of ``HAD``.
-        price_points: What protection costs of the share found, in points; None: nobody said.
-    """
-
-    arm: str
+    arm: str  # A key of ``HAD``
     passed: AgentPass
     tally: Tally
+    # what protection costs of the share found, in points; None: nobody said
     price_points: float | None = None
 
     @property
@@ -103,21 +99,14 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All arms, stock first, and where logs, picture and figures lie.
+    """All arms, stock first, and where logs, picture and figures lie."""
 
-    Attributes:
-        name: Of the part, and of its files.
-        made_by: What played the requests.
-        pool: KV blocks that every arm got.
-        pace: Seconds that a recorded second took.
-    """
-
-    name: str
-    made_by: str
+    name: str  # of the part, and of its files
+    made_by: str  # what played the requests
     out: Path
     requests: int
-    pool: int
-    pace: float
+    pool: int  # KV blocks that every arm got
+    pace: float  # seconds that a recorded second took
     arms: tuple[ArmResult, ...]
 
     def add_to(self, figures: Figures) -> None:

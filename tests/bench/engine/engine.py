@@ -47,27 +47,19 @@ _PROFILED: Final = "kvgraph_bench.engine.profiled_executor.ProfiledExecutor"
 
 
 class FunctionShare(NamedTuple):
-    """A function's share of the main thread's CPU time, spent in itself.
-
-    Attributes:
-        ours: Whether it is a function of kvgraph's.
-    """
+    """A function's share of the main thread's CPU time, spent in itself."""
 
     function: str
     share: float
-    ours: bool
+    ours: bool  # whether it is a function of kvgraph's
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The functions, the longest first.
-
-    Attributes:
-        called_share: Of the time, what our functions take, and whatever these call.
-    """
+    """The functions, the longest first."""
 
     rows: tuple[FunctionShare, ...]
-    called_share: float
+    called_share: float  # of the time, what our functions take, and whatever these call
 
     @property
     def first_of_ours(self) -> int:
@@ -247,21 +239,16 @@ def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
 
 @dataclass
 class Record:
-    """What was measured until now, and where it is kept.
-
-    Attributes:
-        feeds: By the figure's name, a sidecar's samples and its target.
-        profiles: Of busy engines, by arm.
-        is_complete: Whether nothing is to come any more.
-    """
+    """What was measured until now, and where it is kept."""
 
     scale: Scale
     course: Course
     raw: Path | None = None
     rounds: Rounds = field(default_factory=dict)
+    # by the figure's name, a sidecar's samples and its target
     feeds: dict[str, tuple[list[float], str]] = field(default_factory=dict)
-    profiles: dict[str, Profile] = field(default_factory=dict)
-    is_complete: bool = False
+    profiles: dict[str, Profile] = field(default_factory=dict)  # of busy engines, by arm
+    is_complete: bool = False  # whether nothing is to come any more
 
     @property
     def has_any(self) -> bool:

@@ -42,15 +42,11 @@ _SETTLE_S: Final = 10.0  # until the pool is full, and the first rankings are ma
 
 @dataclass(frozen=True)
 class Load:
-    """What one engine does.
+    """What one engine does."""
 
-    Attributes:
-        requests_per_s: Told in steps of 25 ms, or longer ones in which one request starts.
-        sessions: That are alive at once.
-    """
-
+    # told in steps of 25 ms, or longer ones in which one request starts
     requests_per_s: float = REQUESTS_PER_S
-    sessions: int = SESSIONS
+    sessions: int = SESSIONS  # that are alive at once
 
     @property
     def a_step(self) -> int:

@@ -137,17 +137,11 @@ OUTPUT_TOKENS: Final = 96
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One turn of one server.
+    """One turn of one server."""
 
-    Attributes:
-        tokens: That came back.
-        wall_s: How long it took.
-        cpu_s: What the engine core's main thread and ours used meanwhile.
-    """
-
-    tokens: int
-    wall_s: float
-    cpu_s: float
+    tokens: int  # that came back
+    wall_s: float  # how long it took
+    cpu_s: float  # what the engine core's main thread and ours used meanwhile
 
     @property
     def rate(self) -> float:

@@ -44,12 +44,9 @@ _ENGINE_SECONDS: Final = 600
 
 @dataclass
 class GpuFigures(Figures):
-    """Figures with the machine and the cells that they were taken from.
+    """Figures with the machine and the cells that they were taken from."""
 
-    Attributes:
-        entries: An object each; printed before the figures, one a line, when JSON is asked for.
-    """
-
+    # an object each; printed before the figures, one a line, when JSON is asked for
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def print(self, as_json: bool = False, console: Console | None = None) -> None:

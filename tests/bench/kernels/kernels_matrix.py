@@ -51,19 +51,13 @@ SHAPES: Final = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix.
-
-    Attributes:
-        page: About how many bytes a page of the bf16 cache has; ``cache(1)`` says exactly.
-        int8: Whether the arena holds int8 copies.
-        aligned: Whether tokens move by whole blocks.
-    """
+    """One cell of the matrix."""
 
     shape: Shape
-    page: int
+    page: int  # about how many bytes a page of the bf16 cache has; ``cache(1)`` says exactly
     pages: int
-    int8: bool
-    aligned: bool
+    int8: bool  # whether the arena holds int8 copies
+    aligned: bool  # whether tokens move by whole blocks
 
     def cache(self, blocks: int) -> KvLayout:
         """The engine's side, in bf16."""
@@ -109,19 +103,13 @@ class Cell:
 
 
 class Places(NamedTuple):
-    """Where a cell's tokens stand; blocks are scattered on both sides.
+    """Where a cell's tokens stand; blocks are scattered on both sides."""
 
-    Attributes:
-        records: int64 [pages], the arena's; ``blocks`` likewise the cache's.
-        old: int64 [pages · tokens], slots in the arena; ``new`` likewise in the cache.
-        delta: int64 [pages · tokens].
-    """
-
-    records: Any
+    records: Any  # int64 [pages], the arena's; ``blocks`` likewise the cache's
     blocks: Any
-    old: Any
+    old: Any  # int64 [pages · tokens], slots in the arena; ``new`` likewise in the cache
     new: Any
-    delta: Any
+    delta: Any  # int64 [pages · tokens]
 
 
 def places(cell: Cell) -> Places:
@@ -167,17 +155,12 @@ SOLO_SECONDS: Final = 10e-6
 
 @dataclass(frozen=True)
 class Measured:
-    """One figure.
-
-    Attributes:
-        samples: One a cell, or one a repetition.
-        target: What is to be reached, in words.
-    """
+    """One figure."""
 
     name: str
-    samples: list[float]
+    samples: list[float]  # one a cell, or one a repetition
     unit: str
-    target: str = ""
+    target: str = ""  # what is to be reached, in words
 
     def as_dict(self) -> dict[str, Any]:
         """Median, extremes and count."""

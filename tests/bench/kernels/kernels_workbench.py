@@ -249,15 +249,11 @@ _CYCLES: Final = 2.1e9  # a second, at least as fast as any clock
 
 @dataclass
 class Times:
-    """Samples of one action.
+    """Samples of one action."""
 
-    Attributes:
-        device_us: From the first of its work to the last, on the device.
-        host_us: What queueing it took on the host.
-    """
-
+    # from the first of its work to the last, on the device
     device_us: list[float] = field(default_factory=list)
-    host_us: list[float] = field(default_factory=list)
+    host_us: list[float] = field(default_factory=list)  # what queueing it took on the host
 
 
 def time_in_turns(

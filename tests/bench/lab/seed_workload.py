@@ -38,23 +38,14 @@ _PARTIAL: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Sessions with several turns, of one kind.
+    """Sessions with several turns, of one kind."""
 
-    Attributes:
-        share: Of all sessions.
-        more_turns: Mean number of turns beyond the second.
-        gap: Median of the requests that a session's engine serves between two of its turns.
-        gap_sigma: Of its logarithm.
-        first: Blocks of the first prompt behind the shared prefix, the median.
-        growth: Blocks that each further turn adds, the median.
-    """
-
-    share: float
-    more_turns: float
-    gap: float
-    gap_sigma: float
-    first: float
-    growth: float
+    share: float  # of all sessions
+    more_turns: float  # mean number of turns beyond the second
+    gap: float  # median of the requests that a session's engine serves between two of its turns
+    gap_sigma: float  # of its logarithm
+    first: float  # blocks of the first prompt behind the shared prefix, the median
+    growth: float  # blocks that each further turn adds, the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,16 +337,13 @@ STORE_FACTOR: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FleetArm:
-    """Which of the three levers are pulled; without any: cache-aware routing above LRU.
-
-    Attributes:
-        blind: Engines have no graph: they evict as stock ones do, and the router goes by what it
-            sent where.
-    """
+    """Which of the three levers are pulled; without any: cache-aware routing above LRU."""
 
     home: bool = False
     store: bool = False
     lifecycle: bool = False
+    # engines have no graph: they evict as stock ones do, and the router goes by what it sent
+    # where
     blind: bool = False
 
     @property

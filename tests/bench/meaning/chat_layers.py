@@ -35,17 +35,12 @@ _TURNS: Final = (1, 2, 4)
 
 
 class Told(NamedTuple):
-    """A text between two words that only it has.
+    """A text between two words that only it has."""
 
-    Attributes:
-        layer: What it is.
-        head: Whether it stands in the system text.
-    """
-
-    layer: SourceLayer
+    layer: SourceLayer  # what it is
     first: str
     last: str
-    head: bool = False
+    head: bool = False  # whether it stands in the system text
 
 
 class MadeChat(NamedTuple):
@@ -139,14 +134,11 @@ SECTION_LAYERS: Final = {line: int(LAYER_BY_NAME[name]) for line, name in SECTIO
 
 @dataclass
 class Labelled:
-    """How many tokens of one family's conversations were taken for what they are.
-
-    Attributes:
-        wrong: Tokens by what they are and what they were taken for.
-    """
+    """How many tokens of one family's conversations were taken for what they are."""
 
     tokens: int = 0
     right: int = 0
+    # tokens by what they are and what they were taken for
     wrong: Counter[str] = field(default_factory=Counter)
 
     @property

@@ -153,35 +153,21 @@ def gemma(calls: Sequence[Call], dense: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family.
+    """One family."""
 
-    Attributes:
-        name: Of the family, and of its template's file unless ``template`` is another.
-        write: Writes calls as its models do.
-        special: Its own tokens.
-        end: The token that its tokenizer calls the end.
-        turn_end: What a model says at the end of its turn.
-        call_end: What it says behind a call.
-        many: Whether an answer may hold several calls.
-        prose: Whether a call may stand behind prose.
-        spaces: Whether its tokens begin with the space before them, as SentencePiece has it.
-        mode: vLLM's mode of the tokenizer; other than ``hf``, vLLM renders in Python.
-        template: Its template's file; None: it has none.
-        opens_prose: What stands before an answer in prose.
-    """
-
-    name: str
-    write: Writer
-    special: tuple[str, ...]
-    end: str
-    turn_end: str
-    call_end: str
-    many: bool = True
-    prose: bool = True
+    name: str  # of the family, and of its template's file unless ``template`` is another
+    write: Writer  # writes calls as its models do
+    special: tuple[str, ...]  # its own tokens
+    end: str  # the token that its tokenizer calls the end
+    turn_end: str  # what a model says at the end of its turn
+    call_end: str  # what it says behind a call
+    many: bool = True  # whether an answer may hold several calls
+    prose: bool = True  # whether a call may stand behind prose
+    # whether its tokens begin with the space before them, as SentencePiece has it
     spaces: bool = False
-    mode: str = "hf"
-    template: str | None = ""
-    opens_prose: str = ""
+    mode: str = "hf"  # vLLM's mode of the tokenizer; other than ``hf``, vLLM renders in Python
+    template: str | None = ""  # its template's file; None: it has none
+    opens_prose: str = ""  # what stands before an answer in prose
 
     @property
     def template_file(self) -> str | None:

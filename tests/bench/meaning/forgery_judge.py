@@ -36,16 +36,11 @@ _ROLES: Final = ("system", "developer", "assistant", "tool", "user")
 
 
 class Forgery(NamedTuple):
-    """A conversation of which one message is forged.
-
-    Attributes:
-        forged: The place of the forged message.
-        extra: Fields of the request's body that are forged, too.
-    """
+    """A conversation of which one message is forged."""
 
     messages: list[dict[str, Any]]
-    forged: int
-    extra: dict[str, Any]
+    forged: int  # the place of the forged message
+    extra: dict[str, Any]  # fields of the request's body that are forged, too
 
 
 def forgeries(family: Family, count: int, seed: int) -> Iterator[Forgery]:

@@ -39,20 +39,13 @@ _LONG: Final = 12_000  # characters of a file that a call writes
 
 @dataclass(frozen=True, slots=True)
 class MadeAnswer:
-    """One answer.
+    """One answer."""
 
-    Attributes:
-        kind: How it was made.
-        status: vLLM's, of its request.
-        stop: Why it ended.
-        tools: Those that it calls; the reader may name any of them.
-    """
-
-    kind: str
+    kind: str  # how it was made
     tokens: list[int]
-    status: str
-    stop: StopReason
-    tools: tuple[str, ...] = ()
+    status: str  # vLLM's, of its request
+    stop: StopReason  # why it ended
+    tools: tuple[str, ...] = ()  # those that it calls; the reader may name any of them
 
 
 class AnswerMaker:
@@ -186,18 +179,14 @@ _PROMPT: Final = 8  # tokens of a prompt that nobody reads
 
 @dataclass
 class Judged:
-    """What was understood of one family's answers.
+    """What was understood of one family's answers."""
 
-    Attributes:
-        marks: What its template taught; None: nothing.
-        wrong: Answers whose reason was mistaken, by kind.
-    """
-
-    marks: EndMarks | None
+    marks: EndMarks | None  # what its template taught; None: nothing
     answers: int = 0
     right: int = 0
     calls: int = 0
     named: int = 0
+    # answers whose reason was mistaken, by kind
     wrong: Counter[str] = field(default_factory=Counter)
     misnamed: Counter[str] = field(default_factory=Counter)
 

@@ -47,15 +47,10 @@ _PLACES: Final = (
 
 @dataclass
 class Story:
-    """What happened in an episode, or in many.
+    """What happened in an episode, or in many."""
 
-    Attributes:
-        positions_read: Positions whose content was compared with what should stand there.
-        counts: Everything else, by name.
-    """
-
-    positions_read: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    positions_read: int = 0  # positions whose content was compared with what should stand there
+    counts: Counter[str] = field(default_factory=Counter)  # everything else, by name
 
     def __iadd__(self, other: Story) -> Story:
         self.positions_read += other.positions_read

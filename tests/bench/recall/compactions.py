@@ -33,21 +33,13 @@ _DOMAIN: Final = ("", "")
 
 @dataclass
 class Compacted:
-    """Tokens of all prompts.
+    """Tokens of all prompts."""
 
-    Attributes:
-        prompt: All of them.
-        exact: Found by exact prefix.
-        lost: Said before in their session, and not found so.
-        recovered: Of those, covered by spans of copies.
-        compactions: Prompts that lost messages.
-    """
-
-    prompt: int = 0
-    exact: int = 0
-    lost: int = 0
-    recovered: int = 0
-    compactions: int = 0
+    prompt: int = 0  # all of them
+    exact: int = 0  # found by exact prefix
+    lost: int = 0  # said before in their session, and not found so
+    recovered: int = 0  # of those, covered by spans of copies
+    compactions: int = 0  # prompts that lost messages
 
 
 @dataclass

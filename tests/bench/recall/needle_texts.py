@@ -27,17 +27,11 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A text with a question behind it.
+    """A text with a question behind it."""
 
-    Attributes:
-        body: The text: noise, and facts in it.
-        question: What is asked: ``ASK key``.
-        answer: What the key was told to be last.
-    """
-
-    body: list[int]
-    question: list[int]
-    answer: list[int]
+    body: list[int]  # the text: noise, and facts in it
+    question: list[int]  # what is asked: ``ASK key``
+    answer: list[int]  # what the key was told to be last
 
     @property
     def sections(self) -> list[Span]:
@@ -125,17 +119,11 @@ Words = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question about what was read before.
+    """One question about what was read before."""
 
-    Attributes:
-        read: Prompts that left their text.
-        prompt: Repeats text of theirs, and asks.
-        answer: What is right.
-    """
-
-    read: list[Words]
-    prompt: Words
-    answer: Words
+    read: list[Words]  # prompts that left their text
+    prompt: Words  # repeats text of theirs, and asks
+    answer: Words  # what is right
 
 
 def cases(texts: int, seed: int) -> dict[str, list[Case]]:

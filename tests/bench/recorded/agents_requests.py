@@ -101,29 +101,17 @@ Layers = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """One request.
+    """One request."""
 
-    Attributes:
-        name: Names the request across arms.
-        at: Recorded seconds since the fleet began.
-        session: The name of this playing of a recorded session.
-        prompt: Token ids.
-        answer: The token ids that the server is made to say; the last one ends it.
-        ended: Whether the session never comes back.
-        waiting: Whether the answer called a tool; None: nobody knows.
-        returns_s: Roughly how many recorded seconds the tool takes; None: nobody knows.
-        layers: ``(source layer, first token, end token)`` of the prompt's head.
-    """
-
-    name: str
-    at: float
-    session: str
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    ended: bool
-    waiting: bool | None
-    returns_s: float | None
-    layers: Layers
+    name: str  # names the request across arms
+    at: float  # recorded seconds since the fleet began
+    session: str  # the name of this playing of a recorded session
+    prompt: tuple[int, ...]  # token ids
+    answer: tuple[int, ...]  # the token ids that the server is made to say; the last one ends it
+    ended: bool  # whether the session never comes back
+    waiting: bool | None  # whether the answer called a tool; None: nobody knows
+    returns_s: float | None  # roughly how many recorded seconds the tool takes; None: nobody knows
+    layers: Layers  # ``(source layer, first token, end token)`` of the prompt's head
 
     def body(self, pace: float, hinted: bool, layered: bool = False) -> dict[str, Any]:
         """The JSON of the request."""

@@ -39,15 +39,10 @@ from kvgraph.kernels.runs import block_runs
 
 
 class Place(Protocol):
-    """A back end with memory of its own.
+    """A back end with memory of its own."""
 
-    Attributes:
-        name: In the report.
-        operations: Its ``Backend`` and ``Observer``.
-    """
-
-    name: str
-    operations: types.ModuleType
+    name: str  # in the report
+    operations: types.ModuleType  # its ``Backend`` and ``Observer``
 
     def put(self, tensor: Any) -> Any:
         """A copy of ``tensor`` where the kernels' cache is."""
@@ -276,19 +271,14 @@ _LONGEST_ERROR: Final = 600  # characters of a failed check's error that are kep
 
 @dataclass
 class Report:
-    """What was found, and on what.
+    """What was found, and on what."""
 
-    Attributes:
-        place: Where the kernels ran.
-        checks: Each check's outcome by name: ``ok``, or what was wrong.
-        bench: What the bench printed, an object a line; the last holds the figures.
-        problem: Why there is no bench, if there is none.
-    """
-
-    place: str
+    place: str  # where the kernels ran
+    # each check's outcome by name: ``ok``, or what was wrong
     checks: dict[str, str] = field(default_factory=dict)
+    # what the bench printed, an object a line; the last holds the figures
     bench: list[dict[str, Any]] = field(default_factory=list)
-    problem: str | None = None
+    problem: str | None = None  # why there is no bench, if there is none
     seconds: float = 0.0
 
     @property

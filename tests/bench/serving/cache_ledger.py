@@ -229,15 +229,11 @@ _SERVED: Final = "vllm:request_inference_time_seconds"
 
 @dataclass(frozen=True, slots=True)
 class OwnCounts:
-    """Since the server's start.
+    """Since the server's start."""
 
-    Attributes:
-        sources: Prompt tokens by where they came from.
-        mean_served_s: Seconds of a request from being scheduled to its last token, by the engine's
-            clock; NaN before the first one's end.
-    """
-
-    sources: dict[str, float]
+    sources: dict[str, float]  # prompt tokens by where they came from
+    # seconds of a request from being scheduled to its last token, by the engine's clock; NaN
+    # before the first one's end
     mean_served_s: float
 
 

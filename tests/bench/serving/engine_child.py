@@ -148,19 +148,13 @@ _ANSWER_TIMEOUT_S: Final = 300.0
 
 @dataclass
 class Served:
-    """What came of requests.
+    """What came of requests."""
 
-    Attributes:
-        answered: With all the tokens that were asked for.
-        failed: Otherwise, or with an exception.
-        waits: Seconds that each engine step spent in our hooks, or in what stood in their place.
-        errors: What was raised, in words.
-    """
-
-    answered: int = 0
-    failed: int = 0
+    answered: int = 0  # with all the tokens that were asked for
+    failed: int = 0  # otherwise, or with an exception
+    # seconds that each engine step spent in our hooks, or in what stood in their place
     waits: list[float] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # what was raised, in words
 
     def __iadd__(self, other: Served) -> Served:
         self.answered += other.answered

@@ -45,28 +45,18 @@ LOG_TAIL_LINES: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What to start.
-
-    Attributes:
-        graph: Whether ``AITHER_KVCACHE_GRAPH=1`` is set; nothing else differs.
-        blocks: KV blocks in the pool; None leaves the size to vLLM.
-        events_endpoint: Where vLLM publishes its KV events; None: it does not.
-        directory: Working directory; holds the log.
-        name: What the arm is called; empty: ``graph`` or ``stock``.
-        settings: Environment variables of this arm.
-        options: Further words of its command line.
-    """
+    """What to start."""
 
     model: str
-    graph: bool
-    directory: Path
-    blocks: int | None = None
+    graph: bool  # whether ``AITHER_KVCACHE_GRAPH=1`` is set; nothing else differs
+    directory: Path  # working directory; holds the log
+    blocks: int | None = None  # KV blocks in the pool; None leaves the size to vLLM
     max_model_len: int = 3072
     max_num_seqs: int = 8
-    events_endpoint: str | None = None
-    name: str = ""
-    settings: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
+    events_endpoint: str | None = None  # where vLLM publishes its KV events; None: it does not
+    name: str = ""  # what the arm is called; empty: ``graph`` or ``stock``
+    settings: tuple[tuple[str, str], ...] = ()  # environment variables of this arm
+    options: tuple[str, ...] = ()  # further words of its command line
 
     @property
     def arm(self) -> str:

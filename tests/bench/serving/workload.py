@@ -31,18 +31,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session.
-
-    Attributes:
-        pause_s: Seconds between the end of the session's turn before and this one's start.
-        hints: What the caller tells the engine beside the segments; None: it tells nothing.
-    """
+    """One request of a session."""
 
     session: str
     number: int
     prompt: tuple[Span, ...]
     max_tokens: int
-    pause_s: float
+    pause_s: float  # seconds between the end of the session's turn before and this one's start
+    # what the caller tells the engine beside the segments; None: it tells nothing
     hints: dict[str, Any] | None
 
     @property

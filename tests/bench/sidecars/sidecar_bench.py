@@ -27,20 +27,14 @@ _LEAST_RATE: Final = 0.95  # of the requests that were to be told of
 
 @dataclass(frozen=True)
 class Heard:
-    """What was measured of a sidecar under some feeds.
+    """What was measured of a sidecar under some feeds."""
 
-    Attributes:
-        cpu_percent: Of a core, once pools are full.
-        starting_percent: The same in the seconds before.
-        ages_s: How old each engine's advice was, at every look from the first second on; 2 where
-            it had none.
-        rss_gb: Memory at the end.
-    """
-
-    cpu_percent: float
-    starting_percent: float
+    cpu_percent: float  # of a core, once pools are full
+    starting_percent: float  # the same in the seconds before
+    # how old each engine's advice was, at every look from the first second on; 2 where it had
+    # none
     ages_s: list[float]
-    rss_gb: float
+    rss_gb: float  # memory at the end
 
     @property
     def age_p99_s(self) -> float:

@@ -29,19 +29,12 @@ BLOCK_BYTES: Final = 2 << 20  # of a model of 8 B parameters: 32 layers, 8 KV he
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine is busy with.
+    """What an engine is busy with."""
 
-    Attributes:
-        running: Requests that decode.
-        pool: Blocks of the pool.
-        prefill: Whether each step computes a prompt of 16k tokens beside.
-        step_s: Seconds that a step takes on the engine's clock.
-    """
-
-    running: int
-    pool: int
-    prefill: bool = False
-    step_s: float = 0.03
+    running: int  # requests that decode
+    pool: int  # blocks of the pool
+    prefill: bool = False  # whether each step computes a prompt of 16k tokens beside
+    step_s: float = 0.03  # seconds that a step takes on the engine's clock
 
     @property
     def tokens(self) -> int:

@@ -30,19 +30,13 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Quiz:
-    """Texts that end with questions.
+    """Texts that end with questions."""
 
-    Attributes:
-        ids: [texts, tokens]; the last ``questions * FACT_TOKENS`` are questions with their answers.
-        answered: bool [texts, tokens]: tokens that are part of an answer.
-        told_at: [texts, questions], where the fact that answers begins.
-        tellings: [texts, questions], how often the key was told.
-    """
-
+    # [texts, tokens]; the last ``questions * FACT_TOKENS`` are questions with their answers
     ids: Ids
-    answered: NDArray[np.bool_]
-    told_at: Ids
-    tellings: Ids
+    answered: NDArray[np.bool_]  # bool [texts, tokens]: tokens that are part of an answer
+    told_at: Ids  # [texts, questions], where the fact that answers begins
+    tellings: Ids  # [texts, questions], how often the key was told
 
 
 def make_quiz(
@@ -96,23 +90,16 @@ _AT_ONCE: Final = 16  # texts that are read together
 
 
 class Marks(NamedTuple):
-    """Answers that were right in all their tokens, of ``n``.
+    """Answers that were right in all their tokens, of ``n``."""
 
-    Attributes:
-        plain: With everything in its place.
-        misplaced: With the block that holds the fact turned to where it would stand before the
-            key's first telling; of keys that were told more than once.
-        replaced: With that block turned there and back: what turning alone costs.
-        repeated: Of the same questions as ``misplaced``, with everything in its place.
-        n_repeated: How many those were.
-    """
-
-    plain: int
+    plain: int  # with everything in its place
     n: int
+    # with the block that holds the fact turned to where it would stand before the key's first
+    # telling; of keys that were told more than once
     misplaced: int
-    replaced: int
-    repeated: int
-    n_repeated: int
+    replaced: int  # with that block turned there and back: what turning alone costs
+    repeated: int  # of the same questions as ``misplaced``, with everything in its place
+    n_repeated: int  # how many those were
 
 
 def examine(model: Any, length: int, facts: int, texts: int, seed: int = 1) -> Marks:

@@ -25,17 +25,12 @@ _LEAST: Final = 0.1  # of the rate, at the end
 
 @dataclass
 class Teacher:
-    """Teaches one model.
-
-    Attributes:
-        kept: Where its state is kept between runs.
-        paused_by: While this file exists, nothing is computed.
-    """
+    """Teaches one model."""
 
     pupil: Pupil
     lessons: Lessons
-    kept: Path
-    paused_by: Path | None = None
+    kept: Path  # where its state is kept between runs
+    paused_by: Path | None = None  # while this file exists, nothing is computed
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -151,24 +146,17 @@ _BASE: Final = 5e5  # of RoPE
 
 @dataclass(frozen=True, slots=True)
 class Pupil:
-    """One model to teach.
-
-    Attributes:
-        family: ``llama`` or ``gpt2``.
-        steps: Batches of about 4,096 tokens.
-        course: ``recall`` or ``text``.
-        longest: Tokens of the longest text that it is shown.
-    """
+    """One model to teach."""
 
     name: str
-    family: str
+    family: str  # ``llama`` or ``gpt2``
     hidden: int
     layers: int
     heads: int
     vocabulary: int
-    steps: int
-    course: str
-    longest: int = 1024
+    steps: int  # batches of about 4,096 tokens
+    course: str  # ``recall`` or ``text``
+    longest: int = 1024  # tokens of the longest text that it is shown
     rate: float = 3e-3
 
 
@@ -236,16 +224,11 @@ Ids = NDArray[np.uint16]
 
 
 class Corpus(NamedTuple):
-    """Tokens of all documents, each ended by ``END``.
-
-    Attributes:
-        taught: uint16 [tokens] to learn from.
-        held_out: One uint16 [tokens] for each document that no model has read.
-    """
+    """Tokens of all documents, each ended by ``END``."""
 
     tokenizer: Tokenizer
-    taught: Ids
-    held_out: list[Ids]
+    taught: Ids  # uint16 [tokens] to learn from
+    held_out: list[Ids]  # one uint16 [tokens] for each document that no model has read
 
 
 def read_documents(folder: Path, pattern: str = "*.rst.txt") -> list[str]:

@@ -58,22 +58,15 @@ class IdleRates:
 
 @dataclass(frozen=True, slots=True)
 class TierResult:
-    """What the parts that were run have shown.
-
-    Attributes:
-        arms: By name.
-        idle: None if that part was not run.
-        refused: Rivals that did not start, and why.
-        pace: Factor on the script's pauses; None if nothing was paused.
-    """
+    """What the parts that were run have shown."""
 
     model: str
     out: Path
     workload: Workload
-    arms: dict[str, ArmRecord]
-    idle: IdleRates | None = None
-    refused: dict[str, str] = field(default_factory=dict)
-    pace: float | None = None
+    arms: dict[str, ArmRecord]  # by name
+    idle: IdleRates | None = None  # none if that part was not run
+    refused: dict[str, str] = field(default_factory=dict)  # rivals that did not start, and why
+    pace: float | None = None  # factor on the script's pauses; None if nothing was paused
 
     def figures(self) -> Figures:
         """The figures of ``kvgraph bench tiers`` that these parts can give."""

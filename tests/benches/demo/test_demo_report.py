@@ -19,11 +19,9 @@ import zmq
 from kvgraph.graph.types import SourceLayer
 from kvgraph_bench.agents.agents_arms import AgentPass
 from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass, ClosedRun
-from kvgraph_bench.demo.cliff import AGENTS, CLOCK, CliffResult
 from kvgraph_bench.demo.demo import HAD, ArmResult, DemoResult, run_found
 from kvgraph_bench.demo.demo_report import DemoRun, print_last_words, print_report
 from kvgraph_bench.demo.engine_cliff import EngineCliff
-from kvgraph_bench.figures import Figures
 from kvgraph_bench.serving.cache_ledger import Books, Ledger, Tally, layers_of
 from kvgraph_bench.serving.completions import Answer, PassResult
 from kvgraph_bench.serving.progress import DemoProgress
@@ -188,29 +186,6 @@ def test_the_ledger_reads_a_publisher_and_sees_holes(tmp_path: object) -> None:
             tally = ledger.take()
             assert (tally.protected_lost, tally.missed_batches) == (1, 2)
             assert ledger.take().protected_lost == 0
-
-
-def run(name: str, every_s: float, ttft_s: float) -> ClosedRun:
-    """Turns at a pace, until the last minute."""
-    count = int((CLOCK.end_s - 60.0) / every_s)
-    answers = tuple(
-        ClosedAnswer(number * every_s, False, Answer("a", "", ttft_s, ttft_s, 100, 60, 4))
-        for number in range(count)
-    )
-    return ClosedRun(name, AGENTS, ClosedPass(CLOCK, answers, (), 0), None)
-
-
-@pytest.fixture
-def cliff_result(tmp_path: Path) -> CliffResult:
-    return CliffResult(tmp_path, run("stock", 30.0, 20.0), run("hold", 10.0, 2.0))
-
-
-def test_figures_compare_the_time_when_all_are_there(cliff_result: CliffResult) -> None:
-    figures = Figures("demo")
-    cliff_result.add_to(figures)
-    assert figures.figures["cliff_turns_ratio"].value == pytest.approx(3, rel=0.05)
-    assert figures.figures["cliff_ttft_p50_stock"].value == pytest.approx(20)
-    assert figures.figures["cliff_ttft_p50_ours"].value == pytest.approx(2)
 
 
 @pytest.fixture

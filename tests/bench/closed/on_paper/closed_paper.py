@@ -48,20 +48,13 @@ _STOPS: Final = 1  # a token that ends an answer
 
 @dataclass(frozen=True, slots=True)
 class NewcomerRun:
-    """What came of one arm; times in seconds.
-
-    Attributes:
-        sessions: Of the crowd, at once.
-        newcomers: From arrival to the first token, or to the run's end.
-        crowd: The same of the crowd's sessions' first turns.
-        turns: Of the crowd, answered.
-    """
+    """What came of one arm; times in seconds."""
 
     arm: str
-    sessions: int
-    newcomers: tuple[float, ...]
-    crowd: tuple[float, ...]
-    turns: int
+    sessions: int  # of the crowd, at once
+    newcomers: tuple[float, ...]  # from arrival to the first token, or to the run's end
+    crowd: tuple[float, ...]  # the same of the crowd's sessions' first turns
+    turns: int  # of the crowd, answered
 
     @property
     def ratio(self) -> float:

@@ -92,17 +92,12 @@ def add_hosts(figures: Figures, runs: Sequence[HostRun]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """One arm, once; times in the service model's seconds.
-
-    Attributes:
-        wall_s: Until the last answer.
-        held: What the engine counted; None where nobody is held.
-    """
+    """One arm, once; times in the service model's seconds."""
 
     arm: str
     answers: Sequence[ClosedAnswer]
-    wall_s: float
-    held: HoldCounts | None
+    wall_s: float  # until the last answer
+    held: HoldCounts | None  # what the engine counted; None where nobody is held
 
     @property
     def cached_share(self) -> float:
@@ -204,28 +199,17 @@ _WARM_S, _END_S = 30.0, 90.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One kind of requests; sizes in tokens.
-
-    Attributes:
-        clients: Each asks again as soon as it is answered.
-        texts: That are asked in turn, and anew behind the last.
-        length: Of a text.
-        answer: Of an answer.
-        questions: Of a question behind each text, another one each time; 0: none.
-        grows: By how much each text is longer than it was in the round before.
-        together: Requests of one prompt, sent at once; the next follow the last answer.
-        rest_s: Seconds from an answer to the client's next request.
-    """
+    """One kind of requests; sizes in tokens."""
 
     name: str
-    clients: int
-    texts: int
-    length: int
-    answer: int = 1
-    questions: int = 0
-    grows: int = 0
-    together: int = 1
-    rest_s: float = 0.0
+    clients: int  # each asks again as soon as it is answered
+    texts: int  # that are asked in turn, and anew behind the last
+    length: int  # of a text
+    answer: int = 1  # of an answer
+    questions: int = 0  # of a question behind each text, another one each time; 0: none
+    grows: int = 0  # by how much each text is longer than it was in the round before
+    together: int = 1  # requests of one prompt, sent at once; the next follow the last answer
+    rest_s: float = 0.0  # seconds from an answer to the client's next request
 
 
 OTHERS: Final = (
@@ -303,15 +287,10 @@ _ARMS: Final = (PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How hard an engine has it.
+    """How hard an engine has it."""
 
-    Attributes:
-        running: Requests that run at once at most.
-        load: Share of the time in which stock would be busy, were it asked one by one.
-    """
-
-    running: int
-    load: float
+    running: int  # requests that run at once at most
+    load: float  # share of the time in which stock would be busy, were it asked one by one
 
     @property
     def name(self) -> str:
@@ -325,19 +304,14 @@ SETTINGS: Final = (Setting(1, 0.3), Setting(1, 0.75), Setting(64, 0.75), Setting
 
 @dataclass(frozen=True, slots=True)
 class OpenResult:
-    """All arms under all settings.
-
-    Attributes:
-        pool: Blocks of ``BLOCK_SIZE`` tokens.
-        others: Answers a second by arm, for each kind of traffic that is no agents'.
-        hosts: Arms with host memory.
-    """
+    """All arms under all settings."""
 
     out: Path
-    pool: int
+    pool: int  # blocks of ``BLOCK_SIZE`` tokens
     runs: Sequence[tuple[Setting, OpenRun]]
+    # answers a second by arm, for each kind of traffic that is no agents'
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    hosts: Sequence[HostRun] = ()
+    hosts: Sequence[HostRun] = ()  # arms with host memory
 
     def figures(self) -> Figures:
         """Each arm beside stock: what it finds, and how long first tokens take."""

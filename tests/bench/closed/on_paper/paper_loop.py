@@ -43,29 +43,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PaperArm:
-    """One way to serve.
-
-    Attributes:
-        stock: Without our connector.
-        longest_first: Who waits starts by the longest cached prefix: SGLang's order.
-        hold: Whether new sessions wait for room.
-        hinted: Whether clients name sessions, and say when they end or wait for a tool.
-        layered: Whether they say where tools and rules stand, and are believed.
-        unprotected: Whether nothing is protected, whatever is said.
-        host: Blocks of host memory, for each block of the pool.
-        ahead: It brings back what requests that wait lack, before their turn.
-        plain: That memory takes all that goes and drops the oldest: nothing is known of it.
-    """
+    """One way to serve."""
 
     name: str
-    stock: bool = False
-    longest_first: bool = False
-    hold: bool = False
-    hinted: bool = False
-    layered: bool = False
-    unprotected: bool = False
-    host: float = 0.0
-    ahead: bool = False
+    stock: bool = False  # without our connector
+    longest_first: bool = False  # who waits starts by the longest cached prefix: SGLang's order
+    hold: bool = False  # whether new sessions wait for room
+    hinted: bool = False  # whether clients name sessions, and say when they end or wait for a tool
+    layered: bool = False  # whether they say where tools and rules stand, and are believed
+    unprotected: bool = False  # whether nothing is protected, whatever is said
+    host: float = 0.0  # blocks of host memory, for each block of the pool
+    ahead: bool = False  # it brings back what requests that wait lack, before their turn
+    # that memory takes all that goes and drops the oldest: nothing is known of it
     plain: bool = False
 
     @property

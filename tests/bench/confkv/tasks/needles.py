@@ -122,17 +122,11 @@ _SEEDS: Final = (1, 2, 3)
 
 
 class Walk(NamedTuple):
-    """What a batch of agents did.
+    """What a batch of agents did."""
 
-    Attributes:
-        right: bool [agents, questions, tokens of a code behind its first].
-        peak: Bytes of keys and values, the most at once.
-        tokens: Of each agent's whole text.
-    """
-
-    right: Tensor
-    peak: int
-    tokens: int
+    right: Tensor  # bool [agents, questions, tokens of a code behind its first]
+    peak: int  # bytes of keys and values, the most at once
+    tokens: int  # of each agent's whole text
 
 
 def add_pages(figures: Figures, loaded: Loaded, it: ConfKVSettings, prefix: str, say: Say) -> None:

@@ -42,16 +42,11 @@ Message = dict[str, Any]
 
 
 class Reply(NamedTuple):
-    """What a chat was answered.
-
-    Attributes:
-        cached: Tokens of its prompt that the engine had.
-        first_s: Seconds until something of it came.
-    """
+    """What a chat was answered."""
 
     text: str
-    cached: int
-    first_s: float
+    cached: int  # tokens of its prompt that the engine had
+    first_s: float  # seconds until something of it came
 
 
 def chat_plan(model: Path, graph: bool, directory: Path, name: str, *settings: tuple[str, str]) -> (
@@ -267,15 +262,10 @@ _BURST: Final = -(-3 * POOL // (2 * _OTHERS))  # prompts: half as much again as 
 
 
 class Survival(NamedTuple):
-    """What one server's cache kept.
+    """What one server's cache kept."""
 
-    Attributes:
-        turns: Share of turns, of all but the first, that found the whole system text.
-        bursts: The same of the turns behind others' prompts.
-    """
-
-    turns: float
-    bursts: float
+    turns: float  # share of turns, of all but the first, that found the whole system text
+    bursts: float  # the same of the turns behind others' prompts
 
 
 def survival(client: OpenAI, words: Words, turns: int) -> Survival:
@@ -324,17 +314,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is asked.
+    """How much is asked."""
 
-    Attributes:
-        turns: Of the long chat.
-        firsts: First turns behind ``kvgraph precache``.
-        rounds: Compacted chats.
-    """
-
-    turns: int
-    firsts: int
-    rounds: int
+    turns: int  # of the long chat
+    firsts: int  # first turns behind ``kvgraph precache``
+    rounds: int  # compacted chats
 
 
 FULL: Final = Scale(turns=200, firsts=7, rounds=4)
