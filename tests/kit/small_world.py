@@ -34,8 +34,7 @@ from kvgraph.graph.wire.events import (
 from wire_keys import pack
 
 SIZE = 16
-BEGIN = 1000.0
-"""The world's time at first."""
+BEGIN = 1000.0  # the world's time at first
 
 
 class World:

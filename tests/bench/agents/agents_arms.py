@@ -48,8 +48,7 @@ from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import BLOCK
 
-NULL_BLOCK: Final = 1
-"""Of a pool, vLLM's own; it holds nothing."""
+NULL_BLOCK: Final = 1  # of a pool, vLLM's own; it holds nothing
 
 KEPT_BACK: Final = NULL_BLOCK + 1
 """Blocks of a pool that hold nothing cached: a running prompt's last one, too."""
@@ -267,8 +266,7 @@ HOST_LRU: Final = AgentArm(
         ("AITHER_KVCACHE_SPILL", "all"),
         ("AITHER_KVCACHE_PREFETCH", "0"),
     ),
-)
-"""A host tier without any knowledge: copies of all that goes, the oldest dropped first."""
+)  # A host tier without any knowledge: copies of all that goes, the oldest dropped first
 QUIET_TIERS: Final = AgentArm("quiet_tiers", graph=True, hosted=True, options=_STEPS)
 """Nothing is said, and there is host memory."""
 TIERS: Final = AgentArm(
@@ -414,8 +412,7 @@ def kept_with(
     return kept
 
 
-RUNNING: Final = 2
-"""Requests that run at once."""
+RUNNING: Final = 2  # requests that run at once
 
 HEADS: Final = 8
 """Different heads whose callers say where they lie: as many as a small part of the pool holds."""

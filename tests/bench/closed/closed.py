@@ -216,12 +216,10 @@ PACE: Final = 1 / 60
 """Seconds that a recorded second takes: prefill here is about as much slower than a GPU's, for
 sessions that are smaller by ``SHRINK``."""
 
-POOL: Final = 480
-"""Blocks: contexts of about twenty agents."""
+POOL: Final = 480  # blocks: contexts of about twenty agents
 
 UNDER: Final = (0.6, 0.8, 1.0)
-OVER: Final = (1.6, 2.4)
-"""Numbers of agents, as multiples of the one at which stock is at its best."""
+OVER: Final = (1.6, 2.4)  # numbers of agents, as multiples of the one at which stock is at its best
 
 HOSTED: Final = (3.2,)
 """The same where host memory holds as much as the pool: its cliff is twice as far out."""

@@ -114,8 +114,7 @@ def _turn(each: FleetRequest, request: AgentRequest) -> ClosedTurn:
     return ClosedTurn(request, each.index == 0, min(each.pause_s or 0.0, MAX_PAUSE_S))
 
 
-STARTING_S: Final = 5.0
-"""Users begin within so many seconds of each other: chosen."""
+STARTING_S: Final = 5.0  # users begin within so many seconds of each other: chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +249,7 @@ OFF: Final = AgentArm("off", graph=True, settings=(("AITHER_KVCACHE_ADMISSION", 
 HOLD: Final = AgentArm("hold", graph=True, settings=(_HOLD,))
 HOLD_TOLD: Final = AgentArm(
     "hold_told", graph=True, telling=Telling(hinted=True), settings=(_HOLD,)
-)
-"""Clients name their sessions, and say when they end or wait for a tool."""
+)  # clients name their sessions, and say when they end or wait for a tool
 HOST_HOLD: Final = AgentArm("host_hold", graph=True, hosted=True, settings=(_HOLD,))
 CLOSED_ARMS: Final = (STOCK, LPM, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
 

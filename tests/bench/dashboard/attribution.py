@@ -61,16 +61,7 @@ class Mishaps:
 
 
 class ToldFleet:
-    """Engines, their users, and what a sidecar knows and says of them.
-
-    Args:
-        base: vLLM's configuration of an engine on paper.
-        shapes: Of the engines, one each.
-        users: Scripts of recorded agents.
-        told: Is shown all that engines report, after the graph was.
-        hinted: Whether clients name sessions, and say when they end or wait for a tool.
-        seed: Decides who goes where, and what befalls them.
-    """
+    """Engines, their users, and what a sidecar knows and says of them."""
 
     def __init__(
         self,

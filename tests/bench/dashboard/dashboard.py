@@ -177,8 +177,7 @@ _ASK_EVERY_S: Final = 0.5
 _VIEWS: Final = {
     "": {"/v1/graph?limit=20000": 4.0},
     "_of_misses": {"/v1/requests?limit=200": 1.0, "/v1/misses": 2.0},
-}
-"""What the page asks for over and over, and seconds from one time to the next, by its view."""
+}  # what the page asks for over and over, and seconds from one time to the next, by its view
 
 
 def measure_page_load(figures: Figures, quick: bool) -> None:

@@ -40,8 +40,7 @@ LESS: Final = {
     "ranked_every_64_s": Effort(64.0),
     "of_50_percent": Effort(64.0, 1),
     "of_25_percent": Effort(64.0, 2),
-}
-"""What they do where the whole takes too long, in this order; those of LRU follow all always."""
+}  # what they do where the whole takes too long, in this order; those of LRU follow all always
 
 
 class Hours(NamedTuple):

@@ -60,11 +60,9 @@ HAD: Final = {
     "stock": "vLLM alone",
     "nothing said": "the switch alone",
     "told everything": "the switch, signals, layers",
-}
-"""What each arm has, stock first."""
+}  # what each arm has, stock first
 
-PRICE_FIELD: Final = "protection_price_points"
-"""Of a sidecar's status."""
+PRICE_FIELD: Final = "protection_price_points"  # of a sidecar's status
 
 _SILENT = replace(PAPER_HOLD, name="nothing said")
 _TOLD = replace(PAPER_TOLD, name="told everything", layered=True)

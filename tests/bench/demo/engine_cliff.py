@@ -30,13 +30,11 @@ from ..serving.vllm_server import HINTS, Server, check_advised
 from ..serving.workload import BLOCK
 from .page_demo import ENDPOINT, LivePage
 
-AGENTS: Final = 32
-"""1.6 times as many as stock serves best on this pool."""
+AGENTS: Final = 32  # 1.6 times as many as stock serves best on this pool
 
 CLOCK: Final = Clock(PACE, 15.0, 60.0)
 SEED: Final = 1
-LIVE_S: Final = 15.0
-"""What is shown while it runs is of so many seconds."""
+LIVE_S: Final = 15.0  # what is shown while it runs is of so many seconds
 
 _SWITCH: Final = AgentArm("kvgraph", graph=True, settings=((HINTS, ""),))
 _NAMES: Final = {"stock": "stock vLLM", "kvgraph": "kvgraph"}

@@ -86,12 +86,6 @@ class SessionFeed(FakeEngine):
     that end. A session begins with half of ``blocks`` blocks and ends after ``turns`` with half as
     many more, so that a request has so many on average. What is told is sent as an engine's client
     sends it: every 0.2 s, or when much was stored.
-
-    Args:
-        endpoint: The sidecar's.
-        blocks: Of a request.
-        turns: Of a session; 1: every block of every request is new.
-        number: Of the engine, where there are several: their sessions are others.
     """
 
     def __init__(

@@ -31,11 +31,6 @@ from ..serving.workload import Span, Turn
 class Course:
     """Says how a bench goes on, and ends what it repeats where its time is over.
 
-    Args:
-        budget_s: Seconds for all of it.
-        console: What people read.
-        clock: Monotonic seconds.
-
     Attributes:
         took: Seconds of each part until now, by its name.
     """
@@ -79,9 +74,7 @@ class EngineThreads:
 
     The core schedules; on most engines the model runs in processes of its own, whose OpenMP workers
     are not looked at. A sidecar's threads are not either: none of them bears our name.
-
-    Args:
-        processes: Of a server and all that descend from it."""
+    """
 
     def __init__(self, processes: Iterable[int]) -> None:
         self._processes = sorted(processes)
@@ -154,8 +147,7 @@ class Round:
         return 1000 * self.cpu_s / self.tokens
 
 
-Rounds = dict[str, list[Round]]
-"""By arm, the rounds in the order of the pairs."""
+Rounds = dict[str, list[Round]]  # by arm, the rounds in the order of the pairs
 
 
 def rounds_in_turns(

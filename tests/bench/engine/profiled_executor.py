@@ -43,9 +43,6 @@ _KEPT_EVERY: Final = 500  # interruptions; chosen: half a busy second
 class OwnTimes:
     """Counts seconds of the main thread's CPU time, by function and by whether code of ours called
     it or is it.
-
-    Args:
-        path: Where they are kept, as JSON: ``[module, function, is called by us, seconds]`` each.
     """
 
     def __init__(self, path: Path) -> None:

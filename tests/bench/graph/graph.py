@@ -276,11 +276,7 @@ def _rate(graph: KVCacheGraph, batches: list[list[AnyEvent]]) -> float:
 
 
 class Traffic:
-    """Sessions that take turns: each second turn extends the one before it.
-
-    Args:
-        pool: Blocks that the engine holds.
-    """
+    """Sessions that take turns: each second turn extends the one before it."""
 
     def __init__(self, pool: int = _POOL) -> None:
         self._pool = pool

@@ -101,12 +101,7 @@ _TURNED: Final = 2.0  # pools' worth of blocks that were stored
 
 
 class Churn:
-    """An engine whose sessions take turns; it evicts the longest unused blocks.
-
-    Args:
-        pool: Blocks that it holds.
-        scale: By how many times all sessions are longer, so that a large pool fills in time.
-    """
+    """An engine whose sessions take turns; it evicts the longest unused blocks."""
 
     def __init__(self, pool: int, scale: int = 1) -> None:
         self._pool, self._scale = pool, scale

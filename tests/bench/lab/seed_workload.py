@@ -285,8 +285,7 @@ SEED_FACTS: Final = WorkloadFacts(
     multi_turn=0.66,
     budget_p50=3515,
     budget_max=4927,
-)
-"""The seed's figures, on eight engines of 550 blocks."""
+)  # the seed's figures, on eight engines of 550 blocks
 
 
 def workload_facts(trace: Trace, engines: int, capacity: int) -> WorkloadFacts:
@@ -331,8 +330,7 @@ def _gaps(trace: Trace, where: Ints) -> Ints:
 
 RESERVED: Final = 200 / 550
 """Share of each pool that A keeps for sessions with several turns: the seed's."""
-STORE_FACTOR: Final = 1.0
-"""Blocks of the shared store for each block of all pools together; chosen."""
+STORE_FACTOR: Final = 1.0  # blocks of the shared store for each block of all pools together; chosen
 
 
 @dataclass(frozen=True, slots=True)

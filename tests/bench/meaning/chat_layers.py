@@ -52,12 +52,7 @@ class MadeChat(NamedTuple):
 
 
 class ChatMaker:
-    """Makes conversations of every kind.
-
-    Args:
-        seed: Of the texts.
-        system: Whether some have a system text.
-    """
+    """Makes conversations of every kind."""
 
     def __init__(self, seed: str, system: bool = True) -> None:
         self._rng = random.Random(seed)
@@ -156,11 +151,7 @@ class Labelled:
 
 
 class FamilyChats:
-    """A family's renderer, and what was learned of it.
-
-    Args:
-        directory: Where its model is written; must not exist.
-    """
+    """A family's renderer, and what was learned of it."""
 
     def __init__(self, family: Family, directory: Path) -> None:
         from vllm.renderers import renderer_from_config

@@ -292,11 +292,7 @@ def family_config(family: Family, directory: Path) -> VllmConfig:
 
 
 class FamilyWriter:
-    """Turns what a model of a family writes into its tokens.
-
-    Args:
-        tokenizer: vLLM's, of the family's model.
-    """
+    """Turns what a model of a family writes into its tokens."""
 
     def __init__(self, family: Family, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -49,12 +49,7 @@ class MadeAnswer:
 
 
 class AnswerMaker:
-    """Makes answers of one family.
-
-    Args:
-        writer: Of the family's tokens.
-        seed: Of all that is random.
-    """
+    """Makes answers of one family."""
 
     def __init__(self, family: Family, writer: FamilyWriter, seed: str) -> None:
         self._family = family

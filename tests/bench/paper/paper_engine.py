@@ -55,15 +55,6 @@ class Shape:
 class PaperEngine:
     """One engine: vLLM's scheduler, and workers that note instead of compute.
 
-    Args:
-        base: A configuration of vLLM's own making, for any model with full attention.
-        shape: What kind of engine it is.
-        rng: Decides which drafts are right.
-        disks: What an earlier engine of this shape left on each worker's disk.
-        training: How often adapters were trained on before it started.
-        endpoint: The sidecar's.
-        clock: All of ours goes by these seconds, and no thread of ours looks for a sidecar.
-
     Attributes:
         outputs: Tokens by request, as vLLM's front end would have got them.
     """

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 Notes = npt.NDArray[np.uint64]  # what stands at each position of a block, or of several
 
 LANES: Final = 3
-LOADS, SPILLS, DISK = range(LANES)
-"""Lanes of a worker."""
+LOADS, SPILLS, DISK = range(LANES)  # lanes of a worker
 
 TORN: Final = np.uint64(1)  # stands nowhere else: whatever is computed is even
 BLOCK_BYTES: Final = 4096  # that a paper block pretends to have, for budgets
@@ -293,12 +292,6 @@ class Batch:
 
 class PaperModel:
     """Computes batches on all workers, in the order in which they were dispatched.
-
-    Args:
-        workers: Their memory; each holds the same, as far as the scheduler can know.
-        rng: Decides which drafts are right.
-        windows: How many positions each group of layers attends to; None: all; 0: it keeps a
-            state instead, which is not followed.
 
     Attributes:
         positions_read: Positions whose notes were compared.

@@ -36,8 +36,7 @@ from .policies_cells import QUICK as QUICK_LOOP
 from .policies_fleets import FAST, default_sessions, faster, fleet, halves, of_tenants, sessions_in
 from .policies_journal import DEFAULT, Course, Journal, fingerprint
 
-STANDS: Final = (0.2, 0.95)
-"""Where LRU is beyond, there is nothing to gain or nothing to lose."""
+STANDS: Final = (0.2, 0.95)  # where LRU is beyond, there is nothing to gain or nothing to lose
 
 
 @dataclass(frozen=True, slots=True)

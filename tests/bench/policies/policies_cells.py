@@ -36,11 +36,7 @@ Draw = Callable[[int], Scores]
 
 
 class Oblivious:
-    """Scores blocks without looking at them.
-
-    Args:
-        draw: ``blocks → float64 [blocks]``.
-    """
+    """Scores blocks without looking at them."""
 
     def __init__(self, name: str, draw: Draw) -> None:
         self.name = name
@@ -88,8 +84,7 @@ NONSENSE: Final[dict[str, Callable[[], Policy]]] = {
     "random": _random,
     "nan": lambda: Oblivious("nan", lambda blocks: np.full(blocks, np.nan)),
     "reversed": lambda: Reversed(new_policy(DEFAULT)),
-}
-"""Fresh policies by name."""
+}  # fresh policies by name
 
 
 NONSENSE_ARM: Final = "nonsense:"
@@ -97,8 +92,7 @@ HINTED: Final = BY_DEFAULT + HINTS
 PRICE_ARM: Final = "price of protection"
 BARE_ARM: Final = HINTED + " without protection"
 OTHERS_ARM: Final = HINTED + ", all but the first tenant"
-QUICK_ARMS: Final = ("lru", "belady")
-"""Arms that take next to no time."""
+QUICK_ARMS: Final = ("lru", "belady")  # arms that take next to no time
 _QUICK: Final = 0.05  # of another arm's time; chosen
 
 
@@ -185,17 +179,14 @@ ADMITTED: Final = BY_DEFAULT + ADMISSION
 TIERED: Final = BY_DEFAULT + HOST + ADMISSION
 PLAIN_TIER: Final = "lru" + HOST
 """Least recently used in pool and host memory, which has room for as much as the pool."""
-LOST: Final = 0.25
-"""Of the prompt, computed: beyond it an engine is past its cliff."""
+LOST: Final = 0.25  # of the prompt, computed: beyond it an engine is past its cliff
 UNDER: Final = 0.75
-OVER: Final = 1.5
-"""Of the agents at LRU's cliff."""
+OVER: Final = 1.5  # of the agents at LRU's cliff
 _STOCK: Final = 0.15  # of an advised arm's time; chosen
 _FURTHER: Final = (1.2, 1.3, 1.4, 1.6)  # of the agents at LRU's cliff: where is the other's?
 
 
-Known = Mapping[tuple[str, int, int], ClosedRow]
-"""Rows by arm, capacity and agents."""
+Known = Mapping[tuple[str, int, int], ClosedRow]  # rows by arm, capacity and agents
 
 
 @dataclass(frozen=True, slots=True)

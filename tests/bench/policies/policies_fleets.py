@@ -21,8 +21,7 @@ from ..errors import BenchError
 BLOCK: Final = 512
 SEED: Final = 1
 TENANTS: Final = 4
-FAST: Final = 14.0
-"""How much faster the fast fleet runs."""
+FAST: Final = 14.0  # how much faster the fast fleet runs
 
 SHARED: Final = Path(__file__).parents[4] / "shared" / "traces" / "claude_code"
 SHIPPED: Final = Path(__file__).parents[1] / "sessions"

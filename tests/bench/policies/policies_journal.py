@@ -27,12 +27,7 @@ Cell = Sequence[Any]
 
 
 class Journal:
-    """A line for every cell that was played, written as soon as it is done.
-
-    Args:
-        path: The file; it is made anew unless ``resume``.
-        of: What was played, by what code; see ``fingerprint``.
-        resume: Whether to take over what an earlier run found."""
+    """A line for every cell that was played, written as soon as it is done."""
 
     def __init__(self, path: Path, of: str, resume: bool) -> None:
         self._path = path
@@ -107,18 +102,11 @@ def _name(kind: str, cell: Cell) -> str:
 
 Shared = TypeVar("Shared")
 Played = TypeVar("Played", bound=tuple[Any, ...])
-Say = Callable[[str, float], None]
-"""``(what a cell found, share of the work that is done)``."""
+Say = Callable[[str, float], None]  # ``(what a cell found, share of the work that is done)``
 
 
 class Course:
-    """How a bench's cells are played, and where their results go.
-
-    Args:
-        journal: Is asked before a cell is played, and told afterwards.
-        processes: Cells that are played at once.
-        console: What people read; quiet where nobody wants to.
-    """
+    """How a bench's cells are played, and where their results go."""
 
     def __init__(self, journal: Journal, processes: int, console: Console) -> None:
         self._journal = journal

@@ -21,9 +21,6 @@ class ApproximateModel(PaperModel):
 
     Whoever else reads such a note, or a spliced one, reads it wrong, and that is raised.
 
-    Args:
-        engine: A ``PaperEngine`` with recall.
-
     Attributes:
         exact: How many tokens are exact of each request that was spliced.
         spliced_read: Positions behind those that were read.

@@ -21,8 +21,7 @@ _SECTION: Final = 32  # tokens of the shortest; chosen: the least that the index
 _SINKS: Final = 4  # as StreamingLLM keeps
 _CRUMBS: Final = 0.25  # of a budget that names of what was dropped may take; chosen
 
-Span = tuple[int, int]
-"""First token of the text, and the one behind the last."""
+Span = tuple[int, int]  # first token of the text, and the one behind the last
 
 
 @dataclass(frozen=True, slots=True)

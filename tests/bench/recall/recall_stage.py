@@ -66,14 +66,7 @@ def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
 
 
 class Stage:
-    """The engine, and how its requests are served.
-
-    Args:
-        model: What to load.
-        recall: Whether copies come back at other positions.
-        scratch: Where the calibration is kept.
-        limits: What it allows; else all that is possible.
-    """
+    """The engine, and how its requests are served."""
 
     def __init__(
         self, model: Path, recall: bool, scratch: Path, limits: SpliceLimits | None = None

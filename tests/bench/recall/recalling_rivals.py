@@ -109,12 +109,7 @@ RECALLING: Final[tuple[Recalling, ...]] = (InfLLM(), ArkVale())
 
 
 class RecallingModel:
-    """A Llama whose layers read a part of a text, chosen anew by each layer at each step.
-
-    Args:
-        model: From ``transformers``, with as many key heads as query heads.
-        rope: The rotation of its keys.
-    """
+    """A Llama whose layers read a part of a text, chosen anew by each layer at each step."""
 
     def __init__(self, model: Any, rope: Rope) -> None:
         self._model, self._rope = model.model, rope

@@ -36,16 +36,11 @@ class Kind(IntEnum):
     ANSWER = 3
 
 
-ROOT: Final = -1
-"""The number of the empty prefix."""
+ROOT: Final = -1  # the number of the empty prefix
 
 
 class TokenWriter:
-    """Gives recorded blocks their tokens; the same calls in the same order give the same ones.
-
-    Args:
-        vocabulary: How many token ids the model knows.
-    """
+    """Gives recorded blocks their tokens; the same calls in the same order give the same ones."""
 
     def __init__(self, vocabulary: int, seed: int) -> None:
         self._first, self._quarter = _bands(vocabulary)
@@ -231,8 +226,7 @@ sent when they are due and pauses keep their meaning: users' turns come in burst
 request in twenty was sent 13 s late, which is two recorded minutes; at 0.3 it is 1 s, five recorded
 ones."""
 
-HORIZON_S: Final = 6 * 3600.0
-"""Recorded seconds of a fleet, of which the first requests are played."""
+HORIZON_S: Final = 6 * 3600.0  # recorded seconds of a fleet, of which the first requests are played
 
 
 def recorded_requests(

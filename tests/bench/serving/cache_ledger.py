@@ -81,11 +81,7 @@ class Tally:
 
 
 class Books:
-    """Applies decoded KV events to a tally; knows what is resident.
-
-    Args:
-        known: Layers of the workload's blocks; any other block is generated text.
-    """
+    """Applies decoded KV events to a tally; knows what is resident."""
 
     def __init__(self, known: dict[Digest, SourceLayer]) -> None:
         self.known = dict(known)
@@ -139,11 +135,7 @@ class Books:
 
 
 class Ledger:
-    """Subscribes to one server's KV events on a thread of its own; a context manager.
-
-    Args:
-        endpoint: Where the server publishes; it may come up later.
-    """
+    """Subscribes to one server's KV events on a thread of its own; a context manager."""
 
     def __init__(self, endpoint: str, known: dict[Digest, SourceLayer]) -> None:
         self._endpoint = endpoint

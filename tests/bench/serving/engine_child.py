@@ -165,13 +165,7 @@ class Served:
 
 
 class EngineChild:
-    """The engine's end in the bench; a context manager.
-
-    Args:
-        model: What to load.
-        log: Where the engine's output goes.
-        endpoint: The sidecar's; None for stock vLLM.
-    """
+    """The engine's end in the bench; a context manager."""
 
     def __init__(self, model: Path, log: Path, endpoint: str | None) -> None:
         context = multiprocessing.get_context("spawn")

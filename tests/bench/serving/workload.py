@@ -14,11 +14,9 @@ from typing import Any, Final
 import numpy as np
 from kvgraph.graph.types import SourceLayer
 
-BLOCK: Final = 32
-"""Tokens of a KV block in benches; the CPU engine takes multiples of 32."""
+BLOCK: Final = 32  # tokens of a KV block in benches; the CPU engine takes multiples of 32
 
-SECONDS_PER_REQUEST: Final = 0.6
-"""Nominal service time: only the script's order depends on it."""
+SECONDS_PER_REQUEST: Final = 0.6  # nominal service time: only the script's order depends on it
 
 
 @dataclass(frozen=True, slots=True)

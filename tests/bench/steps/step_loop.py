@@ -55,10 +55,6 @@ class StepLoop:
     """One engine; of two that are given the same load, every step does the same.
 
     Its pool is empty before ``fill``.
-
-    Args:
-        load: What it is busy with.
-        connect: Makes our connector for its pool; None: stock.
     """
 
     def __init__(self, load: Load, connect: Callable[[Any], Any] | None = None) -> None:
@@ -192,9 +188,6 @@ class StepSidecar:
     """Hears what an engine's client would have sent, and ranks its blocks every half second.
 
     Its policy ranks from the start: without a ranking in force there is little to measure.
-
-    Args:
-        clock: Monotonic seconds, the engine's own.
 
     Attributes:
         evicted: Blocks that the engine evicted.

@@ -25,8 +25,7 @@ from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import BLOCK, Session, Span, Turn, Workload, Writer, system_prompts
 
-EXPECTATION_ERROR: Final = 0.2
-"""A stated return is off by up to this share of the pause."""
+EXPECTATION_ERROR: Final = 0.2  # A stated return is off by up to this share of the pause
 
 CHAT_S: Final = 0.22
 """What a chat takes, served alone, on a machine for which the script's pauses are right."""
@@ -185,8 +184,7 @@ def _nominal_s(session: Session) -> float:
 POOL_BLOCKS: Final = 176
 """KV blocks of every arm: about a third of what the agents will ask for again."""
 
-WARM_GIB: Final = 0.125
-"""Host memory of the arms with tiers: 512 blocks of the bench's own model."""
+WARM_GIB: Final = 0.125  # host memory of the arms with tiers: 512 blocks of the bench's own model
 
 MAX_MODEL_LEN: Final = 1536
 
@@ -239,8 +237,7 @@ RIVALS: Final = (
         settings=(("VLLM_USE_SIMPLE_KV_OFFLOAD", "1"),),
         options=_OFFLOADING,
     ),
-)
-"""What stock vLLM could do instead, where its back end lets it."""
+)  # what stock vLLM could do instead, where its back end lets it
 
 
 def read_counts(report: Mapping[str, Any]) -> TierCounts:

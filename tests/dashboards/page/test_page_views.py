@@ -488,8 +488,7 @@ SENTENCES = {
     "in_store": "is in the shared store, but did not come from there",
     "other_group": "cache group 1 (a sliding window of 64 tokens) had let go of a part",
     "other_salt": "session theirs's prompt says the same up to there under another one",
-}
-"""A part of what the page says; sessions are called by the reason that they make happen."""
+}  # A part of what the page says; sessions are called by the reason that they make happen
 
 
 class TwoKinds(FakeEngine):

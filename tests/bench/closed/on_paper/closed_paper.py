@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 POOL: Final = 480
 """Blocks; half of them are what a prompt of the longest length that paper allows takes."""
-CROWDS: Final = (32, 64)
-"""Sessions at once; the pool holds the contexts of some 20."""
+CROWDS: Final = (32, 64)  # sessions at once; the pool holds the contexts of some 20
 _TURNS: Final = 6  # of each, before another begins
 _FIRST, _GROWTH, _SAID = 10, 2, 16  # blocks, blocks a turn, tokens of an answer
 _PAUSE_S: Final = 10.0

@@ -46,8 +46,7 @@ from .paper_loop import (
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-SIZES: Final = (0.5, 1.0, 2.0)
-"""Blocks of host memory for each block of the pool."""
+SIZES: Final = (0.5, 1.0, 2.0)  # blocks of host memory for each block of the pool
 _HOST_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_QUEUED_TIERS, PAPER_TIERS)
 
 
@@ -156,11 +155,7 @@ def _by_session(requests: Sequence[AgentRequest]) -> Iterator[list[AgentRequest]
 
 
 class Sessions:
-    """A crowd: each session's requests by the clock, late ones as soon as may be.
-
-    Args:
-        pace: Seconds that a recorded second takes.
-    """
+    """A crowd: each session's requests by the clock, late ones as soon as may be."""
 
     def __init__(self, sessions: Iterable[Sequence[AgentRequest]], pace: float) -> None:
         self._left = [deque(own) for own in sessions]
@@ -219,8 +214,7 @@ OTHERS: Final = (
     Traffic("siblings", clients=12, texts=200, length=40 * BLOCK_SIZE, answer=30, together=8),
     Traffic("growing", clients=128, texts=240, length=40 * BLOCK_SIZE, answer=4, grows=BLOCK_SIZE),
     Traffic("bursts", clients=100, texts=300, length=30 * BLOCK_SIZE, answer=8, rest_s=10.0),
-)
-"""Of each, the texts take from one and a half to three pools. Chosen."""
+)  # of each, the texts take from one and a half to three pools. Chosen
 
 
 def answers_per_s(base: VllmConfig, arm: PaperArm, traffic: Traffic) -> float:

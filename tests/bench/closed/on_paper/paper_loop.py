@@ -83,12 +83,7 @@ _QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
 
 
 class PaperSidecar:
-    """What a sidecar knows of one engine, and what it says to it.
-
-    Args:
-        engine: One that was made with ``time`` for its clock.
-        time: Seconds, from 0 on.
-    """
+    """What a sidecar knows of one engine, and what it says to it."""
 
     def __init__(self, engine: PaperEngine, arm: PaperArm, time: Callable[[], float]) -> None:
         self._side, self._time = engine.side, time
@@ -139,12 +134,7 @@ _LANES: Final = (LOADS, SPILLS)  # a link carries both directions at once
 
 
 class PaperLink:
-    """Moves blocks there and back, in each direction one job after the other.
-
-    Args:
-        engine: With one worker, and host memory.
-        link: What moving a recorded token's KV takes.
-    """
+    """Moves blocks there and back, in each direction one job after the other."""
 
     def __init__(self, engine: PaperEngine, link: HostLink | None = None) -> None:
         self._engine = engine
@@ -259,8 +249,7 @@ AGENTS: Final = PaperService(
     prefill=AGENTS_SERVICE.prefill_tokens_per_s / SHRINK,
     decode_s=AGENTS_SERVICE.decode_s_per_token * SHRINK,
     step_tokens=192,  # 180, what prefill reaches in one decode step, in whole blocks
-)
-"""The replay lab's service, in this fleet's smaller tokens."""
+)  # the replay lab's service, in this fleet's smaller tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +276,7 @@ class Crowd(Protocol):
 
 
 class PaperLoop:
-    """One engine, its crowd and its sidecar.
-
-    Args:
-        base: vLLM's configuration of an engine on paper.
-        blocks: Of the pool, the null block among them.
-        service: What steps take.
-        pace: Seconds that a recorded second takes: callers scale what they expect by it.
-        books: Where vLLM's KV events are booked; None: it makes none.
-    """
+    """One engine, its crowd and its sidecar."""
 
     def __init__(
         self,

@@ -28,8 +28,7 @@ ARMS: Final[dict[str, Ranker]] = {
     "streaming": STREAMING,
 }
 
-Kept = list[list[list[int]]]
-"""Positions, of each prompt and layer."""
+Kept = list[list[list[int]]]  # positions, of each prompt and layer
 
 
 def add_agreement(figures: Figures, model: Any, texts: Tensor, python: Path, prefix: str) -> None:

@@ -96,8 +96,7 @@ def said(role: str, text: str) -> Message:
 
 QUICK_MODEL: Final = ModelShape(
     hidden=128, layers=2, heads=2, kv_heads=2, intermediate=384, vocab=2112, max_tokens=8192
-)
-"""For what depends on no time."""
+)  # for what depends on no time
 SLOW_MODEL: Final = ModelShape(vocab=2112, max_tokens=8192)
 """Computes a long prompt for much longer than a server needs for the rest of a request."""
 _SPACE: Final = "Ġ"  # how byte pairs write the space before a word
@@ -115,12 +114,7 @@ def write_chat_model(directory: Path, shape: ModelShape) -> Path:
 
 
 class Words:
-    """Makes texts of words that are one token each.
-
-    Args:
-        model: Whose tokens.
-        seed: Of what is made.
-    """
+    """Makes texts of words that are one token each."""
 
     def __init__(self, model: Path, seed: int) -> None:
         from tokenizers import Tokenizer
