@@ -14,6 +14,8 @@ from kvgraph_bench.steps.scheduler_steps import EMPTY, Busy, measure_arms, measu
 from kvgraph_bench.steps.step_loop import Load
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
 
 @pytest.mark.parametrize(
     ("value", "target", "missed"),
@@ -61,9 +63,6 @@ def test_a_figure_is_the_median_with_its_spread() -> None:
     assert (figure.value, figure.spread, figure.n) == (2.0, (1.0, 3.0), 3)
     wide = Figure.of([float(i) for i in range(101)], "ms")
     assert wide.spread == (10.0, 90.0)
-
-
-pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
 def test_a_part_that_is_not_there_is_refused_by_name() -> None:

@@ -20,6 +20,8 @@ from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
 from paper import words
 from recall_usage import used
 
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
 LAYERS, BLOCKS, HEADS, TOKENS, DIMS = 2, 12, 2, 32, 32
 ROPE = Rope(1.0 / (10_000 ** (torch.arange(0, DIMS, 2, dtype=torch.float64) / DIMS)))
 
@@ -111,7 +113,6 @@ def test_a_copy_that_is_not_there_fails_the_load() -> None:
     mover.close()
 
 
-pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ASKS: dict[str, Any] = {"kv_transfer_params": {"kvgraph": {"recall": True, "session": "mine"}}}
 POOL = 33  # blocks, of which one is vLLM's own
 

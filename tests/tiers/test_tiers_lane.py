@@ -21,6 +21,8 @@ from kvgraph.hooks.vllm.tiers.idle import IDLE_S
 from kvgraph.kernels.gpu.streams import Fence, TransferStream, mark
 from pool_engine import Engine, Turn, parked, prompt
 
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
 GPU: Final = torch.device("cuda", 1)
 PATIENCE_S: Final = 20.0
 
@@ -181,9 +183,6 @@ def test_workers_share_what_there_is(tmp_path: Path, sharers: int, given: float)
     """Eight workers that are given 64 GiB each would be 512: on a machine of 128, each has less."""
     root = machine(tmp_path, 128)
     assert share_of(64 * GIB, sharers, root) == int(given * GIB)
-
-
-pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
 def steps(engine: Engine, seconds: float = 5.0) -> None:

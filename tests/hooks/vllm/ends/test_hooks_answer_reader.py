@@ -39,6 +39,11 @@ from vllm.tool_parsers.structural_tag_registry import (
     get_model_structural_tag,
 )
 
+pytestmark = [
+    pytest.mark.usefixtures("vllm_loaded"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
 
 class Words:
     """A tokenizer of which each word is a token; it counts what it decodes."""
@@ -184,10 +189,6 @@ def test_zero_is_no_mark(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-pytestmark = [
-    pytest.mark.usefixtures("vllm_loaded"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
 HERMES = FAMILIES[0]
 
 

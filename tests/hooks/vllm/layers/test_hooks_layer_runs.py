@@ -39,6 +39,11 @@ from kvgraph_bench.meaning.chat_layers import FamilyChats, MadeChat, judge_layer
 from kvgraph_bench.meaning.families import FAMILIES, TOOLLESS, Family, family_config, write_family
 from kvgraph_bench.meaning.forgery_judge import believed, opening
 
+pytestmark = [
+    pytest.mark.usefixtures("vllm_loaded"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
 START, SYS, USR, BOT, TOOL, DESCRIBED = 100, 1, 2, 3, 101, 9
 TABLE = BorderTable(
     borders=(
@@ -265,10 +270,6 @@ def test_a_tokenizer_whose_parts_do_not_add_up_is_noticed() -> None:
     assert places.length != 200**2
 
 
-pytestmark = [
-    pytest.mark.usefixtures("vllm_loaded"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
 HERMES = FAMILIES[0]
 
 
