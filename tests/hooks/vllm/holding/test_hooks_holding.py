@@ -65,8 +65,7 @@ def test_a_burst_that_makes_a_queue_is_held(paper: Callable[..., Any]) -> None:
 
 
 def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
-    busy = hall.busy()
-    hall.say(0)
+    busy = hall.shut()
     first, second = hall.ask(4, 1), hall.ask(4, 2)
     assert hall.held == [first, second]
     hall.step(20, room=0)
@@ -93,11 +92,8 @@ def test_what_starts_is_taken_off_a_room_that_does_not_know_of_it(hall: Hall) ->
 
 
 def test_a_live_and_resident_session_is_never_held(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.serve(4, 1, session_id="a")
+    hall.shut()
     again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id="a").request_id
     other = hall.ask(4, 2, session_id="b")
     assert hall.held == [other]
@@ -106,12 +102,9 @@ def test_a_live_and_resident_session_is_never_held(hall: Hall) -> None:
 
 
 def test_a_session_whose_context_is_gone_waits_before_new_ones(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
+    hall.serve(4, 1, session_id="a")
     assert hall.engine.reset()
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")
     assert hall.held == [new, cold]
     hall.step(2, room=1)
@@ -138,11 +131,8 @@ def test_without_a_word_everybody_starts(hall: Hall) -> None:
 
 
 def test_a_sidecar_that_dies_lets_all_start_at_once_and_in_order(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.serve(4, 1, session_id="a")
+    hall.shut()
     names = [hall.ask(2, seed) for seed in range(10, 14)]
     hall.step(5, room=0)
     late = hall.engine.ask(tokens_of(4, 1, [5]), 1, session_id="a").request_id
@@ -156,8 +146,7 @@ def test_a_sidecar_that_dies_lets_all_start_at_once_and_in_order(hall: Hall) -> 
 
 
 def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     held = [hall.ask(2, seed) for seed in range(10, 13)]
     hall.side.client.hold_admission(None)
     late = hall.ask(2, 20)
@@ -166,8 +155,7 @@ def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -
 
 
 def test_room_for_all_opens(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(2, seed) for seed in range(10, 14)]
     hall.step(2, room=None)
     assert hall.held == []
@@ -204,8 +192,7 @@ def test_steps_that_take_long_do_not_make_anybody_wait_longer(hall: Hall) -> Non
 
 
 def test_an_idle_engine_lets_one_start_after_a_moment(hall: Hall) -> None:
-    busy = hall.busy()
-    hall.say(0)
+    busy = hall.shut()
     names = [hall.ask(2, seed) for seed in range(1, 4)]
     hall.abort(busy)
     hall.step(10, room=0)
@@ -238,16 +225,14 @@ def test_one_who_waits_for_its_user_does_not_keep_the_engine_busy(hall: Hall) ->
 
 def test_a_session_larger_than_the_pool_is_not_held(paper: Callable[..., Any]) -> None:
     hall = Hall(paper(shape(blocks=17), clock=Clock()))
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     hall.ask(16, 1)
     other = hall.ask(4, 2)
     assert hall.held == [other]
 
 
 def test_what_brings_no_block_is_not_held(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     hall.engine.ask([1, 2, 3], 1)
     assert hall.held == []
 
@@ -287,8 +272,7 @@ def test_a_prompt_that_another_engine_computed_is_not_held_where_prompts_are_fet
         config = KVTransferConfig(kv_connector=name, kv_role=role, kv_connector_extra_config=extra)
         beside = SimpleNamespace(connector=SimpleNamespace(_kv_transfer_config=config))
         hall.holding._sessions._fetches = _fetches_prompts(beside)  # type: ignore[arg-type]
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     remote = hall.ask(4, 1, kv_transfer_params={"do_remote_prefill": True})
     assert hall.held == ([] if believed else [remote])
 
@@ -317,8 +301,7 @@ def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(
     hall.say(None)
     hall.ask(6, 3000, cache_salt="modest")
     hall.engine.settle()  # it was served once
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     for number in range(80):
         hall.ask(4, 100 + number, cache_salt=f"new {number}")
     mine = hall.ask(6, 4000, cache_salt="modest")
@@ -334,8 +317,7 @@ def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(
 
 
 def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
-    busy = hall.busy()
-    hall.say(0)
+    busy = hall.shut()
     names = [hall.ask(4, seed) for seed in range(1, 5)]
     hall.abort(names[1])
     assert hall.held == [names[0], *names[2:]]
@@ -355,8 +337,7 @@ def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
 
 
 def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     for seed in (1, 2):
         request = hall.engine.make("twice", tokens_of(3, seed), 1)
         hall.engine.outputs["twice"] = []
@@ -373,8 +354,7 @@ def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
 def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
     from vllm.v1.core.sched.interface import PauseState
 
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(2, seed) for seed in range(1, 4)]
     scheduler = hall.engine.scheduler
     assert scheduler.get_request_counts() == (1, 3)
@@ -390,8 +370,7 @@ def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
 
 
 def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     with caplog.at_level("INFO", logger="kvgraph.hooks.vllm.holding.holding"):
         salted = hall.ask(4, 1, session_id="a", cache_salt="one")
         hall.ask(3, 2)
@@ -416,8 +395,7 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(3, seed, session_id=f"s{seed}") for seed in range(1, 5)]
     hall.abort(names[2])
     hall.step(2, room=1)
@@ -431,8 +409,7 @@ def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
 
 def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
     """One at a time: the next one a moment after the prompt of the last is computed."""
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     first, second = hall.ask(20, 1), hall.ask(20, 2)
     hall.clock.now += 9.5
     hall.step(2, room=0)
@@ -449,9 +426,7 @@ def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
 
 def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:
     """It came resident, and stood in vLLM's queue until its blocks were gone."""
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
+    hall.serve(4, 1, session_id="a")
     running = [hall.busy(seed) for seed in range(9000, 9006)]  # as many as run at once
     hall.say(0)
     other = hall.ask(4, 2, session_id="b")
@@ -510,8 +485,7 @@ def test_an_error_while_one_is_scheduled_puts_no_older_one_in_its_place(
     failing_hall.say(None)
     failing_hall.ask(4, 1, session_id="a")
     engine.settle()
-    failing_hall.busy()
-    failing_hall.say(0)
+    failing_hall.shut()
     held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
     again = engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 3, session_id="a").request_id
     assert failing_hall.held == held, "older than the one that may start"
@@ -530,8 +504,7 @@ def test_nobody_is_lost_where_telling_of_the_held_fails(
     failing_hall: Hall, all_at_once: bool
 ) -> None:
     engine = failing_hall.engine
-    failing_hall.busy()
-    failing_hall.say(0)
+    failing_hall.shut()
     held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
     assert failing_hall.held == held
     engine.scheduler.waiting.queued = fail
@@ -542,8 +515,7 @@ def test_nobody_is_lost_where_telling_of_the_held_fails(
 
 
 def test_who_was_held_can_go_away_between_an_error_and_vllms_next_look(failing_hall: Hall) -> None:
-    failing_hall.busy()
-    failing_hall.say(0)
+    failing_hall.shut()
     first, second = failing_hall.ask(4, 1), failing_hall.ask(4, 2)
     failing_hall.holding.end()
     late = failing_hall.ask(2, 3)
@@ -577,8 +549,7 @@ def suggest(tiered_hall: Hall) -> None:
 
 @pytest.mark.parametrize("waiting", [0, 40])
 def test_a_full_hall_takes_no_room_from_prefetches(tiered_hall: Hall, waiting: int) -> None:
-    tiered_hall.busy()
-    tiered_hall.say(0)
+    tiered_hall.shut()
     names = []
     for number in range(waiting):
         tiered_hall.saturate()
@@ -594,8 +565,7 @@ def test_a_full_hall_takes_no_room_from_prefetches(tiered_hall: Hall, waiting: i
 
 def test_who_is_released_wants_room(tiered_hall: Hall) -> None:
     line = tiered_hall.side.bridge.line
-    tiered_hall.busy()
-    tiered_hall.say(0)
+    tiered_hall.shut()
     name = tiered_hall.ask(6, 50)
     assert name not in line
     tiered_hall.step(room=0)
@@ -621,8 +591,7 @@ def test_who_is_held_at_its_turn_wants_none_until_then(tiered_hall: Hall) -> Non
 
 
 def test_who_goes_away_while_held_wants_nothing(tiered_hall: Hall) -> None:
-    tiered_hall.busy()
-    tiered_hall.say(0)
+    tiered_hall.shut()
     tiered_hall.abort(tiered_hall.ask(6, 50))
     assert tiered_hall.held == []
     assert not tiered_hall.side.bridge.line

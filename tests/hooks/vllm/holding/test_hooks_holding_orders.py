@@ -112,8 +112,7 @@ def test_an_id_for_each_request_holds_no_conversation_back(hall: Hall) -> None:
     hall.saturate()
     hall.ask(4, 1, session_id="request-1")
     hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     hall.engine.ask(tokens_of(4, 1, range(2 * BLOCK_SIZE)), 1, session_id="request-2")
     assert hall.held == []
     hall.ask(4, 2, session_id="request-3")
@@ -140,28 +139,21 @@ def test_a_session_that_ended_is_a_new_one_when_it_comes_again(hall: Hall) -> No
     hall.engine.outputs["last"] = []
     hall.engine.scheduler.add_request(request)
     hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     hall.ask(6, 2, session_id="a")
     assert len(hall.held) == 1
 
 
 def test_another_tenants_session_of_the_same_name_is_another(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(4, 1, session_id="a", cache_salt="one")
-    hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.serve(4, 1, session_id="a", cache_salt="one")
+    hall.shut()
     hall.ask(6, 2, session_id="a", cache_salt="two")
     assert len(hall.held) == 1
 
 
 def test_without_names_it_is_the_prompt_that_is_known(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(6, 1)
-    hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.serve(6, 1)
+    hall.shut()
     hall.engine.ask(tokens_of(6, 1, range(5 * BLOCK_SIZE)), 1)
     assert hall.held == []
     hall.engine.ask(tokens_of(6, 1, range(100, 100 + 9 * BLOCK_SIZE)), 1)
@@ -175,8 +167,7 @@ def test_what_a_tier_can_bring_back_is_resident(paper: Callable[..., Any]) -> No
     hall = Hall(engine)
     hall.say(None)
     park(engine, tokens_of(8, 1), session_id="a")
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     hall.ask(8, 1, session_id="a")
     assert hall.held == []
 
@@ -195,8 +186,7 @@ def test_a_preempted_request_is_never_held(paper: Callable[..., Any]) -> None:
 
 
 def test_a_long_prompt_that_was_held_is_computed_in_chunks(hall: Hall) -> None:
-    busy = hall.busy()
-    hall.say(0)
+    busy = hall.shut()
     name = hall.ask(28, 1, output=2)
     hall.step(3, room=0)
     assert hall.held == [name]
@@ -213,8 +203,7 @@ def test_vllms_priorities_hold(
     engine = PaperEngine(by_priority(paper_config), shape(asynchronous=asynchronous), clock=Clock())
     request.addfinalizer(engine.close)
     hall = Hall(engine)
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     late, urgent = hall.ask(4, 1, priority=5), hall.ask(4, 2, priority=3)
     assert hall.held == [late, urgent]
     most_urgent = hall.ask(4, 3, priority=-5)
@@ -227,8 +216,7 @@ def test_vllms_priorities_hold(
 
 def test_where_vllm_knows_no_priorities_nobody_claims_one(hall: Hall) -> None:
     """vLLM takes the field from any client, and its default policy does not look at it."""
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(4, number, priority=-number) for number in range(1, 4)]
     assert hall.held == names
     hall.step(1, room=4)
@@ -236,8 +224,7 @@ def test_where_vllm_knows_no_priorities_nobody_claims_one(hall: Hall) -> None:
 
 
 def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     first = hall.engine.make("stream", tokens_of(3, 1), 1, resumable=True)
     hall.engine.outputs["stream"] = []
     hall.engine.scheduler.add_request(first)
@@ -257,8 +244,7 @@ def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:
 
 @pytest.mark.parametrize("where", ["step", "arrived", "removed", "scheduled", "finished"])
 def test_an_error_of_ours_lets_everybody_go(hall: Hall, where: str) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(2, seed) for seed in range(1, 5)]
     assert hall.held == names
     setattr(hall.holding, where, fail)
@@ -326,241 +312,199 @@ def test_random_traffic_gets_stocks_answers(
         assert hall.engine.outputs[name] == stock.serve(tokens, output), name
 
 
-@pytest.fixture
-def abused_hall(paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Hall:
-    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
-    return Hall(paper(shape(), clock=Clock()))
-
-
-def test_a_tenant_that_opens_sessions_does_not_starve_another(abused_hall: Hall) -> None:
-    abused_hall.busy()
-    abused_hall.say(0)
-    greedy = [
-        abused_hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)
-    ]
+def test_a_tenant_that_opens_sessions_does_not_starve_another(hall: Hall) -> None:
+    hall.shut()
+    greedy = [hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)]
     modest = [
-        abused_hall.ask(3, 500 + seed, session_id=f"m{seed}", cache_salt="modest")
-        for seed in range(3)
+        hall.ask(3, 500 + seed, session_id=f"m{seed}", cache_salt="modest") for seed in range(3)
     ]
-    assert abused_hall.held == greedy + modest
+    assert hall.held == greedy + modest
     for _ in range(40):
-        abused_hall.step(1, room=1)  # for one at a time
-        abused_hall.step(2, room=0)
-        if all(name in abused_hall.started for name in modest):
+        hall.step(1, room=1)  # for one at a time
+        hall.step(2, room=0)
+        if all(name in hall.started for name in modest):
             break
     else:
         pytest.fail("the other tenant still waits")
-    before = sum(name in greedy for name in abused_hall.started)
+    before = sum(name in greedy for name in hall.started)
     assert before <= len(modest) + 1, "turn and turn about"
 
 
 def test_a_tenant_that_opens_sessions_does_not_starve_another_where_there_is_no_room(
-    abused_hall: Hall,
+    hall: Hall,
 ) -> None:
-    abused_hall.busy()
-    abused_hall.say(0)
-    greedy = [
-        abused_hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)
-    ]
-    modest = abused_hall.ask(9, 500, session_id="m", cache_salt="modest")
-    abused_hall.clock.now += 11.0
-    abused_hall.step(20, room=0)
-    before = abused_hall.started[: abused_hall.started.index(modest)]
+    hall.shut()
+    greedy = [hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)]
+    modest = hall.ask(9, 500, session_id="m", cache_salt="modest")
+    hall.clock.now += 11.0
+    hall.step(20, room=0)
+    before = hall.started[: hall.started.index(modest)]
     assert sum(name in greedy for name in before) <= 6, "the others wait behind themselves"
 
 
 def test_sessions_that_never_end_keep_nobody_out_for_longer_than_the_bound(
-    abused_hall: Hall,
+    hall: Hall,
 ) -> None:
     """Two that are live and resident ask without an end; there never is room."""
-    abused_hall.say(None)
+    hall.say(None)
     texts = {name: tokens_of(6, at) for at, name in enumerate("ab")}
     for name in texts:
-        abused_hall.engine.ask(texts[name], 1, session_id=name)
-        abused_hall.engine.settle()
-    abused_hall.busy()
-    abused_hall.say(0)
-    new = [abused_hall.ask(3, 100 + at, session_id=f"new-{at}") for at in range(5)]
+        hall.engine.ask(texts[name], 1, session_id=name)
+        hall.engine.settle()
+    hall.shut()
+    new = [hall.ask(3, 100 + at, session_id=f"new-{at}") for at in range(5)]
     asked: list[str] = []
     for _ in range(80):
         for name in texts:
-            asked.append(abused_hall.engine.ask(texts[name], 1, session_id=name).request_id)
-        assert not set(asked) & set(abused_hall.held), "who is live and resident is never held"
-        abused_hall.clock.now += 1.5
-        abused_hall.step(3, room=0)
-    assert abused_hall.held == []
-    assert set(new) <= set(abused_hall.started)
-    assert set(asked) <= set(abused_hall.started)
-    assert abused_hall.holding.report().longest_s <= 120
+            asked.append(hall.engine.ask(texts[name], 1, session_id=name).request_id)
+        assert not set(asked) & set(hall.held), "who is live and resident is never held"
+        hall.clock.now += 1.5
+        hall.step(3, room=0)
+    assert hall.held == []
+    assert set(new) <= set(hall.started)
+    assert set(asked) <= set(hall.started)
+    assert hall.holding.report().longest_s <= 120
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 20_000, "\ud800", "a\nb\0c", "🦆" * 300])
-def test_a_nonsensical_session_id_is_held_like_any_other(abused_hall: Hall, name: str) -> None:
-    abused_hall.busy()
-    abused_hall.say(0)
-    held = abused_hall.ask(4, 1, session_id=name)
-    assert abused_hall.held == [held]
-    abused_hall.step(3, room=None)
-    assert held in abused_hall.started
-    again = abused_hall.engine.ask(
-        tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id=name
-    ).request_id
-    abused_hall.step(3, room=0)
-    assert again in abused_hall.started or abused_hall.held == [again]
-    abused_hall.step(3, room=None)
-    assert len(abused_hall.engine.outputs[held]) == len(abused_hall.engine.outputs[again]) == 1
-    assert abused_hall.side is abused_hall.engine.side, "nothing of ours failed"
+def test_a_nonsensical_session_id_is_held_like_any_other(hall: Hall, name: str) -> None:
+    hall.shut()
+    held = hall.ask(4, 1, session_id=name)
+    assert hall.held == [held]
+    hall.step(3, room=None)
+    assert held in hall.started
+    again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id=name).request_id
+    hall.step(3, room=0)
+    assert again in hall.started or hall.held == [again]
+    hall.step(3, room=None)
+    assert len(hall.engine.outputs[held]) == len(hall.engine.outputs[again]) == 1
+    assert hall.side is hall.engine.side, "nothing of ours failed"
 
 
-def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(abused_hall: Hall) -> None:
+def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(hall: Hall) -> None:
     """Few requests may run at once here: those that wait for that count, too."""
-    abused_hall.say(None)
-    abused_hall.engine.ask(tokens_of(3, 1), 400, session_id="a")
-    abused_hall.step(3)
-    abused_hall.say(0)
+    hall.say(None)
+    hall.engine.ask(tokens_of(3, 1), 400, session_id="a")
+    hall.step(3)
+    hall.say(0)
     for seed in range(40):
-        abused_hall.engine.ask(tokens_of(3, 1, [100 + seed] * 5 * BLOCK_SIZE), 1, session_id="a")
-    assert len(abused_hall.held) == 33, "one runs, and seven more may be of one session"
-    abused_hall.step(1, room=None)
-    assert abused_hall.held == []
-    abused_hall.engine.settle()
-    abused_hall.busy()
-    abused_hall.say(0)
+        hall.engine.ask(tokens_of(3, 1, [100 + seed] * 5 * BLOCK_SIZE), 1, session_id="a")
+    assert len(hall.held) == 33, "one runs, and seven more may be of one session"
+    hall.step(1, room=None)
+    assert hall.held == []
+    hall.engine.settle()
+    hall.shut()
     last = tokens_of(3, 1, [139] * 5 * BLOCK_SIZE)
-    abused_hall.engine.ask([*last, *[7] * 20 * BLOCK_SIZE], 1, session_id="a")
-    assert abused_hall.held == [], "the crowd is over: the name is one session's again"
+    hall.engine.ask([*last, *[7] * 20 * BLOCK_SIZE], 1, session_id="a")
+    assert hall.held == [], "the crowd is over: the name is one session's again"
 
 
-def test_requests_that_went_away_do_not_set_their_tenant_back(abused_hall: Hall) -> None:
+def test_requests_that_went_away_do_not_set_their_tenant_back(hall: Hall) -> None:
     """A large tenant's clients give up, or are refused, and come again; one has waited on."""
-    abused_hall.busy()
-    abused_hall.say(0)
-    many = [abused_hall.ask(3, seed, session_id=f"a{seed}", cache_salt="a") for seed in range(40)]
+    hall.shut()
+    many = [hall.ask(3, seed, session_id=f"a{seed}", cache_salt="a") for seed in range(40)]
     for name in many[1:]:
-        abused_hall.abort(name)
-    other = [
-        abused_hall.ask(3, 500 + seed, session_id=f"b{seed}", cache_salt="b") for seed in range(10)
-    ]
-    again = abused_hall.ask(3, 600, session_id="a again", cache_salt="a")
+        hall.abort(name)
+    other = [hall.ask(3, 500 + seed, session_id=f"b{seed}", cache_salt="b") for seed in range(10)]
+    again = hall.ask(3, 600, session_id="a again", cache_salt="a")
     for _ in range(40):
-        abused_hall.step(1, room=1)  # for one at a time
-        abused_hall.step(2, room=0)
-        if again in abused_hall.started:
+        hall.step(1, room=1)  # for one at a time
+        hall.step(2, room=0)
+        if again in hall.started:
             break
-    assert sum(name in abused_hall.started for name in other) <= 3, "turn and turn about"
+    assert sum(name in hall.started for name in other) <= 3, "turn and turn about"
 
 
-def test_salts_without_an_end_leave_nothing_behind(abused_hall: Hall) -> None:
-    abused_hall.busy()
-    abused_hall.say(0)
-    stays = abused_hall.ask(3, 1)
+def test_salts_without_an_end_leave_nothing_behind(hall: Hall) -> None:
+    hall.shut()
+    stays = hall.ask(3, 1)
     for seed in range(300):
-        abused_hall.abort(abused_hall.ask(3, 100 + seed, cache_salt=f"salt {seed}"))
-    order = abused_hall.holding._rule._order
-    assert abused_hall.held == [stays]
+        hall.abort(hall.ask(3, 100 + seed, cache_salt=f"salt {seed}"))
+    order = hall.holding._rule._order
+    assert hall.held == [stays]
     assert not order.tenants
     assert order.entries <= 67
 
 
-def test_who_waits_for_its_user_takes_nobodys_patience_away(abused_hall: Hall) -> None:
-    abused_hall.say(None)
-    abused_hall.engine.ask(tokens_of(2, 1), 1, resumable=True)
-    abused_hall.step(6, room=None)
-    assert abused_hall.engine.scheduler.num_waiting_for_streaming_input == 1
-    abused_hall.busy()
-    abused_hall.say(0)
-    held = abused_hall.ask(3, 50)
-    abused_hall.clock.now += 9.0
-    abused_hall.step(2, room=0)
-    assert abused_hall.held == [held]
-    abused_hall.clock.now += 1.5
-    abused_hall.step(2, room=0)
-    assert held in abused_hall.started
+def test_who_waits_for_its_user_takes_nobodys_patience_away(hall: Hall) -> None:
+    hall.say(None)
+    hall.engine.ask(tokens_of(2, 1), 1, resumable=True)
+    hall.step(6, room=None)
+    assert hall.engine.scheduler.num_waiting_for_streaming_input == 1
+    hall.shut()
+    held = hall.ask(3, 50)
+    hall.clock.now += 9.0
+    hall.step(2, room=0)
+    assert hall.held == [held]
+    hall.clock.now += 1.5
+    hall.step(2, room=0)
+    assert held in hall.started
 
 
-def test_one_small_context_under_many_names_lets_no_large_ones_in(abused_hall: Hall) -> None:
-    abused_hall.say(None)
+def test_one_small_context_under_many_names_lets_no_large_ones_in(hall: Hall) -> None:
+    hall.say(None)
     for at in range(8):
-        abused_hall.ask(1, 7, session_id=f"g{at}", cache_salt="greedy")
-        abused_hall.engine.settle()
-    abused_hall.busy()
-    abused_hall.say(0)
-    honest = [abused_hall.ask(6, 50 + at, session_id=f"h{at}") for at in range(3)]
-    greedy = [
-        abused_hall.ask(20, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(8)
-    ]
-    assert abused_hall.held == honest + greedy
+        hall.ask(1, 7, session_id=f"g{at}", cache_salt="greedy")
+        hall.engine.settle()
+    hall.shut()
+    honest = [hall.ask(6, 50 + at, session_id=f"h{at}") for at in range(3)]
+    greedy = [hall.ask(20, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(8)]
+    assert hall.held == honest + greedy
 
 
-def test_names_that_were_served_next_to_nothing_go_before_nobody(abused_hall: Hall) -> None:
-    abused_hall.say(None)
+def test_names_that_were_served_next_to_nothing_go_before_nobody(hall: Hall) -> None:
+    hall.say(None)
     for at in range(12):
-        abused_hall.engine.ask([at + 1] * 3, 1, session_id=f"g{at}", cache_salt="greedy")
-        abused_hall.engine.settle()
-    abused_hall.busy()
-    abused_hall.say(0)
-    honest = [
-        abused_hall.ask(3, 50 + at, session_id=f"h{at}", cache_salt="honest") for at in range(3)
-    ]
-    greedy = [
-        abused_hall.ask(3, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(12)
-    ]
+        hall.engine.ask([at + 1] * 3, 1, session_id=f"g{at}", cache_salt="greedy")
+        hall.engine.settle()
+    hall.shut()
+    honest = [hall.ask(3, 50 + at, session_id=f"h{at}", cache_salt="honest") for at in range(3)]
+    greedy = [hall.ask(3, 100 + at, session_id=f"g{at}", cache_salt="greedy") for at in range(12)]
     for _ in range(30):
-        abused_hall.step(1, room=1)  # for one at a time
-        abused_hall.step(2, room=0)
-        if all(name in abused_hall.started for name in honest):
+        hall.step(1, room=1)  # for one at a time
+        hall.step(2, room=0)
+        if all(name in hall.started for name in honest):
             break
-    assert sum(name in abused_hall.started for name in greedy) <= 3, "turn and turn about"
+    assert sum(name in hall.started for name in greedy) <= 3, "turn and turn about"
 
 
-def test_a_context_that_was_made_anew_is_a_new_one(abused_hall: Hall) -> None:
+def test_a_context_that_was_made_anew_is_a_new_one(hall: Hall) -> None:
     """Compacted, or begun again: nothing of it was ever computed."""
-    abused_hall.say(None)
-    abused_hall.ask(8, 1, session_id="a")
-    abused_hall.engine.settle()
-    abused_hall.busy()
-    abused_hall.say(0)
-    made_anew = abused_hall.ask(6, 2, session_id="a")
-    assert abused_hall.held == [made_anew]
+    hall.serve(8, 1, session_id="a")
+    hall.shut()
+    made_anew = hall.ask(6, 2, session_id="a")
+    assert hall.held == [made_anew]
 
 
 @pytest.mark.parametrize("subagents", [0, 3])
 def test_a_cold_session_goes_before_new_ones_whoever_else_bore_its_name(
-    abused_hall: Hall, subagents: int
+    hall: Hall, subagents: int
 ) -> None:
-    abused_hall.say(None)
-    abused_hall.ask(4, 1, session_id="a")
-    abused_hall.engine.settle()
+    hall.serve(4, 1, session_id="a")
     for at in range(subagents):
-        abused_hall.ask(3, 20 + at, session_id="a")
-        abused_hall.engine.settle()
-    assert abused_hall.engine.reset()
-    abused_hall.busy()
-    abused_hall.say(0)
-    new, cold = abused_hall.ask(4, 2, session_id="b"), abused_hall.ask(5, 1, session_id="a")
-    assert abused_hall.held == [new, cold]
-    abused_hall.step(2, room=1)
-    assert abused_hall.held == [new]
+        hall.ask(3, 20 + at, session_id="a")
+        hall.engine.settle()
+    assert hall.engine.reset()
+    hall.shut()
+    new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")
+    assert hall.held == [new, cold]
+    hall.step(2, room=1)
+    assert hall.held == [new]
 
 
 @pytest.mark.parametrize("name", [None, "a"])
-def test_a_prompt_whose_first_block_is_gone_is_not_resident(
-    abused_hall: Hall, name: str | None
-) -> None:
+def test_a_prompt_whose_first_block_is_gone_is_not_resident(hall: Hall, name: str | None) -> None:
     """Blocks go tail first, unless a ranking breaks that: then nothing behind it is found."""
-    abused_hall.say(None)
-    request = abused_hall.engine.ask(tokens_of(8, 1), 1, session_id=name)
-    abused_hall.engine.settle()
-    first = abused_hall.engine.pool.cached_block_hash_to_block.get_one_block(
+    hall.say(None)
+    request = hall.engine.ask(tokens_of(8, 1), 1, session_id=name)
+    hall.engine.settle()
+    first = hall.engine.pool.cached_block_hash_to_block.get_one_block(
         request.block_hashes[0] + bytes(4)
     )
-    abused_hall.engine.pool.evict_blocks({first.block_id})
-    abused_hall.busy()
-    abused_hall.say(0)
-    again = abused_hall.engine.ask(
-        tokens_of(8, 1, range(BLOCK_SIZE)), 1, session_id=name
-    ).request_id
-    assert abused_hall.held == [again]
+    hall.engine.pool.evict_blocks({first.block_id})
+    hall.shut()
+    again = hall.engine.ask(tokens_of(8, 1, range(BLOCK_SIZE)), 1, session_id=name).request_id
+    assert hall.held == [again]
 
 
 def test_what_a_name_remembers_is_bounded_and_a_context_that_grows_is_one() -> None:
