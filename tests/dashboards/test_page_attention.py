@@ -1,4 +1,4 @@
-"""What the first screen says needs attention."""
+"""What the first screen says needs attention, and what is said of samples, copies and speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled loops beside plain Python, and what they say of arrays that do not fit."""
+"""The compiled loops beside plain Python, and callers who say too much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers see: checked arguments, a back end that works, a choice that was measured."""
+"""What callers see: checked arguments, rotations, a back end that works and was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a session's last answer ended: told, read off the answer, or seen at its length."""
+"""What a policy is told of answers' ends, finds on traffic of other kinds, and by other weights."""
 
 from __future__ import annotations
 

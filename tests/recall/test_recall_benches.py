@@ -1,4 +1,4 @@
-"""The benches of recall that need no engine: chats with answers, and made-up compactions."""
+"""The benches of recall that need no engine: texts, landings, rivals, made-up compactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's commands: table, JSON, picture, report, analysis, approaches, tuning, recording."""
+"""The lab's commands, recordings, arrivals and priors; a hit rate by a call from Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies come back for the request that needs them."""
+"""Copies come back for the request that needs them, or before; what is looked at for that."""
 
 from __future__ import annotations
 

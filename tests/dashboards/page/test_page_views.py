@@ -1,4 +1,4 @@
-"""A real browser opens every view against a live sidecar."""
+"""A real browser on a live sidecar: every view, questions, reasons, weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An explanation says whose order an engine goes by, and where a block stands in that."""
+"""Where a block stands: in the order an engine goes by, among copies, among runs of a chain."""
 
 from __future__ import annotations
 

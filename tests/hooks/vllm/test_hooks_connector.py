@@ -1,4 +1,4 @@
-"""The connector: what it tells, and that nothing of ours reaches vLLM when it fails."""
+"""The connector: what it tells, and that nothing of ours reaches vLLM when it fails or leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a key to the free block that holds it: checked at every use, and bounded by the pool."""
+"""From a key to the block that holds it, in every group of layers; and which prompt parted where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers read off borders among tokens that are numbers."""
+"""Layers read off borders among tokens, and the borders that templates teach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's figures, table, picture and JSON say what its passes measured."""
+"""The demo: its server, its ledger, and what table and file say of its passes."""
 
 from __future__ import annotations
 

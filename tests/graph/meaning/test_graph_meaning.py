@@ -1,4 +1,4 @@
-"""What `explain` says in sentences of a block and of a session."""
+"""What the graph believes of blocks and sessions, forks, memories and samples, and says of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why answers end, read off tokens that are words: what counts is where an answer ends."""
+"""Why answers end: marks learned from templates, answers read by them, ends told with them."""
 
 from __future__ import annotations
 

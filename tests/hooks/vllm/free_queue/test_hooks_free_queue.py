@@ -1,4 +1,4 @@
-"""A prefix hit takes blocks from the queue's midst: what stands at the head is counted anew."""
+"""The head of the free queue: what a hit, protection and copies make of it, and who looks when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real LangGraph graph with a fake model tells a real sidecar what its threads wait for."""
+"""Wishes outside of requests, over HTTP; and a real LangGraph graph that says what it waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lane of a worker's transfers: what a device is given, and when, and what of it is told."""
+"""A worker's lanes, the memory that a machine has for copies, and what reaches disks meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded sessions as token ids: what the recordings share, the texts share, and no token more."""
+"""The bench of recorded agents: their texts, its lab, its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines whose steps cannot be sampled are told why, before they start and when they do."""
+"""Sampled steps: who can have them, what they cost, what is read off them and told."""
 
 from __future__ import annotations
 

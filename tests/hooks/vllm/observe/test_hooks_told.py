@@ -1,4 +1,4 @@
-"""What is told late of a pool, against what vLLM's own pool held after each step."""
+"""What an engine tells, however late: blocks, waits, salts and speeds, against what really was."""
 
 from __future__ import annotations
 
