@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -30,6 +30,11 @@ demo_app = typer.Typer(
 )
 
 
+def _check_part(part: str, parts: Iterable[str]) -> None:
+    if part not in tuple(parts):
+        raise typer.BadParameter(f"{part!r}; allowed: {', '.join(parts)}", param_hint="--part")
+
+
 def _writable(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before anything is measured."""
     if path is not None:
@@ -40,6 +45,7 @@ def _writable(path: Path | None) -> Path | None:
     return path
 
 
+Quick = Annotated[bool, typer.Option("--quick", help="A short version: no claims.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
 Raw = Annotated[
     Path | None,
@@ -129,7 +135,7 @@ def sidecar(
 @app.command()
 def dashboard(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
 ) -> None:
     """What the page, its logs and its shadows cost, and how right they are."""
     from .dashboard.dashboard import run
@@ -159,9 +165,7 @@ def hotpath(
 @app.command()
 def engine(
     as_json: Json = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Three minutes on idle cores: no claims.")
-    ] = False,
+    quick: Quick = False,
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Rounds between two starts of all servers.")
     ] = None,
@@ -184,8 +188,7 @@ def engine(
     with _explained():
         from .engine.engine import QUICK, Part, Scale, run
 
-        if part not in tuple(Part):
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
+        _check_part(part, Part)
         scale = QUICK if quick else Scale()
         given: dict[str, Any] = {"pairs": pairs, "fleets": fleets, "minutes": minutes}
         scale = replace(scale, **{name: value for name, value in given.items() if value})
@@ -217,9 +220,7 @@ def policies(
         Path | None, typer.Option(help="Recorded agent sessions; else those at hand.")
     ] = None,
     mooncake: Annotated[Path | None, typer.Option(help="A trace of conversations.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short version, whose figures claim nothing.")
-    ] = False,
+    quick: Quick = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Raw = None,
     journal: Annotated[
@@ -250,7 +251,7 @@ def policies(
 @app.command()
 def meaning(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     seed: int = 1,
     part: Annotated[str, typer.Option(help="all, answers, sampling or engine.")] = "all",
 ) -> None:
@@ -258,8 +259,7 @@ def meaning(
     with _explained():
         from .meaning.meaning import PARTS, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         figures: Figures = run(progress=not as_json, quick=quick, seed=seed, part=part)
     figures.print(as_json)
 
@@ -267,7 +267,7 @@ def meaning(
 @app.command()
 def confkv(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     model: Annotated[
         Path | None,
         typer.Option(help="A model's folder or GGUF file; else those that ship with the bench."),
@@ -293,8 +293,7 @@ def confkv(
     with _explained():
         from .confkv.confkv import FULL, PARTS, QUICK, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         if part == "kvpress" and kvpress is None:
             raise typer.BadParameter("needs --kvpress PYTHON", param_hint="--part")
         scale = QUICK if quick else FULL
@@ -310,7 +309,7 @@ def confkv(
 @app.command()
 def fleet(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Raw = None,
     part: Annotated[
@@ -321,8 +320,7 @@ def fleet(
     with _explained():
         from .fleet.fleet_bench import PARTS, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         figures: Figures = run(
             progress=not as_json, quick=quick, processes=processes, raw=raw, part=part
         )
@@ -357,15 +355,14 @@ def recall(
             "the first), or compacted (a lab)."
         ),
     ] = "all",
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     seed: int = 1,
 ) -> None:
     """What comes back at another position, how fast, and whether anybody else ever meets it."""
     with _explained():
         from .recall.recall_bench import PARTS, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         figures: Figures = run(progress=not as_json, part=part, quick=quick, seed=seed)
     figures.print(as_json)
 
@@ -396,8 +393,7 @@ def tiers(
     with _explained():
         from .tiers.tiers import Part, draw, run, save_details
 
-        if part not in tuple(Part):
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
+        _check_part(part, Part)
         result = run(
             progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part), pace=pace
         )

@@ -1,4 +1,4 @@
-"""From a key to the block that holds it, in every group of layers; and which prompt parted where."""
+"""From a key to the block that holds it, in every group of layers; and where prompts part."""
 
 from __future__ import annotations
 
