@@ -362,7 +362,7 @@ def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 class OverTcp:
     def __init__(self, endpoint: str = "tcp://127.0.0.1:0") -> None:
-        settings = {"tcp_sidecar.endpoint": endpoint, "tcp_sidecar.interval_s": 0.05}
+        settings = {"sidecar.endpoint": endpoint, "sidecar.interval_s": 0.05}
         self.service = Service(load(overrides=settings), overrides=settings)
         self._thread = threading.Thread(target=self.service.run)
         self._thread.start()
@@ -588,7 +588,7 @@ def test_two_that_start_at_one_moment_on_one_path_are_told_apart(tmp_path: Path)
         (tmp_path / "s.lock").unlink()
     other.join(20)
     assert len(refused) == 1
-    assert "another tcp_sidecar serves it" in refused[0]
+    assert "another sidecar serves it" in refused[0]
     front.unlink(f"ipc://{path}")
     assert path.exists(), "who leaves takes nobody else's path away"
     context.destroy(linger=0)

@@ -112,7 +112,7 @@ MENDS: Final = (
     Mend("intents reach their tenant's blocks", "graph/intents.py", "rows = rows[blocks.tenant[rows] == tenant]", "pass", "tests/graph/intents tests/advisor/intents"),
     Mend("names and blocks need the token", "dashboards/access.py", "if not (self._is_bearer(authorization) or self._has_cookie(request)):", "if False:", _PAGE),
     Mend("changes need the edit token", "dashboards/access.py", "if not _same(token, self._edit):", "if False:", "tests/advisor/test_weight_edits.py"),
-    Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py"),
+    Mend("the door asks for a token", "advisor/sockets/front.py", "return len(request) == _PLAIN and hmac.compare_digest(request[-1], self._token)", "return len(request) == _PLAIN", "tests/advisor/sockets/test_advisor_keys.py -k token"),
     # What callers say costs others little, and nobody goes before others by a word
     Mend("what is too dear is kept no longer", "advisor/policies/protection_price.py", "if self._now.share and self._now.is_dear(allowed):", "if False:", "tests/policies/test_policies_lifecycle.py"),
     Mend("holding does not end itself", "graph/admission.py", "queued=queued or len(self._order) > 0", "queued=queued", "tests/graph/test_graph_holding.py"),
@@ -135,7 +135,7 @@ MENDS: Final = (
     Mend("no line of the log is forged", "advisor/sockets/subscriber.py", "\"engine %r connected (%r)\"", "\"engine %s connected (%s)\"", f"{_SUBSCRIBER} -k forged"),
     Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "FIFOCache(_UNKNOWN)", "FIFOCache(1 << 30)", f"{_SUBSCRIBER} -k strangers"),
     Mend("a flood of garbage is one line", "advisor/sockets/subscriber.py", "self._notices.warn(\"wire\", \"a message was refused: %s\", error)", "logging.getLogger(__name__).warning(\"a message was refused: %s\", error)", f"{_SUBSCRIBER} -k flood"),
-    Mend("segments cost what a prompt may", "graph/ingest/segments.py", "        if covered <= room:\n", "        if True:\n", "tests/graph/test_graph_core.py"),
+    Mend("segments cost what a prompt may", "graph/ingest/segments.py", "        if covered <= room:\n", "        if True:\n", "tests/graph/test_graph_core.py -k segments"),
     Mend("nothing comes back behind a hole", "graph/ranking/copies.py", "(blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)", "blocks.parent[top] == NO_ROW", "tests/graph/ranking/test_graph_prefetch.py -k forgotten"),
     # Route
     Mend("a path leads where it says", "advisor/fleet/callers.py", "        if {\".\", \"..\"} & set(path.replace(\"\\\\\", \"/\").split(\"/\")):\n", "        if {\".\", \"..\"} & set(path.split(\"/\")):\n", "tests/fleet/route/test_route_paths.py"),

@@ -227,7 +227,7 @@ def test_where_blocks_are_kept_blocks_are_ranked() -> None:
 
 
 def is_free(churned_fronts: KVCacheGraph) -> bool:
-    """Whether another thread gets the churned_fronts's lock now."""
+    """Whether another thread gets the graph's lock now."""
     got = list[bool]()
 
     def ask() -> None:
