@@ -267,8 +267,7 @@ def recalls(
 ) -> Callable[..., Any]:
     """Makes a ``PaperEngine`` of a shape whose model is calibrated, with these limits."""
     from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
-    from kvgraph_bench.recall.approximate import recalling
-    from kvgraph_bench.recall.calibrated import keep_calibration
+    from kvgraph_bench.recall.approximate import keep_calibration, recalling
 
     def new(shape: Any, limits: Any) -> Any:
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))

@@ -19,7 +19,7 @@ from kvgraph.advisor.page.what_if import weights_of
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.tools.terminal import matching, why_sentence
 from kvgraph.advisor.words.waits import Missing, miss_remedy
-from kvgraph.advisor.words.words import meanings, scored
+from kvgraph.advisor.words.words import Departure, meanings, miss_sentence, scored
 from kvgraph.dashboards.answer import mark_of
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.errors import GraphError
@@ -35,6 +35,7 @@ from kvgraph.graph.wire.events import (
     BlocksResident,
     BlocksSpilled,
     EngineHello,
+    Pressure,
     RequestFinished,
     RequestHeld,
     RequestReleased,
@@ -66,7 +67,6 @@ def test_a_request_says_what_it_found_and_why_no_more(world: World, page: Page) 
     counts = newest.blocks
     assert (counts.asked, counts.pool, counts.loaded, counts.computed) == (4, 2, 1, 1)
     miss = newest.miss
-    assert miss is not None
     assert (miss.reason, miss.index, miss.key) == ("evicted", 3, f"{4:#018x}")
     assert miss.sentence.startswith("Block 4 of 4 left the pool 1.0 s before")
     assert "session s" in miss.sentence
@@ -141,7 +141,6 @@ def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
     details = {Reason.EVICTED: list(DepartureRule), Reason.COPY_LOST: list(Cause)[1:]}
     for detail in details.get(reason, list(Detail)):
         said = miss_remedy(Missing(reason, int(detail), 1, 3))
-        assert said is not None
         assert said[0].isupper(), said
         assert said.endswith("."), said
     evicted = Missing(Reason.EVICTED, int(DepartureRule.LRU), 1, 30, 100)
@@ -430,7 +429,6 @@ def test_the_slowest_of_the_whole_log_and_of_one_reason_are_found(world: World, 
     world.evict(5)
     world.serve(1, 5, found=1, session="s1")
     (evicted,) = requests_of(page, RequestsAsked(9, reason="evicted")).requests
-    assert evicted.miss is not None
     assert evicted.miss.reason == "evicted"
 
 
@@ -665,7 +663,6 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(world: World, pa
     world.now += 1
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0))
     (request,) = requests_of(page, RequestsAsked(1)).requests
-    assert request.wait is not None
     largest = requests_of(page, RequestsAsked(3)).requests[-1]
     assert (largest.session, request.wait.largest) == ("largest", largest.id)
     assert (request.wait.prompts, request.wait.again) == (1, 2 * SIZE)
@@ -689,7 +686,6 @@ def test_a_request_that_was_held_says_for_how_long_and_until_when(world: World, 
     world.tell(RequestReleased("r1", 12.0, "room"))
     world.tell(RequestStarted("r1", pack(1), 20, 0, SIZE, "new", waited_s=12.25))
     (request,) = requests_of(page, RequestsAsked(1)).requests
-    assert request.wait is not None
     assert (request.waited_s, request.wait.held_s, request.wait.until) == (12.25, 12.0, "room")
     assert request.wait.sentence == (
         "It was held for 12 s, until there was room: 31 sessions fit, 38 were live when it came."
@@ -707,7 +703,6 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, page: P
     world.serve(1, 2, session="largest")
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "new", waited_s=6.0))
     (request,) = requests_of(page, RequestsAsked(1)).requests
-    assert request.wait is not None
     assert request.wait.sentence.startswith(
         "It was held for 2.0 s, until the engine heard nothing from the sidecar. For 4.0 s it "
         "waited for its turn in the engine's queue. While it waited, the engine began one other "
@@ -721,7 +716,6 @@ def test_every_end_of_a_hold_has_its_words(world: World, page: Page, reason: str
     world.tell(RequestHeld("r", 3), RequestReleased("r", 300.0, reason))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=300.0))
     (request,) = requests_of(page, RequestsAsked(1)).requests
-    assert request.wait is not None
     assert request.wait.until == reason
     assert request.wait.sentence.startswith("It was held for 5 min, ")
 
@@ -740,7 +734,6 @@ def test_a_hold_is_its_own_engines_and_its_own_requests(world: World, page: Page
 def test_a_request_that_waited_behind_nobody_says_so(world: World, page: Page) -> None:
     world.tell(RequestStarted("alone", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
     (request,) = requests_of(page, RequestsAsked(1)).requests
-    assert request.wait is not None
     assert request.wait.largest is None
     assert "no other prompt was computed" in request.wait.sentence
 
@@ -752,7 +745,6 @@ def test_a_request_that_waited_behind_one_under_way_names_it(world: World, page:
     world.now += 10
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
     request, _, long = requests_of(page, RequestsAsked(3)).requests
-    assert request.wait is not None
     assert (request.wait.prompts, request.wait.largest) == (0, long.id)
     assert request.wait.sentence == (
         "When it came, long's request was under way, and still was at its turn. No other prompt "
@@ -769,7 +761,6 @@ def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
     world.now += 1
     world.tell(RequestStarted("late", pack(99), 20, 0, SIZE, "s", waited_s=60.0))
     (request,) = requests_of(page, RequestsAsked(1)).requests
-    assert request.wait is not None
     assert (request.wait.prompts, request.wait.again) == (3, 0)
     assert "another engine" in request.remedies[0].text
 
@@ -818,3 +809,95 @@ def test_terms_of_a_policy_of_ones_own_are_told_as_they_are() -> None:
         "the largest part of its score was its hit count"
     )
     assert scored({"return_time": 3.0}) == "the largest part of its score was its return time"
+
+
+def test_a_wait_is_told_to_its_last_second(world: World, page: Page) -> None:
+    """One request was under way, then another prompt was computed, and the rest went to answers."""
+    world.tell(Pressure(1, 1, 1, 1, 1, 10.0))
+    world.tell(RequestStarted("first", pack(1, 2), 40, 0, SIZE, "first"))
+    world.now += 5
+    world.tell(RequestFinished("first", pack(1, 2), 40, 41, "stop", "first"))
+    world.tell(RequestStarted("second", pack(3, 4), 40, 0, SIZE, "second"))
+    world.now += 10
+    world.tell(RequestFinished("second", pack(3, 4), 40, 41, "stop", "second"))
+    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=16.0))
+    (request,) = requests_of(page, RequestsAsked(1)).requests
+    assert request.wait.sentence == (
+        "When it came, first's request was under way, for another 3.0 s. While it waited, the "
+        "engine began one other prompt, second's, and computed 40 tokens of it. That takes about "
+        "4.0 s; 9.0 s more went to answers."
+    )
+    world.now += 4
+    world.tell(RequestFinished("late", pack(9), 20, 21, "stop", "s"))
+    (ended,) = requests_of(page, RequestsAsked(1)).requests
+    assert ended.prompt_s == 2.0
+    assert [(each.of, each.saves_s) for each in ended.remedies] == [("wait", 16.0)]
+
+
+def test_of_many_requests_that_were_under_way_the_first_end_is_told(
+    world: World, page: Page
+) -> None:
+    for name in ("a", "b", "c"):
+        world.tell(RequestStarted(name, pack(ord(name)), 20, 0, SIZE, name))
+    world.now += 5
+    world.tell(RequestFinished("b", pack(ord("b")), 20, 21, "stop", "b"))
+    world.now += 5
+    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=8.0))
+    (request,) = requests_of(page, RequestsAsked(1)).requests
+    assert request.wait.sentence.startswith(
+        "When it came, 3 requests were under way; the first of them ended after "
+    )
+
+
+def test_what_left_while_the_request_waited_for_its_turn_says_so(world: World, page: Page) -> None:
+    world.serve(1, 2, 3)
+    world.now += 10
+    world.evict(3, 2)
+    world.now += 4
+    world.tell(RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=6.0))
+    (request,) = requests_of(page, RequestsAsked(1)).requests
+    assert "left the pool while the request waited for its turn: 1.0 s after it came, 5.0 s" in (
+        request.miss.sentence
+    )
+    said = {each.of: each.text for each in request.remedies}
+    assert said["prompt"].startswith("Its turn sooner: the block was there when it came. Or a pool")
+    world.tell(RequestFinished("late", pack(1), 53, 54, "abort", "s"))
+    world.tell(RequestStarted("later", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=1.0))
+    (request,) = requests_of(page, RequestsAsked(1)).requests
+    assert "s before the request came" in request.miss.sentence
+
+
+def test_what_saves_most_is_told_first_and_what_saves_nothing_only_alone(
+    world: World, page: Page
+) -> None:
+    world.tell(Pressure(1, 1, 1, 1, 1, 10.0))
+    world.serve(1, 2, 3)
+    world.evict(3, 2)
+    world.now += 10
+    late = RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=1.0)
+    world.tell(late)
+    world.now += 9
+    world.tell(RequestFinished("late", pack(1, 2, 3), 53, 54, "stop", "s"))
+    (request,) = requests_of(page, RequestsAsked(1)).requests
+    assert [each.of for each in request.remedies] == ["answer", "prompt", "wait"]
+    assert request.remedies[1].saves_s == pytest.approx(3.2)
+    world.tell(RequestStarted("new", pack(7), 21, 0, SIZE, "n", waited_s=9.0))
+    world.now += 2
+    world.tell(RequestFinished("new", pack(7), 21, 22, "stop", "n"))
+    (request,) = requests_of(page, RequestsAsked(1)).requests
+    assert [each.of for each in request.remedies] == ["wait"], "no cache helps with a new prompt"
+    world.tell(RequestStarted("calm", pack(8), 21, 0, SIZE, "c"))
+    (request,) = requests_of(page, RequestsAsked(1)).requests
+    assert [(each.of, each.saves_s) for each in request.remedies] == [("prompt", 0.0)]
+
+
+def test_a_miss_says_what_the_score_of_its_block_was_made_of() -> None:
+    gone = Departure(15.0, 0.0, "it was expected to be asked for again in about 3 min")
+    said = miss_sentence(Reason.EVICTED, DepartureRule.POLICY, (2, 9), gone, None, None)
+    assert said == (
+        "Block 3 of 9 left the pool 15 s before. Why: the policy ranked it among the first to go, "
+        "as it was expected to be asked for again in about 3 min."
+    )
+    assert "expected" not in miss_sentence(
+        Reason.EVICTED, DepartureRule.LRU, (2, 9), gone, None, None
+    )

@@ -81,7 +81,6 @@ def test_a_change_is_written_to_the_file_and_all_else_stays(
     assert path.stat().st_mode & 0o777 == 0o640
     source.now += 2.0
     fresh = source.watch.poll()
-    assert fresh is not None
     assert (fresh.score.age, fresh.score.degree) == (0.5, -7)
     assert fresh.score.edge_types.semantic == 2.0
     assert fresh.score.protected_layers == {"rules"}
@@ -135,8 +134,6 @@ def test_a_change_is_tried_in_a_shadow_and_nowhere_else(
     assert source.world.graph.policy.weights is before
     assert path.read_text() == FILE
     tried = source.shadows.otherwise
-    assert tried is not None
-    assert tried.weights is not None
     assert (tried.weights.age, tried.said) == (0.5, "the weights that are tried: score.age = 0.5")
     assert "in a shadow: score.age = 0.5" in caplog.text
     refused = client(source).post("/v1/weights/trial", json={"score": {"aeg": 0.5}})

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -21,13 +21,18 @@ if TYPE_CHECKING:
     from .demo.cliff import CliffResult
     from .demo.demo import DemoResult
     from .demo.demo_report import DemoRun
-    from .demo.live_page import LivePage
+    from .demo.page_demo import LivePage
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
 demo_app = typer.Typer(
     help="Too many agents, simulated and on a real vLLM; then what is found, stock and with hints."
 )
+
+
+def _check_part(part: str, parts: Iterable[str]) -> None:
+    if part not in tuple(parts):
+        raise typer.BadParameter(f"{part!r}; allowed: {', '.join(parts)}", param_hint="--part")
 
 
 def _writable(path: Path | None) -> Path | None:
@@ -40,6 +45,7 @@ def _writable(path: Path | None) -> Path | None:
     return path
 
 
+Quick = Annotated[bool, typer.Option("--quick", help="A short version: no claims.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
 Raw = Annotated[
     Path | None,
@@ -129,7 +135,7 @@ def sidecar(
 @app.command()
 def dashboard(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
 ) -> None:
     """What the page, its logs and its shadows cost, and how right they are."""
     from .dashboard.dashboard import run
@@ -159,9 +165,7 @@ def hotpath(
 @app.command()
 def engine(
     as_json: Json = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Three minutes on idle cores: no claims.")
-    ] = False,
+    quick: Quick = False,
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Rounds between two starts of all servers.")
     ] = None,
@@ -184,8 +188,7 @@ def engine(
     with _explained():
         from .engine.engine import QUICK, Part, Scale, run
 
-        if part not in tuple(Part):
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
+        _check_part(part, Part)
         scale = QUICK if quick else Scale()
         given: dict[str, Any] = {"pairs": pairs, "fleets": fleets, "minutes": minutes}
         scale = replace(scale, **{name: value for name, value in given.items() if value})
@@ -217,9 +220,7 @@ def policies(
         Path | None, typer.Option(help="Recorded agent sessions; else those at hand.")
     ] = None,
     mooncake: Annotated[Path | None, typer.Option(help="A trace of conversations.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A short version, whose figures claim nothing.")
-    ] = False,
+    quick: Quick = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Raw = None,
     journal: Annotated[
@@ -250,7 +251,7 @@ def policies(
 @app.command()
 def meaning(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     seed: int = 1,
     part: Annotated[str, typer.Option(help="all, answers, cost, sampling or engine.")] = "all",
 ) -> None:
@@ -258,8 +259,7 @@ def meaning(
     with _explained():
         from .meaning.meaning import PARTS, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         figures: Figures = run(progress=not as_json, quick=quick, seed=seed, part=part)
     figures.print(as_json)
 
@@ -267,7 +267,7 @@ def meaning(
 @app.command()
 def confkv(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     model: Annotated[
         Path | None,
         typer.Option(help="A model's folder or GGUF file; else those that ship with the bench."),
@@ -293,8 +293,7 @@ def confkv(
     with _explained():
         from .confkv.confkv import FULL, PARTS, QUICK, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         if part == "kvpress" and kvpress is None:
             raise typer.BadParameter("needs --kvpress PYTHON", param_hint="--part")
         scale = QUICK if quick else FULL
@@ -310,7 +309,7 @@ def confkv(
 @app.command()
 def fleet(
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Raw = None,
     part: Annotated[
@@ -321,8 +320,7 @@ def fleet(
     with _explained():
         from .fleet.fleet_bench import PARTS, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         figures: Figures = run(
             progress=not as_json, quick=quick, processes=processes, raw=raw, part=part
         )
@@ -357,15 +355,14 @@ def recall(
             "the first), or compacted (a lab)."
         ),
     ] = "all",
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Quick = False,
     seed: int = 1,
 ) -> None:
     """What comes back at another position, how fast, and whether anybody else ever meets it."""
     with _explained():
         from .recall.recall_bench import PARTS, run
 
-        if part not in PARTS:
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        _check_part(part, PARTS)
         figures: Figures = run(progress=not as_json, part=part, quick=quick, seed=seed)
     figures.print(as_json)
 
@@ -394,11 +391,9 @@ def tiers(
     """Run a real vLLM, agents with tool pauses under pressure: stock, tiers, tiers without
     parts."""
     with _explained():
-        from .tiers.tiers import Part, run
-        from .tiers.tiers_report import draw, save_details
+        from .tiers.tiers import Part, draw, run, save_details
 
-        if part not in tuple(Part):
-            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
+        _check_part(part, Part)
         result = run(
             progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part), pace=pace
         )
@@ -436,10 +431,9 @@ def agents(
         _by_clock(as_json, quick, sessions, users, seed, requests, stock, out)
         return
     with _explained():
-        from .agents.agents import QUICK, Scale, run
+        from .agents.agents import QUICK, Scale, run, save_details
         from .agents.agents_arms import ARMS
-        from .agents.agents_report import save_details
-        from .recorded.agents_fleet import SESSIONS
+        from .recorded.agents_requests import SESSIONS
 
         result = run(
             progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, _shares(stock)),
@@ -456,11 +450,10 @@ def _closed(
     out: Path,
 ) -> None:  # fmt: skip
     with _explained():
-        from .closed.closed import run_closed_bench
-        from .closed.closed_arms import CLOSED_ARMS
-        from .closed.closed_report import save_closed
-        from .closed.on_paper.closed_paper_run import run_paper
-        from .recorded.agents_fleet import SESSIONS
+        from .closed.closed import run_closed_bench, save_closed
+        from .closed.closed_pass import CLOSED_ARMS
+        from .closed.on_paper.closed_paper import run_paper
+        from .recorded.agents_requests import SESSIONS
 
         sessions = sessions or SESSIONS
         if paper:
@@ -486,8 +479,8 @@ def _by_clock(
     stock: str | None, out: Path,
 ) -> None:  # fmt: skip
     with _explained():
-        from .closed.on_paper.open_paper_run import run_open
-        from .recorded.agents_fleet import SESSIONS
+        from .closed.on_paper.open_paper import run_open
+        from .recorded.agents_requests import SESSIONS
 
         shares = _shares(stock) or (0.6,)
         if len(shares) > 1:
@@ -616,7 +609,7 @@ def _run_demo(model: str | None, out: Path, part: str, printed: bool = False) ->
 @contextlib.contextmanager
 def _watched() -> Iterator[LivePage]:
     """A page for as long as the demo runs; the demo opens with its address."""
-    from .demo.live_page import LivePage
+    from .demo.page_demo import LivePage
 
     with LivePage() as page:
         Console(stderr=True).print(page.invitation, soft_wrap=True)
@@ -646,8 +639,7 @@ def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
 
 
 def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
-    from .demo.cliff import run_cliff
-    from .demo.cliff_report import print_cliff, save_cliff
+    from .demo.cliff import print_cliff, run_cliff, save_cliff
     from .demo.page_demo import agents_at
     from .serving.progress import DemoProgress
 
@@ -663,7 +655,6 @@ def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: b
     from .demo.demo import run_found, run_hits
     from .demo.demo_report import print_report
     from .demo.page_demo import agents_at
-    from .demo.picture import draw
     from .serving.progress import DemoProgress
 
     if on_engine:
@@ -674,7 +665,6 @@ def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: b
             page.begin_anew()
         with agents_at(page), DemoProgress(0) as shown:
             result = run_found(out, shown)
-    draw(result)
     if page is not None:
         print_report(result)
     return result
@@ -682,10 +672,7 @@ def _run_found(model: str | None, out: Path, page: LivePage | None, on_engine: b
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turns the errors that a user can act on into a message and exit code 1.
-
-    A request to end (SIGTERM) unwinds like any other error, so that no server is left behind.
-    """
+    """Turns the errors that a user can act on into a message and exit code 1."""
     previous = signal.signal(signal.SIGTERM, _end)
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout has the figures
     try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq, ge, gt, le, lt
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,29 +27,18 @@ _WITHIN: Final = {"≤": le, "≥": ge, "<": lt, ">": gt, None: eq}
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number.
+    """One measured number."""
 
-    Attributes:
-        value: The median of the samples, or the number itself.
-        unit: What it is counted in: ``ms``, ``B``, ``blocks/s``, ``bool``.
-        spread: 10th and 90th percentile of the samples (their extremes below ten samples).
-        n: Samples behind the value.
-        target: What is to be reached, in words ("≤ 2").
-    """
-
-    value: Value
-    unit: str
+    value: Value  # the median of the samples, or the number itself
+    unit: str  # what it is counted in: ``ms``, ``B``, ``blocks/s``, ``bool``
+    # 10th and 90th percentile of the samples (their extremes below ten samples)
     spread: tuple[float, float]
-    n: int
-    target: str = ""
+    n: int  # samples behind the value
+    target: str = ""  # what is to be reached, in words ("≤ 2")
 
     @classmethod
     def of(cls, samples: Sequence[float] | Value, unit: str, target: str = "") -> Figure:
-        """A figure from samples (median and spread) or from one number.
-
-        Raises:
-            ValueError: There is no sample.
-        """
+        """A figure from samples (median and spread) or from one number."""
         if isinstance(samples, (bool, int, float)):
             return cls(samples, unit, (float(samples), float(samples)), 1, target)
         if len(samples) == 0:
@@ -144,3 +138,32 @@ def _spread(figure: Figure) -> str:
     if figure.n == 1:
         return ""
     return "{:,.4g} – {:,.4g}".format(*figure.spread)
+
+
+def keep_raw(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write a raw file. Where that fails, say so and go on: what was measured is printed still."""
+    try:
+        path.write_text(json.dumps(facts, indent=1) + "\n")
+    except OSError as error:
+        problem = f"not kept: {path} cannot be written: {error.strerror}"
+        Console(stderr=True).print(problem, style="red", markup=False, soft_wrap=True)
+
+
+def measured_now() -> dict[str, str]:
+    """Date, machine, Python's version, and the command line."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "command": " ".join(["kvgraph", *sys.argv[1:]]),
+    }
+
+
+def machine() -> str:
+    """The machine, in words: its processor, cores and system."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        model = platform.machine()
+    return f"{os.cpu_count()} × {model}, {platform.system()} {platform.machine()}, no GPU used"

@@ -43,13 +43,11 @@ ROUNDS: Final = 80  # of the observed and the stock loop in turn, so that drift 
 
 @only_errors()
 def run(progress: bool = False, part: str = "all") -> Figures:
-    """Measure reading, applying, observing, and steps at production size (``steps/``).
-
-    Raises:
-        BenchError: There is no such part.
-    """
-    from .steps.client_cost import add_client  # which are built of what stands here
-    from .steps.scheduler_steps import add_scheduler_steps
+    """Measure reading, applying, observing, and steps at production size (``steps/``)."""
+    from .steps.scheduler_steps import (
+        add_client,  # which are built of what stands here
+        add_scheduler_steps,
+    )
     from .steps.step_figures import add_steps
 
     if part not in PARTS:
@@ -100,13 +98,7 @@ def apply_us_per_block(arranger: FreeQueueArranger, ranking: EvictionRanking) ->
 
 
 def _measure_observe(figures: Figures) -> None:
-    """A decode step of 32 requests under pressure, observed and not.
-
-    In a step, on average: 1/8 of a request ends and 1/8 of one is scheduled, whose prompt of
-    1,024 tokens is 3/4 cached; 4 blocks fill up and enter the prefix cache, and 4 cached blocks
-    are evicted for others. The figure is the difference between a connected and a stock pool, so
-    it holds all that observing costs.
-    """
+    """A decode step of 32 requests under pressure, observed and not."""
     from vllm import envs
 
     envs.enable_envs_cache()  # as vLLM's engine core does once it is up
@@ -266,15 +258,7 @@ def connected(
     requests: int = RUNNING,
     spill_all: bool = False,
 ) -> Any:
-    """Our connector, bound to ``pool``; its client's thread is not started.
-
-    Args:
-        tiers_of: Blocks that host memory for copies holds; None: without tiers.
-        clock: Monotonic seconds.
-        batched_tokens: Of a step, at most.
-        requests: That run, at most.
-        spill_all: Whether every block that goes is worth a copy.
-    """
+    """Our connector, bound to ``pool``; its client's thread is not started."""
     from kvgraph.hooks.tiers.jobs import TierAnswer, WorkerStart
     from kvgraph.hooks.vllm.connector import KvGraphConnector
     from vllm.config import KVTransferConfig

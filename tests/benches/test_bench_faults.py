@@ -36,7 +36,7 @@ from kvgraph_bench.faults.processes.faults_http import Crowd, crowded
 from kvgraph_bench.faults.processes.faults_kills import kill_over_and_over
 from kvgraph_bench.faults.processes.faults_load import SHARES, lose
 from kvgraph_bench.figures import Figures
-from kvgraph_bench.serving.step_watch import CALL_S, CALLS_A_STEP, Moment, StandIn, StepWatch
+from kvgraph_bench.serving.engine_child import CALL_S, CALLS_A_STEP, Moment, StandIn, StepWatch
 
 FULL = os.environ.get("KVGRAPH_TEST_FULL_FAULTS") == "1"
 """Whether faults are played at their full size, which takes minutes each."""

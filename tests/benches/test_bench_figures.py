@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 from kvgraph_bench.cli import app
-from kvgraph_bench.figures import Figure
-from kvgraph_bench.machine import keep_raw
+from kvgraph_bench.errors import BenchError
+from kvgraph_bench.figures import Figure, keep_raw
+from kvgraph_bench.hotpath import run
+from kvgraph_bench.steps.scheduler_steps import EMPTY, Busy, measure_arms, measure_client
+from kvgraph_bench.steps.step_loop import Load
 from typer.testing import CliRunner
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
 @pytest.mark.parametrize(
@@ -58,3 +63,22 @@ def test_a_figure_is_the_median_with_its_spread() -> None:
     assert (figure.value, figure.spread, figure.n) == (2.0, (1.0, 3.0), 3)
     wide = Figure.of([float(i) for i in range(101)], "ms")
     assert wide.spread == (10.0, 90.0)
+
+
+def test_a_part_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(BenchError, match=r"no part 'step' of this bench; there are all, pool"):
+        run(part="step")
+
+
+@pytest.mark.usefixtures("paper_config")  # which makes the model's configuration
+def test_arms_take_turns_and_each_is_measured() -> None:
+    arms = [EMPTY, "observed python", "tiers python"]
+    took = measure_arms(Busy(2, 200), arms, rounds=2)
+    assert list(took) == arms
+    assert all(len(samples) == 2 and min(samples) > 0 for samples in took.values())
+
+
+def test_the_client_is_measured_once_a_tick() -> None:
+    took = measure_client(Load(4, 1_000), "python", steps=28)
+    assert len(took) == 4
+    assert min(took) > 0

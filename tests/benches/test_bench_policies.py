@@ -11,11 +11,15 @@ import pytest
 from kvgraph.advisor.replay.recordings import Session, read_sessions
 from kvgraph_bench.errors import BenchError
 from kvgraph_bench.policies import policies
-from kvgraph_bench.policies.policies_cells import NONSENSE_ARM
-from kvgraph_bench.policies.policies_course import Course
-from kvgraph_bench.policies.policies_journal import Journal
-from kvgraph_bench.policies.policies_loop import ADMITTED, PLAIN_TIER, TIERED, LoopScale
-from kvgraph_bench.policies.policies_nonsense import NONSENSE
+from kvgraph_bench.policies.policies_cells import (
+    ADMITTED,
+    NONSENSE,
+    NONSENSE_ARM,
+    PLAIN_TIER,
+    TIERED,
+    LoopScale,
+)
+from kvgraph_bench.policies.policies_journal import Course, Journal
 from rich.console import Console
 
 LOOP = LoopScale({20: (1, 2)}, {20: (1, 3)}, 0.2, 0.1)

@@ -11,15 +11,14 @@ import pytest
 import torch
 from kvgraph.kernels import ops
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, new_memory
-from kvgraph_bench.kernels.kernels_matrix import DELTA, SHAPES, Cell, places
-from kvgraph_bench.kernels.kernels_peers import (
+from kvgraph_bench.kernels.kernels_matrix import DELTA, SHAPES, Cell, places, summary
+from kvgraph_bench.kernels.kernels_workbench import (
     BatchedCopy,
     CopyThenRotate,
     IndexCopy,
     ThreePasses,
     VllmSwap,
 )
-from kvgraph_bench.kernels.kernels_summary import summary
 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.name))
 

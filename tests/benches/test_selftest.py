@@ -13,9 +13,7 @@ from kvgraph.hooks.doctor.gpu_check import check_gpu, check_kernel
 from kvgraph.kernels.backends import attention, emulation
 from kvgraph.kernels.errors import BuildError
 from kvgraph_bench.selftest import selftest_cli
-from kvgraph_bench.selftest.gpu_report import Report, run_checks
-from kvgraph_bench.selftest.kernel_checks import checks
-from kvgraph_bench.selftest.kernel_places import Emulated
+from kvgraph_bench.selftest.kernel_checks import Emulated, Report, checks, run_checks
 from typer.testing import CliRunner
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

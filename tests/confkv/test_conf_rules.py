@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import kvgraph
+import numpy as np
 import pytest
 import torch
 from kvgraph.hooks.confkv.layer import AttentionAndRecency, TokenTable, survivors
 from kvgraph.hooks.confkv.settings import ConfKVSettings, Replayed, SettingsError, layer_shares
+from kvgraph.kernels.backends import mixed
 from kvgraph.kernels.backends.attention import (
     confidence,
     confidence_score,
     host_confidence,
     score_of,
 )
-from kvgraph_bench.confkv.small_models import random_model
+from kvgraph.kernels.backends.mixed import KvPart, mixed_attention, observed_mass
+from kvgraph.kernels.quant import channel_scale, from_cells, rescaled, to_cells
+from kvgraph_bench.confkv.confkv import ablate
+from kvgraph_bench.confkv.confkv_arms import STATIC, victims
+from kvgraph_bench.confkv.followed import follow
+from kvgraph_bench.confkv.perplexity import Perplexity
+from kvgraph_bench.confkv.resampled import apart
+from kvgraph_bench.confkv.small_models import load, random_model, shipped
+from kvgraph_bench.teaching.recall_language import examine
 
 INF = float("inf")
 
@@ -174,7 +185,6 @@ def test_nobody_goes_who_is_within_the_budget() -> None:
     assert survivors(table, [16], 4, ranker) is None
     table.append(5, None)
     chosen = survivors(table, [16], 4, ranker)
-    assert chosen is not None
     assert chosen.slots.tolist() == [list(range(5, 21))]
 
 
@@ -212,3 +222,165 @@ def test_a_row_that_keeps_fewer_has_empty_slots_in_front() -> None:
     assert table.position[1, -10:].tolist() == list(range(20, 30))
     assert (table.position[1, :20] == -1).all()
     assert not table.full
+
+
+BATCH, HEADS, KV_HEADS, DIMS = 2, 6, 2, 16
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def dense(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The whole matrix at once, in double precision."""
+    keys, values = (x.double().repeat_interleave(HEADS // KV_HEADS, 1) for x in (keys, values))
+    logits = queries.double() @ keys.mT * DIMS**-0.5
+    if visible is not None:
+        logits = logits.masked_fill(~visible[:, None], -torch.inf)
+    weights = logits.softmax(-1)
+    return (weights @ values).float(), weights.mean(1).float()
+
+
+@pytest.mark.parametrize("tile", [1, 7, 64, 1000])
+@pytest.mark.parametrize("count", [1, 5])
+def test_tiles_give_what_the_dense_matrix_gives(tile: int, count: int) -> None:
+    tokens = 100
+    queries = drawn(BATCH, HEADS, count, DIMS, seed=1)
+    keys, values = (drawn(BATCH, KV_HEADS, tokens, DIMS, seed=n) for n in (2, 3))
+    visible = drawn(BATCH, count, tokens, seed=4) > 0
+    parts = [KvPart(keys[:, :, :33], values[:, :, :33]), KvPart(keys[:, :, 33:], values[:, :, 33:])]
+    for seen in (visible, None):
+        found = mixed_attention(queries, parts, seen, DIMS**-0.5, tile)
+        output, mass = dense(queries, keys, values, seen)
+        torch.testing.assert_close(found.output, output)
+        torch.testing.assert_close(found.mass, mass)
+        torch.testing.assert_close(observed_mass(queries, keys, seen, DIMS**-0.5), mass)
+
+
+def test_an_int8_part_is_read_as_its_floats() -> None:
+    queries = drawn(BATCH, HEADS, 1, DIMS, seed=1)
+    keys, values = (drawn(BATCH, KV_HEADS, 90, DIMS, seed=n) for n in (2, 3))
+    scales = channel_scale(keys[:, :, :50]), channel_scale(values[:, :, :50])
+    cells = [to_cells(x[:, :, :50], s) for x, s in zip((keys, values), scales, strict=True)]
+    parts = [KvPart(*cells, *scales), KvPart(keys[:, :, 50:], values[:, :, 50:])]
+    read = [
+        torch.cat([from_cells(c, s), x[:, :, 50:]], 2)
+        for c, s, x in zip(cells, scales, (keys, values), strict=True)
+    ]
+    found = mixed_attention(queries, parts, None, DIMS**-0.5, 16)
+    output, mass = dense(queries, read[0], read[1], None)
+    torch.testing.assert_close(found.output, output)
+    torch.testing.assert_close(found.mass, mass)
+
+
+def test_a_query_that_sees_nothing_reads_zeros() -> None:
+    queries = drawn(1, HEADS, 2, DIMS, seed=1)
+    keys = drawn(1, KV_HEADS, 20, DIMS, seed=2)
+    visible = torch.zeros(1, 2, 20, dtype=torch.bool)
+    visible[:, 1] = True
+    found = mixed_attention(queries, [KvPart(keys, keys)], visible, 0.25, 8)
+    assert not found.output[:, :, 0].any()
+    assert not found.mass[:, 0].any()
+    assert found.mass[:, 1].sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_int8_is_off_by_half_a_step_at_most() -> None:
+    values = drawn(BATCH, KV_HEADS, 200, DIMS, seed=5) * drawn(1, KV_HEADS, 1, DIMS, seed=6).exp()
+    scale = channel_scale(values)
+    error = (from_cells(to_cells(values, scale), scale) - values).abs()
+    assert (error <= scale[:, :, None] * 0.5001).all()
+
+
+def test_a_channel_of_zeros_stays_zero() -> None:
+    zeros = torch.zeros(1, 1, 4, 2)
+    assert not from_cells(to_cells(zeros, channel_scale(zeros)), channel_scale(zeros)).any()
+
+
+def test_a_scale_that_does_not_change_keeps_its_cells() -> None:
+    values = drawn(1, KV_HEADS, 50, DIMS, seed=7)
+    scale = channel_scale(values)
+    wider = scale.clone()
+    wider[:, 0] *= 1.7
+    cells = to_cells(values, scale)
+    anew = rescaled(cells, scale, wider)
+    assert torch.equal(anew[:, 1], cells[:, 1])
+    assert not torch.equal(anew[:, 0], cells[:, 0])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dims", [16, 40, 64])
+def test_the_compiled_path_says_what_the_reference_says(dims: int, int8: bool) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no compiler")
+    queries = drawn(BATCH, HEADS, 1, dims, seed=1)
+    keys, values = (drawn(BATCH, KV_HEADS, 90, dims, seed=n) for n in (2, 3))
+    scales = channel_scale(keys[:, :, :50]), channel_scale(values[:, :, :50])
+    cells = [to_cells(x[:, :, :50], s) for x, s in zip((keys, values), scales, strict=True)]
+    old = KvPart(*cells, *scales) if int8 else KvPart(keys[:, :, :50], values[:, :, :50])
+    parts = [old, KvPart(keys[:, :, 50:], values[:, :, 50:])]
+    visible = drawn(BATCH, 1, 90, seed=4) > 0
+    visible[1] = False  # this row sees nothing
+    assert mixed.serves(queries, parts)
+    for seen in (visible, None):
+        expected = mixed_attention(queries, parts, seen, dims**-0.5)
+        for threads in (1, 2):
+            found = mixed.native_mixed_attention(queries, parts, seen, dims**-0.5, threads)
+            torch.testing.assert_close(found.output, expected.output)
+            torch.testing.assert_close(found.mass, expected.mass)
+
+
+def test_what_the_compiled_path_cannot_read_goes_to_torch() -> None:
+    keys = drawn(1, KV_HEADS, 9, DIMS, seed=2)
+    one, two = drawn(1, HEADS, 1, DIMS, seed=1), drawn(1, HEADS, 2, DIMS, seed=1)
+    assert mixed.serves(one, [KvPart(keys, keys)])
+    assert not mixed.serves(two, [KvPart(keys, keys)])
+    assert not mixed.serves(one.half(), [KvPart(keys.half(), keys.half())])
+    assert not mixed.serves(one, [KvPart(keys.mT.contiguous().mT, keys)])
+
+
+SETTINGS = ConfKVSettings(low=24, high=48, window=8, slack=4, tau=0.05)
+
+
+def test_arms_are_apart_when_nearly_all_pairs_say_so() -> None:
+    random = np.random.default_rng(1)
+    noise = random.normal(size=40)
+    assert apart(noise + 0.1, noise)  # in pairs: the noise is the same
+    assert not apart(noise, noise)
+    assert not apart(random.normal(size=40) + 0.01, noise)
+
+
+@pytest.mark.parametrize("arm", STATIC, ids=lambda arm: arm.name)
+def test_a_static_arm_takes_the_room_that_it_was_given(llama: Any, arm: Any) -> None:
+    texts = torch.randint(1, 97, (2, 160), generator=torch.Generator().manual_seed(1))
+    done = follow(llama, texts, 60, arm.cache(llama.config, SETTINGS, 40))
+    assert done.surprise.shape == (2, 100)
+    assert done.room.mean() == pytest.approx(40, abs=3)
+
+
+def test_victims_replay_one_schedule_with_the_same_counts(llama: Any) -> None:
+    texts = torch.randint(1, 97, (2, 160), generator=torch.Generator().manual_seed(1))
+    arms = Perplexity(llama, texts, 60, SETTINGS, lambda said: None)
+    arms.run()
+    arms.isolate(1)
+    rooms = {arms.room[f"victims_{name}"] for name in victims(SETTINGS, 1)}
+    assert rooms == {arms.room["ours"]}
+    assert arms.surprise["victims_attention"] == pytest.approx(arms.surprise["ours"])
+    assert arms.room["ours_int8"] == pytest.approx(arms.room["ours"], rel=0.25)
+
+
+def test_hiding_what_nobody_reads_changes_nothing(llama: Any) -> None:
+    texts = torch.randint(1, 97, (2, 80), generator=torch.Generator().manual_seed(1))
+    done = ablate(llama, texts, hidden=0, steps=20, seed=1)
+    assert np.abs(done.divergence).max() < 1e-5
+    hidden = ablate(llama, texts, hidden=20, steps=20, seed=1)
+    assert hidden.divergence.min() > 0
+    assert len(hidden.confidence) == 20
+
+
+def test_the_shipped_model_remembers_and_a_wrong_place_misleads_it() -> None:
+    marks = examine(load(shipped("recall")[0]).model, 512, 32, 48)
+    assert marks.plain >= 0.95 * marks.n
+    assert marks.replaced == marks.repeated
+    assert marks.misplaced <= 0.2 * marks.repeated

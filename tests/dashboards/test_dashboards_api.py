@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,7 +24,7 @@ from kvgraph.advisor.page.sampled import Sampled
 from kvgraph.advisor.page.sessions import Sessions
 from kvgraph.advisor.page.shadows import Shadows
 from kvgraph.advisor.page.what_if import Weights
-from kvgraph.dashboards.access import Access, edit_token, page_address, page_token
+from kvgraph.dashboards.access import PAGE, POLICY, Access, edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.wire.events import EngineHello
@@ -344,3 +347,56 @@ def test_a_reader_is_told_of_the_history_what_it_does_not_know(
     assert told[1]["now"]["history"]["starts"][0] == pytest.approx(
         told[0]["now"]["history"]["starts"][-2], abs=0.1
     )
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+MOST_BYTES = 600_000  # of all files, compressed
+
+
+@pytest.fixture
+def browser() -> TestClient:
+    app = create_app(cast(Any, None), {"127.0.0.1"}, "token")
+    return TestClient(app, "http://127.0.0.1:8000")
+
+
+def test_a_browser_gets_the_page_and_a_program_what_there_is(browser: TestClient) -> None:
+    page = browser.get("/", headers=BROWSER)
+    assert page.headers["content-type"].startswith("text/html")
+    assert '<div id="page">' in page.text
+    assert "/healthz" in browser.get("/").json()["see"]
+
+
+def test_every_file_that_the_page_names_is_served(browser: TestClient) -> None:
+    names = re.findall(r'(?:src|href)="\./(assets/[^"]+)"', browser.get("/", headers=BROWSER).text)
+    assert {Path(name).suffix for name in names} == {".js", ".css", ".svg"}
+    for name in names:
+        assert browser.get(f"/{name}").status_code == 200
+    assert browser.get("/assets/nothing.js").status_code == 404
+    assert browser.get("/assets/..%2Findex.html").status_code == 404
+
+
+def test_the_policy_allows_only_files_of_this_sidecar(browser: TestClient) -> None:
+    for path in ("/", "/assets/page.js"):
+        headers = browser.get(path, headers=BROWSER).headers
+        assert headers["content-security-policy"] == POLICY
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+    assert "unsafe" not in POLICY
+    assert "http" not in POLICY
+
+
+def test_what_a_browser_has_is_not_sent_again(browser: TestClient) -> None:
+    first = browser.get("/assets/page.js")
+    assert first.headers["content-encoding"] == "gzip"
+    tag = first.headers["etag"]
+    again = browser.get("/assets/page.js", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_page_is_small_and_names_no_other_host() -> None:
+    files = [path for path in PAGE.rglob("*") if path.is_file()]
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= MOST_BYTES
+    html = (PAGE / "index.html").read_text()
+    assert "://" not in html
+    assert "<style" not in html
+    assert not re.search(r"<script(?![^>]*src=)", html)

@@ -90,7 +90,6 @@ class Source:
     def status(self) -> SidecarStatus:
         stats = self.graph.stats()
         hello = stats.engines["e1"].hello
-        assert hello is not None
         engine = EngineStatus(
             id="e1",
             name=hello.engine,

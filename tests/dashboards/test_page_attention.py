@@ -1,31 +1,45 @@
-"""What the first screen says needs attention."""
+"""What the first screen says needs attention, and what is said of samples, copies and speeds."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from kvgraph.advisor.page.attention import notices
 from kvgraph.advisor.page.engines import EngineView, engines_of
-from kvgraph.advisor.page.now import RoomView, now_of
+from kvgraph.advisor.page.now import RoomView, now_of, prefill_rate
+from kvgraph.advisor.page.page import Page
+from kvgraph.advisor.page.sampled import sampled_of
+from kvgraph.advisor.page.sessions import session_of
 from kvgraph.advisor.words.words import beside_lru, ranker
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
+from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.ranking.policy import Ruling
+from kvgraph.graph.tables.sessions import LIMIT, CopyLog
+from kvgraph.graph.tables.tables import Tables
+from kvgraph.graph.types import SourceLayer, Tier
 from kvgraph.graph.wire.advice import AdmissionAdvice
 from kvgraph.graph.wire.events import (
     AdmissionReport,
+    BlocksAttended,
+    BlocksResident,
+    BlocksSpilled,
     BlocksStored,
+    ConfidenceSampled,
+    CopiesDropped,
     EngineHello,
     Pressure,
     RequestFinished,
     RequestHeld,
     RequestReleased,
     RequestStarted,
+    Segment,
 )
-from small_world import page_over
+from small_world import SIZE, World, pack, page_of, page_over
 
 
 class Status:
@@ -224,7 +238,6 @@ def test_an_engine_says_why_those_it_held_wait_no_longer(graph: KVCacheGraph) ->
     graph.apply("e", [AdmissionReport(7, 210, 12.4, 40, (20, 13), 900.0, 119.6, 960)])
     room = AdmissionAdvice(1, 0.0, 120, 38, 31)
     admission = view_of(graph, replace(engine_of(graph), room=room)).admission
-    assert admission is not None
     assert [(end.reason, end.requests) for end in admission.ends] == [("room", 20), ("bound", 13)]
     assert admission.ends[0].until == "until there was room"
     assert admission.facts["held so far"] == "40 of 1,000, 120 s at most"
@@ -278,3 +291,161 @@ def test_an_engine_that_went_is_named_for_ten_minutes(graph: KVCacheGraph) -> No
     status.lost = {}
     (said,) = notices(graph.tables, cast(SidecarStatus, status), 0.0)
     assert said.text.startswith("No engine is connected.")
+
+
+def tables_of(**rates: float) -> Tables:
+    graph = KVCacheGraph()
+    for name, rate in rates.items():
+        hello = EngineHello(name, "m", 16, 100, "v")
+        graph.apply(name, [hello, Pressure(1, 1, 1, 1, 1, rate)])
+    return graph.tables
+
+
+def test_an_engine_without_tiers_tells_its_rate_with_its_load() -> None:
+    tables = tables_of(a=3000.0, b=0.0, c=1000.0)
+    assert prefill_rate(tables) == 2000.0
+    assert [tables.history.words(name).prefill_tokens_per_s for name in ("a", "b", "gone")] == [
+        3000.0,
+        0.0,
+        0.0,
+    ]
+
+
+def test_nobody_measured_it_yet() -> None:
+    assert prefill_rate(tables_of(a=0.0)) is None
+
+
+RULES = Segment(int(SourceLayer.RULES), 0, 2 * SIZE, name="house rules")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def page(world: World) -> Page:
+    return page_of(world)
+
+
+def look(world: World, keys: tuple[int, ...], mass: tuple[float, ...]) -> None:
+    world.tell(BlocksAttended(pack(*keys), np.array(mass, dtype="<f4").tobytes()))
+
+
+def test_where_nobody_samples_there_is_nothing(world: World, page: Page) -> None:
+    world.serve(1, 2, 3)
+    view = sampled_of(page, 10)
+    assert (view.layers, view.blocks, view.sessions, view.confidence) == ([], [], [], None)
+
+
+def test_layers_and_blocks_are_told_by_how_much_they_are_looked_at(
+    world: World, page: Page
+) -> None:
+    world.serve(1, 2, 3, 4, segments=(RULES,))
+    for _ in range(5):
+        look(world, (1, 2, 3, 4), (0.5, 0.25, 0.15, 0.1))
+    world.evict(4)
+    view = sampled_of(page, 3)
+    assert [(each.layer, each.blocks) for each in view.layers] == [("rules", 2), ("user_turn", 2)]
+    assert [each.attention for each in view.layers] == pytest.approx([0.75, 0.25], abs=0.001)
+    assert [int(each.key, 16) for each in view.blocks] == [1, 2, 3]
+    assert (view.blocks[0].identity, view.blocks[0].session) == ("house rules", "s")
+    assert [each.in_pool for each in sampled_of(page, 4).blocks] == [True, True, True, False]
+    assert view.edges["co_attend"] > 0
+
+
+def test_the_least_sure_session_is_first(world: World, page: Page) -> None:
+    for session, sure in (("calm", 0.9), ("lost", 0.3), ("unsampled", None)):
+        world.serve(1, 2, session=session)
+        if sure is not None:
+            world.tell(ConfidenceSampled(b"", sure, session=session))
+    view = sampled_of(page, 10)
+    assert [(each.session, each.confidence) for each in view.sessions] == [
+        ("lost", 0.3),
+        ("calm", 0.9),
+    ]
+    assert view.confidence == pytest.approx(0.6)
+
+
+def test_of_one_session_only_what_it_holds_is_told(world: World, page: Page) -> None:
+    for session, keys in (("one", (1, 2)), ("other", (3, 4))):
+        world.serve(*keys, session=session)
+        look(world, keys, (0.6, 0.4))
+        world.tell(ConfidenceSampled(b"", 0.5, session=session))
+    view = sampled_of(page, 10, "other")
+    assert [int(each.key, 16) for each in view.blocks] == [3, 4]
+    assert [each.session for each in view.sessions] == ["other"]
+    with pytest.raises(GraphError, match="no session of that name"):
+        sampled_of(page, 10, "nobody")
+
+
+WARM, COLD = int(Tier.WARM), int(Tier.COLD)
+
+
+def held(page: Page) -> list[tuple[int, int, int]]:
+    """Blocks in the pool, with warm and with cold copies, as one followed the other."""
+    view = session_of(page, "s", None).residency
+    assert view.starts == sorted(view.starts)
+    assert len(view.starts) == len(view.pool) == len(view.warm) == len(view.cold)
+    steps = zip(view.pool, view.warm, view.cold, strict=True)
+    return [step for step, _ in groupby(steps)]
+
+
+def test_copies_come_and_go(world: World, page: Page) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksSpilled(pack(2, 3), WARM, 100))
+    world.tell(BlocksSpilled(pack(2), WARM, 100))  # told twice
+    world.evict(3)
+    world.tell(BlocksSpilled(pack(3), COLD, 100))
+    world.tell(CopiesDropped(pack(3), WARM, 1))
+    world.serve(1, 2, 3, found=2)
+    assert held(page) == [(3, 0, 0), (3, 2, 0), (2, 2, 0), (2, 2, 1), (2, 1, 1), (3, 1, 1)]
+
+
+def test_a_copy_is_there_until_the_last_engine_dropped_it(world: World, page: Page) -> None:
+    world.serve(1)
+    for engine in ("a", "b"):
+        world.tell(BlocksSpilled(pack(1), WARM, 100), engine=engine)
+    world.tell(CopiesDropped(pack(1), WARM, 1), engine="b")
+    world.tell(CopiesDropped(pack(1), WARM, 1), engine="b")  # which it does not have
+    assert held(page) == [(1, 0, 0), (1, 1, 0)]
+    world.tell(CopiesDropped(pack(1), WARM, 1))
+    assert held(page) == [(1, 0, 0), (1, 1, 0), (1, 0, 0)]
+
+
+def test_copies_of_an_engine_that_is_gone_are_gone(world: World, page: Page) -> None:
+    world.serve(1, 2)
+    world.tell(BlocksSpilled(pack(1, 2), COLD, 100))
+    world.now += 10
+    world.graph.forget_engine("a")
+    assert held(page)[-1] == (0, 0, 0)
+    assert (2, 0, 2) in held(page)
+
+
+def test_an_engine_that_lists_its_pool_announces_its_copies_again(world: World, page: Page) -> None:
+    world.serve(1, 2)
+    world.tell(BlocksSpilled(pack(1, 2), WARM, 100))
+    world.tell(BlocksResident(pack(1, 2)))
+    world.tell(BlocksSpilled(pack(1), WARM, 100))
+    assert held(page) == [(2, 0, 0), (2, 2, 0), (2, 0, 0), (2, 1, 0)]
+
+
+def test_other_sessions_copies_are_not_its(world: World, page: Page) -> None:
+    world.serve(1, 2)
+    world.serve(8, 9, session="t")
+    world.tell(BlocksSpilled(pack(8, 9), WARM, 100))
+    assert held(page) == [(2, 0, 0)]
+
+
+def test_the_log_is_bounded_and_keeps_the_last() -> None:
+    log = CopyLog()
+    assert len(log.changes()) == 0
+    for start in range(0, 3 * LIMIT, 1000):
+        log.add(np.arange(start, start + 1000, dtype=np.uint64), Tier.WARM, 1, float(start))
+    keys = log.changes()["key"]
+    assert len(keys) == LIMIT
+    assert np.array_equal(np.diff(keys.astype(np.int64)), np.ones(LIMIT - 1))
+    assert log.nbytes == LIMIT * 18
+    log.add(np.arange(2 * LIMIT, dtype=np.uint64), Tier.COLD, -1, 1e9)
+    assert log.changes()["key"][-1] == 2 * LIMIT - 1
+    assert set(log.changes()["sign"].tolist()) == {-1}

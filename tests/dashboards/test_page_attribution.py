@@ -167,7 +167,6 @@ def test_what_layers_with_a_window_lost_is_not_put_on_lost_news(
         engine.serve(text(length, prompt))
     graph.apply("e", [engine.side.hello(), *outbox.take_all()])
     miss = request_view(graph.tables.history, 2, float).miss
-    assert miss is not None
     assert (miss.index, miss.reason) == (0, "other_group")
     assert "cache group 1 (a sliding window of 32 tokens) had let go" in miss.sentence
     engine.settle()

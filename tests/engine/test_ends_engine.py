@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from kvgraph.graph.types import Authority, SourceLayer
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted, Segment
-from kvgraph_bench.meaning.call_texts import Call
-from kvgraph_bench.meaning.families import FAMILIES
-from kvgraph_bench.meaning.family_models import FamilyWriter, write_family
+from kvgraph_bench.meaning.families import FAMILIES, Call, FamilyWriter, write_family
 
 pytestmark = pytest.mark.engine
 HERMES = FAMILIES[0]

@@ -17,8 +17,10 @@ import pytest
 import zmq
 from hand_clock import Clock
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.wire import frames
 from kvgraph.graph.wire import frames as wire
 from kvgraph.graph.wire.advice import (
+    AdmissionMessage,
     EvictionRanking,
     RankingMessage,
     Refused,
@@ -32,12 +34,16 @@ from kvgraph.graph.wire.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksResident,
+    BlocksStored,
     EngineHello,
     Pressure,
+    RequestFinished,
     RequestHeld,
     RequestReleased,
+    RequestStarted,
 )
 from kvgraph.graph.wire.frames import HEADER
+from kvgraph.hooks.fake import FakeEngine
 from kvgraph.hooks.link.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.link.outbox import Outbox
 
@@ -138,14 +144,13 @@ def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
 ) -> None:
     options = ClientOptions(queue_limit=100, tick_s=0.01, absent_s=0.05, silent_s=0.1)
     client = AdvisorClient(f"ipc://{socket_directory}/nobody", engine, options)
-    with caplog.at_level(logging.WARNING):
-        client.start()
-        for _ in range(30):
-            for _ in range(50):
-                client.emit(BlocksCleared())
-            time.sleep(0.01)
-            assert len(client.outbox) <= 100
-        client.close()
+    client.start()
+    for _ in range(30):
+        for _ in range(50):
+            client.emit(BlocksCleared())
+        time.sleep(0.01)
+        assert len(client.outbox) <= 100
+    client.close()
     assert client.dropped > 1000
     said = [r.getMessage() for r in caplog.records if "no sidecar answers" in r.message]
     assert len(said) == 1
@@ -255,12 +260,10 @@ def test_a_ranking_is_dated_and_goes_stale() -> None:
     client.mark_sent(3, until=clock.now - 1)
     client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0, heard=3))])
     dated = client.ranking()
-    assert dated is not None
     assert dated.order is held.order
     assert (held.known_of, dated.known_of) == (-math.inf, clock.now - 1)
     client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0, heard=2))])
     dated = client.ranking()
-    assert dated is not None
     assert dated.known_of == clock.now - 1, "what a ranking knew it knows for good"
     clock.now += 3
     client.take_advice([HEADER, bytes(8), _payload(StillValid(3, 0.0))])
@@ -275,7 +278,6 @@ def test_ticks_in_which_nothing_was_told_push_out_nothing() -> None:
         clock.now += 0.001
     client.take_advice([HEADER, bytes(8), _payload(ranking(heard=3))])
     held = client.ranking()
-    assert held is not None
     assert held.known_of == 100.0
 
 
@@ -352,13 +354,12 @@ def test_a_sidecar_that_refuses_us_is_left_alone_for_a_while(
     client.start()
     try:
         router.read_until(lambda: router.has(BlocksResident))
-        with caplog.at_level(logging.WARNING):
-            told = len(router.batches)
-            router.advise(Refused("it serves 64 engines already"))
-            deadline = time.monotonic() + 0.4
-            while time.monotonic() < deadline:
-                client.emit(BlocksRemoved(keys(1)))
-                router.read(0.02)
+        told = len(router.batches)
+        router.advise(Refused("it serves 64 engines already"))
+        deadline = time.monotonic() + 0.4
+        while time.monotonic() < deadline:
+            client.emit(BlocksRemoved(keys(1)))
+            router.read(0.02)
         assert client.ranking() is None
         assert client.dropped > 0
         hellos = [each for each in router.events if isinstance(each, EngineHello)]
@@ -395,12 +396,11 @@ def test_garbage_and_a_foreign_version_each_leave_one_line_and_the_link_lives(
     router: Any, client: AdvisorClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     router.read_until(lambda: router.peers)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(5):
-            router.send_frames([b"nonsense", b"\xff" * 100])
-            router.send_frames([b"KVG\x63", bytes(8), b"\x90"])
-        router.advise(ranking(epoch=7))
-        router.read_until(lambda: client.ranking() is not None)
+    for _ in range(5):
+        router.send_frames([b"nonsense", b"\xff" * 100])
+        router.send_frames([b"KVG\x63", bytes(8), b"\x90"])
+    router.advise(ranking(epoch=7))
+    router.read_until(lambda: client.ranking() is not None)
     assert client.garbage == 5
     assert client.refused_version == 5
     assert sum("not advice" in r.message for r in caplog.records) == 1
@@ -415,9 +415,8 @@ def test_an_engine_that_fails_to_answer_ends_the_link_not_the_engine(
             raise RuntimeError("pool is gone")
 
     client = AdvisorClient(router.endpoint, Broken(), ClientOptions(tick_s=0.01))
-    with caplog.at_level(logging.WARNING):
-        client.start()
-        assert client.wait(5), "the thread ends"
+    client.start()
+    assert client.wait(5), "the thread ends"
     client.emit(BlocksCleared())
     assert client.ranking() is None
     assert sum("without advice" in r.message for r in caplog.records) == 1
@@ -426,9 +425,8 @@ def test_an_engine_that_fails_to_answer_ends_the_link_not_the_engine(
 
 def test_an_endpoint_that_is_none_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     client = AdvisorClient("carrier-pigeon://nest", Engine())
-    with caplog.at_level(logging.WARNING):
-        client.start()
-        assert client.wait(5), "the thread ends"
+    client.start()
+    assert client.wait(5), "the thread ends"
     client.close()
     assert len(caplog.records) == 1
 
@@ -484,3 +482,146 @@ def test_only_a_sidecar_that_answers_is_nudged(
     client.nudge()
     assert len(woken) == 1
     client.close()
+
+
+class RoomEngine:
+    def hello(self) -> EngineHello:
+        return EngineHello("test:1", "model", 16, 8, "test 0")
+
+    def resident(self) -> bytes:
+        return b""
+
+    def copies(self) -> list[AnyEvent]:
+        return []
+
+    def held(self) -> list[AnyEvent]:
+        return []
+
+    def heartbeat(self, dropped: int) -> list[AnyEvent]:
+        return []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(100.0)
+
+
+@pytest.fixture
+def silent_client(clock: Clock) -> AdvisorClient:
+    return AdvisorClient("ipc:///nowhere", RoomEngine(), clock=clock)
+
+
+def tell(silent_client: AdvisorClient, message: Any) -> None:
+    silent_client.take_advice(frames.encode_advice(1, message))
+
+
+def test_it_is_dated_and_goes_stale(silent_client: AdvisorClient, clock: Clock) -> None:
+    assert silent_client.admission() is None
+    tell(silent_client, AdmissionMessage(3, 0.5, 480, 38, 31))
+    word = silent_client.admission()
+    assert (word.epoch, word.ts, word.room_blocks) == (3, 99.5, 480)
+    assert (word.live_sessions, word.fitting_sessions) == (38, 31)
+    clock.now += 1.4
+    assert silent_client.admission() is word
+    clock.now += 0.2
+    assert silent_client.admission() is None
+
+
+def test_it_knows_of_what_was_told_before_it_was_made(
+    silent_client: AdvisorClient, clock: Clock
+) -> None:
+    tell(silent_client, AdmissionMessage(1, 0.0, 480, 38, 31))
+    word = silent_client.admission()
+    assert word.known_of == -math.inf, "nothing was told yet"
+    now = clock.now
+    silent_client.mark_sent(7, until=now - 1.0)
+    silent_client.mark_sent(8, until=now - 0.2)
+    tell(silent_client, AdmissionMessage(2, 0.1, 480, 38, 31, heard=7))
+    word = silent_client.admission()
+    assert word.known_of == now - 1.0, "the eighth batch was on its way"
+
+
+def test_no_limit_is_a_word_too(silent_client: AdvisorClient) -> None:
+    tell(silent_client, AdmissionMessage(1, 0.0, None, 3, 31))
+    word = silent_client.admission()
+    assert word.room_blocks is None
+
+
+@pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
+def test_a_word_of_an_absurd_age_is_never_fresh(silent_client: AdvisorClient, age: float) -> None:
+    tell(silent_client, AdmissionMessage(1, age, 0, 3, 31))
+    assert silent_client.admission() is None
+
+
+def test_a_refusal_and_the_end_take_it_back(silent_client: AdvisorClient) -> None:
+    tell(silent_client, AdmissionMessage(1, 0.0, 0, 3, 2))
+    tell(silent_client, Refused("it serves 64 engines already"))
+    assert silent_client.admission() is None
+    tell(silent_client, AdmissionMessage(2, 0.0, 0, 3, 2))
+    silent_client.close()
+    assert silent_client.admission() is None
+
+
+OPTIONS = ClientOptions(tick_s=0.01, heartbeat_s=0.05)
+
+
+def prompt(blocks: int, salt: int = 0) -> list[int]:
+    return [salt, *range(blocks * 16 - 1)]
+
+
+def test_prefixes_hit_and_the_oldest_goes_first() -> None:
+    engine = FakeEngine("ipc:///nowhere", num_blocks=8)
+    assert engine.run(prompt(4, 1)) == 0
+    assert engine.run(prompt(4, 1) + [7] * 16) == 64
+    engine.run(prompt(4, 2))
+    tail_of_first = engine.keys(prompt(4, 1) + [7] * 16)[-1]
+    assert engine.evicted == [tail_of_first]
+    assert len(engine.cached) == 8
+
+
+def test_a_prompt_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit into a pool of 2"):
+        FakeEngine("ipc:///nowhere", num_blocks=2).run(prompt(3))
+
+
+def test_it_tells_what_happens_over_a_real_socket(router: Any) -> None:
+    with FakeEngine(router.endpoint, num_blocks=4, options=OPTIONS) as engine:
+        engine.run(prompt(3, 1), session="a")
+        engine.run(prompt(3, 2), session="b", session_ended=True)
+        engine.reset()
+        router.read_until(lambda: router.has(BlocksCleared))
+    kinds = [type(e) for e in router.events]
+    assert kinds[0] is EngineHello
+    started, stored, finished = (
+        next(e for e in router.events if isinstance(e, kind))
+        for kind in (RequestStarted, BlocksStored, RequestFinished)
+    )
+    assert stored.hashes == started.hashes == finished.hashes
+    assert stored.parent is None
+    removed = [e for e in router.events if isinstance(e, BlocksRemoved)]
+    assert sum(len(e.hashes) for e in removed) == 2 * 8
+
+
+def test_it_evicts_by_the_ranking(router: Any) -> None:
+    with FakeEngine(router.endpoint, num_blocks=6, options=OPTIONS) as engine:
+        engine.run(prompt(3, 1))
+        engine.run(prompt(3, 2))
+        newest = engine.keys(prompt(3, 2))[::-1]
+        router.read_until(lambda: router.peers)
+        packed = struct.pack("<3Q", *newest)
+        router.advise(RankingMessage(1, 0.0, packed, b"", b""))
+        router.read_until(lambda: engine.client.ranking() is not None)
+        engine.run(prompt(3, 3))
+    assert engine.evicted == newest
+
+
+def test_what_is_protected_goes_last(router: Any) -> None:
+    with FakeEngine(router.endpoint, num_blocks=6, options=OPTIONS) as engine:
+        kept, other = (engine.keys(prompt(3, salt)) for salt in (1, 2))
+        engine.run(prompt(3, 1))
+        engine.run(prompt(3, 2))
+        router.read_until(lambda: router.peers)
+        router.advise(RankingMessage(1, 0.0, b"", struct.pack("<3Q", *kept[::-1]), b""))
+        router.read_until(lambda: engine.client.ranking() is not None)
+        engine.run(prompt(4, 3))
+    assert engine.evicted == [*other[::-1], kept[-1]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,8 +182,7 @@ def test_a_vllm_that_does_not_fit_runs_as_stock_after_one_line(
     from vllm.v1.core.block_pool import BlockPool
 
     spoil(BlockPool, "touch")
-    with caplog.at_level(logging.WARNING):
-        plugin.attach(paper_config)
+    plugin.attach(paper_config)
     assert paper_config.kv_transfer_config is None
     (line,) = caplog.messages
     assert "not attached: this vLLM is not one that we know: " in line
@@ -223,8 +221,7 @@ def test_what_waking_alone_needs_costs_waking_alone(
 
     spoil(EngineCore, "is_scheduler_paused")
     stock = EngineCoreProc.run_busy_loop
-    with caplog.at_level(logging.WARNING):
-        follow_loops()
+    follow_loops()
     assert EngineCoreProc.run_busy_loop is stock
     (line,) = caplog.messages
     assert "not woken for prefetches" in line

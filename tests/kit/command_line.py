@@ -15,11 +15,7 @@ from kvgraph.advisor.cli import main
 def kvgraph(
     *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; what it printed, and its exit status, as of a process.
-
-    Args:
-        environment: In place of this process's own.
-    """
+    """Run a command; what it printed, and its exit status, as of a process."""
     out, errors, code = io.StringIO(), io.StringIO(), 0
     variables = dict(os.environ if environment is None else environment)
     with (

@@ -74,6 +74,18 @@ class Hall:
         assert name in self.started
         return name
 
+    def shut(self) -> str:
+        """Busy, and with room for nobody; the name of the request that keeps it busy."""
+        name = self.busy()
+        self.say(0)
+        return name
+
+    def serve(self, blocks: int, seed: int, **fields: Any) -> None:
+        """A request that is let in and answered."""
+        self.say(None)
+        self.ask(blocks, seed, **fields)
+        self.engine.settle()
+
     def crowd(self) -> None:
         """As many run as may, and one that is live and resident waits in vLLM's own queue."""
         self.say(None)

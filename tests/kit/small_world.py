@@ -34,8 +34,7 @@ from kvgraph.graph.wire.events import (
 from wire_keys import pack
 
 SIZE = 16
-BEGIN = 1000.0
-"""The world's time at first."""
+BEGIN = 1000.0  # the world's time at first
 
 
 class World:
@@ -70,13 +69,7 @@ class World:
         lacking: int | None = None,
         waited_s: float = 0.0,
     ) -> str:
-        """A request of these blocks and a partial one; its blocks enter the pool.
-
-        Args:
-            says: Digests of what the blocks say, where the engine tells them.
-            salt: A digest of its cache salt.
-            lacking: Which of the engine's groups ended the match.
-        """
+        """A request of these blocks and a partial one; its blocks enter the pool."""
         self.number += 1
         name = f"r{self.number}"
         prompt = RequestStarted(
@@ -148,11 +141,7 @@ class LoggedWorld(World):
 
 
 def page_of(world: World, *ranked: str, since: float = 1e9) -> Page:
-    """The page's data of a world, by whose clock it goes; these engines were just ranked.
-
-    Args:
-        since: When the world's clock began, in Unix seconds.
-    """
+    """The page's data of a world, by whose clock it goes; these engines were just ranked."""
     latest = {engine: world.graph.rank(engine, 100) for engine in ranked}
     return page_over(
         world.graph,

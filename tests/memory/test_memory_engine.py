@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from kvgraph.hooks.recall.cover import SpliceLimits
-from kvgraph_bench.recall.calibrated import keep_calibration
+from kvgraph_bench.recall.approximate import keep_calibration
 from kvgraph_bench.recall.recall_stage import RECALLS
 from kvgraph_bench.serving.vllm_server import Server, ServerPlan
 from kvgraph_bench.teaching.recall_language import ASK, FACT, KEYS, NOISE, VALUES

@@ -296,8 +296,6 @@ def test_a_change_of_weights_is_played_on_the_remembered_requests(trace: Trace) 
         assert effect.engine == "e"
         told[name] = played()
     first, second = told["same"], told["nonsense"]
-    assert first is not None
-    assert second is not None
     assert 0 < first.found_now == first.found_then <= first.asked
     assert "as many blocks" in first.sentence
     assert second.found_now == first.found_now

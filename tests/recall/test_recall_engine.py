@@ -16,8 +16,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, calibration_file, load
 from kvgraph_bench.paper.paper_engine import BLOCK_SIZE, Shape
-from kvgraph_bench.recall.approximate import recalling
-from kvgraph_bench.recall.calibrated import keep_calibration
+from kvgraph_bench.recall.approximate import keep_calibration, recalling
 from paper import words
 from recall_usage import used
 

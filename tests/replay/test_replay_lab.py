@@ -1,4 +1,4 @@
-"""The lab's commands: table, JSON, picture, report, analysis, approaches, tuning, recording."""
+"""The lab's commands, recordings, arrivals and priors; a hit rate by a call from Python."""
 
 from __future__ import annotations
 
@@ -9,19 +9,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-from kvgraph.advisor.cli import main
+from kvgraph import ClassicPolicy, KvGraphError, Trace, hit_rate
+from kvgraph.advisor.cli import build_app, main
 from kvgraph.advisor.config import config
+from kvgraph.advisor.policies.hazard import AGES
+from kvgraph.advisor.policies.lifecycle import Returns, load_prior
+from kvgraph.advisor.policies.registry import new_policy
+from kvgraph.advisor.policies.waits import FEATURES, STATED_FEATURE
 from kvgraph.advisor.replay.analysis import analyze
-from kvgraph.advisor.replay.arms import Settings, run_arm, run_cells
-from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_arm, run_cells
+from kvgraph.advisor.replay.graph_order import EngineUpdate, SimulatedSidecar
+from kvgraph.advisor.replay.prior import learn_prior, recorded_waits
+from kvgraph.advisor.replay.reader import infer_sessions, load_trace, spread_over_ticks
 from kvgraph.advisor.replay.recorder import Recorder
+from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.simulator import Instance, simulate
 from kvgraph.advisor.replay.tables import HitTable, hit_table
 from kvgraph.advisor.replay.trace import TraceError
 from kvgraph.graph.types import EdgeType, as_keys
 from kvgraph.graph.wire.events import RequestFinished, RequestStarted
+from made_trace import chat_trace
+from made_traffic import agents, made
 from threadpoolctl import threadpool_info
+from typer.testing import CliRunner
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
 # As measured by others on this trace: capacity → hit rate.
@@ -321,3 +334,176 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
         assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+CAPACITY = 200
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder: Path = tmp_path_factory.mktemp("trace")
+    return made(folder, agents(np.random.default_rng(3)))
+
+
+def test_a_name_finds_what_the_table_says(trace: Trace) -> None:
+    arms = ["lru", "classic", "belady"]
+    table = hit_table(trace, arms, [CAPACITY], Settings(), processes=1)
+    for arm in arms:
+        assert hit_rate(trace, CAPACITY, arm) == table.rates[arm][CAPACITY]
+
+
+def test_a_policy_finds_what_its_name_does(trace: Trace) -> None:
+    assert hit_rate(trace, CAPACITY, ClassicPolicy()) == hit_rate(trace, CAPACITY, "classic")
+
+
+def test_who_is_no_policy_is_refused_by_name(trace: Trace) -> None:
+    with pytest.raises(KvGraphError, match=r"'gremlin'.*lifecycle"):
+        hit_rate(trace, CAPACITY, "gremlin")
+
+
+def test_requests_of_one_tick_are_laid_evenly_over_it() -> None:
+    at = np.repeat(np.arange(20) * 3.0, 3)
+    spread = spread_over_ticks(at)
+    assert spread[:6].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert (np.diff(spread) > 0).all()
+
+
+def test_a_tick_is_no_longer_than_the_clock_s_even_before_a_pause() -> None:
+    at = np.repeat(np.append(np.arange(19) * 3.0, 300.0), 2)
+    assert spread_over_ticks(at)[36:].tolist() == [54.0, 55.5, 300.0, 301.5]
+
+
+def test_fine_or_irregular_times_are_what_they_are() -> None:
+    rng = np.random.default_rng(3)
+    for at in (
+        np.sort(rng.uniform(0, 100, 200)),  # no clock
+        np.repeat(np.arange(50) * 0.1, 4),  # bursts, on a fine one
+        np.repeat(np.sort(rng.uniform(0, 500, 50)), 4),  # bursts at any time
+        np.zeros(30),
+        np.empty(0),
+    ):
+        assert spread_over_ticks(at) is at
+
+
+def sessions(*chains: list[int]) -> list[int]:
+    return infer_sessions(chains, [len(chain) for chain in chains], 100).tolist()
+
+
+def test_an_edited_history_continues_its_session() -> None:
+    assert sessions([1, 2], [1, 2, 3, 4], [1, 2, 3, 9, 10], [1, 2, 3, 9, 11]) == [0, 0, 0, 0]
+
+
+def test_a_history_that_lost_half_or_more_is_a_new_session() -> None:
+    assert sessions([1, 2, 3, 4], [1, 2, 9]) == [0, 1]
+
+
+def test_strangers_behind_one_system_prompt_stay_strangers() -> None:
+    assert sessions([1, 2, 3], [1, 4, 5], [1, 6, 7], [1, 4, 5, 8], [1]) == [0, 1, 2, 1, 3]
+    assert sessions([1, 2, 3, 4, 5], [1, 2, 3, 9, 10], [1, 2, 3, 9, 10, 11]) == [0, 1, 1]
+
+
+def told(trace: Trace) -> tuple[SimulatedSidecar, list[str]]:
+    """Two engines, each of which stored the blocks of one request at 10 s."""
+    sidecar = SimulatedSidecar(trace, new_policy("lifecycle"), hints=True)
+    engines = [sidecar.join(1000) for _ in range(2)]
+    for request, engine in enumerate(engines):
+        blocks = trace.chain(request).tolist()
+        sidecar.happened(engine, EngineUpdate(10.0, sidecar.events.started(request, 0)))
+        sidecar.happened(engine, EngineUpdate(10.0, sidecar.events.stored(request, 0), blocks))
+    return sidecar, engines
+
+
+def test_an_engines_own_news_are_heard_sooner_than_the_others() -> None:
+    sidecar, (first, second) = told(chat_trace(10, seed=5))
+    sidecar.hear(first, 10.1, 9.9)
+    assert sidecar.graph.resident_count(first) > 0
+    assert sidecar.graph.resident_count(second) == 0
+    assert len(sidecar.graph.tables.sessions) == 1
+    sidecar.hear(first, 10.3, 10.1)
+    assert sidecar.graph.resident_count(second) > 0
+    sidecar.graph.check_integrity()
+
+
+def test_a_block_of_two_engines_is_one_with_two_residencies() -> None:
+    trace = chat_trace(10, seed=5)
+    sidecar, (first, second) = told(trace)
+    sidecar.hear(first, 11.0, 11.0)
+    own = [set(trace.chain(request).tolist()) for request in range(2)]
+    assert sidecar.graph.resident_count(first) == len(own[0])
+    assert sidecar.graph.resident_count(second) == len(own[1])
+    assert len(sidecar.graph.tables.blocks) == len(own[0] | own[1])
+    gone = sorted(own[0])[:1]
+    sidecar.happened(first, EngineUpdate(12.0, None, gone))
+    sidecar.hear(second, 13.0, 12.5)
+    assert sidecar.graph.resident_count(first) == len(own[0]) - 1
+    assert sidecar.graph.resident_count(second) == len(own[1])
+
+
+def test_engines_that_share_a_sidecar_find_the_same_each_time() -> None:
+    trace = chat_trace(150, seed=5)
+    runs = []
+    for _ in range(2):
+        orders = new_orders(BY_DEFAULT + HINTS, trace, Settings(), 3)
+        engines = [Instance(40, order) for order in orders]
+        runs.append(simulate(trace, engines, router=lambda request, _: request % 3).hits.tolist())
+    assert runs[0] == runs[1]
+    assert sum(runs[0]) > 0
+
+
+def turn(at: float, blocks: list[int], stop: str = "tool_use", out: int = 100) -> dict[str, Any]:
+    return {"t": at, "type": "n", "in": 64 * len(blocks), "out": out, "hash_ids": blocks,
+            "stop": stop}  # fmt: skip
+
+
+def write(directory: Path, name: str, requests: list[dict[str, Any]]) -> None:
+    session = {"block_size": 64, "tool_tokens": 0, "system_tokens": 0, "requests": requests}
+    (directory / f"{name}.json").write_text(json.dumps(session))
+
+
+def recorded(directory: Path, seed: int = 1, sessions: int = 20) -> None:
+    rng = np.random.default_rng(seed)
+    for number in range(sessions):
+        at, requests = 0.0, []
+        for count in range(4, 24):
+            requests.append(turn(at, list(range(1, count))))
+            at += float(rng.exponential(20.0))
+        write(directory, f"s{number}", requests)
+
+
+def test_a_context_that_nobody_extends_is_waited_for_in_vain(tmp_path: Path) -> None:
+    """A compaction ends the wait of the blocks before it, although the session goes on."""
+    chain = list(range(1, 20))
+    write(tmp_path, "s", [turn(0, chain), turn(10, [*chain, 20]), turn(30, [1, 2, 50, 51])])
+    waits = recorded_waits(read_sessions(tmp_path))
+    assert waits.age.tolist() == [10.0, 3600.0, 3600.0]
+    assert waits.returned.tolist() == [True, False, False]
+    assert waits.features.shape == (3, len(FEATURES))
+    told = np.exp(waits.features[0, STATED_FEATURE])
+    assert 10.0 / 4 <= told <= 10.0 * 4
+    assert np.isnan(waits.features[1:, STATED_FEATURE]).all()
+
+
+def test_the_same_sessions_teach_the_same(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    sessions = read_sessions(tmp_path)
+    one, other = (learn_prior(sessions, steps=60) for _ in range(2))
+    assert one.pause == other.pause
+    for a, b in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_command_writes_what_a_policy_starts_from(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("kvgraph.advisor.replay.prior.STEPS", 60)
+    recorded(tmp_path, sessions=3)
+    out = tmp_path / "prior.npz"
+    result = CliRunner().invoke(build_app("prior"), ["prior", str(tmp_path), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    with np.load(out) as arrays:
+        assert set(arrays) == {"scales", "pause", "into", "bias", "across", "offset", "out", "base"}
+
+
+def test_the_shipped_prior_fits_the_features() -> None:
+    prior = load_prior()
+    assert prior.scales.shape == (2, len(FEATURES))
+    rates = np.interp([1.0, 60.0, 3000.0], AGES, Returns(prior).stranger_rates())
+    assert (np.diff(rates) < 0).all(), "who was away longer is less likely to come back soon"

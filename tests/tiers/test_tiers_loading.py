@@ -1,11 +1,28 @@
-"""Copies come back for the request that needs them."""
+"""Copies come back for the request that needs them, or before; what is looked at for that."""
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from kvgraph_bench.hotpath import BLOCK_SIZE
+from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import EvictionRanking
+from kvgraph.graph.wire.events import BlocksLoaded
+from kvgraph.hooks.keys import key_in_pool, key_of, pack_hashes
+from kvgraph.hooks.tiers.jobs import Load
+from kvgraph_bench.hotpath import (
+    BLOCK_SIZE,
+    answer,
+    cached_pool,
+    connected,
+    new_pool,
+    request_maker,
+)
 from pool_engine import BLOCK_BYTES, Engine, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -140,3 +157,376 @@ def test_others_wait_longer_for_a_load_that_usually_takes_longer() -> None:
     ledger.clock = lambda: now + 9.5
     engine.step()
     assert two.state == "running"
+
+
+BLOCKS, AHEAD = 2001, 300
+
+
+def test_all_that_leaves_was_looked_at_before() -> None:
+    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
+
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    rng, (pool, _, _) = random.Random(seed), cached_pool(12_001)
+    scan, seen, missed, left = QueueScan(pool), set[int](), 0, 0
+    for step in range(600):
+        taken = rng.choice((0, 1, 1, 2, 40))
+        blocks = pool.get_new_blocks(taken)
+        if step > 10:
+            left += taken
+            missed += sum(block.block_id not in seen for block in blocks)
+        free = pool.free_block_queue.get_all_free_blocks()
+        hits = rng.sample(free, rng.randrange(4))
+        if rng.random() < 0.1:  # the last one that was looked at, and those behind it
+            hits = free[scan.reached - taken - 2 : scan.reached - taken + 2]
+        pool.touch(hits)
+        scan.touched(hits)
+        pool.free_blocks(hits)  # to the queue's end
+        seen.difference_update(block.block_id for block in hits)
+        if scan.evicted(taken):
+            scan.start_again()
+        seen.update(block.block_id for block in scan.look(AHEAD, taken))
+    assert left > 3_000
+    assert missed == 0
+
+
+def test_it_looks_at_each_block_once_and_goes_on_where_it_ended() -> None:
+    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
+
+    pool, _, _ = cached_pool(BLOCKS)
+    free, scan = pool.free_block_queue.get_all_free_blocks(), QueueScan(pool)
+    looked = [block for _ in range(10) for block in scan.look(AHEAD, 0)]
+    assert looked == free[:AHEAD]
+    assert scan.reached == AHEAD
+    pool.get_new_blocks(30)
+    assert not scan.evicted(30)
+    found = scan.look(AHEAD, 0)
+    assert found == free[AHEAD : AHEAD + 30]
+    scan.back_to(found, 10)
+    assert scan.look(AHEAD, 0) == free[AHEAD + 10 : AHEAD + 30]
+
+
+def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
+    from kvgraph.hooks.vllm.tiers.spiller import QueueScan
+
+    pool = new_pool(3 * BLOCKS)
+    scan = QueueScan(pool)
+    walked: list[int] = []
+    walk = pool.free_block_queue.iter_blocks_after
+
+    def counting(cursor: Any) -> Iterator[Any]:
+        walked.append(0)
+        for block in walk(cursor):
+            walked[-1] += 1
+            yield block
+
+    pool.free_block_queue.iter_blocks_after = counting
+    for _ in range(12):
+        assert scan.look(AHEAD, 0) == []
+    assert max(walked) <= 1024
+    assert sum(walked) == 3 * BLOCKS - 1
+
+
+def test_what_a_new_ranking_puts_first_has_copies_before_it_goes() -> None:
+    """A ranking that came between two steps had its victims taken at once, without copies."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    rng, engine = random.Random(seed), Engine(blocks=301, warm=4000)
+    for number in range(100):
+        cached = [key_in_pool(b.block_hash) for b in engine.pool.blocks if b.block_hash]
+        engine.advise(order=rng.sample(cached, len(cached)), spill_first=cached)
+        turn = engine.ask(prompt(18, number))
+        engine.step()
+        engine.worker.finish_all()
+        engine.end(turn)
+    counts = engine.counts
+    assert counts.spilled > 1000
+    assert counts.spilled / (counts.spilled + counts.spill_lost) >= 0.9
+
+
+def test_a_request_that_waits_is_looked_up_once_until_a_copy_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine asks in every step that a request waits for room."""
+    engine = Engine(warm=64)
+    engine.serve(prompt(8, 1))
+    engine.push_out()
+    turn = engine.ask(prompt(8, 1))
+    run, runs = engine.directory.run, list[int]()
+    monkeypatch.setattr(engine.directory, "run", lambda hashes: runs.append(1) or run(hashes))
+    for _ in range(10):
+        assert engine.side.request_looked_up(turn.request, 0) == (8 * BLOCK_SIZE, True)
+    assert len(runs) == 1
+    assert engine.side.request_looked_up(turn.request, BLOCK_SIZE) == (7 * BLOCK_SIZE, True)
+    engine.bridge.ledger.give_up([engine.directory.warm(turn.request.block_hashes[2])])
+    assert engine.side.request_looked_up(turn.request, 0) == (2 * BLOCK_SIZE, True)
+
+
+def test_while_a_request_waits_for_room_its_load_s_victims_are_not_looked_at_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(warm=64)
+    engine.serve(prompt(8, 1))
+    engine.push_out()
+    turn, queue = engine.ask(prompt(8, 1)), engine.pool.free_block_queue
+    walk, walks = queue.iter_blocks_after, list[object]()
+    monkeypatch.setattr(queue, "iter_blocks_after", lambda at: walks.append(at) or walk(at))
+    held = engine.pool.get_new_blocks(2)
+    for _ in range(10):
+        engine.side.request_looked_up(turn.request, 0)
+    assert len(walks) == 1
+    engine.pool.free_blocks(held)
+    walks.clear()
+    engine.side.request_looked_up(turn.request, 0)
+    assert walks, "there may be room now"
+
+
+def test_each_block_near_the_head_is_looked_at_once() -> None:
+    engine, looked = Engine(blocks=2001, warm=4000), list[int]()
+    for number in range(12):
+        engine.serve(prompt(200, number))
+    walk = engine.pool.free_block_queue.iter_blocks_after
+
+    def counting(cursor: object) -> object:
+        for block in walk(cursor):
+            looked.append(block.block_id)
+            yield block
+
+    engine.pool.free_block_queue.iter_blocks_after = counting
+    taken = 0
+    for number in range(20):
+        turn = engine.ask(prompt(2, 100 + number))
+        engine.step()
+        taken += len(turn.blocks)
+        engine.worker.finish_all()
+        engine.end(turn)
+    assert taken >= 40
+    assert len(looked) <= taken + 3 * 202, "as many as went, and what is ahead at first"
+
+
+def test_prefetched_blocks_are_hit() -> None:
+    engine = Engine()
+    first = parked(engine)
+    engine.advise(keys(first))
+    engine.settle()
+    assert engine.counts.prefetched == 4
+    warmed = [event for event in engine.events if isinstance(event, BlocksLoaded)]
+    assert sum(len(event.hashes) for event in warmed) == 4 * 8
+    engine.advise()
+    again = engine.serve(prompt(4, 1))
+    assert (again.hits, again.computed) == (4, 0)
+    assert engine.counts.prefetch_useful == 4
+    assert engine.counts.stalls == 0
+    engine.check_whole()
+
+
+def test_prefetched_blocks_are_lost_tail_first_and_counted() -> None:
+    engine = Engine()
+    first = parked(engine)
+    engine.advise(keys(first))
+    engine.settle()
+    engine.advise()
+    order = [b.block_hash for b in engine.pool.free_block_queue.get_all_free_blocks()]
+    chain = [block_hash + bytes(4) for block_hash in first.request.block_hashes]
+    assert [h for h in order if h in chain] == chain[::-1]
+    engine.push_out()
+    assert engine.counts.prefetch_wasted == 4
+    assert engine.counts.prefetch_useful == 0
+
+
+def test_however_many_were_wasted_a_prefetch_is_tried_again() -> None:
+    engine = Engine()
+    first = parked(engine)
+    for _ in range(80):
+        engine.advise(keys(first))
+        engine.settle()
+        engine.advise()
+        engine.push_out()
+    assert engine.counts.prefetch_wasted > 150
+    before = engine.counts.prefetched
+    engine.advise(keys(first))
+    engine.settle()
+    assert engine.counts.prefetched > before
+
+
+def test_what_a_reset_took_no_longer_stands_in_the_way_of_prefetches() -> None:
+    engine = Engine()
+    for seed in (1, 2, 3):
+        engine.advise(spill_first=engine.keys_of(prompt(4, seed)))
+        first = parked(engine, seed=seed)
+        engine.advise(keys(first))
+        engine.settle()
+        assert engine.reset()
+    assert engine.counts.prefetched == 12
+    assert engine.counts.prefetch_wasted == 8  # the last reset is noticed with the next request
+
+
+def test_a_request_that_comes_while_its_prefetch_is_under_way_waits_for_it() -> None:
+    engine = Engine()
+    first = parked(engine)
+    engine.advise(keys(first))
+    engine.step()
+    turn = engine.ask(prompt(4, 1))
+    engine.step()
+    assert turn.state == "waiting"
+    engine.finish_loading(turn)
+    assert (turn.hits, turn.loaded) == (4, 0)
+    assert engine.counts.prefetch_useful == 4
+
+
+def test_waiting_requests_keep_their_room() -> None:
+    engine = Engine(blocks=17)
+    first = parked(engine)
+    holder = engine.ask(prompt(7, 70))
+    engine.step()
+    engine.ask(prompt(12, 71))  # does not fit now, but will
+    engine.advise(keys(first))
+    for _ in range(3):
+        engine.step()
+    assert engine.counts.prefetched == 0
+    assert not engine.bridge.ledger.coming
+    assert engine.counts.prefetch_cancelled == 1
+    engine.end(holder)
+
+
+def test_a_failed_prefetch_leaves_no_block_behind() -> None:
+    engine = Engine()
+    first = parked(engine)
+    engine.advise(keys(first))
+    engine.step()
+    (load,) = [job for job in engine.worker.open if isinstance(job, Load)]
+    engine.worker.finish(load, failed=[0, 3])
+    engine.advise()
+    engine.settle()
+    assert engine.counts.prefetched == 2
+    assert engine.counts.load_failed == 2
+    engine.check_whole()
+
+
+def test_what_was_computed_meanwhile_is_not_registered_twice() -> None:
+    engine = Engine(blocks=33)
+    first = parked(engine)
+    engine.advise(keys(first))
+    engine.step()
+    blocks = engine.pool.get_new_blocks(4)
+    for at, block in enumerate(blocks):
+        engine.memory[block.block_id] = (first.request.block_hashes[at], 0)
+    engine.pool.cache_full_blocks(first.request, blocks, 0, 4, BLOCK_SIZE, 0)
+    engine.pool.free_blocks(blocks[::-1])
+    engine.advise()
+    engine.settle()
+    assert engine.counts.prefetched == 0
+    engine.check_whole()
+
+
+STEP = SimpleNamespace(total_num_scheduled_tokens=16)
+COMPUTED = 16  # blocks that one step computes at most
+
+
+class Served:
+    """An engine with tiers but without a model; what it takes from its pool is looked at.
+
+    Attributes:
+        needless: Protected blocks that were taken while others were free.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.needless = 1000.0, 0
+        self.pool, self._make = new_pool(201), request_maker()
+        self.connector = connected(
+            self.pool, 400, lambda: self.now, batched_tokens=COMPUTED * BLOCK_SIZE, requests=4
+        )
+        self.side = self.connector.side
+        self.protected: set[int] = set()
+        self._take, self.pool.get_new_blocks = self.pool.get_new_blocks, self._taken
+        self._running: dict[str, list[Any]] = {}
+
+    def serve(self, text: list[int], tag: object = None) -> Any:
+        request = self.begin(text, tag)
+        self.steps(4)
+        self.end(request)
+        return request
+
+    def begin(self, text: list[int], tag: object = None) -> Any:
+        request = self._make(text)
+        request.kv_transfer_params = {"kvgraph": tag or {}}
+        self.connector.on_new_request(request)
+        while True:
+            found = (self.pool.get_cached_block(each, [0]) for each in request.block_hashes)
+            blocks = [each[0] for each in itertools.takewhile(bool, found)]
+            hits, count = len(blocks), len(request.block_hashes)
+            to_load, _ = self.connector.get_num_new_matched_tokens(request, hits * BLOCK_SIZE)
+            if to_load is not None:
+                break
+            self.steps(1)
+        self.pool.touch(blocks)
+        blocks += self.pool.get_new_blocks(to_load // BLOCK_SIZE)
+        while len(blocks) < count:
+            blocks += self.pool.get_new_blocks(min(COMPUTED, count - len(blocks)))
+            if len(blocks) < count:
+                self.steps(1)
+        ids = [block.block_id for block in blocks]
+        given = SimpleNamespace(get_block_ids=lambda: (ids,), blocks=(blocks,))
+        self.connector.update_state_after_alloc(request, given, to_load)
+        self._running[request.request_id] = blocks
+        request.num_computed_tokens = count * BLOCK_SIZE
+        self.pool.cache_full_blocks(request, blocks, hits, count, BLOCK_SIZE, 0)
+        return request
+
+    def end(self, request: Any) -> None:
+        blocks = self._running.pop(request.request_id)
+        ids = [block.block_id for block in blocks]
+        self.connector.request_finished_all_groups(request, (ids,))
+        self.pool.free_blocks(reversed(blocks))
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.now += 0.1
+            answer(self.connector, self.connector.build_connector_meta(STEP))
+
+    def advise(self, wanted: list[bytes]) -> None:
+        """LRU rules: a sidecar names what is protected, and what to bring back."""
+        held = {key_of(b.block_hash[:-4]) for b in self.pool.blocks if b.block_hash}
+        none = np.empty(0, dtype=np.uint64)
+        protected = np.array(sorted(held & self.protected), dtype=np.uint64)
+        self.side.client.hold_ranking(EvictionRanking(1, self.now, none, protected, none, none))
+        self.side.client.hold_wanted(as_keys(pack_hashes(wanted)))
+
+    def _taken(self, count: int) -> list[Any]:
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        marks = [b.block_hash and key_of(b.block_hash[:-4]) in self.protected for b in free]
+        self.needless += min(sum(map(bool, marks[:count])), sum(not m for m in marks[count:]))
+        return self._take(count)
+
+
+@pytest.mark.parametrize("way", ["loaded", "prefetched"])
+def test_what_copies_come_back_to_is_not_protected(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """40 blocks are loaded at once where a step computes 16; up to 64 are brought back unasked."""
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+    engine, rng = Served(), random.Random(1)
+    rules = {"segments": [{"layer": "rules", "start": 0, "end": 20 * BLOCK_SIZE}]}
+    texts = [[rng.randrange(250) for _ in range(40 * BLOCK_SIZE)] for _ in range(12)]
+    hashes = [engine.serve(text).block_hashes for text in texts]
+    for number in range(2):
+        head = engine.serve([300 + number, *range(20 * BLOCK_SIZE - 1)], rules)
+        engine.protected.update(map(key_of, head.block_hashes))
+    for _ in range(60):
+        one, other = rng.sample(range(len(texts)), 2)
+        if way == "loaded":
+            engine.advise([])
+            begun = [engine.begin(texts[one]), engine.begin(texts[other])]
+            engine.steps(4)
+            for request in begun:
+                engine.end(request)
+            continue
+        engine.advise([*hashes[one], *hashes[other]])
+        engine.steps(4)
+        for again in (one, other):
+            engine.serve(texts[again])
+        for _ in range(rng.randrange(6)):
+            engine.serve([rng.randrange(250) for _ in range(rng.randrange(3, 14) * BLOCK_SIZE)])
+    counts = engine.side.bridge.ledger.counts
+    assert getattr(counts, way) > 500, "too little came back to tell"
+    assert engine.needless == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +12,18 @@ import msgspec
 import pytest
 import zmq
 from hand_clock import Clock
-from kvgraph.advisor.sockets.publisher import AdvicePublisher
-from kvgraph.advisor.sockets.subscriber import EventSubscriber, UnknownPeers, engine_id
+from kvgraph.advisor.intake import BusyMeter
+from kvgraph.advisor.sockets.publisher import TIPS_S, AdvicePublisher
+from kvgraph.advisor.sockets.subscriber import (
+    Arrival,
+    EventSubscriber,
+    SequenceTracker,
+    UnknownPeers,
+    engine_id,
+)
+from kvgraph.graph.wire import frames
 from kvgraph.graph.wire import frames as wire
-from kvgraph.graph.wire.advice import AnyAdvice, Refused, ResyncRequest
+from kvgraph.graph.wire.advice import AnyAdvice, Refused, ResyncRequest, SendTips
 from kvgraph.graph.wire.events import (
     AdviceApplied,
     AnyEvent,
@@ -23,6 +32,7 @@ from kvgraph.graph.wire.events import (
     EngineHello,
     Pressure,
 )
+from kvgraph.hooks.link.mailbox import Mailbox
 
 PRESSURE = Pressure(10, 5, 5, 1, 0)
 REMOVED = BlocksRemoved(b"\1" * 8)
@@ -427,3 +437,168 @@ def test_many_strangers_are_remembered_in_bounded_memory() -> None:
         assert unknown_peers.note_answer(index.to_bytes(16, "big"))
         assert not unknown_peers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
     assert len(unknown_peers) <= 256
+
+
+def test_contiguous_numbers_are_next() -> None:
+    tracker = SequenceTracker()
+    assert [tracker.accept(seq) for seq in range(3)] == [Arrival.NEXT] * 3
+    assert (tracker.gaps, tracker.missed, tracker.duplicates) == (0, 0, 0)
+
+
+def test_gap_counts_what_is_missing_and_goes_on() -> None:
+    tracker = SequenceTracker()
+    assert tracker.accept(5) is Arrival.GAP
+    assert tracker.accept(6) is Arrival.NEXT
+    assert (tracker.gaps, tracker.missed) == (1, 5)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_number_whose_place_has_passed_is_a_duplicate(late: int) -> None:
+    tracker = SequenceTracker()
+    for seq in range(3):
+        tracker.accept(seq)
+    assert tracker.accept(late) is Arrival.DUPLICATE
+    assert tracker.expected == 3
+
+
+def test_classify_takes_nothing() -> None:
+    tracker = SequenceTracker(expected=4)
+    assert tracker.classify(9) is Arrival.GAP
+    assert (tracker.expected, tracker.gaps) == (4, 0)
+
+
+def test_duplicated_and_reordered_streams_accept_each_number_once() -> None:
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    numbers = [seq for seq in range(200) for _ in range(rng.randint(1, 3))]
+    tracker = SequenceTracker()
+    taken = [seq for seq in numbers if tracker.accept(seq) is not Arrival.DUPLICATE]
+    assert taken == list(range(200)), f"seed {seed}"
+
+
+PULSE = Pressure(10, 5, 5, 1, 0)
+
+
+class Flood:
+    """A sidecar's ears, an engine that loses a batch before each that it sends, and a clock."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
+        self.now, self._seq, self.listings, self.tips = 100.0, 0, 0, 0
+        self._router, self._dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+        self._router.bind(endpoint)
+        self._dealer.setsockopt(zmq.IDENTITY, os.urandom(16))
+        self._dealer.connect(endpoint)
+        self.publisher = AdvicePublisher(self._router, lambda: self.now)
+        self.subscriber = EventSubscriber(
+            self._router,
+            self.publisher.request_resync,
+            self.publisher.refuse,
+            lambda: self.now,
+            engine_timeout_s=1e6,
+        )
+        self._list()
+        self.hear()
+
+    def _list(self) -> None:
+        self._send([EngineHello("e", "m", 16, 100, "v"), BlocksResident(b"")])
+
+    def _send(self, events: list[Any]) -> None:
+        self._dealer.send_multipart(frames.encode_events(self._seq, events))
+        self._seq += 1
+
+    def hear(self) -> None:
+        assert self._router.poll(5000)
+        while self._router.poll(1):
+            list(self.subscriber.receive(100))
+
+    def step(self, loses: bool, seconds: float = 0.1) -> None:
+        """A tick of the engine: it answers requests at once."""
+        self.now += seconds
+        self._seq += loses
+        self._send([PULSE])
+        self.hear()
+        while self._dealer.poll(1):
+            advice = frames.decode_advice(self._dealer.recv_multipart())[1]
+            if isinstance(advice, ResyncRequest):
+                self.listings += 1
+                self._list()
+                self.hear()
+            self.tips += isinstance(advice, SendTips)
+
+    def close(self) -> None:
+        self._router.close(0)
+        self._dealer.close(0)
+
+
+@pytest.fixture
+def flood() -> Iterator[Flood]:
+    with zmq.Context() as context:
+        flood = Flood(context, "inproc://flood")
+        yield flood
+        flood.close()
+
+
+def test_gaps_that_each_list_is_followed_by_are_asked_about_ever_less_often(flood: Flood) -> None:
+    for _ in range(600):
+        flood.step(loses=True)
+    assert 4 <= flood.listings <= 12, "a minute of gaps; it was a list every half second"
+    flood.listings = 0
+    flood.step(loses=True, seconds=31.0)
+    for _ in range(110):
+        flood.step(loses=False)
+    assert flood.listings == 1
+    flood.step(loses=True)
+    flood.step(loses=False)
+    assert flood.listings == 2, "in step for long: what is lost by chance is asked for at once"
+
+
+def test_a_list_that_took_long_is_not_asked_for_again_soon(flood: Flood) -> None:
+    (peer,) = flood.subscriber.peers
+    peer.listing_s = 0.8
+    flood.step(loses=True, seconds=11.0)
+    assert flood.listings == 1
+    for _ in range(70):
+        flood.step(loses=True)
+    assert flood.listings == 1
+    for _ in range(20):
+        flood.step(loses=True)
+    assert flood.listings == 2
+
+
+def test_an_overloaded_sidecar_asks_for_no_list_and_for_tips(flood: Flood) -> None:
+    flood.subscriber.is_patient = True
+    for _ in range(100):
+        flood.step(loses=True)
+        flood.publisher.ask_for_tips(flood.subscriber.peers)
+    assert flood.listings == 0
+    assert flood.tips == 4, "every quarter of the time for which they are wanted"
+    assert not flood.subscriber.peers[0].synced, "its advice is withheld"
+    flood.subscriber.is_patient = False
+    flood.step(loses=False)
+    assert flood.listings == 1
+    assert flood.subscriber.peers[0].synced
+
+
+def test_a_loop_is_overloaded_once_it_worked_for_seconds_and_until_it_rests() -> None:
+    meter, now = BusyMeter(0.0), 0.0
+    states = []
+    for share in (1.0,) * 8 + (0.6,) * 30 + (0.1,) * 60:
+        now += 1.0
+        meter.worked(now - share, now)
+        states.append(meter.overloaded)
+    assert not states[3], "a burst"
+    assert states[7], "no burst any more"
+    assert states[37], "hardly eased"
+    assert not states[-1]
+    assert meter.overloads == 1
+
+
+def test_an_engine_sends_tips_for_as_long_as_it_was_asked_to() -> None:
+    now = [0.0]
+    mailbox = Mailbox(2.0, 60.0, lambda: now[0])
+    assert not mailbox.wants_tips()
+    mailbox.put(SendTips(TIPS_S))
+    now[0] = TIPS_S - 0.1
+    assert mailbox.wants_tips()
+    now[0] = TIPS_S + 0.1
+    assert not mailbox.wants_tips()

@@ -6,36 +6,148 @@ parallel; everything is ``SHRINK`` times smaller than recorded, and as fast as t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
 
 from ..errors import TrafficError
-from ..recorded.agents_fleet import SESSIONS, USERS, pace_of, recorded_requests
-from ..recorded.agents_requests import AgentRequest
-from ..recorded.agents_trace import engine_trace
+from ..figures import Figures, quantile
+from ..recorded.agents_requests import (
+    SESSIONS,
+    SHRINK,
+    USERS,
+    AgentRequest,
+    engine_trace,
+    pace_of,
+    recorded_requests,
+)
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
 from .agents_arms import (
+    BELADY,
     BUSY,
     DEFAULT,
     HINTS,
     HOST_LRU,
+    KEPT_BACK,
+    LRU,
     MARKED,
     QUIET_TIERS,
     STOCK,
     TIERS,
     AgentArm,
     AgentRun,
+    BusyRun,
+    LabRun,
     Room,
+    default_policy,
+    lab_run,
     longest,
+    pool_for,
     run_arm,
+    run_busy,
 )
-from .agents_busy import BusyRun, run_busy
-from .agents_figures import AgentsResult
-from .agents_lab import BELADY, KEPT_BACK, LRU, LabRun, default_policy, lab_run, pool_for
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsResult:
+    """What was played, and what came of it."""
+
+    out: Path
+    requests: tuple[AgentRequest, ...]
+    pools: tuple[int, ...]  # blocks of each pool; the first one's figures are the headline
+    pace: float | None  # seconds that a recorded second took
+    runs: Sequence[AgentRun]
+    lab: Sequence[LabRun]
+    busy: BusyRun | None = None
+
+    def figures(self) -> Figures:
+        """The figures of ``kvgraph bench agents`` that these runs can give."""
+        figures = Figures("agents")
+        first = self.pools[0]
+        figures.add("stock_share", self.shares(STOCK, first), "share of prompt", ".5 – .7")
+        belady = self.lab_share(BELADY, first)
+        assert belady is not None
+        figures.add("belady_share", belady, "share of prompt")
+        for arm, name, target in (
+            (DEFAULT, "engine_inferred_share", "≥ 0.30"),
+            (MARKED, "engine_marked_share", "≥ engine_inferred_share"),
+            (HINTS, "engine_signalled_share", "≥ 0.55"),
+        ):
+            if self.shares(arm, first):
+                figures.add(f"{arm.name}_share", self.shares(arm, first), "share of prompt")
+                figures.add(name, self._closed(arm, belady), "of stock → Belady", target)
+        if points := self._worst_points():
+            figures.add("engine_worst_points", min(points), "points", "≥ -0.2")
+        if differences := self.lab_differences():
+            largest = max(differences, key=abs)
+            figures.add("lab_live_difference", largest, "points", "≤ 1 either way")
+        self._add_tiers(figures)
+        if self.busy is not None:
+            figures.add("protected_lost_busy", self.busy.tally.protected_lost, "blocks", "0")
+        return figures
+
+    def shares(self, arm: AgentArm, pool: int) -> list[float]:
+        """Share of the prompt that each run of ``arm`` on ``pool`` found."""
+        return [r.passed.share for r in self.runs if (r.arm, r.pool) == (arm.name, pool)]
+
+    def lab_share(self, policy: str, pool: int) -> float | None:
+        """The lab's share of the prompt; None if it was not replayed."""
+        found = [r.share for r in self.lab if (r.policy, r.pool) == (policy, pool)]
+        return found[0] if found else None
+
+    def lab_differences(self) -> list[float]:
+        """What arms gain over stock beyond what the lab lets them gain over LRU, in points."""
+        found = []
+        for arm in (DEFAULT, HINTS):
+            for pool in self.pools:
+                shares = self.shares(arm, pool)
+                policy = self.lab_share(default_policy(arm.telling.hinted), pool)
+                lru = self.lab_share(LRU, pool)
+                if shares and policy is not None and lru is not None:
+                    live = median(shares) - median(self.shares(STOCK, pool))
+                    found.append(100 * (live - (policy - lru)))
+        return found
+
+    def _closed(self, arm: AgentArm, belady: float) -> float:
+        """How much of the way from stock to Belady the arm goes."""
+        stock = median(self.shares(STOCK, self.pools[0]))
+        return (median(self.shares(arm, self.pools[0])) - stock) / (belady - stock)
+
+    def _worst_points(self) -> list[float]:
+        """Each run with advice and without host memory, against the worst of stock's runs."""
+        return [
+            100 * (share - min(self.shares(STOCK, pool)))
+            for arm in (DEFAULT, MARKED, HINTS)
+            for pool in self.pools
+            for share in self.shares(arm, pool)
+        ]
+
+    def _add_tiers(self, figures: Figures) -> None:
+        for arm, name, target in (
+            (QUIET_TIERS, "quiet_tiers_recomputed", "≤ 1.0"),
+            (TIERS, "tiers_recomputed", "≤ 0.85"),
+        ):
+            if ratios := self._ratios(arm):
+                figures.add(f"{name}_ratio", ratios[min(ratios)], "tiers / plain", target)
+                figures.add(f"{name}_worst", max(ratios.values()), "tiers / plain", "≤ 1.0")
+
+    def _ratios(self, arm: AgentArm) -> dict[int, float]:
+        """By the size of host memory: tokens that an arm with tiers computed, over those that a
+        plain host tier of equal size did."""
+        return {
+            run.host: run.passed.result.recomputed_tokens / plain.passed.result.recomputed_tokens
+            for run in self.runs
+            for plain in self.runs
+            if (run.arm, plain.arm) == (arm.name, HOST_LRU.name) and run.host == plain.host
+        }
+
 
 SHARES: Final = (0.6, 0.4, 0.8)
 """What stock should find in the pools of a run, the first one's figures being the headline."""
@@ -84,18 +196,7 @@ def run(
     out: Path = Path(".agents"),
     keep: Callable[[AgentsResult], object] = _not_kept,
 ) -> AgentsResult:
-    """Run the arms in turn; logs, recordings and details are kept in ``out``.
-
-    Args:
-        arms: Stock must be one of them; None: those of ``scale``.
-        sessions: A recorded session in the Weka format, or a directory of them.
-        pace: Seconds that a recorded second takes; None: measured, on stock's first run.
-        keep: Given what was played so far, after each arm, in case that the next one fails.
-
-    Raises:
-        BenchError: A server did not start, a request was refused, or the traffic does not fit.
-        ReplayError: The sessions cannot be read.
-    """
+    """Run the arms in turn; logs, recordings and details are kept in ``out``."""
     scale = scale or Scale()
     arms = scale.arms if arms is None else arms
     if STOCK not in arms:
@@ -195,3 +296,87 @@ class _Bench:
             self._shown.starting(f"lab: {policy}")
             self.lab.append(lab_run(trace, policy, done.pool))
         self._keep(self.result())
+
+
+DETAILS_FILE: Final = "agents.json"
+
+
+def save_details(result: AgentsResult) -> Path:
+    """Write figures, fleet, and what every request found: in the engine, and in the lab."""
+    path = result.out / DETAILS_FILE
+    content = {
+        **result.figures().as_dict(),
+        "fleet": _fleet_details(result),
+        "runs": [_run_details(run, result.requests) for run in result.runs],
+        "lab": [_lab_details(run) for run in result.lab],
+        "busy": None if result.busy is None else _busy_details(result.busy),
+    }
+    path.write_text(json.dumps(content) + "\n")
+    return path
+
+
+def late_s(run: AgentRun, requests: Sequence[AgentRequest]) -> list[float]:
+    """Seconds by which each request was sent after it was due; empty if no clock was followed."""
+    if run.pace is None:
+        return []
+    due = [run.pace * (request.at - requests[0].at) for request in requests]
+    return [sent - at for sent, at in zip(run.passed.sent_s, due, strict=True)]
+
+
+def _fleet_details(result: AgentsResult) -> dict[str, Any]:
+    requests = result.requests
+    return {
+        "requests": len(requests),
+        "sessions": len({request.session for request in requests}),
+        "ends": sum(request.ended for request in requests),
+        "tool_calls": sum(bool(request.waiting) for request in requests),
+        "prompt_tokens": sum(len(request.prompt) for request in requests),
+        "answer_tokens": sum(len(request.answer) for request in requests),
+        "recorded_s": round(requests[-1].at - requests[0].at, 1),
+        "shrink": SHRINK,
+        "block": BLOCK,
+        "pools": result.pools,
+        "pace": result.pace,
+    }
+
+
+def _run_details(run: AgentRun, requests: Sequence[AgentRequest]) -> dict[str, Any]:
+    done, late = run.passed.result, late_s(run, requests)
+    return {
+        "arm": run.arm,
+        "pool": run.pool,
+        "host": run.host,
+        "share": round(run.passed.share, 5),
+        "computed_tokens": done.recomputed_tokens,
+        "wall_s": round(done.wall_s, 1),
+        "busy_share": round(sum(a.latency_s for a in done.answers) / done.wall_s, 3),
+        "late_s": {p: round(quantile(late, p), 2) for p in (50, 95)} if late else None,
+        "ttft_ms": {p: round(quantile(done.ttft_ms, p), 1) for p in (50, 95)},
+        "prompt_tokens_by_source": run.own.sources,
+        "mean_served_s": round(run.own.mean_served_s, 4),
+        "took_s": [round(took, 4) for took in run.took_s()],
+        "sent_s": [round(at, 3) for at in run.passed.sent_s],
+        "cached_blocks": [answer.cached_tokens // BLOCK for answer in done.answers],
+    }
+
+
+def _lab_details(run: LabRun) -> dict[str, Any]:
+    return {
+        "policy": run.policy,
+        "pool": run.pool,
+        "share": round(run.share, 5),
+        "cached_blocks": np.asarray(run.hits).tolist(),
+    }
+
+
+def _busy_details(run: BusyRun) -> dict[str, Any]:
+    tally = run.tally
+    return {
+        "pool": run.pool,
+        "protected": run.protected,
+        "kept": run.kept,
+        "share": round(run.passed.share, 5),
+        "wall_s": round(run.passed.result.wall_s, 1),
+        "evicted": {layer.name.lower(): count for layer, count in tally.evicted.items() if count},
+        "missed_event_batches": tally.missed_batches,
+    }

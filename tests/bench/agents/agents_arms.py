@@ -3,25 +3,229 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from time import perf_counter
 from typing import Final
 
+import httpx
+import numpy as np
+import numpy.typing as npt
+from kvgraph.advisor.replay.arms import BY_DEFAULT, Settings
+from kvgraph.advisor.replay.arms import HINTS as HINTED
+from kvgraph.advisor.replay.arms import run_arm as replay
+from kvgraph.advisor.replay.fast import lru_hits
+from kvgraph.advisor.replay.graph_order import Planning
+from kvgraph.advisor.replay.simulator import Load
+from kvgraph.advisor.replay.trace import Trace
+from kvgraph.graph.types import LAYER_BY_NAME, PROTECTED_LAYERS, SourceLayer
 from kvgraph.hooks.requests.ends import EndMarks
 from kvgraph.hooks.settings import ENDS_VARIABLE
 
+from ..errors import AnswerError, TrafficError
 from ..recorded.agents_forcing import OPTIONS
-from ..recorded.agents_requests import SHRINK, AgentRequest
-from ..recorded.agents_text import endings
+from ..recorded.agents_requests import (
+    SHRINK,
+    AgentRequest,
+    Kind,
+    Layers,
+    endings,
+    engine_trace,
+    kind_of,
+)
+from ..serving.cache_ledger import Digest, Ledger, OwnCounts, Tally, chain_of, layers_of, own_counts
+from ..serving.completions import Answer, OnAnswer, PassResult, open_client, send
 from ..serving.model import vocabulary_size
-from ..serving.own_counts import OwnCounts, own_counts
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import BLOCK
-from .agents_pass import AgentPass, Telling, one_by_one
+
+NULL_BLOCK: Final = 1  # of a pool, vLLM's own; it holds nothing
+
+KEPT_BACK: Final = NULL_BLOCK + 1
+"""Blocks of a pool that hold nothing cached: a running prompt's last one, too."""
+
+ANSWERED_S: Final = 0.007
+"""Seconds from what an early ranking knows until the engine has it: the median of 180 rankings in
+a run of this bench whose client wrote their age down (quartiles: 5 and 35 ms)."""
+
+LRU: Final = "lru"
+BELADY: Final = "belady"
+
+
+@dataclass(frozen=True, slots=True)
+class LabRun:
+    """One policy on one pool; ``hits`` are prompt blocks found, a request."""
+
+    policy: str
+    pool: int
+    hits: npt.NDArray[np.int32]
+    prompt_tokens: int
+
+    @property
+    def share(self) -> float:
+        """Share of all prompt tokens that were found."""
+        return int(self.hits.sum()) * BLOCK / self.prompt_tokens
+
+
+def default_policy(hinted: bool) -> str:
+    """The lab's name of the policy that a sidecar runs with no configuration."""
+    return BY_DEFAULT + HINTED if hinted else BY_DEFAULT
+
+
+def lab_run(trace: Trace, policy: str, pool: int) -> LabRun:
+    """Replay ``trace`` with what a pool of ``pool`` blocks can hold.
+
+    Requests take as long as the engine took: what a policy learns of one as that ends is too late
+    for the next one, where that follows at once. A running prompt's last block is held then.
+    Belady's bound is played in no time, and such a block is kept back for it.
+    """
+    if policy == BELADY:
+        hits = replay(policy, trace, pool - KEPT_BACK, Settings())
+    else:
+        planning = Planning(pressing_delay_s=ANSWERED_S)
+        settings = Settings(planning, load=Load(as_recorded=True))
+        hits = replay(policy, trace, pool - NULL_BLOCK, settings)
+    return LabRun(policy, pool, hits, int(trace.input_tokens.sum()))
+
+
+def pool_for(requests: Sequence[AgentRequest], share: float, least: int, scratch: Path) -> int:
+    """The least pool of at least ``least`` blocks in which LRU finds ``share`` of the prompt."""
+    trace = engine_trace(requests, [request.at for request in requests], 1.0, scratch)
+    wanted = share * float(trace.input_tokens.sum()) / BLOCK
+    low, high = least, max(least, trace.num_blocks + KEPT_BACK)
+    if lru_hits(trace, high - KEPT_BACK).sum() < wanted:
+        raise TrafficError(
+            f"no pool lets LRU find {share:.0%} of these prompts: more requests or fewer users "
+            "would do"
+        )
+    while low < high:
+        middle = (low + high) // 2
+        if lru_hits(trace, middle - KEPT_BACK).sum() < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What callers tell a server: nothing to stock, which could not read it."""
+
+    hinted: bool = False  # sessions, ends, tool pauses and their rough length
+    layered: bool = False  # where tools and system prompt lie in a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPass:
+    """What came of sending every request; ``sent_s``: when, in seconds since the pass began."""
+
+    result: PassResult
+    sent_s: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Share of all prompt tokens that were not computed."""
+        return self.result.cached_tokens / self.result.prompt_tokens
+
+
+async def one_by_one(
+    url: str,
+    requests: Sequence[AgentRequest],
+    telling: Telling,
+    on_answer: OnAnswer,
+    pace: float | None = None,
+) -> AgentPass:
+    """Send every request in order of arrival, each after the answer to the one before."""
+    async with open_client(url) as client:
+        sender = _Sender(client, requests, telling, on_answer, pace)
+        for request in requests:
+            await sender.send(request)
+    return sender.passed()
+
+
+async def side_by_side(
+    url: str,
+    requests: Sequence[AgentRequest],
+    telling: Telling,
+    on_answer: OnAnswer,
+    pace: float | None = None,
+) -> AgentPass:
+    """Send every session's requests in order, each after the answer to the one before; sessions
+    do not wait for each other. Otherwise like ``one_by_one``.
+    """
+    sessions: dict[str, list[AgentRequest]] = {}
+    for request in requests:
+        sessions.setdefault(request.session, []).append(request)
+    try:
+        async with open_client(url) as client, asyncio.TaskGroup() as group:
+            sender = _Sender(client, requests, telling, on_answer, pace)
+            for own in sessions.values():
+                group.create_task(sender.send_all(own))
+    except ExceptionGroup as failed:  # the first to fail; the others were cancelled for it
+        raise failed.exceptions[0] from None
+    return sender.passed()
+
+
+class _Sender:
+    """Sends requests when they are due, and keeps what comes back."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        requests: Sequence[AgentRequest],
+        telling: Telling,
+        on_answer: OnAnswer,
+        pace: float | None,
+    ) -> None:
+        self._client = client
+        self._requests = requests
+        self._telling = telling
+        self._on_answer = on_answer
+        self._pace = pace
+        self._began = perf_counter()
+        self._sent: dict[str, float] = {}
+        self._answers: dict[str, Answer] = {}
+
+    async def send_all(self, requests: Sequence[AgentRequest]) -> None:
+        for request in requests:
+            await self.send(request)
+
+    async def send(self, request: AgentRequest) -> None:
+        if self._pace is not None:
+            due = self._began + self._pace * (request.at - self._requests[0].at)
+            await asyncio.sleep(max(0.0, due - perf_counter()))
+        self._sent[request.name] = perf_counter() - self._began
+        body = request.body(self._pace or 0.0, self._telling.hinted, self._telling.layered)
+        answer = await send(self._client, request.name, body)
+        check_answer(request, answer)
+        self._answers[request.name] = answer
+        self._on_answer(answer)
+
+    def passed(self) -> AgentPass:
+        """All of it, in order of arrival."""
+        names = [request.name for request in self._requests]
+        answers = tuple(self._answers[name] for name in names)
+        result = PassResult(answers, perf_counter() - self._began)
+        return AgentPass(result, tuple(self._sent[name] for name in names))
+
+
+def check_answer(request: AgentRequest, answer: Answer) -> None:
+    """An answer of another length would be another text in the next prompt."""
+    if answer.output_tokens != len(request.answer):
+        raise AnswerError(
+            f"request {request.name} was answered with {answer.output_tokens} tokens, recorded "
+            f"were {len(request.answer)}: the server did not load the bench's logits processor"
+        )
+
 
 SILENT: Final = Telling()
 
@@ -30,24 +234,16 @@ _FLOAT_BYTES: Final = 4  # servers of benches run in float32
 
 @dataclass(frozen=True, slots=True)
 class AgentArm:
-    """One way to serve recorded agents.
-
-    Attributes:
-        graph: Whether ``AITHER_KVCACHE_GRAPH=1`` is set.
-        telling: What callers say.
-        hosted: Whether the arm has host memory.
-        settings: Further environment variables.
-        options: Further words of the server's command line.
-        marked: Whether the engine knows with which tokens recorded answers end, as it would from
-            the chat template of a model that calls tools.
-    """
+    """One way to serve recorded agents."""
 
     name: str
-    graph: bool
-    telling: Telling = SILENT
-    hosted: bool = False
-    settings: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
+    graph: bool  # whether ``AITHER_KVCACHE_GRAPH=1`` is set
+    telling: Telling = SILENT  # what callers say
+    hosted: bool = False  # whether the arm has host memory
+    settings: tuple[tuple[str, str], ...] = ()  # further environment variables
+    options: tuple[str, ...] = ()  # further words of the server's command line
+    # whether the engine knows with which tokens recorded answers end, as it would from the chat
+    # template of a model that calls tools
     marked: bool = False
 
 
@@ -70,8 +266,7 @@ HOST_LRU: Final = AgentArm(
         ("AITHER_KVCACHE_SPILL", "all"),
         ("AITHER_KVCACHE_PREFETCH", "0"),
     ),
-)
-"""A host tier without any knowledge: copies of all that goes, the oldest dropped first."""
+)  # A host tier without any knowledge: copies of all that goes, the oldest dropped first
 QUIET_TIERS: Final = AgentArm("quiet_tiers", graph=True, hosted=True, options=_STEPS)
 """Nothing is said, and there is host memory."""
 TIERS: Final = AgentArm(
@@ -108,21 +303,15 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """One arm on one pool, once.
-
-    Attributes:
-        name: Of its log and its recording.
-        pace: Seconds that a recorded second took; None: no clock was waited for.
-        own: What vLLM counted.
-    """
+    """One arm on one pool, once."""
 
     arm: str
-    name: str
+    name: str  # of its log and its recording
     pool: int
     host: int
-    pace: float | None
+    pace: float | None  # seconds that a recorded second took; None: no clock was waited for
     passed: AgentPass
-    own: OwnCounts
+    own: OwnCounts  # what vLLM counted
 
     def took_s(self) -> list[float]:
         """Seconds that the engine took for each request: what its client saw, less what HTTP, API
@@ -140,16 +329,7 @@ def run_arm(
     shown: DemoProgress,
     number: int = 0,
 ) -> AgentRun:
-    """Start the arm's server, send it every request, end it.
-
-    Args:
-        number: Of the run, where an arm runs several times; in the log's name.
-
-    Raises:
-        ServerError: It did not start, or a graph's arm ran without its graph.
-        CompletionError: A request was refused.
-        AnswerError: The server did not give the recorded answers.
-    """
+    """Start the arm's server, send it every request, end it."""
     host = room.host if arm.hosted else 0
     room = replace(room, host=host)
     tag = "-".join(str(part) for part in (arm.name, room.pool, host, number) if part)
@@ -183,3 +363,113 @@ def block_bytes(model: str) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     per_token = 2 * config.num_hidden_layers * (config.num_key_value_heads or heads) * width
     return int(per_token) * _FLOAT_BYTES * BLOCK
+
+
+_LAYERS: Final = {
+    Kind.HEAD: SourceLayer.CONTEXT,  # where nobody says what it is
+    Kind.USER: SourceLayer.USER_TURN,
+    Kind.TOOL: SourceLayer.TOOL_RESULT,
+    Kind.ANSWER: SourceLayer.GENERATION,
+}
+
+
+@contextlib.contextmanager
+def watched(plan: ServerPlan, known: dict[Digest, SourceLayer]) -> Iterator[tuple[Server, Ledger]]:
+    """A running server, and what its KV events say; one that should be advised is."""
+    with tempfile.TemporaryDirectory(prefix="kvgraph-watch-") as sockets:
+        events = f"ipc://{sockets}/events.sock"
+        with Ledger(events, known) as ledger, Server(replace(plan, events_endpoint=events)) as one:
+            if plan.graph:
+                check_advised(one)
+            yield one, ledger
+
+
+def layers_by_block(
+    requests: Sequence[AgentRequest], vocabulary: int, size: int = BLOCK
+) -> dict[Digest, SourceLayer]:
+    """The source layer of every full block of ``size`` tokens of these prompts."""
+    known: dict[Digest, SourceLayer] = {}
+    for request in requests:
+        layers = [_LAYERS[kind_of(token, vocabulary)] for token in request.prompt]
+        for name, start, end in request.layers:
+            layers[start:end] = [LAYER_BY_NAME[name]] * (end - start)
+        known.update(layers_of(request.prompt, layers, size))
+    return known
+
+
+def kept_with(
+    layers: Container[SourceLayer],
+    requests: Sequence[AgentRequest],
+    known: Mapping[Digest, SourceLayer],
+) -> set[Digest]:
+    """The blocks of some layers, and those before them in a prompt: without these no request finds
+    them."""
+    kept: set[Digest] = set()
+    for request in requests:
+        chain = chain_of(request.prompt)
+        last = max((at for at, digest in enumerate(chain) if known[digest] in layers), default=-1)
+        kept.update(chain[: last + 1])
+    return kept
+
+
+RUNNING: Final = 2  # requests that run at once
+
+HEADS: Final = 8
+"""Different heads whose callers say where they lie: as many as a small part of the pool holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusyRun:
+    """What the pool lost."""
+
+    pool: int
+    protected: int  # different blocks that were stated precious
+    kept: int  # they, and those before them in their prompts
+    passed: AgentPass
+    tally: Tally
+
+
+def run_busy(
+    room: Room, requests: Sequence[AgentRequest], pace: float, shown: DemoProgress
+) -> BusyRun:
+    """Serve the fleet side by side while every core is kept busy."""
+    requests = with_few_heads(requests)
+    known = layers_by_block(requests, vocabulary_size(room.model))
+    protected = sum(layer in PROTECTED_LAYERS for layer in known.values())
+    kept = len(kept_with(PROTECTED_LAYERS, requests, known))
+    room = replace(room, pool=RUNNING * longest(requests) // BLOCK + kept + KEPT_BACK)
+    shown.starting(BUSY.name)
+    plan = replace(room.plan(BUSY, BUSY.name), max_num_seqs=RUNNING)
+    with watched(plan, known) as (server, ledger), busy_cores():
+        shown.passing(BUSY.name, "side by side", len(requests))
+        passed = asyncio.run(side_by_side(server.url, requests, BUSY.telling, shown.answered, pace))
+        return BusyRun(room.pool, protected, kept, passed, ledger.take())
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """A process a core that does nothing but take time."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def with_few_heads(requests: Sequence[AgentRequest]) -> tuple[AgentRequest, ...]:
+    """The requests, of which only the first ``HEADS`` different heads are stated."""
+    heads: set[tuple[int, ...]] = set()
+    kept = []
+    for request in requests:
+        head = request.prompt[: _head(request.layers)]
+        if len(heads) < HEADS:
+            heads.add(head)
+        kept.append(request if head in heads else replace(request, layers=()))
+    return tuple(kept)
+
+
+def _head(layers: Layers) -> int:
+    return max((end for _, _, end in layers), default=0)

@@ -7,35 +7,219 @@ smaller than recorded and ``1 / PACE`` times faster.
 
 from __future__ import annotations
 
+import copy
+import json
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
 from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.graph.wire.advice import HOLD_MAX_S, AdmissionAdvice
+from kvgraph.hooks.vllm.patches import bind_scheduler
 
 from ..agents.agents_arms import HOST_LRU, AgentArm, Room
 from ..errors import TrafficError
-from ..recorded.agents_fleet import SESSIONS
-from ..serving.model import ensure_model, vocabulary_size
+from ..figures import Figures, measured_now, quantile
+from ..paper.paper_engine import PaperEngine, Shape, base_config
+from ..paper.quiet import only_errors
+from ..recorded.agents_requests import SESSIONS
+from ..serving.model import TINY, ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
-from .closed_arms import CLOSED_ARMS, HOLD, HOST_HOLD, LPM, STOCK, ClosedRun, run_closed
-from .closed_figures import ClosedResult
-from .closed_pass import Clock
-from .closed_users import Script, scripts
-from .hold_cost import measure_hold
+from .closed_pass import (
+    CLOSED_ARMS,
+    HOLD,
+    HOLD_TOLD,
+    HOST_HOLD,
+    LPM,
+    OFF,
+    STOCK,
+    Clock,
+    ClosedRun,
+    Script,
+    run_closed,
+    scripts,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from .on_paper.closed_paper import NewcomerRun
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedResult:
+    """What was played, and what came of it."""
+
+    out: Path
+    best: int  # agents at which stock is at its best
+    scale: ClosedScale
+    runs: Sequence[ClosedRun]
+    # microseconds that a held request costs a step, by how many are held
+    hold_us: dict[int, list[float]]
+    pool: int = 0  # blocks
+    block: int = BLOCK  # tokens of one
+    newcomers: Sequence[NewcomerRun] = ()  # large prompts beside small sessions; on paper only
+
+    def figures(self) -> Figures:
+        """The figures that these runs can give; without a suffix, of the arm ``hold``."""
+        figures = Figures("agents --closed")
+        for arm, suffix in ((HOLD, ""), (HOLD_TOLD, "_told"), (OFF, "_off")):
+            self._add_over(figures, arm.name, suffix)
+            self._add_under(figures, arm.name, suffix)
+        self._add_hosts(figures)
+        held = [run for run in self.runs if run.held is not None]
+        if any(run.arm in (HOLD.name, HOLD_TOLD.name) for run in held):
+            longest = max(run.held.longest_s for run in held if run.held is not None)
+            figures.add("longest_hold_s", longest, "s", f"≤ {HOLD_MAX_S:.0f}")
+        self._add_newcomers(figures)
+        figures.add("failed", sum(run.passed.failed for run in self.runs), "requests", "0")
+        for count, samples in self.hold_us.items():
+            figures.add(f"held_us_per_step_{count}", samples, "us a request", "≤ 2")
+        return figures
+
+    def _add_newcomers(self, figures: Figures) -> None:
+        ours = [run for run in self.newcomers if run.arm == HOLD.name]
+        if ours:
+            unit = "of the crowd's p95"
+            figures.add("newcomer_wait_ratio", max(run.ratio for run in ours), unit, "≤ 3")
+            longest = max(max(run.newcomers) for run in ours)
+            figures.add("newcomer_wait_s", longest, "s", f"≤ {HOLD_MAX_S:.0f}")
+
+    def of(self, arm: str, agents: int) -> list[ClosedRun]:
+        """Runs of ``arm`` with so many agents."""
+        return [run for run in self.runs if (run.arm, run.agents) == (arm, agents)]
+
+    def _add_over(self, figures: Figures, arm: str, suffix: str) -> None:
+        for over in self.scale.over:
+            agents = round(over * self.best)
+            stock, ours = self.of(STOCK.name, agents), self.of(arm, agents)
+            if not stock or not ours:
+                continue
+            at = f"{suffix}_at_{agents}"
+            figures.add(f"turns_ratio_over{at}", _turns(ours) / _turns(stock), "of stock", "≥ 3")
+            later = [_quantile(run.passed.ttft_s(False), 50) for run in ours]
+            before = median(_quantile(run.passed.ttft_s(False), 50) for run in stock)
+            ratio = median(later) / max(before, 1e-9)
+            figures.add(f"ttft_p50_ratio_over{at}", ratio, "of stock", "≤ 0.05")
+            waits = [_quantile(_first_waits(run), 95) for run in ours]
+            figures.add(f"first_turn_wait_p95_s{at}", median(waits), "s")
+            figures.add(f"starved{at}", sum(map(_starved, ours)), "sessions", "0")
+            if other := self.of(LPM.name, agents):
+                ratio = _turns(ours) / _turns(other)
+                figures.add(f"turns_ratio_lpm{at}", ratio, "of longest prefix first", "≥ 1")
+
+    def _add_under(self, figures: Figures, arm: str, suffix: str) -> None:
+        numbers = (round(share * self.best) for share in self.scale.under)
+        for agents in dict.fromkeys(numbers):
+            stock, ours = self.of(STOCK.name, agents), self.of(arm, agents)
+            if not stock or not ours:
+                continue
+            at = f"{suffix}_at_{agents}"
+            ratios = [_turns([a]) / _turns([b]) for a, b in zip(ours, stock, strict=False)]
+            figures.add(f"turns_ratio_under{at}", ratios, "of stock", "≥ 0.99")
+            shares = [run.held.share for run in ours if run.held is not None]
+            figures.add(f"held_share_under{at}", max(shares, default=0.0), "of requests", "≤ 0.01")
+
+    def _add_hosts(self, figures: Figures) -> None:
+        numbers = (round(share * self.best) for share in self.scale.hosted)
+        for agents in dict.fromkeys(numbers):
+            plain, ours = self.of(HOST_LRU.name, agents), self.of(HOST_HOLD.name, agents)
+            if plain and ours:
+                ratio = _turns(ours) / _turns(plain)
+                unit = "of plain host memory"
+                figures.add(f"turns_ratio_host_at_{agents}", ratio, unit, "≥ 1.5")
+
+
+def _turns(runs: Sequence[ClosedRun]) -> float:
+    return max(1e-9, median(run.passed.turns_per_minute for run in runs))
+
+
+def _first_waits(run: ClosedRun) -> list[float]:
+    """Of first turns: until the first token, or until the run's end where none came."""
+    waiting = [seconds for first, seconds in run.passed.waiting_s if first]
+    return run.passed.ttft_s(True) + waiting
+
+
+def _starved(run: ClosedRun) -> int:
+    """Sessions that a whole run did not start."""
+    clock = run.passed.clock
+    return sum(first and waited > clock.measured_s for first, waited in run.passed.waiting_s)
+
+
+def _quantile(samples: Sequence[float], percentile: float) -> float:
+    return quantile(samples, percentile) if samples else 0.0
+
+
+HELD: Final = (100, 1000)
+_STEPS: Final = 300
+_REPEATS: Final = 9
+_PROMPT_BLOCKS: Final = 8
+
+
+@only_errors()
+def measure_hold() -> dict[int, list[float]]:
+    """Microseconds a step for each held request, by how many are held.
+
+    The difference between a decode step with so many held and one with none, of vLLM's own
+    scheduler with ours, above workers on paper.
+    """
+    config = base_config(ensure_model(TINY))
+    alone = _steps(config, 0)
+    return {count: [(s - median(alone)) / count for s in _steps(config, count)] for count in HELD}
+
+
+def _steps(config: VllmConfig, held: int) -> list[float]:
+    """Microseconds that steps take while ``held`` requests wait."""
+    engine = PaperEngine(_roomy(config), Shape(blocks=257, warm=None))
+    try:
+        bind_scheduler(engine.scheduler)
+        engine.ask(range(100), 400)
+        engine.step()
+        _shut(engine)
+        for number in range(held):
+            engine.ask([number, *range(16 * _PROMPT_BLOCKS)], 1)
+        return [_timed(engine) for _ in range(_REPEATS)]
+    finally:
+        engine.close()
+
+
+def _roomy(config: VllmConfig) -> VllmConfig:
+    config = copy.copy(config)
+    config.model_config = copy.copy(config.model_config)
+    config.model_config.max_model_len = 4096
+    return config
+
+
+def _timed(engine: PaperEngine) -> float:
+    steps = _STEPS // _REPEATS
+    took = 0.0
+    for _ in range(steps):
+        began = time.thread_time()
+        order = engine.scheduler.schedule()
+        took += time.thread_time() - began
+        engine.dispatch(order)
+        engine.end(engine.batches.popleft())
+        _shut(engine)
+    return took / steps * 1e6
+
+
+def _shut(engine: PaperEngine) -> None:
+    now = time.monotonic()
+    engine.side.client.hold_admission(AdmissionAdvice(1, now, 0, 2, 1, now))
+
 
 PACE: Final = 1 / 60
 """Seconds that a recorded second takes: prefill here is about as much slower than a GPU's, for
 sessions that are smaller by ``SHRINK``."""
 
-POOL: Final = 480
-"""Blocks: contexts of about twenty agents."""
+POOL: Final = 480  # blocks: contexts of about twenty agents
 
 UNDER: Final = (0.6, 0.8, 1.0)
-OVER: Final = (1.6, 2.4)
-"""Numbers of agents, as multiples of the one at which stock is at its best."""
+OVER: Final = (1.6, 2.4)  # numbers of agents, as multiples of the one at which stock is at its best
 
 HOSTED: Final = (3.2,)
 """The same where host memory holds as much as the pool: its cliff is twice as far out."""
@@ -45,26 +229,19 @@ CLOCK: Final = Clock(PACE, 20.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class ClosedScale:
-    """How much of everything there is.
-
-    Attributes:
-        best: Agents at which stock is at its best; None: searched among ``searched``.
-        under: Multiples of it that are not past the cliff; 1.0 is its edge.
-        over: Those that are.
-        hosted: Those that are past it for arms with host memory.
-        pairs: Runs of each arm below the cliff, in turns: there the arms differ by less than two
-            runs of one arm do.
-        repeats: Runs of each arm past the cliff.
-    """
+    """How much of everything there is."""
 
     clock: Clock = CLOCK
+    # agents at which stock is at its best; None: searched among ``searched``
     best: int | None = None
     searched: tuple[int, ...] = (12, 16, 20, 24, 28)
-    under: tuple[float, ...] = UNDER
-    over: tuple[float, ...] = OVER
-    hosted: tuple[float, ...] = HOSTED
+    under: tuple[float, ...] = UNDER  # multiples of it that are not past the cliff; 1.0 is its edge
+    over: tuple[float, ...] = OVER  # those that are
+    hosted: tuple[float, ...] = HOSTED  # those that are past it for arms with host memory
+    # runs of each arm below the cliff, in turns: there the arms differ by less than two runs of
+    # one arm do
     pairs: int = 3
-    repeats: int = 1
+    repeats: int = 1  # runs of each arm past the cliff
     arms: tuple[AgentArm, ...] = CLOSED_ARMS
 
     def agents(self, best: int, hosted: bool) -> list[int]:
@@ -92,20 +269,7 @@ def run_closed_bench(
     model: str | None = None,
     out: Path = Path(".closed"),
 ) -> ClosedResult:
-    """Run the arms in turn; logs are kept in ``out``.
-
-    Args:
-        best: Agents at which stock is at its best; None: searched, or ``quick``'s.
-        pairs: Runs of each arm below the cliff; None: those of the scale.
-        arms: Stock must be one of them; None: those of ``scale``.
-        sessions: A recorded session in the Weka format, or a directory of them.
-        pace: Seconds that a recorded second takes; None: ``PACE``, for a machine that has nothing
-            else to do. On one that is ten times slower, ten times as many.
-
-    Raises:
-        BenchError: A server did not start, or the traffic does not fit.
-        ReplayError: The sessions cannot be read.
-    """
+    """Run the arms in turn; logs are kept in ``out``."""
     scale = QUICK_CLOSED if quick else ClosedScale()
     clock = replace(scale.clock, pace=pace or scale.clock.pace)
     scale = replace(scale, best=best or scale.best, pairs=pairs or scale.pairs, clock=clock)
@@ -161,3 +325,45 @@ class _ClosedBench:
         recorded_s = clock.end_s / clock.pace
         vocabulary = vocabulary_size(self.model)
         return scripts(read_sessions(self.sessions), agents, self.seed, recorded_s, vocabulary)
+
+
+CLOSED_FILE: Final = "closed.json"
+
+
+def save_closed(result: ClosedResult) -> Path:
+    """Write figures and runs, with the date and the command."""
+    clock = result.scale.clock
+    content = {
+        **result.figures().as_dict(),
+        **measured_now(),
+        "best": result.best,
+        "pool": result.pool,
+        "block": result.block,
+        "clock": asdict(clock),
+        "runs": [_run_details(run) for run in result.runs],
+        "newcomers": [asdict(run) for run in result.newcomers],
+    }
+    path = result.out / CLOSED_FILE
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def _run_details(run: ClosedRun) -> dict[str, Any]:
+    passed = run.passed
+    return {
+        "arm": run.arm,
+        "agents": run.agents,
+        "turns": len(passed.counted),
+        "turns_per_minute": round(passed.turns_per_minute, 1),
+        "cached_share": round(passed.cached_share, 4),
+        "ttft_later_s": _quantiles(passed.ttft_s(False)),
+        "ttft_first_s": _quantiles(passed.ttft_s(True)),
+        "sessions_begun": len(passed.ttft_s(True)),
+        "waiting_at_end": len(passed.waiting_s),
+        "failed": passed.failed,
+        "held": None if run.held is None else asdict(run.held),
+    }
+
+
+def _quantiles(samples: Sequence[float]) -> dict[int, float] | None:
+    return {p: round(quantile(samples, p), 3) for p in (50, 95, 100)} if samples else None

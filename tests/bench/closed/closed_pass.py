@@ -3,36 +3,127 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from time import perf_counter
 from typing import Final
 
 import httpx
+from kvgraph.advisor.replay.closed import MAX_PAUSE_S
+from kvgraph.advisor.replay.fleet_traffic import MAX_GAP_S, FleetRequest, lay_over_users
+from kvgraph.advisor.replay.recordings import Session
+from kvgraph.graph.wire.endpoints import running_sidecars
 
-from ..agents.agents_pass import Telling, check_answer
-from ..errors import CompletionError, TrafficError
-from ..serving.completions import Answer, open_client, send
-from ..serving.passes import OnAnswer
-from .closed_users import ClosedTurn, Script
+from ..agents.agents_arms import HOST_LRU, AgentArm, Room, Telling, check_answer
+from ..errors import CompletionError, ServerError, TrafficError
+from ..recorded.agents_requests import AgentRequest, build_requests
+from ..serving.completions import Answer, OnAnswer, open_client, send
+from ..serving.progress import DemoProgress
+from ..serving.vllm_server import Server, check_advised
 
-STARTING_S: Final = 5.0
-"""Users begin within so many seconds of each other: chosen."""
+
+@dataclass(frozen=True, slots=True)
+class HoldCounts:
+    """Requests since the engine's start; seconds."""
+
+    held: int
+    not_held: int
+    longest_s: float
+    waited_s: float
+    released: dict[str, int]
+
+    @property
+    def share(self) -> float:
+        """Of all requests, those that were held."""
+        return self.held / max(1, self.held + self.not_held)
+
+
+def hold_counts(server: Server) -> HoldCounts:
+    """Asks the sidecar that the server started."""
+    family = server.process_ids()
+    own = [sidecar for sidecar in running_sidecars() if sidecar.pid in family]
+    if not own:
+        raise ServerError("the engine's sidecar is gone; see the server's log")
+    page = httpx.get(f"{own[0].http}/metrics", timeout=10.0, trust_env=False)
+    return parse_holds(page.text)
+
+
+def parse_holds(metrics: str) -> HoldCounts:
+    """``kvgraph_admission_*`` of a metrics page."""
+
+    def number(name: str) -> float:
+        found = re.search(rf"^kvgraph_admission_{name}\{{[^}}]*\}} (\S+)$", metrics, re.M)
+        return float(found[1]) if found else 0.0
+
+    ends = re.findall(
+        r'^kvgraph_admission_released_total\{[^}]*reason="(\w+)"[^}]*\} (\S+)$', metrics, re.M
+    )
+    return HoldCounts(
+        held=int(number("held_total")),
+        not_held=int(number("not_held_total")),
+        longest_s=number("longest_seconds"),
+        waited_s=number("waited_seconds_total"),
+        released={reason: int(float(count)) for reason, count in ends},
+    )
+
+
+_SPARE: Final = 1.5  # of the recorded time that a run takes, at most: scripts must not run out
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedTurn:
+    """One turn of a user's script."""
+
+    request: AgentRequest
+    first: bool  # whether it begins a session
+    pause_s: float  # recorded seconds from its answer to the user's next turn
+
+
+Script = tuple[ClosedTurn, ...]
+
+
+def scripts(
+    sessions: Sequence[Session], users: int, seed: int, recorded_s: float, vocabulary: int
+) -> tuple[Script, ...]:
+    """One script a user, for ``recorded_s`` seconds of play; the same arguments give the same.
+
+    Users are somewhere in their first sessions when the run begins, as on any day at noon: were all
+    to begin their sessions at once, contexts would be small for most of a short run."""
+    fleet = lay_over_users(sessions, users, _SPARE * recorded_s + 2 * MAX_GAP_S, seed)
+    asked = zip(fleet, build_requests(fleet, vocabulary, seed), strict=True)
+    by_user = sorted(asked, key=lambda pair: pair[0].user)  # stable: each user's stay in order
+    rng = random.Random(f"{seed}/noon")
+    return tuple(
+        _from_noon([_turn(each, request) for each, request in own], recorded_s, rng)
+        for _, own in groupby(by_user, key=lambda pair: pair[0].user)
+    )
+
+
+def _from_noon(turns: Sequence[ClosedTurn], recorded_s: float, rng: random.Random) -> Script:
+    """Without a random part of the first session; what is left lasts for the run."""
+    first = next((at for at, turn in enumerate(turns) if at and turn.first), len(turns))
+    left = list(accumulate(turn.pause_s for turn in reversed(turns)))[::-1]
+    starts = [at for at in range(first) if left[at] >= recorded_s] or [0]
+    return tuple(turns[rng.choice(starts) :])
+
+
+def _turn(each: FleetRequest, request: AgentRequest) -> ClosedTurn:
+    return ClosedTurn(request, each.index == 0, min(each.pause_s or 0.0, MAX_PAUSE_S))
+
+
+STARTING_S: Final = 5.0  # users begin within so many seconds of each other: chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a run is measured; times in seconds.
+    """When a run is measured; times in seconds."""
 
-    Attributes:
-        pace: That a recorded second takes.
-        warm_up_s: At the beginning, whose turns are not counted.
-        measured_s: That follow.
-    """
-
-    pace: float
-    warm_up_s: float
-    measured_s: float
+    pace: float  # that a recorded second takes
+    warm_up_s: float  # at the beginning, whose turns are not counted
+    measured_s: float  # that follow
 
     @property
     def end_s(self) -> float:
@@ -54,18 +145,14 @@ class ClosedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClosedPass:
-    """What came of a run.
-
-    Attributes:
-        waiting_s: How long each turn that was not answered by the end had been waiting, and
-            whether it was a session's first.
-        failed: Requests that were refused or lost.
-    """
+    """What came of a run."""
 
     clock: Clock
     answers: tuple[ClosedAnswer, ...]
+    # how long each turn that was not answered by the end had been waiting, and whether it was a
+    # session's first
     waiting_s: tuple[tuple[bool, float], ...]
-    failed: int
+    failed: int  # requests that were refused or lost
 
     @property
     def counted(self) -> list[ClosedAnswer]:
@@ -91,12 +178,7 @@ class ClosedPass:
 async def closed_loop(
     url: str, users: Sequence[Script], telling: Telling, clock: Clock, on_answer: OnAnswer
 ) -> ClosedPass:
-    """Every user plays its script until the time is up.
-
-    Raises:
-        AnswerError: The server did not give a recorded answer.
-        TrafficError: A script ran out.
-    """
+    """Every user plays its script until the time is up."""
     async with open_client(url) as client:
         play = _Play(client, telling, clock, on_answer)
         tasks = [
@@ -153,3 +235,44 @@ class _Play:
         check_answer(request, answer)
         self.answers.append(ClosedAnswer(sent - self.began, turn.first, answer))
         self.on_answer(answer)
+
+
+_HOLD: Final = ("AITHER_KVCACHE_ADMISSION", "1")
+
+LONGEST_FIRST: Final = "kvgraph_bench.serving.longest_prefix.LongestPrefixFirst"
+"""A scheduler class, as vLLM takes it by name."""
+
+STOCK: Final = AgentArm("stock", graph=False)
+LPM: Final = AgentArm("lpm", graph=False, options=("--scheduler-cls", LONGEST_FIRST))
+"""Stock, but who waits starts by the longest cached prefix: SGLang's order."""
+OFF: Final = AgentArm("off", graph=True, settings=(("AITHER_KVCACHE_ADMISSION", "0"),))
+HOLD: Final = AgentArm("hold", graph=True, settings=(_HOLD,))
+HOLD_TOLD: Final = AgentArm(
+    "hold_told", graph=True, telling=Telling(hinted=True), settings=(_HOLD,)
+)  # clients name their sessions, and say when they end or wait for a tool
+HOST_HOLD: Final = AgentArm("host_hold", graph=True, hosted=True, settings=(_HOLD,))
+CLOSED_ARMS: Final = (STOCK, LPM, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRun:
+    """One arm, once."""
+
+    arm: str
+    agents: int
+    passed: ClosedPass
+    held: HoldCounts | None  # what the engine's sidecar counted; None without one
+
+
+def run_closed(
+    arm: AgentArm, room: Room, users: Sequence[Script], clock: Clock, shown: DemoProgress
+) -> ClosedRun:
+    """Start the arm's server, let the users play, end it."""
+    tag = f"{arm.name}-{len(users)}"
+    shown.starting(tag)
+    with Server(room.plan(arm, tag)) as server:
+        if arm.graph:
+            check_advised(server)
+        shown.passing(tag, f"{len(users)} agents")
+        passed = asyncio.run(closed_loop(server.url, users, arm.telling, clock, shown.answered))
+        return ClosedRun(arm.name, len(users), passed, hold_counts(server) if arm.graph else None)

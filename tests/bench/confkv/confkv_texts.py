@@ -19,11 +19,7 @@ _BETWEEN: Final = "\f"  # documents are separated by a form feed
 
 
 def documents(source: Path | None) -> list[str]:
-    """Texts of a file (gzipped or not, form feeds between documents) or of a folder's files.
-
-    Raises:
-        BenchError: There is none.
-    """
+    """Texts of a file (gzipped or not, form feeds between documents) or of a folder's files."""
     source = source or HELD_OUT
     if source.is_dir():
         paths = sorted({path.resolve() for path in source.rglob("*.txt")})
@@ -38,11 +34,7 @@ def documents(source: Path | None) -> list[str]:
 
 
 def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int) -> Tensor:
-    """Windows [count, length] of documents that are long enough, one from each in turn.
-
-    Raises:
-        BenchError: No document is.
-    """
+    """Windows [count, length] of documents that are long enough, one from each in turn."""
     random = np.random.default_rng(seed)
     numbered = [tokenizer(text)["input_ids"] for text in texts]
     long = [ids for ids in numbered if len(ids) >= length]
@@ -58,17 +50,11 @@ def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int
 
 
 class Told(NamedTuple):
-    """Made-up codes, all of as many tokens, so that they stand at the same places of a batch.
+    """Made-up codes, all of as many tokens, so that they stand at the same places of a batch."""
 
-    Attributes:
-        told: [codes, tokens], the sentence that tells each.
-        question: [codes, tokens], its beginning, without the code.
-        answer: [codes, tokens], the code.
-    """
-
-    told: Tensor
-    question: Tensor
-    answer: Tensor
+    told: Tensor  # [codes, tokens], the sentence that tells each
+    question: Tensor  # [codes, tokens], its beginning, without the code
+    answer: Tensor  # [codes, tokens], the code
 
 
 def told_codes(tokenizer: Any, count: int, seed: int) -> Told:
@@ -89,11 +75,7 @@ def told_codes(tokenizer: Any, count: int, seed: int) -> Told:
 
 
 def haystacks(tokenizer: Any, texts: Tensor, depth: float, seed: int) -> tuple[Tensor, int]:
-    """Texts with a made-up code told at ``depth`` of them and asked for at their end.
-
-    Returns:
-        Texts [texts, tokens], and how many of their last tokens are the answer.
-    """
+    """Texts with a made-up code told at ``depth`` of them and asked for at their end."""
     codes = told_codes(tokenizer, len(texts), seed)
     at = int(depth * (texts.shape[1] - codes.told.shape[1]))
     parts = (texts[:, :at], codes.told, texts[:, at:], codes.question, codes.answer)

@@ -15,22 +15,15 @@ Floats = NDArray[np.float64]
 
 
 class Followed(NamedTuple):
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        surprise: [texts, tokens behind the prompt], nats.
-        right: bool, the same shape: whether the token was the model's first choice.
-        confidence: [texts, tokens behind the prompt], of the logits that judged each.
-        room: [tokens behind the prompt], what a layer held on average, in tokens of two bytes a
-            number: one in int8 counts half.
-        peak: Bytes of keys and values, allocated at once.
-    """
-
-    surprise: Floats
-    right: NDArray[np.bool_]
-    confidence: Floats
+    surprise: Floats  # [texts, tokens behind the prompt], nats
+    right: NDArray[np.bool_]  # bool, the same shape: whether the token was the model's first choice
+    confidence: Floats  # [texts, tokens behind the prompt], of the logits that judged each
+    # [tokens behind the prompt], what a layer held on average, in tokens of two bytes a number:
+    # one in int8 counts half
     room: Floats
-    peak: int
+    peak: int  # bytes of keys and values, allocated at once
 
 
 def follow(model: Any, texts: Tensor, prompt: int, cache: ConfKVCache) -> Followed:

@@ -13,10 +13,9 @@ from kvgraph.hooks.confkv.settings import ConfKVSettings
 from torch import Tensor
 
 from ..figures import Figures
-from .confkv_arms import STATIC, coarse, confident, in_int8, replayed, victims, with_pyramid
+from .confkv_arms import STATIC, WINDOW, coarse, confident, in_int8, replayed, victims, with_pyramid
 from .followed import Floats, Followed, follow, read_at_once
 from .resampled import apart, difference, gap_closed
-from .rivals import WINDOW
 
 LEAST_GAP: Final = 0.05  # nats between window and full; below, there is nothing to close
 
@@ -25,23 +24,17 @@ Say = Callable[[str], None]
 
 @dataclass
 class Perplexity:
-    """The arms on one model and the same texts.
-
-    Attributes:
-        texts: [texts, tokens].
-        prompt: Tokens that are read at once.
-        surprise: Of each arm, mean nats of each text.
-        room: Of each arm, the mean room that a layer took.
-        peak: Of each arm, the most bytes that were allocated.
-    """
+    """The arms on one model and the same texts."""
 
     model: Any
-    texts: Tensor
-    prompt: int
+    texts: Tensor  # [texts, tokens]
+    prompt: int  # tokens that are read at once
     settings: ConfKVSettings
     say: Say
-    surprise: dict[str, Floats] = field(default_factory=dict)
+    surprise: dict[str, Floats] = field(default_factory=dict)  # of each arm, mean nats of each text
+    # of each arm, the mean room that a layer took
     room: dict[str, float] = field(default_factory=dict)
+    # of each arm, the most bytes that were allocated
     peak: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:

@@ -16,11 +16,7 @@ Floats = NDArray[np.float64]
 
 
 def gap_closed(window: Floats, arm: Floats, full: Floats) -> Floats:
-    """Share of the way from the window to the full cache, resampled; each [texts], mean nats.
-
-    Returns:
-        [DRAWS]; a draw in which the window loses nothing is NaN.
-    """
+    """Share of the way from the window to the full cache, resampled; each [texts], mean nats."""
     index = _draws(len(full))
     lost = window[index].mean(1) - full[index].mean(1)
     with np.errstate(divide="ignore", invalid="ignore"):

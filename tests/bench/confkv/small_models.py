@@ -61,11 +61,7 @@ def shipped(course: str) -> list[Path]:
 
 
 def load(place: Path) -> Loaded:
-    """A model of any family that transformers knows, from a folder or a GGUF file.
-
-    Raises:
-        BenchError: There is none, or what reads GGUF files is not installed.
-    """
+    """A model of any family that transformers knows, from a folder or a GGUF file."""
     where: dict[str, Any] = {"pretrained_model_name_or_path": place}
     if place.suffix == ".gguf" and place.is_file():
         _check_that_gguf_is_read(place)

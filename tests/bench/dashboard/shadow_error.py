@@ -40,8 +40,7 @@ LESS: Final = {
     "ranked_every_64_s": Effort(64.0),
     "of_50_percent": Effort(64.0, 1),
     "of_25_percent": Effort(64.0, 2),
-}
-"""What they do where the whole takes too long, in this order; those of LRU follow all always."""
+}  # what they do where the whole takes too long, in this order; those of LRU follow all always
 
 
 class Hours(NamedTuple):
@@ -136,11 +135,7 @@ def _cpu_percent(played: _Played, trace: Trace) -> float:
 
 
 def play(trace: Trace, capacity: int, effort: Effort | None = None) -> _Played:
-    """A graph that hears a trace as an engine under LRU tells it, and shadows beside it.
-
-    Args:
-        effort: What policies' shadows do, however long that takes.
-    """
+    """A graph that hears a trace as an engine under LRU tells it, and shadows beside it."""
     now, effort = [0.0], effort or Effort()
     guard = Guard(LifecyclePolicy.name)  # stays with LRU here: what shadows begin with
     graph = KVCacheGraph(policy=LifecyclePolicy(), clock=lambda: now[0], referee=guard)

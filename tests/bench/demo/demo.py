@@ -18,24 +18,34 @@ import httpx
 from kvgraph.graph.types import SourceLayer
 from kvgraph.graph.wire.endpoints import running_sidecars
 
-from ..agents.agents_arms import DEFAULT, STOCK, AgentArm, Room, longest
-from ..agents.agents_lab import KEPT_BACK, pool_for
-from ..agents.agents_pass import AgentPass, Telling, one_by_one, side_by_side
-from ..agents.agents_watch import layers_by_block, watched
-from ..closed.on_paper.closed_paper_arms import PAPER_HOLD, PAPER_STOCK, PAPER_TOLD, PaperArm
+from ..agents.agents_arms import (
+    DEFAULT,
+    KEPT_BACK,
+    STOCK,
+    AgentArm,
+    AgentPass,
+    Room,
+    Telling,
+    layers_by_block,
+    longest,
+    one_by_one,
+    pool_for,
+    side_by_side,
+    watched,
+)
 from ..closed.on_paper.open_paper import OpenRun, alone_s, play_open
+from ..closed.on_paper.paper_loop import PAPER_HOLD, PAPER_STOCK, PAPER_TOLD, PaperArm
 from ..figures import Figures, quantile
 from ..paper.paper_engine import BLOCK_SIZE, base_config
 from ..paper.quiet import only_errors
-from ..recorded.agents_fleet import SESSIONS, USERS, pace_of, recorded_requests
-from ..recorded.agents_requests import AgentRequest
+from ..recorded.agents_requests import SESSIONS, USERS, AgentRequest, pace_of, recorded_requests
 from ..serving.cache_ledger import Books, Digest, Tally
+from ..serving.completions import PassResult
 from ..serving.model import TINY, ModelShape, ensure_model, vocabulary_size
-from ..serving.passes import PassResult
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server
 from ..serving.workload import BLOCK
-from .live_page import ENDPOINT, LivePage
+from .page_demo import ENDPOINT, LivePage
 
 REQUESTS: Final = 600
 SEED: Final = 1
@@ -50,11 +60,9 @@ HAD: Final = {
     "stock": "vLLM alone",
     "nothing said": "the switch alone",
     "told everything": "the switch, signals, layers",
-}
-"""What each arm has, stock first."""
+}  # what each arm has, stock first
 
-PRICE_FIELD: Final = "protection_price_points"
-"""Of a sidecar's status."""
+PRICE_FIELD: Final = "protection_price_points"  # of a sidecar's status
 
 _SILENT = replace(PAPER_HOLD, name="nothing said")
 _TOLD = replace(PAPER_TOLD, name="told everything", layered=True)
@@ -68,16 +76,12 @@ ENGINE_ARMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What one arm did, and what its cache lost meanwhile.
+    """What one arm did, and what its cache lost meanwhile."""
 
-    Attributes:
-        arm: A key of ``HAD``.
-        price_points: What protection costs of the share found, in points; None: nobody said.
-    """
-
-    arm: str
+    arm: str  # A key of ``HAD``
     passed: AgentPass
     tally: Tally
+    # what protection costs of the share found, in points; None: nobody said
     price_points: float | None = None
 
     @property
@@ -93,21 +97,14 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All arms, stock first, and where logs, picture and figures lie.
+    """All arms, stock first, and where logs, picture and figures lie."""
 
-    Attributes:
-        name: Of the part, and of its files.
-        made_by: What played the requests.
-        pool: KV blocks that every arm got.
-        pace: Seconds that a recorded second took.
-    """
-
-    name: str
-    made_by: str
+    name: str  # of the part, and of its files
+    made_by: str  # what played the requests
     out: Path
     requests: int
-    pool: int
-    pace: float
+    pool: int  # KV blocks that every arm got
+    pace: float  # seconds that a recorded second took
     arms: tuple[ArmResult, ...]
 
     def add_to(self, figures: Figures) -> None:
@@ -131,11 +128,7 @@ class DemoResult:
 
 def run_found(out: Path, shown: DemoProgress, requests: int = REQUESTS) -> DemoResult:
     """Play all arms by the simulated clock, and *told everything* once more without protection:
-    the difference is what that costs.
-
-    Raises:
-        TrafficError: No pool lets LRU find so much of so few requests.
-    """
+    the difference is what that costs."""
     vocabulary = ModelShape().vocab
     asked = recorded_requests(SESSIONS, USERS, SEED, requests, vocabulary)
     pool = _pool(asked, out) * BLOCK // BLOCK_SIZE
@@ -160,18 +153,7 @@ def run_found(out: Path, shown: DemoProgress, requests: int = REQUESTS) -> DemoR
 def run_hits(
     model: str | None, out: Path, shown: DemoProgress, page: LivePage | None = None
 ) -> DemoResult:
-    """Run all arms on a real engine, one after the other.
-
-    Args:
-        model: Anything that vLLM loads; None: a small random Llama, written on first use.
-        out: Where the servers' logs are kept.
-        page: Engines link to its sidecar, a new one for each arm; None: to one of their own.
-
-    Raises:
-        ServerError: vLLM did not start, or an arm ran without its graph.
-        CompletionError: A request was refused.
-        LedgerError: vLLM's KV events could not be read.
-    """
+    """Run all arms on a real engine, one after the other."""
     name = model or str(ensure_model())
     vocabulary = vocabulary_size(name)
     requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary)

@@ -1,4 +1,4 @@
-"""How the demo ends: a table and a picture a part, one JSON file, and three sentences."""
+"""How the demo ends: a table a part, one JSON file, and three sentences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from kvgraph.graph.types import SourceLayer
 from rich.console import Console
 from rich.table import Table
 
-from ..figures import Figures, quantile
-from ..machine import measured_now
-from ..recorded.agents_fleet import USERS
-from .cliff import CliffResult
-from .cliff_report import cliff_details
+from ..figures import Figures, measured_now, quantile
+from ..recorded.agents_requests import USERS
+from .cliff import CliffResult, cliff_details
 from .demo import HAD, ArmResult, DemoResult
 from .engine_cliff import EngineCliff
 
@@ -26,16 +24,12 @@ FIGURES_FILE: Final = "demo.json"
 
 @dataclass
 class DemoRun:
-    """The parts of a demo that were played.
-
-    Attributes:
-        found: What is found, by a simulated clock or on a real engine.
-    """
+    """The parts of a demo that were played."""
 
     out: Path
     cliff: CliffResult | None = None
     engine: EngineCliff | None = None
-    found: DemoResult | None = None
+    found: DemoResult | None = None  # what is found, by a simulated clock or on a real engine
     began_s: float = field(default_factory=monotonic)
     minutes: float = 0.0
 
@@ -63,13 +57,8 @@ class DemoRun:
         return path
 
 
-def picture_of(result: DemoResult) -> Path:
-    """Where the picture of a part goes."""
-    return result.out / f"{result.name}.png"
-
-
 def print_report(result: DemoResult, console: Console | None = None) -> None:
-    """The table for people, what was played, and where the picture is."""
+    """The table for people, and what was played."""
     console = console or Console()
     console.print(report_table(result))
     console.print(
@@ -81,8 +70,6 @@ def print_report(result: DemoResult, console: Console | None = None) -> None:
     )
     for sentence in _why_lost(result):
         console.print(sentence)
-    if picture_of(result).exists():
-        console.print(f"  {picture_of(result)}", soft_wrap=True)
 
 
 def report_table(result: DemoResult) -> Table:
@@ -97,11 +84,7 @@ def report_table(result: DemoResult) -> Table:
 
 
 def print_last_words(run: DemoRun, page: str, console: Console | None = None) -> None:
-    """Three sentences: what was seen, what to do next, and where the page is.
-
-    Args:
-        page: The address of the page that the demo had.
-    """
+    """Three sentences: what was seen, what to do next, and where the page is."""
     console = console or Console()
     console.print()
     seen = "; ".join(_seen(run))

@@ -20,25 +20,21 @@ from rich.table import Table
 
 from ..agents.agents_arms import AgentArm, Room
 from ..closed.closed import PACE, POOL
-from ..closed.closed_arms import STOCK, ClosedRun
-from ..closed.closed_pass import Clock, closed_loop
-from ..closed.closed_users import Script, scripts
+from ..closed.closed_pass import STOCK, Clock, ClosedRun, Script, closed_loop, scripts
 from ..figures import Figures, quantile
-from ..recorded.agents_fleet import SESSIONS
+from ..recorded.agents_requests import SESSIONS
 from ..serving.completions import Answer
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import HINTS, Server, check_advised
 from ..serving.workload import BLOCK
-from .live_page import ENDPOINT, LivePage
+from .page_demo import ENDPOINT, LivePage
 
-AGENTS: Final = 32
-"""1.6 times as many as stock serves best on this pool."""
+AGENTS: Final = 32  # 1.6 times as many as stock serves best on this pool
 
 CLOCK: Final = Clock(PACE, 15.0, 60.0)
 SEED: Final = 1
-LIVE_S: Final = 15.0
-"""What is shown while it runs is of so many seconds."""
+LIVE_S: Final = 15.0  # what is shown while it runs is of so many seconds
 
 _SWITCH: Final = AgentArm("kvgraph", graph=True, settings=((HINTS, ""),))
 _NAMES: Final = {"stock": "stock vLLM", "kvgraph": "kvgraph"}
@@ -84,18 +80,7 @@ def run_engine_cliff(
     clock: Clock = CLOCK,
     agents: int = AGENTS,
 ) -> EngineCliff:
-    """Play the same agents on both.
-
-    Args:
-        model: Anything that vLLM loads; None: a small random Llama, written on first use.
-        out: Where the servers' logs are kept.
-        page: kvgraph's engine links to its sidecar; None: to one of its own.
-
-    Raises:
-        ServerError: vLLM did not start, or ran without its graph.
-        AnswerError: The server did not give a recorded answer.
-        TrafficError: The vocabulary is too small for these agents.
-    """
+    """Play the same agents on both."""
     name = model or str(ensure_model())
     recorded_s = clock.end_s / clock.pace
     sessions = read_sessions(SESSIONS)

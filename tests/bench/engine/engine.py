@@ -8,24 +8,130 @@ of them the core sleeps while the model computes (``sleeping_executor``), as it 
 
 from __future__ import annotations
 
+import asyncio
+import json
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import httpx
 import numpy as np
+from kvgraph.graph.types import SourceLayer
 from rich.console import Console
 
-from ..figures import Figures
-from ..machine import keep_raw, measured_now
-from ..serving.model import TINY, ensure_model
-from ..serving.vllm_server import ServerPlan
-from .engine_course import Course
+from ..errors import ServerError
+from ..figures import Figures, keep_raw, measured_now
+from ..serving.completions import complete, open_client
+from ..serving.model import TINY, ensure_model, vocabulary_size
+from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.workload import Span, Turn
 from .engine_feed import TURNS, sidecar_cpu_percent
-from .engine_profile import RUNNING, Profile, profiled
-from .engine_rounds import CONCURRENCY, Round, Rounds, rounds_in_turns
+from .engine_rounds import CONCURRENCY, Course, Round, Rounds, rounds_in_turns
+from .profiled_executor import OWN_TIMES, is_ours
+
+RUNNING: Final = 256
+# All chosen.
+POOL: Final = 6000  # blocks: about what the callers' longest prompts need at once
+MAX_MODEL_LEN: Final = 1024
+_BEGINS: Final = 160  # tokens of a caller's first prompt
+_GROWS: Final = 96  # with each turn
+_TURNS: Final = 7  # of a caller's session; then another begins
+_ANSWER: Final = 64  # tokens
+_FIRST_TOKEN: Final = 9  # below are special ones
+_PROFILED: Final = "kvgraph_bench.engine.profiled_executor.ProfiledExecutor"
+
+
+class FunctionShare(NamedTuple):
+    """A function's share of the main thread's CPU time, spent in itself."""
+
+    function: str
+    share: float
+    ours: bool  # whether it is a function of kvgraph's
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The functions, the longest first."""
+
+    rows: tuple[FunctionShare, ...]
+    called_share: float  # of the time, what our functions take, and whatever these call
+
+    @property
+    def first_of_ours(self) -> int:
+        """The line, from 1, of our first function."""
+        ours = (line for line, row in enumerate(self.rows, 1) if row.ours)
+        return next(ours, len(self.rows) + 1)
+
+    def lines(self, count: int = 20) -> list[str]:
+        """The first lines, and our first, for people."""
+        shown = dict.fromkeys([*range(min(count, len(self.rows))), self.first_of_ours - 1])
+        return [
+            f"{at + 1:4d}  {self.rows[at].share:6.2%}  {self.rows[at].function}"
+            for at in shown
+            if at < len(self.rows)
+        ]
+
+
+def profiled(plan: ServerPlan, seconds: float) -> Profile:
+    """Keep a server busy with ``RUNNING`` callers for so many seconds."""
+    kept = plan.directory / f"{plan.arm}.own_times.json"
+    # Server and callers are late under this load: no connection may be closed just as a caller
+    # takes it up again.
+    settings = (*plan.settings, (OWN_TIMES, str(kept)), ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "60"))
+    options = (*plan.options, "--distributed-executor-backend", _PROFILED)
+    plan = replace(plan, blocks=POOL, max_model_len=MAX_MODEL_LEN, max_num_seqs=RUNNING,
+                   settings=settings, options=options)  # fmt: skip
+    with Server(plan) as server:
+        check_advised(server)
+        asyncio.run(_keep_busy(server.url, vocabulary_size(plan.model), seconds))
+    return read_profile(kept)
+
+
+def read_profile(kept: Path) -> Profile:
+    """What an engine core kept."""
+    try:
+        found = json.loads(kept.read_text())
+    except FileNotFoundError:
+        raise ServerError("the engine core was not busy for long enough to be profiled") from None
+    total = sum(seconds for *_, seconds in found)
+    shares: Counter[tuple[str, str]] = Counter()
+    called_share = 0.0
+    for module, function, called, seconds in found:
+        shares[module, function] += seconds / total
+        called_share += called * seconds / total
+    rows = (
+        FunctionShare(f"{module}.{function}", share, is_ours(module))
+        for (module, function), share in shares.most_common()
+    )
+    return Profile(tuple(rows), called_share)
+
+
+async def _keep_busy(url: str, vocabulary: int, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    async with open_client(url) as client:
+        await asyncio.gather(
+            *(_caller(client, number, vocabulary, until) for number in range(RUNNING))
+        )
+
+
+async def _caller(client: httpx.AsyncClient, number: int, vocabulary: int, until: float) -> None:
+    random, sent = np.random.default_rng(number), 0
+    prompt: list[int] = []
+    while time.monotonic() < until:
+        session, turn = divmod(sent, _TURNS)
+        more = _GROWS if turn else _BEGINS
+        prompt = (prompt if turn else []) + random.integers(_FIRST_TOKEN, vocabulary, more).tolist()
+        span = Span(SourceLayer.USER_TURN, tuple(prompt))
+        await complete(
+            client, Turn(f"caller-{number}-{session}", turn, (span,), _ANSWER, 0.0, None), "busy"
+        )
+        sent += 1
+
 
 STOCK: Final = ("stock", "stock_again")
 GRAPH, TIERS = "graph", "tiers"
@@ -82,11 +188,7 @@ def run(
 ) -> Figures:
     """Measure ``part``; every round is kept in ``raw``, if that is given, as soon as it is over.
 
-    Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all.
-
-    Raises:
-        BenchError: A server did not start, or refused a request; a sidecar could not keep up.
-    """
+    Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all."""
     scale, console = scale or Scale(), Console(stderr=True, quiet=not progress)
     record = Record(scale, Course(60 * scale.minutes, console), raw)
     try:
@@ -137,21 +239,16 @@ def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
 
 @dataclass
 class Record:
-    """What was measured until now, and where it is kept.
-
-    Attributes:
-        feeds: By the figure's name, a sidecar's samples and its target.
-        profiles: Of busy engines, by arm.
-        is_complete: Whether nothing is to come any more.
-    """
+    """What was measured until now, and where it is kept."""
 
     scale: Scale
     course: Course
     raw: Path | None = None
     rounds: Rounds = field(default_factory=dict)
+    # by the figure's name, a sidecar's samples and its target
     feeds: dict[str, tuple[list[float], str]] = field(default_factory=dict)
-    profiles: dict[str, Profile] = field(default_factory=dict)
-    is_complete: bool = False
+    profiles: dict[str, Profile] = field(default_factory=dict)  # of busy engines, by arm
+    is_complete: bool = False  # whether nothing is to come any more
 
     @property
     def has_any(self) -> bool:

@@ -42,15 +42,11 @@ _SETTLE_S: Final = 10.0  # until the pool is full, and the first rankings are ma
 
 @dataclass(frozen=True)
 class Load:
-    """What one engine does.
+    """What one engine does."""
 
-    Attributes:
-        requests_per_s: Told in steps of 25 ms, or longer ones in which one request starts.
-        sessions: That are alive at once.
-    """
-
+    # told in steps of 25 ms, or longer ones in which one request starts
     requests_per_s: float = REQUESTS_PER_S
-    sessions: int = SESSIONS
+    sessions: int = SESSIONS  # that are alive at once
 
     @property
     def a_step(self) -> int:
@@ -65,11 +61,7 @@ class Load:
 
 @dataclass(eq=False)
 class _Session:
-    """One conversation.
-
-    Attributes:
-        held: How many of its blocks the pool has, from the first on.
-    """
+    """One conversation."""
 
     name: str
     chain: Keys
@@ -94,12 +86,6 @@ class SessionFeed(FakeEngine):
     that end. A session begins with half of ``blocks`` blocks and ends after ``turns`` with half as
     many more, so that a request has so many on average. What is told is sent as an engine's client
     sends it: every 0.2 s, or when much was stored.
-
-    Args:
-        endpoint: The sidecar's.
-        blocks: Of a request.
-        turns: Of a session; 1: every block of every request is new.
-        number: Of the engine, where there are several: their sessions are others.
     """
 
     def __init__(
@@ -223,11 +209,7 @@ class SessionFeed(FakeEngine):
 def sidecar_cpu_percent(
     blocks: int, turns: int = TURNS, rounds: int = 3, seconds: float = 10.0
 ) -> list[float]:
-    """Percent of a core that a sidecar uses under such a feed, once a round.
-
-    Raises:
-        BenchError: The feed did not reach its rate, or had to drop events.
-    """
+    """Percent of a core that a sidecar uses under such a feed, once a round."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as sidecar,

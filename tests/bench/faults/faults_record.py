@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..figures import Figure, Figures
-from ..machine import machine
+from ..figures import Figure, Figures, machine
 
 
 @dataclass(frozen=True, slots=True)

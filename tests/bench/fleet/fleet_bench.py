@@ -12,9 +12,8 @@ from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.trace import AGENTS_SERVICE, Trace
 from rich.console import Console
 
-from ..figures import Figures
+from ..figures import Figures, keep_raw, measured_now
 from ..lab.seed_workload import FleetSize, seed_workload
-from ..machine import keep_raw, measured_now
 from ..policies.policies_fleets import default_sessions, fleet, sessions_in
 from ..replay import SHARED as CONVERSATIONS
 from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds

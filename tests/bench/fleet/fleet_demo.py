@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ..agents.agents_arms import longest
-from ..agents.agents_lab import KEPT_BACK, pool_for
+from ..agents.agents_arms import KEPT_BACK, longest, pool_for
 from ..figures import Figures, quantile
-from ..recorded.agents_fleet import SESSIONS, USERS, recorded_requests
 from ..recorded.agents_forcing import OPTIONS
-from ..recorded.agents_requests import AgentRequest
+from ..recorded.agents_requests import SESSIONS, USERS, AgentRequest, recorded_requests
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import ONE_CORE, Server, ServerPlan

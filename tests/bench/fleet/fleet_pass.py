@@ -10,11 +10,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from ..agents.agents_pass import check_answer
+from ..agents.agents_arms import check_answer
 from ..errors import CompletionError
 from ..recorded.agents_requests import AgentRequest
-from ..serving.completions import Answer, open_client, send
-from ..serving.passes import OnAnswer, PassResult
+from ..serving.completions import Answer, OnAnswer, PassResult, open_client, send
 from .routers.rival_routers import Pick
 
 Midway = Callable[[int], Awaitable[None]]

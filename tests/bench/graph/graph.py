@@ -4,18 +4,361 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import psutil
+import zmq
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import LAYER_NAMES, Keys, Tier
+from kvgraph.graph.wire import frames
+from kvgraph.graph.wire.events import (
+    AnyEvent,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    EngineHello,
+    Pressure,
+    RequestFinished,
+    RequestStarted,
+)
 from rich.console import Console
 
 from ..figures import Figures
-from .churned import churned_graph, ranking_seconds
-from .graphs import ENGINE, build_graph
-from .locks import add_sessions, lock_seconds
-from .peer import peer_speedups
-from .sidecar_load import idle_cpu_percent, ingest_rates
-from .steady import steady_rates
+from ..sidecars.sidecar_process import SidecarProcess
+from .graphs import (
+    BLOCK_SIZE,
+    CHAIN_BLOCKS,
+    ENGINE,
+    add_random_edges,
+    build_graph,
+    chain_events,
+    churned_graph,
+    random_keys,
+    ranking_seconds,
+)
+
+_LOCKED_BLOCKS, _SESSIONS, _COPIES, _LINKS = 1_000_000, 100_000, 260_000, 500_000
+_SHORT = BLOCK_SIZE // 2  # tokens
+_BATCH = 8_192  # blocks that an engine stores and evicts between two batches
+_LATER_S = 100.0  # after which links fade
+_CHURN = 80  # of those batches: until ghosts were released, and tables grew and were rebuilt
+
+
+def add_sessions(graph: KVCacheGraph, count: int) -> None:
+    """Sessions that had one turn each, too short for a block."""
+    turns: list[AnyEvent] = []
+    for number in range(count):
+        name = f"short-{number}"
+        turns.append(RequestStarted(name, b"", _SHORT, 0, BLOCK_SIZE, name))
+        turns.append(RequestFinished(name, b"", _SHORT, _SHORT, "stop", name))
+    graph.apply(ENGINE, turns)
+
+
+def lock_seconds() -> dict[str, float]:
+    """The longest time for which each of these holds the lock, in a graph of production size.
+
+    Work that is done in slices holds it for one slice at a time.
+    """
+    rng = np.random.default_rng(4)
+    graph = build_graph(_LOCKED_BLOCKS, 0)
+    add_random_edges(graph, _LINKS, rng)
+    add_sessions(graph, _SESSIONS)
+    packed = graph.tables.blocks.keys[: graph.tables.blocks.size].astype("<u8").tobytes()
+    hello = EngineHello(ENGINE, "synthetic", BLOCK_SIZE, _LOCKED_BLOCKS, "bench")
+    copies = BlocksSpilled(packed[: 8 * _COPIES], int(Tier.WARM), 1)
+    found = {
+        "copies": _longest(graph, [copies]),
+        "a resync": _longest(graph, [hello, BlocksResident(packed), copies]),
+        "batches under pressure": max(
+            _longest(graph, batch) for batch in _pressure(rng, packed, _CHURN)
+        ),
+    }
+    graph.clock = lambda: time.monotonic() + _LATER_S
+    found["links fading"] = _longest(graph, [Pressure(_LOCKED_BLOCKS, 0, _LOCKED_BLOCKS, 0, 0)])
+    first = random_keys(rng, _LOCKED_BLOCKS // 2).astype("<u8").tobytes()
+    found["another's first list"] = _longest(graph, [BlocksResident(first)], "another")
+    found["an engine gone"] = _longest_slice(graph.forgetting(ENGINE))
+    found["its ghosts released"] = max(
+        _longest(graph, [BlocksStored(random_keys(rng, _BATCH).tobytes(), None, BLOCK_SIZE)])
+        for _ in range(_CHURN // 2)
+    )
+    return found
+
+
+def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[list[AnyEvent]]:
+    """Batches that store as many new blocks as they evict."""
+    size = 8 * _BATCH
+    for start in range(0, count * size, size):
+        fresh = random_keys(rng, _BATCH).astype("<u8").tobytes()
+        yield [BlocksStored(fresh, None, BLOCK_SIZE), BlocksRemoved(packed[start : start + size])]
+
+
+def _longest(graph: KVCacheGraph, events: list[AnyEvent], engine: str = ENGINE) -> float:
+    """Seconds that the longest slice takes."""
+    return _longest_slice(graph.slices(engine, events))
+
+
+def _longest_slice(slices: Iterator[None]) -> float:
+    longest, more = 0.0, True
+    while more:
+        started = time.perf_counter()
+        more = next(slices, False) is not False
+        longest = max(longest, time.perf_counter() - started)
+    return longest
+
+
+_BLOCKS_AN_EVENT, _EVENTS_A_BATCH = 16, 64
+_PULSE_S = 0.4
+_HELLO = EngineHello("bench", "synthetic", BLOCK_SIZE, 1 << 20, "bench")
+_PULSE = Pressure(1 << 20, 1 << 19, 20_000, 0, 0)
+
+
+@dataclass
+class LoadedSidecar:
+    """A running sidecar and the one engine connected to it."""
+
+    running: SidecarProcess
+    socket: zmq.Socket[bytes]
+    seq: int = 0
+
+    def send(self, events: list[AnyEvent]) -> None:
+        """Send one batch; blocks while the sidecar's queue is full (a bench may, an engine not)."""
+        self.socket.send_multipart(frames.encode_events(self.seq, events))
+        self.seq += 1
+
+    def send_encoded(self, payload: bytes) -> None:
+        """Send a batch that was encoded beforehand."""
+        self.socket.send_multipart([frames.HEADER, self.seq.to_bytes(8, "big"), payload])
+        self.seq += 1
+
+    def stored(self) -> int:
+        """Blocks that the sidecar has applied."""
+        return int(self.running.status()["graph"]["counters"].get("blocks_stored", 0))
+
+    def wait_for(self, stored: int) -> None:
+        """Until the sidecar has applied so many blocks."""
+        deadline = time.monotonic() + 120
+        while self.stored() < stored:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the sidecar did not apply {stored} blocks in two minutes")
+            time.sleep(0.1)  # asking costs the sidecar time too
+
+
+@contextlib.contextmanager
+def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
+    """Start a sidecar (on these cores only), connect an engine, end both."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvg-") as folder,
+        SidecarProcess(Path(folder), policy__guard="true") as running,
+        zmq.Context() as context,
+    ):
+        if cores is not None:
+            _pin(running.process, cores)
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+        try:
+            socket.connect(running.endpoint)
+            sidecar = LoadedSidecar(running, socket)
+            sidecar.send([_HELLO, BlocksResident(b"")])
+            yield sidecar
+        finally:
+            socket.close()
+
+
+def ingest_rates(rounds: int = 5, blocks: int = 600_000) -> list[float]:
+    """Blocks a second through ZeroMQ into a sidecar that has one core, once a round.
+
+    Events store 16 blocks each, 64 events a batch; planning and HTTP go on meanwhile.
+    """
+    rng = np.random.default_rng(2)
+    rates = []
+    for _ in range(rounds):
+        payloads = _encoded_batches(random_keys(rng, blocks))
+        with loaded_sidecar(cores=[0]) as sidecar:
+            started = time.perf_counter()
+            for payload in payloads:
+                sidecar.send_encoded(payload)
+            sidecar.wait_for(blocks)
+            rates.append(blocks / (time.perf_counter() - started))
+    return rates
+
+
+def idle_cpu_percent(rounds: int = 3, seconds: float = 10.0) -> list[float]:
+    """Percent of a core that a sidecar uses while an idle engine of 20,000 blocks is connected."""
+    with loaded_sidecar() as sidecar:
+        keys = random_keys(np.random.default_rng(3), 20_000)
+        sidecar.send(list(chain_events(keys)))
+        sidecar.wait_for(len(keys))
+        _idle(sidecar, 2.0)
+        return [_cpu_share(sidecar, seconds) for _ in range(rounds)]
+
+
+def _cpu_share(sidecar: LoadedSidecar, seconds: float) -> float:
+    before, started = _cpu_seconds(sidecar), time.perf_counter()
+    _idle(sidecar, seconds)
+    return 100 * (_cpu_seconds(sidecar) - before) / (time.perf_counter() - started)
+
+
+def _idle(sidecar: LoadedSidecar, seconds: float) -> None:
+    """Be an engine that has nothing to say but that it lives."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sidecar.send([_PULSE])
+        time.sleep(_PULSE_S)
+
+
+def _cpu_seconds(sidecar: LoadedSidecar) -> float:
+    times = sidecar.running.process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _encoded_batches(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[bytes]:
+    size = _BLOCKS_AN_EVENT * _EVENTS_A_BATCH
+    return [
+        frames.encode_events(0, _stores(keys[start : start + size]))[2]
+        for start in range(0, len(keys), size)
+    ]
+
+
+def _stores(keys: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> list[AnyEvent]:
+    """Chains of ``CHAIN_BLOCKS``, sixteen blocks an event."""
+    events: list[AnyEvent] = []
+    for start in range(0, len(keys), _BLOCKS_AN_EVENT):
+        parent = None if start % CHAIN_BLOCKS == 0 else int(keys[start - 1])
+        packed = keys[start : start + _BLOCKS_AN_EVENT].astype("<u8").tobytes()
+        events.append(BlocksStored(packed, parent, BLOCK_SIZE))
+    return events
+
+
+def _pin(process: psutil.Process, cores: list[int]) -> None:
+    """All threads of a process, those of ZeroMQ too, onto these cores."""
+    for thread in process.threads():
+        os.sched_setaffinity(thread.id, cores)
+
+
+_POOL = 131_072
+_PROMPT = 512  # blocks: a turn of a coding agent, of which half is new
+_NEW = _PROMPT // 2
+_REQUESTS_A_STEP = 4
+_STEPS_A_BATCH = 8
+
+
+def steady_rates(rounds: int = 5, blocks: int = 400_000) -> list[float]:
+    """Blocks per second that a graph with a full pool applies, once a round.
+
+    Each step of the engine four requests start, each the next turn of a session, four end, 1,024
+    blocks are stored and as many evicted, the longest unused; eight steps are one batch.
+    """
+    traffic = Traffic()
+    graph = KVCacheGraph()
+    graph.apply(ENGINE, [EngineHello(ENGINE, "", BLOCK_SIZE, _POOL, "bench")])
+    for batch in traffic.batches(2 * _POOL):  # until the pool is full, and ghosts are many
+        graph.apply(ENGINE, batch)
+    return [_rate(graph, list(traffic.batches(blocks))) for _ in range(rounds)]
+
+
+def _rate(graph: KVCacheGraph, batches: list[list[AnyEvent]]) -> float:
+    before, started = graph.counters["blocks_stored"], time.perf_counter()
+    for batch in batches:
+        graph.apply(ENGINE, batch)
+    elapsed = time.perf_counter() - started
+    return (graph.counters["blocks_stored"] - before) / elapsed
+
+
+class Traffic:
+    """Sessions that take turns: each second turn extends the one before it."""
+
+    def __init__(self, pool: int = _POOL) -> None:
+        self._pool = pool
+        self._rng = np.random.default_rng(6)
+        self._held: list[Keys] = []  # what the pool holds, the longest unused first
+        self._held_blocks = 0
+        self._requests = 0
+
+    def batches(self, blocks: int) -> Iterator[list[AnyEvent]]:
+        """As many batches as store ``blocks``."""
+        for _ in range(blocks // (_NEW * _REQUESTS_A_STEP * _STEPS_A_BATCH)):
+            batch: list[AnyEvent] = []
+            for _ in range(_STEPS_A_BATCH):
+                batch += self._step()
+            yield batch
+
+    def _step(self) -> list[AnyEvent]:
+        turns = [self._turn() for _ in range(_REQUESTS_A_STEP)]
+        started, stored, finished = zip(*turns, strict=True)
+        return [*started, *self._evicted(), *stored, *finished]
+
+    def _turn(self) -> tuple[RequestStarted, BlocksStored, RequestFinished]:
+        keys = random_keys(self._rng, _NEW)
+        number, self._requests = self._requests, self._requests + 1
+        old = self._held[-1] if number % 2 and self._held else keys[:0]
+        self._held.append(keys)
+        self._held_blocks += _NEW
+        chain = np.concatenate([old, keys]).astype("<u8").tobytes()
+        session, tokens = f"s{number // 2}", len(chain) // 8 * BLOCK_SIZE
+        parent = int(old[-1]) if len(old) else None
+        name = f"r{number}"
+        return (
+            RequestStarted(name, chain, tokens, len(old) * BLOCK_SIZE, BLOCK_SIZE, session),
+            BlocksStored(keys.astype("<u8").tobytes(), parent, BLOCK_SIZE, session),
+            RequestFinished(name, chain, tokens, tokens, "stop", session),
+        )
+
+    def _evicted(self) -> list[AnyEvent]:
+        gone: list[Keys] = []
+        while self._held_blocks > self._pool:
+            gone.append(self._held.pop(0))
+            self._held_blocks -= _NEW
+        return [BlocksRemoved(np.concatenate(gone).astype("<u8").tobytes())] if gone else []
+
+
+_BLOCKS, _EDGES, _VICTIMS = 2_000, 6_000, 256
+
+
+def peer_speedups(pairs: int = 7) -> list[float]:
+    """How many times faster our ranking is, side by side, once a pair."""
+    ours = build_graph(_BLOCKS, _EDGES)
+    theirs = _copied(ours)
+    return [
+        _seconds(lambda: theirs.suggest_eviction(_VICTIMS), 1)
+        / _seconds(lambda: ours.suggest_eviction(_VICTIMS, ENGINE), 20)
+        for _ in range(pairs)
+    ]
+
+
+def _copied(graph: KVCacheGraph) -> Any:
+    """The peer's graph with our nodes (by row) and edges."""
+    from aither_kvcache.kvcache_graph import EdgeType as PeerEdge
+    from aither_kvcache.kvcache_graph import KVCacheGraph as PeerGraph
+
+    peer = PeerGraph(protected_sources={"axioms", "identity", "rules"})
+    blocks = graph.tables.blocks
+    for row in blocks.live_rows().tolist():
+        label, importance = LAYER_NAMES[blocks.layer[row]], float(blocks.importance[row])
+        peer.add_block(row, label, importance, (0, int(blocks.tokens[row])))
+    for edge in graph.tables.all_edges.all():
+        peer.add_edge(edge.source, edge.target, PeerEdge.CO_ATTEND, edge.weight)
+    return peer
+
+
+def _seconds(action: Any, repeats: int) -> float:
+    samples = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        action()
+        samples.append(time.perf_counter() - started)
+    return statistics.median(samples)
+
 
 _ROUNDS = 50
 

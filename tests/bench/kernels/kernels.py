@@ -44,12 +44,9 @@ _ENGINE_SECONDS: Final = 600
 
 @dataclass
 class GpuFigures(Figures):
-    """Figures with the machine and the cells that they were taken from.
+    """Figures with the machine and the cells that they were taken from."""
 
-    Attributes:
-        entries: An object each; printed before the figures, one a line, when JSON is asked for.
-    """
-
+    # an object each; printed before the figures, one a line, when JSON is asked for
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def print(self, as_json: bool = False, console: Console | None = None) -> None:
@@ -61,11 +58,7 @@ class GpuFigures(Figures):
 
 
 def run(progress: bool = True, model: str | None = None) -> Figures:
-    """Measure every figure: of the GPU where there is one, else of the CPU.
-
-    Raises:
-        BenchError: The compiled path cannot be built, or the engine does not run.
-    """
+    """Measure every figure: of the GPU where there is one, else of the CPU."""
     if torch.cuda.is_available():
         return _run_on_gpu(Console(stderr=True, quiet=not progress))
     problem = choice.native_problem()

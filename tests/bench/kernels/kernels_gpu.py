@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from .kernels_matrix import Cell, cells
-from .kernels_summary import Measured, summary
+from .kernels_matrix import Cell, Measured, cells, summary
 from .kernels_workbench import PREFILL_TOKENS, Workbench
 
 SECONDS: Final = 400.0  # after which no more cells are begun
@@ -25,13 +24,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def run(say: Say, emit: Emit, seconds: float = SECONDS) -> list[Measured]:
-    """Measure everything, in about seven minutes at most.
-
-    Args:
-        say: Is told what is going on.
-        emit: Is given the machine, then each cell of the matrix.
-        seconds: After so many no more cells are begun.
-    """
+    """Measure everything, in about seven minutes at most."""
     device = torch.device("cuda", torch.cuda.current_device())
     with torch.cuda.stream(torch.cuda.Stream(device)):  # batches refuse the default one
         return _run(device, say, emit, seconds)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from kvgraph.kernels.layout import KvLayout, gpu_layout
 from kvgraph.kernels.rope import Pairing, Rope
@@ -50,19 +51,13 @@ SHAPES: Final = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix.
-
-    Attributes:
-        page: About how many bytes a page of the bf16 cache has; ``cache(1)`` says exactly.
-        int8: Whether the arena holds int8 copies.
-        aligned: Whether tokens move by whole blocks.
-    """
+    """One cell of the matrix."""
 
     shape: Shape
-    page: int
+    page: int  # about how many bytes a page of the bf16 cache has; ``cache(1)`` says exactly
     pages: int
-    int8: bool
-    aligned: bool
+    int8: bool  # whether the arena holds int8 copies
+    aligned: bool  # whether tokens move by whole blocks
 
     def cache(self, blocks: int) -> KvLayout:
         """The engine's side, in bf16."""
@@ -108,19 +103,13 @@ class Cell:
 
 
 class Places(NamedTuple):
-    """Where a cell's tokens stand; blocks are scattered on both sides.
+    """Where a cell's tokens stand; blocks are scattered on both sides."""
 
-    Attributes:
-        records: int64 [pages], the arena's; ``blocks`` likewise the cache's.
-        old: int64 [pages · tokens], slots in the arena; ``new`` likewise in the cache.
-        delta: int64 [pages · tokens].
-    """
-
-    records: Any
+    records: Any  # int64 [pages], the arena's; ``blocks`` likewise the cache's
     blocks: Any
-    old: Any
+    old: Any  # int64 [pages · tokens], slots in the arena; ``new`` likewise in the cache
     new: Any
-    delta: Any
+    delta: Any  # int64 [pages · tokens]
 
 
 def places(cell: Cell) -> Places:
@@ -155,3 +144,86 @@ def cells() -> Iterator[Cell]:
 def predicted_seconds(wire_bytes: int, peak: float, launch: float) -> float:
     """Bytes over the copy engine's measured peak (bytes/s), and what an empty move takes."""
     return wire_bytes / peak + launch
+
+
+LARGE: Final = 8 << 20  # bf16 bytes from which bandwidth, not launching, is the limit
+_COPIES: Final = ("batched_copy", "vllm_swap", "index_copy")  # who leaves the bytes of a warm
+_TURNS: Final = ("copy_then_rotate", "three_passes")  # and those of a splice
+SOLO_SLACK: Final = 1.15
+SOLO_SECONDS: Final = 10e-6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One figure."""
+
+    name: str
+    samples: list[float]  # one a cell, or one a repetition
+    unit: str
+    target: str = ""  # what is to be reached, in words
+
+    def as_dict(self) -> dict[str, Any]:
+        """Median, extremes and count."""
+        low, middle, high = (float(f"{x:.5g}") for x in np.percentile(self.samples, (0, 50, 100)))
+        return {
+            "value": middle, "unit": self.unit, "spread": [low, high], "n": len(self.samples),
+            "target": self.target,
+        }  # fmt: skip
+
+
+def summary(
+    rows: list[dict[str, Any]], prefill: dict[str, list[float]], solo: tuple[int, list[float]],
+    peak: float,
+) -> list[Measured]:  # fmt: skip
+    """The figures; those that nothing was measured for are left out."""
+    size, seconds = solo
+    limit = SOLO_SLACK * size / peak + SOLO_SECONDS
+    warm = [row["times"]["warm"]["gb_per_s"] * 1e9 / peak for row in _large(rows, "bf16", "warm")]
+    over = [
+        row["times"]["splice"]["us"] / row["times"]["warm"]["us"]
+        for row in _large(rows, "bf16", "warm", "splice")
+    ]
+    int8 = [
+        row["times"]["splice"]["bf16_gb_per_s"] * 1e9 / peak
+        for row in _large(rows, "int8", "splice")
+    ]
+    equal = [float(row["equals_reference"]) for row in rows if "equals_reference" in row]
+    turns = zip(prefill.get("prefill", []), prefill.get("splice", []), strict=True)
+    made = [
+        Measured("copy_engine_gb_per_s", [peak / 1e9], "GB/s"),
+        Measured("warm_of_copy_engine", warm, "of peak", "≥ 0.95"),
+        Measured("warm_of_copy_engine_worst", _worst(warm, min), "of peak", "≥ 0.95"),
+        Measured("warm_over_best_rival", _over_rivals(rows, "warm", _COPIES), "× time", "≤ 1"),
+        Measured("splice_over_best_rival", _over_rivals(rows, "splice", _TURNS), "× time", "≤ 1"),
+        Measured("splice_over_warm", over, "× time", "≤ 1.02"),
+        Measured("splice_over_warm_worst", _worst(over, max), "× time", "≤ 1.02"),
+        Measured("splice_int8_of_copy_engine", int8, "of peak, as bf16 bytes", "≥ 1.8"),
+        Measured("splice_int8_worst", _worst(int8, min), "of peak, as bf16 bytes", "≥ 1.8"),
+        Measured("splice_64_of_limit", [s / limit for s in seconds], "of 1.15×+10 µs", "≤ 1"),
+        Measured("splice_vs_prefill_1280", [p / s for p, s in turns], "×", "≥ 10"),
+        Measured("equals_reference", _worst(equal, min), "share of cells", "1"),
+    ]  # fmt: skip
+    return [figure for figure in made if figure.samples]
+
+
+def _large(rows: list[dict[str, Any]], dtype: str, *names: str) -> Iterator[dict[str, Any]]:
+    """Aligned cells of at least ``LARGE`` bytes of bf16 in which all of the names were measured."""
+    for row in rows:
+        times = row.get("times", {})
+        measured = all("us" in times.get(name, {}) for name in names)
+        if row["dtype"] == dtype and row["aligned"] and row["bf16_bytes"] >= LARGE and measured:
+            yield row
+
+
+def _over_rivals(rows: list[dict[str, Any]], ours: str, rivals: tuple[str, ...]) -> list[float]:
+    """Our time over that of the fastest rival, in each cell that has one."""
+    ratios = []
+    for row in _large(rows, "bf16", ours):
+        theirs = [row["times"][name]["us"] for name in rivals if "us" in row["times"].get(name, {})]
+        if theirs:
+            ratios.append(row["times"][ours]["us"] / min(theirs))
+    return ratios
+
+
+def _worst(samples: list[float], which: Any) -> list[float]:
+    return [which(samples)] if samples else []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
 
 import torch
 from kvgraph.hooks.tiers.host import available_bytes
@@ -15,12 +19,300 @@ from kvgraph.kernels.gpu.measure import copy_table, splice_table
 from kvgraph.kernels.gpu.method import COPY_ENGINE
 from kvgraph.kernels.gpu.moves import copy_by
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, gpu_layout, new_memory
+from kvgraph.kernels.rope import Pairing, Rope
 from kvgraph.kernels.runs import block_runs
+from torch.nn import functional
 
 from .kernels_matrix import DELTA, LLAMA, Cell, Places, places, predicted_seconds, slots_of
-from .kernels_peers import BatchedCopy, CopyThenRotate, IndexCopy, ThreePasses, VllmSwap, vllm_swap
-from .kernels_prefill import PrefillStack, StackShape
-from .kernels_timer import Action, Times, once, time_in_turns
+
+
+class Engine(Protocol):
+    """What copies runs between addresses: the driver's batches, or a stand-in."""
+
+    def copy(self, sources: Any, targets: Any, size: int, stream: int) -> None:
+        """Queue copies of ``size`` bytes; see ``CopyEngine.copy``."""
+
+
+class BatchedCopy:
+    """One driver call with a descriptor a page."""
+
+    def __init__(self, engine: Engine, source: PagedKv, records: Any, target: PagedKv, blocks: Any):
+        self._engine = engine
+        self._sources = _addresses(source, records)
+        self._targets = _addresses(target, blocks)
+        self._size = source.layout.block_bytes
+
+    def __call__(self) -> None:
+        self._engine.copy(self._sources, self._targets, self._size, _stream())
+
+
+class IndexCopy:
+    """torch alone: one gather into page-locked memory, one copy, one ``index_copy_``."""
+
+    on_host = True  # the gather
+
+    def __init__(self, source: PagedKv, records: Any, target: PagedKv, blocks: Any) -> None:
+        self._pages, self._cache, self._records = _pages(source), _pages(target), records
+        device = target.memory.device
+        shape = len(records), self._pages.shape[1]
+        pinned = device.type == "cuda"
+        self._gathered = torch.empty(shape, dtype=source.memory.dtype, pin_memory=pinned)
+        self._here = torch.empty(shape, dtype=source.memory.dtype, device=device)
+        self._blocks = blocks.to(device)
+
+    def __call__(self) -> None:
+        torch.index_select(self._pages, 0, self._records, out=self._gathered)
+        self._here.copy_(self._gathered, non_blocking=True)
+        self._cache.index_copy_(0, self._blocks, self._here)
+
+
+Swap = Callable[..., None]
+
+
+class VllmSwap:
+    """The call with which vLLM's own offloading moves pages from host memory to its cache."""
+
+    def __init__(
+        self, swap: Swap, source: PagedKv, records: Any, target: PagedKv, blocks: Any
+    ) -> None:
+        self._swap = swap
+        self._sources = torch.from_numpy(_addresses(source, records))
+        self._targets = torch.from_numpy(_addresses(target, blocks))
+        self._sizes = torch.full_like(self._sources, source.layout.block_bytes)
+
+    def __call__(self) -> None:
+        # As vLLM does it: nothing writes to the host's pages meanwhile.
+        self._swap(self._sources, self._targets, self._sizes, is_src_access_order_any=True)
+
+
+def vllm_swap(page_bytes: int) -> Swap | None:
+    """vLLM's own choice for pages of a size; None where no vLLM for GPUs can be imported."""
+    try:
+        from vllm.v1.kv_offload.cpu.gpu_worker import _select_swap_blocks_fn
+
+        if not hasattr(torch.ops._C_cache_ops, "swap_blocks_batch"):
+            return None
+        page = SimpleNamespace(page_size_bytes=page_bytes)
+        chosen: Swap = _select_swap_blocks_fn([[page]], gpu_to_cpu=False)
+    except Exception:  # another vLLM, or none
+        return None
+    return chosen if torch.cuda.is_available() else None
+
+
+class CopyThenRotate:
+    """A batched copy to the final place, then our own rotation in place: K passes memory twice."""
+
+    def __init__(
+        self, copy: BatchedCopy, target: PagedKv, new: Any, delta: Any, rope: Rope
+    ) -> None:
+        self._copy, self._target = copy, target
+        self._new, self._delta, self._rope = new, delta, rope
+
+    def __call__(self) -> None:
+        self._copy()
+        ops.rotate_in_place(self._target, self._new, self._delta, self._rope)
+
+
+class ThreePasses:
+    """Batched copy to a buffer, rotation of the buffer in torch, ``index_copy_`` to the pages."""
+
+    def __init__(
+        self, engine: Engine, source: PagedKv, records: Any, target: PagedKv, blocks: Any,
+        delta: int, rope: Rope,
+    ) -> None:  # fmt: skip
+        count, device = len(records), target.memory.device
+        layout = source.layout.record(count)
+        buffer = torch.empty(layout.elements, dtype=layout.dtype, device=device)
+        self._buffer = PagedKv(buffer, layout)
+        self._copy = BatchedCopy(engine, source, records, self._buffer, torch.arange(count))
+        self._cache, self._blocks = _pages(target), blocks.to(device)
+        cos, sin = rope.rotation(torch.tensor([delta]))
+        self._turn, self._rope = (cos.to(device), sin.to(device)), rope
+
+    def __call__(self) -> None:
+        self._copy()
+        part = self._keys()
+        first, second = self._halves(part)
+        (cos, sin), a, b = self._turn, first.float(), second.float()
+        first.copy_(a * cos - b * sin)
+        second.copy_(b * cos + a * sin)
+        self._cache.index_copy_(0, self._blocks, _pages(self._buffer))
+
+    def _keys(self) -> Any:
+        cells = self._buffer.memory.view(-1, self._buffer.layout.cell)
+        return cells[:, self._rope.start : self._rope.start + self._rope.dims]
+
+    def _halves(self, part: Any) -> tuple[Any, Any]:
+        half = self._rope.dims // 2
+        if self._rope.pairing is Pairing.NEOX:
+            return part[:, :half], part[:, half:]
+        return part[:, 0::2], part[:, 1::2]
+
+
+def _pages(kv: PagedKv) -> Any:
+    return kv.memory[: kv.layout.elements].view(kv.layout.blocks, -1)
+
+
+def _addresses(kv: PagedKv, blocks: Any) -> Any:
+    step = kv.layout.block_stride * kv.layout.itemsize
+    return kv.memory.data_ptr() + blocks.numpy() * step
+
+
+def _stream() -> int:
+    """Batches refuse the default stream, whose handle is 0: measure on another."""
+    return int(torch.cuda.current_stream().cuda_stream) if torch.cuda.is_available() else 0
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """Sizes of a Llama; the defaults are the 8B's."""
+
+    layers: int = 32
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    intermediate: int = 14336
+
+
+_EPSILON: Final = 1e-5
+
+
+class PrefillStack:
+    """Layers of their own weights in bf16: attention by torch's sdpa, gated MLP, no head.
+
+    Rotary angles are taken once, outside of what is timed, as engines do.
+    """
+
+    def __init__(self, shape: StackShape, tokens: int, device: str) -> None:
+        self._shape = shape
+        kv = shape.kv_heads * shape.hidden // shape.heads
+        rows = {
+            "qkv": (shape.hidden + 2 * kv, shape.hidden), "out": (shape.hidden, shape.hidden),
+            "up": (2 * shape.intermediate, shape.hidden),
+            "down": (shape.hidden, shape.intermediate),
+        }  # fmt: skip
+        self._layers = [
+            {name: _weight(*size, device) for name, size in rows.items()}
+            for _ in range(shape.layers)
+        ]
+        half = shape.hidden // shape.heads // 2
+        angle = torch.outer(torch.arange(tokens), 5e5 ** (-torch.arange(half) / half))
+        self._cos = angle.cos().to(device, torch.bfloat16)
+        self._sin = angle.sin().to(device, torch.bfloat16)
+
+    def __call__(self, states: Any) -> Any:
+        """Hidden states after all layers; bf16 [tokens, hidden]."""
+        for weights in self._layers:
+            states = states + self._attention(_norm(states), weights)
+            states = states + _mlp(_norm(states), weights)
+        return states
+
+    def _attention(self, states: Any, weights: Any) -> Any:
+        shape, tokens = self._shape, states.shape[0]
+        dims = shape.hidden // shape.heads
+        sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+        parts = (states @ weights["qkv"].t()).view(tokens, -1, dims).split(sizes, dim=1)
+        query, key, value = (part.transpose(0, 1)[None] for part in parts)
+        mixed = functional.scaled_dot_product_attention(
+            self._turned(query), self._turned(key), value, is_causal=True, enable_gqa=True
+        )
+        return mixed[0].transpose(0, 1).reshape(tokens, -1) @ weights["out"].t()
+
+    def _turned(self, values: Any) -> Any:
+        first, second = values.chunk(2, dim=-1)
+        cos, sin = self._cos, self._sin
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _mlp(states: Any, weights: Any) -> Any:
+    gate, up = (states @ weights["up"].t()).chunk(2, dim=-1)
+    return (functional.silu(gate) * up) @ weights["down"].t()
+
+
+def _norm(states: Any) -> Any:
+    return functional.rms_norm(states, states.shape[-1:], eps=_EPSILON)
+
+
+def _weight(rows: int, columns: int, device: str) -> Any:
+    return torch.empty(rows, columns, dtype=torch.bfloat16, device=device).normal_(0, 0.02)
+
+
+Action = Callable[[], object]
+
+ROUNDS: Final = (3, 15)  # at least, at most
+SECONDS: Final = 0.4  # that the rounds of one comparison may take together, about
+# The device spins while work is queued, so that what is timed is the device alone. Beyond this
+# long a queue (loops of thousands of launches) the host's time is part of the result.
+_LONGEST_SPIN: Final = 0.05
+_CYCLES: Final = 2.1e9  # a second, at least as fast as any clock
+
+
+@dataclass
+class Times:
+    """Samples of one action."""
+
+    # from the first of its work to the last, on the device
+    device_us: list[float] = field(default_factory=list)
+    host_us: list[float] = field(default_factory=list)  # what queueing it took on the host
+
+
+def time_in_turns(
+    actions: dict[str, Action], rounds: tuple[int, int] = ROUNDS, seconds: float = SECONDS
+) -> dict[str, Times | None]:
+    """Samples of each action; None for one that did not fit the GPU's memory.
+
+    An action whose attribute ``on_host`` is true does a part of its work on the host before the
+    device can begin: it is timed from an idle device.
+    """
+    costs = {name: cost_of(action) for name, action in actions.items()}
+    fitting = {name: cost for name, cost in costs.items() if cost is not None}
+    whole = sum(both[0] for both in fitting.values())
+    count = int(max(rounds[0], min(rounds[1], seconds / max(whole, 1e-6))))
+    times: dict[str, Times | None] = {
+        name: Times() if name in fitting else None for name in actions
+    }
+    for _ in range(count):
+        for name, (_, queueing) in fitting.items():
+            hidden = None if getattr(actions[name], "on_host", False) else queueing
+            device, host = once(actions[name], hidden)
+            taken = times[name]
+            assert taken is not None
+            taken.device_us.append(device * 1e6)
+            taken.host_us.append(host * 1e6)
+    return times
+
+
+def once(action: Action, queueing: float | None = None) -> tuple[float, float]:
+    """Seconds on the device and seconds of queueing."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    if queueing is not None and queueing < _LONGEST_SPIN:
+        torch.cuda._sleep(int((2 * queueing + 50e-6) * _CYCLES))
+    start.record()
+    began = time.perf_counter()
+    action()
+    queued = time.perf_counter() - began
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3, queued
+
+
+def cost_of(action: Action) -> tuple[float, float] | None:
+    """Whole seconds and queueing, of the second time: the first compiles and measures."""
+    cost: Any = None
+    try:
+        for _ in range(2):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            action()
+            queued = time.perf_counter() - began
+            torch.cuda.synchronize()
+            cost = time.perf_counter() - began, queued
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+    return cost  # type: ignore[no-any-return]
+
 
 LARGEST: Final = 18 << 30  # bytes of a side, of the largest cell
 PEER_BYTES: Final = 1 << 30  # above it, peers would take most of the time and memory

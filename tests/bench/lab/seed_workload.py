@@ -38,23 +38,14 @@ _PARTIAL: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Sessions with several turns, of one kind.
+    """Sessions with several turns, of one kind."""
 
-    Attributes:
-        share: Of all sessions.
-        more_turns: Mean number of turns beyond the second.
-        gap: Median of the requests that a session's engine serves between two of its turns.
-        gap_sigma: Of its logarithm.
-        first: Blocks of the first prompt behind the shared prefix, the median.
-        growth: Blocks that each further turn adds, the median.
-    """
-
-    share: float
-    more_turns: float
-    gap: float
-    gap_sigma: float
-    first: float
-    growth: float
+    share: float  # of all sessions
+    more_turns: float  # mean number of turns beyond the second
+    gap: float  # median of the requests that a session's engine serves between two of its turns
+    gap_sigma: float  # of its logarithm
+    first: float  # blocks of the first prompt behind the shared prefix, the median
+    growth: float  # blocks that each further turn adds, the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +106,7 @@ def seed_workload(seed: int = 1, shape: SeedShape | None = None) -> Trace:
 
 
 class _Draws:
-    """Draws what sessions of one kind are made of.
-
-    Args:
-        count: Sessions of this kind, about.
-    """
+    """Draws what sessions of one kind are made of."""
 
     def __init__(self, rng: random.Random, shape: SeedShape, kind: Kind, count: int) -> None:
         self.prefix = _popular(rng, shape, count)
@@ -298,8 +285,7 @@ SEED_FACTS: Final = WorkloadFacts(
     multi_turn=0.66,
     budget_p50=3515,
     budget_max=4927,
-)
-"""The seed's figures, on eight engines of 550 blocks."""
+)  # the seed's figures, on eight engines of 550 blocks
 
 
 def workload_facts(trace: Trace, engines: int, capacity: int) -> WorkloadFacts:
@@ -344,22 +330,18 @@ def _gaps(trace: Trace, where: Ints) -> Ints:
 
 RESERVED: Final = 200 / 550
 """Share of each pool that A keeps for sessions with several turns: the seed's."""
-STORE_FACTOR: Final = 1.0
-"""Blocks of the shared store for each block of all pools together; chosen."""
+STORE_FACTOR: Final = 1.0  # blocks of the shared store for each block of all pools together; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class FleetArm:
-    """Which of the three levers are pulled; without any: cache-aware routing above LRU.
-
-    Attributes:
-        blind: Engines have no graph: they evict as stock ones do, and the router goes by what it
-            sent where.
-    """
+    """Which of the three levers are pulled; without any: cache-aware routing above LRU."""
 
     home: bool = False
     store: bool = False
     lifecycle: bool = False
+    # engines have no graph: they evict as stock ones do, and the router goes by what it sent
+    # where
     blind: bool = False
 
     @property

@@ -6,12 +6,13 @@ what the API process marks, or the tokens alone, are read as for a request's sta
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvgraph.graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
 from kvgraph.hooks.requests.borders import SECTIONS, BorderTable, LayerReader, Run
@@ -19,26 +20,120 @@ from kvgraph.hooks.requests.messages import LayerMarker
 from kvgraph.hooks.requests.sections import SectionSplitter
 from kvgraph.hooks.vllm.api.learning import learn_borders
 
-from .families import Family
-from .family_models import family_config, write_family
-from .made_chats import ChatMaker, MadeChat, Told
+from .families import Family, corpus, family_config, write_family
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+_SECTIONS: Final = (
+    ("[AXIOMS]", SourceLayer.AXIOMS), ("[IDENTITY]", SourceLayer.IDENTITY),
+    ("[RULES]", SourceLayer.RULES), ("[CONTEXT]", SourceLayer.CONTEXT),
+    ("[MEMORIES]", SourceLayer.MEMORIES), ("[AFFECT]", SourceLayer.AFFECT),
+)  # fmt: skip
+_TOOLS: Final = ("bash", "search", "read_file")
+_TURNS: Final = (1, 2, 4)
+
+
+class Told(NamedTuple):
+    """A text between two words that only it has."""
+
+    layer: SourceLayer  # what it is
+    first: str
+    last: str
+    head: bool = False  # whether it stands in the system text
+
+
+class MadeChat(NamedTuple):
+    """A conversation, and what its texts are."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    told: list[Told]
+
+
+class ChatMaker:
+    """Makes conversations of every kind."""
+
+    def __init__(self, seed: str, system: bool = True) -> None:
+        self._rng = random.Random(seed)
+        self._texts = [" ".join(text.split()) for text in corpus()]
+        self._words = 0
+        self._told: list[Told] = []
+        self._has_system = system
+
+    def chats(self, count: int) -> Iterator[MadeChat]:
+        """``count`` conversations."""
+        for number in range(count):
+            self._told = []
+            messages = self._system(number) if self._has_system and number % 4 else []
+            has_tools = number % 2 == 1
+            tools = self._schemas() if has_tools else None
+            for _ in range(self._rng.choice(_TURNS)):
+                messages += self._turn(has_tools and self._rng.random() < 0.7)
+            messages.append({"role": "user", "content": self._text(SourceLayer.USER_TURN)})
+            yield MadeChat(messages, tools, list(self._told))
+
+    def _system(self, number: int) -> list[dict[str, Any]]:
+        if number % 3:
+            return [{"role": "system", "content": self._text(SourceLayer.RULES, head=True)}]
+        chosen = self._rng.sample(_SECTIONS, 3)
+        parts = [f"{line}\n{self._text(layer, head=True)}" for line, layer in chosen]
+        lead = self._text(SourceLayer.RULES, head=True)
+        return [{"role": "system", "content": "\n\n".join([lead, *parts])}]
+
+    def _turn(self, calls: bool) -> list[dict[str, Any]]:
+        turn: list[dict[str, Any]] = [
+            {"role": "user", "content": self._text(SourceLayer.USER_TURN)}
+        ]
+        if calls:
+            name = self._rng.choice(_TOOLS)
+            function = {"name": name, "arguments": f'{{"path": "{self._word()}"}}'}
+            call_id = f"call{self._rng.randrange(10_000, 99_999)}"
+            call = {"id": call_id, "type": "function", "function": function}
+            result = self._text(SourceLayer.TOOL_RESULT)
+            turn.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            turn.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": result})
+        turn.append({"role": "assistant", "content": self._text(SourceLayer.GENERATION)})
+        return turn
+
+    def _schemas(self) -> list[dict[str, Any]]:
+        """Tools, each described by a text."""
+        properties = {"path": {"type": "string"}}
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": self._text(SourceLayer.CAPABILITIES, head=True),
+                    "parameters": {"type": "object", "properties": properties},
+                },
+            }
+            for name in _TOOLS
+        ]
+
+    def _text(self, layer: SourceLayer, head: bool = False) -> str:
+        text = self._rng.choice(self._texts)
+        start = self._rng.randrange(max(1, len(text) - 500))
+        body = text[start : start + self._rng.randint(60, 500)]
+        first, last = self._word(), self._word()
+        self._told.append(Told(layer, first, last, head))
+        return f"{first} {body} {last}"
+
+    def _word(self) -> str:
+        self._words += 1
+        return f"Zw{self._words:05d}z"
+
 
 SECTION_LAYERS: Final = {line: int(LAYER_BY_NAME[name]) for line, name in SECTIONS.items()}
 
 
 @dataclass
 class Labelled:
-    """How many tokens of one family's conversations were taken for what they are.
-
-    Attributes:
-        wrong: Tokens by what they are and what they were taken for.
-    """
+    """How many tokens of one family's conversations were taken for what they are."""
 
     tokens: int = 0
     right: int = 0
+    # tokens by what they are and what they were taken for
     wrong: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -56,11 +151,7 @@ class Labelled:
 
 
 class FamilyChats:
-    """A family's renderer, and what was learned of it.
-
-    Args:
-        directory: Where its model is written; must not exist.
-    """
+    """A family's renderer, and what was learned of it."""
 
     def __init__(self, family: Family, directory: Path) -> None:
         from vllm.renderers import renderer_from_config

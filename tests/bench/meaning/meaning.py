@@ -29,13 +29,7 @@ Say = Callable[[str], None]
 
 
 def run(progress: bool = True, quick: bool = False, seed: int = 1, part: str = PARTS[0]) -> Figures:
-    """Measure; every family is reported, and the least of them is the headline.
-
-    Args:
-        quick: Fewer answers: no claims.
-        seed: Of the answers.
-        part: One of ``PARTS``.
-    """
+    """Measure; every family is reported, and the least of them is the headline."""
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("meaning")
     if part in ("all", "answers"):

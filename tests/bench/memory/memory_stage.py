@@ -21,7 +21,7 @@ from kvgraph.graph.wire.endpoints import running_sidecars
 from kvgraph.hooks.recall.cover import SpliceLimits
 
 from ..errors import ServerError
-from ..recall.calibrated import keep_calibration
+from ..recall.approximate import keep_calibration
 from ..recall.recall_stage import RECALLS
 from ..serving.listening import listening
 from ..serving.vllm_server import Server, ServerPlan, check_advised

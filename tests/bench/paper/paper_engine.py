@@ -20,8 +20,7 @@ from kvgraph.hooks.vllm.patches import own_transfer_config
 from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
 from ..hotpath import surroundings
-from .paper_model import Batch, PaperModel, aggregated, seed_of
-from .paper_worker import Notes, PaperWorker
+from .paper_model import Batch, Notes, PaperModel, PaperWorker, aggregated, seed_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,47 +35,25 @@ _PATIENCE: Final = 3_000  # steps in which every request that can end has ended
 
 @dataclass(frozen=True)
 class Shape:
-    """What kind of engine it is.
+    """What kind of engine it is."""
 
-    Attributes:
-        blocks: In the pool, the null block among them.
-        asynchronous: Whether a batch is scheduled while another is computed.
-        warm: Blocks in host memory; None for an engine without tiers.
-        plain: Tiers keep all that goes, drop the oldest, and bring nothing back unasked.
-        ahead: They bring back what requests that wait lack, before their turn.
-        cold: Blocks on disk.
-        workers: That hold a shard each (tensor or pipeline parallel).
-        drafts: Speculative tokens in a step.
-        stock: Whether the engine runs without us.
-        windows: Of each group of layers: how many positions it attends to; None: full attention;
-            0: a state, as Mamba layers have.
-        rank: Of how many data-parallel engines it is which one.
-    """
-
-    blocks: int = 33
-    asynchronous: bool = False
-    warm: int | None = 64
-    plain: bool = False
-    ahead: bool = False
-    cold: int = 0
-    workers: int = 1
-    drafts: int = 0
-    stock: bool = False
+    blocks: int = 33  # in the pool, the null block among them
+    asynchronous: bool = False  # whether a batch is scheduled while another is computed
+    warm: int | None = 64  # blocks in host memory; None for an engine without tiers
+    plain: bool = False  # tiers keep all that goes, drop the oldest, and bring nothing back unasked
+    ahead: bool = False  # they bring back what requests that wait lack, before their turn
+    cold: int = 0  # blocks on disk
+    workers: int = 1  # that hold a shard each (tensor or pipeline parallel)
+    drafts: int = 0  # speculative tokens in a step
+    stock: bool = False  # whether the engine runs without us
+    # of each group of layers: how many positions it attends to; None: full attention; 0: a state,
+    # as Mamba layers have
     windows: tuple[int | None, ...] = (None,)
-    rank: tuple[int, int] = (0, 1)
+    rank: tuple[int, int] = (0, 1)  # of how many data-parallel engines it is which one
 
 
 class PaperEngine:
     """One engine: vLLM's scheduler, and workers that note instead of compute.
-
-    Args:
-        base: A configuration of vLLM's own making, for any model with full attention.
-        shape: What kind of engine it is.
-        rng: Decides which drafts are right.
-        disks: What an earlier engine of this shape left on each worker's disk.
-        training: How often adapters were trained on before it started.
-        endpoint: The sidecar's.
-        clock: All of ours goes by these seconds, and no thread of ours looks for a sidecar.
 
     Attributes:
         outputs: Tokens by request, as vLLM's front end would have got them.

@@ -23,7 +23,7 @@ from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.tiers.jobs import Job
 
 from .paper_engine import BLOCK_SIZE, PaperEngine, Shape
-from .paper_worker import LANES
+from .paper_model import LANES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,15 +47,10 @@ _PLACES: Final = (
 
 @dataclass
 class Story:
-    """What happened in an episode, or in many.
+    """What happened in an episode, or in many."""
 
-    Attributes:
-        positions_read: Positions whose content was compared with what should stand there.
-        counts: Everything else, by name.
-    """
-
-    positions_read: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    positions_read: int = 0  # positions whose content was compared with what should stand there
+    counts: Counter[str] = field(default_factory=Counter)  # everything else, by name
 
     def __iadd__(self, other: Story) -> Story:
         self.positions_read += other.positions_read
@@ -72,16 +67,7 @@ def play(
     positions: int | None = None,
     shapes: Callable[[random.Random], Shape] | None = None,
 ) -> Story:
-    """Episodes until ``seconds`` are over; ``say`` is told how far it is.
-
-    Args:
-        positions: It ends earlier once so many were read.
-        shapes: What engines there are; else of any kind.
-
-    Raises:
-        AssertionError: Something was wrong; names the seed and the episode, which
-            ``episode(base, seed, number)`` plays again alone.
-    """
+    """Episodes until ``seconds`` are over; ``say`` is told how far it is."""
     whole, number, until = Story(), 0, time.monotonic() + seconds
     while (time.monotonic() < until or not number) and not (
         positions is not None and whole.positions_read >= positions

@@ -16,20 +16,27 @@ from kvgraph.advisor.replay.trace import Trace
 from rich.console import Console
 
 from ..errors import BenchError
-from ..figures import Figures
-from ..machine import keep_raw
+from ..figures import Figures, keep_raw
 from ..replay import SHARED as CONVERSATIONS
-from .policies_cells import BARE_ARM, HINTED, NONSENSE_ARM, OTHERS_ARM, PRICE_ARM, Cell, Rates, play
-from .policies_course import Course
+from .policies_cells import (
+    BARE_ARM,
+    HINTED,
+    NONSENSE,
+    NONSENSE_ARM,
+    OTHERS_ARM,
+    PRICE_ARM,
+    Cell,
+    LoopScale,
+    Rates,
+    add_loop,
+    play,
+)
+from .policies_cells import FULL as FULL_LOOP
+from .policies_cells import QUICK as QUICK_LOOP
 from .policies_fleets import FAST, default_sessions, faster, fleet, halves, of_tenants, sessions_in
-from .policies_journal import DEFAULT, Journal, fingerprint
-from .policies_loop import FULL as FULL_LOOP
-from .policies_loop import QUICK as QUICK_LOOP
-from .policies_loop import LoopScale, add_loop
-from .policies_nonsense import NONSENSE
+from .policies_journal import DEFAULT, Course, Journal, fingerprint
 
-STANDS: Final = (0.2, 0.95)
-"""Where LRU is beyond, there is nothing to gain or nothing to lose."""
+STANDS: Final = (0.2, 0.95)  # where LRU is beyond, there is nothing to gain or nothing to lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +97,7 @@ def run(
     journal: Path = DEFAULT,
     resume: bool = False,
 ) -> Figures:
-    """Measure every figure.
-
-    Args:
-        sessions: Recorded agent sessions; without it those beside the repository, or those shipped.
-        conversations: A trace in the Mooncake format; without it the one beside the repository, if
-            it is there.
-        quick: A short version, whose figures are no claims.
-        raw: Where all hit rates go, as JSON.
-        journal: Where each result goes as soon as it is there.
-        resume: Whether to go on from that file: an earlier run was interrupted.
-
-    Raises:
-        BenchError: There are no sessions, the file named does not exist, or the journal is of
-            something else.
-    """
+    """Measure every figure."""
     plan = _Plan(QUICK if quick else FULL)
     console = Console(stderr=True, quiet=not progress)
     with console.status("reading sessions") as status:

@@ -21,8 +21,7 @@ from ..errors import BenchError
 BLOCK: Final = 512
 SEED: Final = 1
 TENANTS: Final = 4
-FAST: Final = 14.0
-"""How much faster the fast fleet runs."""
+FAST: Final = 14.0  # how much faster the fast fleet runs
 
 SHARED: Final = Path(__file__).parents[4] / "shared" / "traces" / "claude_code"
 SHIPPED: Final = Path(__file__).parents[1] / "sessions"
@@ -34,12 +33,7 @@ def default_sessions() -> Path:
 
 
 def sessions_in(directory: Path, progress: Callable[[int], None]) -> list[Session]:
-    """Recorded sessions.
-
-    Raises:
-        BenchError: There is none.
-        TraceError: Names what cannot be read.
-    """
+    """Recorded sessions."""
     if not directory.exists():
         raise BenchError(f"{directory}: there are no sessions; name some with --sessions")
     return read_sessions(directory, progress=progress)
@@ -72,11 +66,7 @@ def fleet(
 
 
 def of_tenants(trace: Trace, name: str, *, hostile: bool) -> Trace:
-    """The same fleet, its sessions spread over ``TENANTS`` tenants.
-
-    Args:
-        hostile: The first of them marks all of its prompts as axioms; nobody else names anything.
-    """
+    """The same fleet, its sessions spread over ``TENANTS`` tenants."""
     assert trace.said is not None
     tenant = (trace.session % TENANTS).astype(np.int32)
     layers = tuple(

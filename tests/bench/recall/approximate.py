@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE, Calibration, calibration_file, save
 
 from ..paper.paper_model import Batch, PaperModel, Text
 
@@ -16,9 +20,6 @@ class ApproximateModel(PaperModel):
     """Marks what a spliced request computes behind its first spliced token.
 
     Whoever else reads such a note, or a spliced one, reads it wrong, and that is raised.
-
-    Args:
-        engine: A ``PaperEngine`` with recall.
 
     Attributes:
         exact: How many tokens are exact of each request that was spliced.
@@ -60,3 +61,15 @@ def recalling(engine: Any) -> Any:
     engine.model = ApproximateModel(engine)
     engine.side.bridge.ledger.costs.splices_always = True
     return engine
+
+
+def keep_calibration(
+    model: Any, directory: Path, limits: SpliceLimits, passed: bool = True
+) -> None:
+    """Let engines with ``model`` find a calibration in ``directory``, in this process."""
+    from kvgraph.hooks.vllm.recall.support import model_identity
+
+    os.environ[DIRECTORY_VARIABLE] = str(directory)
+    identity = model_identity(model, model.max_model_len)
+    calibration = Calibration("a bench's", identity, passed, "as the bench says", limits)
+    save(calibration, calibration_file(identity))

@@ -33,34 +33,18 @@ _DOMAIN: Final = ("", "")
 
 @dataclass
 class Compacted:
-    """Tokens of all prompts.
+    """Tokens of all prompts."""
 
-    Attributes:
-        prompt: All of them.
-        exact: Found by exact prefix.
-        lost: Said before in their session, and not found so.
-        recovered: Of those, covered by spans of copies.
-        compactions: Prompts that lost messages.
-    """
-
-    prompt: int = 0
-    exact: int = 0
-    lost: int = 0
-    recovered: int = 0
-    compactions: int = 0
+    prompt: int = 0  # all of them
+    exact: int = 0  # found by exact prefix
+    lost: int = 0  # said before in their session, and not found so
+    recovered: int = 0  # of those, covered by spans of copies
+    compactions: int = 0  # prompts that lost messages
 
 
 @dataclass
 class _Context:
-    """A session.
-
-    Attributes:
-        name: Its own.
-        messages: What its prompt says.
-        approximate: From this token on, what its blocks hold was computed behind spliced text.
-        generation: Of that; see ``SpliceLimits``.
-        names: Hashes of its blocks, as the index knows them.
-    """
+    """A session."""
 
     name: str
     messages: list[Tokens] = field(default_factory=list)
@@ -76,12 +60,7 @@ class _Context:
 def play_compactions(
     folder: Path, blocks: int, seed: int, sessions: int = SESSIONS, generations: int = GENERATIONS
 ) -> Compacted:
-    """Play recorded sessions, by time and all at once, through a pool of ``blocks`` blocks.
-
-    Args:
-        generations: See ``SpliceLimits``; 1: text that was computed behind spliced text is not
-            spliced itself.
-    """
+    """Play recorded sessions, by time and all at once, through a pool of ``blocks`` blocks."""
     rng, done = np.random.default_rng(seed), Compacted()
     pool: OrderedDict[bytes, None] = OrderedDict()
     index = SpanIndex(BLOCK, blocks, rng)

@@ -2,19 +2,156 @@
 
 from __future__ import annotations
 
+import os
+import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from kvgraph.hooks.recall.cover import SpliceLimits
 from rich.console import Console
 
 from ..figures import Figures
-from ..recorded.agents_fleet import SESSIONS as RECORDED
+from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape, base_config
+from ..paper.paper_model import WrongReadError
+from ..recorded.agents_requests import SESSIONS as RECORDED
+from ..serving.model import TINY, ensure_model
+from .approximate import keep_calibration, recalling
 from .compactions import CAPACITIES, play_compactions
 from .compactions import SESSIONS as AGENTS
-from .cross_hits import REQUESTS, run_crossed
 from .recall_stage import LENGTHS, SPEED_MODELS, start
+
+REQUESTS: Final = 10_000
+_TENANTS: Final = 12  # salts at any time; each is replaced now and then; chosen
+_DOCUMENTS: Final = 24  # that all tenants' prompts are made of; chosen
+_SESSIONS: Final = 8  # names that several tenants use; chosen
+_AT_ONCE: Final = 6
+
+
+class _Owner(NamedTuple):
+    """Whose text a block holds: all sessions' with a salt, or one's where it is approximate."""
+
+    salt: str | None
+    session: str | None = None
+
+
+@dataclass
+class Crossed:
+    """What was seen.
+
+    Attributes:
+        cross_hits: Requests that read what is not theirs, or what is approximate unasked.
+        spliced: Requests with spliced tokens.
+        prompt, exact, recovered: Tokens of opted-in prompts: all, found exactly, spliced.
+    """
+
+    requests: int = 0
+    cross_hits: int = 0
+    spliced: int = 0
+    prompt: int = 0
+    exact: int = 0
+    recovered: int = 0
+    owners: dict[bytes, _Owner] = field(default_factory=dict)  # whose text a block holds
+
+
+def run_crossed(requests: int, seed: int) -> Crossed:
+    """Play random requests: salts, opted in or not, shared documents in any order, aborts."""
+    with tempfile.TemporaryDirectory() as scratch:
+        config = base_config(ensure_model(TINY))
+        os.environ["AITHER_KVCACHE_RECALL_SHARED"] = "1"  # those without a salt are one caller
+        keep_calibration(
+            config.model_config, Path(scratch), SpliceLimits(margin=2, most_generations=4)
+        )
+        return _Play(config, random.Random(seed)).run(requests)
+
+
+class _Play:
+    def __init__(self, config: Any, rng: random.Random) -> None:
+        self._rng, self.seen = rng, Crossed()
+        self._engine = recalling(PaperEngine(config, Shape(blocks=129, warm=512), rng))
+        self._documents = [_words(rng, rng.randrange(40, 90)) for _ in range(_DOCUMENTS)]
+        self._salts: list[str | None] = [None, *(f"{rng.random()}" for _ in range(_TENANTS))]
+        self._sessions: dict[str, str | None] = {}
+        self._watch()
+
+    def run(self, requests: int) -> Crossed:
+        """Ask, a few at once."""
+        while self.seen.requests < requests:
+            running = [self._ask() for _ in range(self._rng.randrange(1, _AT_ONCE))]
+            if self._rng.random() < 0.1:
+                self._engine.step()
+                self._engine.abort(self._rng.choice(running))
+            try:
+                self._engine.settle()
+            except WrongReadError:
+                self.seen.cross_hits += 1
+                break  # what stands in memory is no longer known
+        self._engine.close()
+        return self.seen
+
+    def _ask(self) -> Any:
+        rng, fields = self._rng, dict[str, Any]()
+        salt = rng.choice(self._salts)
+        if rng.random() < 0.02:
+            self._salts[rng.randrange(1, len(self._salts))] = f"{rng.random()}"
+        if rng.random() < 0.6:
+            fields["kv_transfer_params"] = {"kvgraph": {"recall": True}}
+            if rng.random() < 0.5:
+                fields["kv_transfer_params"]["kvgraph"]["session"] = str(rng.randrange(_SESSIONS))
+        parts = [rng.choice(self._documents) for _ in range(rng.randrange(1, 4))]
+        if rng.random() < 0.3:
+            parts[0] = parts[0][rng.randrange(20) :]
+        if rng.random() < 0.2:
+            parts.insert(rng.randrange(len(parts)), _words(rng, rng.randrange(30)))
+        tokens = [*(token for part in parts for token in part), *_words(rng, 5)]
+        self.seen.requests += 1
+        request = self._engine.ask(tokens, rng.randrange(1, 30), cache_salt=salt, **fields)
+        self._sessions[request.request_id] = fields.get("kv_transfer_params", {}).get(
+            "kvgraph", {}
+        ).get("session")  # fmt: skip
+        return request
+
+    def _watch(self) -> None:
+        """See what each request that ends was given, and whose copies each splice reads."""
+        bridge, seen = self._engine.side.bridge, self.seen
+        finished, begin = bridge.recall.request_finished, bridge.loader.begin
+
+        def request_finished(request_id: str) -> Any:
+            self._note_owners(request_id)
+            told = finished(request_id)
+            if told is not None:
+                usage = told["kvgraph"]["recall"]
+                seen.prompt += sum(usage.values())
+                seen.exact += usage["exact"]
+                seen.recovered += usage["spliced"]
+                seen.spliced += usage["spliced"] > 0
+            return told
+
+        def watched_begin(request_id: str, hashes: Any, blocks: Any, *splice: Any) -> None:
+            salt = self._engine.scheduler.requests[request_id].cache_salt
+            allowed = (_Owner(salt), _Owner(salt, self._sessions[request_id]))
+            for copy in splice[0].copies if splice else ():
+                seen.cross_hits += seen.owners[copy.block_hash] not in allowed
+            begin(request_id, hashes, blocks, *splice)
+
+        bridge.recall.request_finished, bridge.loader.begin = request_finished, watched_begin
+
+    def _note_owners(self, request_id: str) -> None:
+        """Blocks from a request's first approximate one on are its session's alone."""
+        request = self._engine.scheduler.requests[request_id]
+        exact = self._engine.side.bridge.recall.exact.get(request_id)
+        session = self._sessions[request_id]
+        for at, block_hash in enumerate(request.block_hashes):
+            mine = exact is not None and at >= exact // BLOCK_SIZE
+            owner = _Owner(request.cache_salt, session if mine else None)
+            self.seen.owners.setdefault(block_hash, owner)
+
+
+def _words(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(3, 190) for _ in range(count)]
+
 
 PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "places", "chats", "compacted")
 ROUNDS: Final = 9  # of each length; the medians are reported
@@ -22,14 +159,7 @@ PLAIN: Final = 120  # requests of the real engine, half of them plain
 
 
 def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -> Figures:
-    """Run the parts that are asked for.
-
-    Args:
-        progress: Whether to say what is being done.
-        part: One of ``PARTS``.
-        quick: A short version, whose figures claim nothing.
-        seed: Of the random requests.
-    """
+    """Run the parts that are asked for."""
     say: Callable[[str], None] = Console(stderr=True).print if progress else _nothing
     figures = Figures("recall")
     with tempfile.TemporaryDirectory(prefix="kvg-") as scratch:

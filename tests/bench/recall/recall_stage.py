@@ -19,8 +19,7 @@ from kvgraph.hooks.recall.cover import SpliceLimits
 
 from ..errors import ServerError
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
-from .landings import serve_cases
-from .needle_texts import ARMS, BUDGETS, Asked, draw
+from .needle_texts import ARMS, BUDGETS, Asked, draw, serve_cases
 
 BLOCK: Final = 32
 LENGTHS: Final = (20, 40, 160, 640, 1280)
@@ -41,11 +40,7 @@ _REST_S: Final = 0.001  # of ``EngineCoreProc._process_engine_step``
 
 
 def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
-    """Run one engine to its end; returns what it reports.
-
-    Raises:
-        ServerError: It failed; says the last of its log.
-    """
+    """Run one engine to its end; returns what it reports."""
     given = json.dumps({"part": part, "recall": recall, "scratch": str(scratch), **options})
     log = scratch / f"{part}-{'recall' if recall else 'stock'}.log"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
@@ -71,21 +66,14 @@ def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
 
 
 class Stage:
-    """The engine, and how its requests are served.
-
-    Args:
-        model: What to load.
-        recall: Whether copies come back at other positions.
-        scratch: Where the calibration is kept.
-        limits: What it allows; else all that is possible.
-    """
+    """The engine, and how its requests are served."""
 
     def __init__(
         self, model: Path, recall: bool, scratch: Path, limits: SpliceLimits | None = None
     ) -> None:
         from vllm import LLM
 
-        from .calibrated import keep_calibration
+        from .approximate import keep_calibration
 
         if recall:
             from vllm.config import ModelConfig
@@ -134,11 +122,7 @@ class Stage:
 
 
 def _yielding(core: Any) -> Callable[[], Any]:
-    """Steps of an engine that rests as vLLM's server does while a request waits for a load.
-
-    Without it, the steps of an engine in this process hold Python's lock against the thread that
-    loads, for 5 ms at a time.
-    """
+    """Steps of an engine that rests as vLLM's server does while a request waits for a load."""
     step = core.step_fn
 
     def step_fn() -> Any:

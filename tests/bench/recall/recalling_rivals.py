@@ -22,29 +22,18 @@ _REPRESENTATIVES: Final = 0.25  # of a block's tokens stand for it; chosen: one 
 
 
 class Text(NamedTuple):
-    """What one layer knows of a text, each [heads, tokens, dims].
+    """What one layer knows of a text, each [heads, tokens, dims]."""
 
-    Attributes:
-        keys: As they were computed, not rotated.
-        values: As they were computed.
-        heeded: float [heads, tokens]: how much the tokens behind each one look at it.
-    """
-
-    keys: Tensor
-    values: Tensor
-    heeded: Tensor
+    keys: Tensor  # as they were computed, not rotated
+    values: Tensor  # as they were computed
+    heeded: Tensor  # float [heads, tokens]: how much the tokens behind each one look at it
 
 
 class Chosen(NamedTuple):
-    """What one step reads of the text.
+    """What one step reads of the text."""
 
-    Attributes:
-        mask: bool [heads, tokens].
-        distance: int [tokens]: how far behind the query each token is taken to stand.
-    """
-
-    mask: Tensor
-    distance: Tensor
+    mask: Tensor  # bool [heads, tokens]
+    distance: Tensor  # int [tokens]: how far behind the query each token is taken to stand
 
 
 class Recalling(Protocol):
@@ -56,12 +45,7 @@ class Recalling(Protocol):
         ...
 
     def choose(self, query: Tensor, text: Text, ahead: int, budget: int, rope: Rope) -> Chosen:
-        """Choose ``budget`` tokens of each head at most.
-
-        Args:
-            query: [heads, dims], not rotated.
-            ahead: Tokens between the text's end and the query.
-        """
+        """Choose ``budget`` tokens of each head at most."""
         ...
 
 
@@ -125,12 +109,7 @@ RECALLING: Final[tuple[Recalling, ...]] = (InfLLM(), ArkVale())
 
 
 class RecallingModel:
-    """A Llama whose layers read a part of a text, chosen anew by each layer at each step.
-
-    Args:
-        model: From ``transformers``, with as many key heads as query heads.
-        rope: The rotation of its keys.
-    """
+    """A Llama whose layers read a part of a text, chosen anew by each layer at each step."""
 
     def __init__(self, model: Any, rope: Rope) -> None:
         self._model, self._rope = model.model, rope

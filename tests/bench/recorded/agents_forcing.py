@@ -34,11 +34,7 @@ class ForcedAnswers(LogitsProcessor):  # type: ignore[misc]
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse what is no answer, as HTTP 400.
-
-        Raises:
-            AnswerError: It is no list of token ids.
-        """
+        """Refuse what is no answer, as HTTP 400."""
         answer = _answer(sampling_params)
         if answer is not None and not _is_tokens(answer):
             raise AnswerError(f"{ANSWER} must be a list of token ids, at least one")

@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
 from typing import Any, Final
 
 from kvgraph.advisor.replay.fleet_traffic import (
     BlockNumbers,
     FleetRequest,
+    lay_over_users,
     layers,
     rough_return_s,
     waiting_for_tool,
+    write_trace,
 )
+from kvgraph.advisor.replay.reader import HEADER_VERSION, load_trace
+from kvgraph.advisor.replay.recordings import read_sessions
+from kvgraph.advisor.replay.trace import Trace
 
+from ..errors import TrafficError
+from ..serving.workload import BLOCK
 from .agents_forcing import ANSWER
-from .agents_text import ROOT, Kind, TokenWriter, endings
+
+
+class Kind(IntEnum):
+    """What a token is of."""
+
+    HEAD = 0
+    USER = 1
+    TOOL = 2
+    ANSWER = 3
+
+
+ROOT: Final = -1  # the number of the empty prefix
+
+
+class TokenWriter:
+    """Gives recorded blocks their tokens; the same calls in the same order give the same ones."""
+
+    def __init__(self, vocabulary: int, seed: int) -> None:
+        self._first, self._quarter = _bands(vocabulary)
+        self._seed = seed
+        self._tokens: dict[int, int] = {}
+        self._taken: dict[int, set[int]] = {}  # prefix → tokens that stand behind it
+
+    def token(self, number: int, before: int, kind: Kind) -> int:
+        """The token of block ``number``, which follows the prefix that ends with ``before``."""
+        found = self._tokens.get(number)
+        if found is None:
+            found = self._tokens[number] = self._new(number, before, kind)
+        return found
+
+    def _new(self, number: int, before: int, kind: Kind) -> int:
+        taken = self._taken.setdefault(before, set())
+        raw = hashlib.blake2b(f"{self._seed}/{number}".encode(), digest_size=8).digest()
+        drawn = int.from_bytes(raw, "little")
+        start = self._first + kind * self._quarter
+        for step in range(self._quarter):
+            token = start + (drawn + step) % self._quarter
+            if token not in taken:
+                taken.add(token)
+                return token
+        raise TrafficError(
+            f"more than {self._quarter} texts part at one place: a model with a larger vocabulary, "
+            "fewer users or fewer requests would do"
+        )
+
+
+def kind_of(token: int, vocabulary: int) -> Kind:
+    """What a token of a text is of."""
+    first, quarter = _bands(vocabulary)
+    return Kind((token - first) // quarter)
+
+
+def endings(vocabulary: int) -> tuple[int, int]:
+    """The tokens with which an answer ends that calls a tool, and one that ends its turn."""
+    return vocabulary - 2, vocabulary - 1
+
+
+def _bands(vocabulary: int) -> tuple[int, int]:
+    """The first token that texts use, and how many each kind has."""
+    first = vocabulary // 8
+    return first, (vocabulary * 7 // 8 - first) // len(Kind)
+
 
 SHRINK: Final = 64
 """Recorded tokens that one token of the engine stands for: the size of a recorded block."""
@@ -25,38 +96,20 @@ Layers = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """One request.
+    """One request."""
 
-    Attributes:
-        name: Names the request across arms.
-        at: Recorded seconds since the fleet began.
-        session: The name of this playing of a recorded session.
-        prompt: Token ids.
-        answer: The token ids that the server is made to say; the last one ends it.
-        ended: Whether the session never comes back.
-        waiting: Whether the answer called a tool; None: nobody knows.
-        returns_s: Roughly how many recorded seconds the tool takes; None: nobody knows.
-        layers: ``(source layer, first token, end token)`` of the prompt's head.
-    """
-
-    name: str
-    at: float
-    session: str
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    ended: bool
-    waiting: bool | None
-    returns_s: float | None
-    layers: Layers
+    name: str  # names the request across arms
+    at: float  # recorded seconds since the fleet began
+    session: str  # the name of this playing of a recorded session
+    prompt: tuple[int, ...]  # token ids
+    answer: tuple[int, ...]  # the token ids that the server is made to say; the last one ends it
+    ended: bool  # whether the session never comes back
+    waiting: bool | None  # whether the answer called a tool; None: nobody knows
+    returns_s: float | None  # roughly how many recorded seconds the tool takes; None: nobody knows
+    layers: Layers  # ``(source layer, first token, end token)`` of the prompt's head
 
     def body(self, pace: float, hinted: bool, layered: bool = False) -> dict[str, Any]:
-        """The JSON of the request.
-
-        Args:
-            pace: Seconds that a recorded second takes.
-            hinted: Whether the caller tells what it knows of its session.
-            layered: Whether it tells where the prompt's parts lie.
-        """
+        """The JSON of the request."""
         body: dict[str, Any] = {
             "model": "demo",
             "prompt": list(self.prompt),
@@ -94,11 +147,7 @@ class AgentRequest:
 def build_requests(
     fleet: Sequence[FleetRequest], vocabulary: int, seed: int
 ) -> tuple[AgentRequest, ...]:
-    """The requests of a fleet; the same arguments give the same ones.
-
-    Raises:
-        TrafficError: The vocabulary is too small for this fleet.
-    """
+    """The requests of a fleet; the same arguments give the same ones."""
     scribe = _Scribe(vocabulary, seed)
     return tuple(scribe.request(each, seed) for each in fleet)
 
@@ -164,3 +213,88 @@ class _Scribe:
 def _shrunk(parts: Sequence[tuple[str, int, int]], limit: int) -> list[tuple[str, int, int]]:
     found = [(name, a // SHRINK, min(b // SHRINK, limit)) for name, a, b in parts]
     return [part for part in found if part[1] < part[2]]
+
+
+SESSIONS: Final = Path(__file__).parents[1] / "sessions"
+"""Recorded sessions that ship with the bench."""
+
+USERS: Final = 40
+
+LOAD: Final = 0.3
+"""Share of the time in which stock would be busy by the fleet's clock. Chosen so that requests are
+sent when they are due and pauses keep their meaning: users' turns come in bursts, and at 0.6 one
+request in twenty was sent 13 s late, which is two recorded minutes; at 0.3 it is 1 s, five recorded
+ones."""
+
+HORIZON_S: Final = 6 * 3600.0  # recorded seconds of a fleet, of which the first requests are played
+
+
+def recorded_requests(
+    sessions: Path, users: int, seed: int, count: int, vocabulary: int
+) -> tuple[AgentRequest, ...]:
+    """The first ``count`` requests of a fleet, for a model of ``vocabulary`` tokens."""
+    fleet = lay_over_users(read_sessions(sessions), users, HORIZON_S, seed)
+    return build_requests(fleet[:count], vocabulary, seed)
+
+
+def pace_of(wall_s: float, requests: Sequence[AgentRequest]) -> float:
+    """Seconds that a recorded second should take, if all took ``wall_s`` one after the other."""
+    return wall_s / (LOAD * (requests[-1].at - requests[0].at))
+
+
+def engine_trace(
+    requests: Sequence[AgentRequest],
+    sent_s: Sequence[float],
+    pace: float,
+    path: Path,
+    took_s: Sequence[float] | None = None,
+) -> Trace:
+    """Write what was sent as a recording in ``path``, and read it as the lab does."""
+    took_s = took_s or [0.0] * len(requests)
+    write_trace(_lines(requests, sent_s, took_s, pace), path)
+    return load_trace(path)
+
+
+def _lines(
+    requests: Sequence[AgentRequest],
+    sent_s: Sequence[float],
+    took_s: Sequence[float],
+    pace: float,
+) -> Iterator[dict[str, Any]]:
+    yield {"kvgraph_trace": HEADER_VERSION, "block_size": BLOCK}
+    blocks = _Blocks()
+    for request, at, took in zip(requests, sent_s, took_s, strict=True):
+        # The engine never computes the last token that it says.
+        kept = blocks.chain(request.prompt + request.answer[:-1])
+        prompt = len(request.prompt) // BLOCK
+        line: dict[str, Any] = {
+            "at": round(at, 6),
+            "seconds": round(took, 6),
+            "input_length": len(request.prompt),
+            "output_length": len(request.answer),
+            "session": request.session,
+            "hash_ids": kept[:prompt],
+            "output_hash_ids": kept[prompt:],
+        }
+        if request.ended:
+            line["ended"] = True
+        elif request.waiting is not None:
+            line["waiting_for_tool"] = request.waiting
+        if request.waiting and request.returns_s is not None:
+            line["expected_return_s"] = round(pace * request.returns_s, 3)
+        yield line
+
+
+class _Blocks:
+    """Numbers the engine's full blocks by their tokens and all that stands before them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def chain(self, tokens: tuple[int, ...]) -> list[int]:
+        before, chain = -1, []
+        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            key = (before, tokens[start : start + BLOCK])
+            before = self._numbers.setdefault(key, len(self._numbers))
+            chain.append(before)
+        return chain

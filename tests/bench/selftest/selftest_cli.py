@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from .gpu_report import Report
+    from .kernel_checks import Report
 
 app = typer.Typer(no_args_is_help=True, help="Try what only a machine like yours can show.")
 
@@ -48,10 +48,7 @@ def gpu() -> None:
 
 def run_on_gpu() -> Report:
     """Check every kernel, then measure; what fails is in the report."""
-    from .gpu_methods import gpu_checks
-    from .gpu_report import Report, run_checks
-    from .kernel_checks import checks
-    from .kernel_places import Gpu
+    from .kernel_checks import Gpu, Report, checks, gpu_checks, run_checks
 
     began = time.monotonic()
     place = Gpu()

@@ -7,6 +7,7 @@ bench may look at them because it wrote the prompts itself, and so knows which l
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections import Counter
@@ -14,12 +15,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import httpx
 import msgspec
 import zmq
 from kvgraph.graph.types import PROTECTED_LAYERS, SourceLayer
 from kvgraph.graph.wire.frames import parse_seq
+from prometheus_client.parser import text_string_to_metric_families
 
-from ..errors import LedgerError
+from ..errors import LedgerError, ServerError
 from .workload import BLOCK
 
 Digest = bytes
@@ -78,11 +81,7 @@ class Tally:
 
 
 class Books:
-    """Applies decoded KV events to a tally; knows what is resident.
-
-    Args:
-        known: Layers of the workload's blocks; any other block is generated text.
-    """
+    """Applies decoded KV events to a tally; knows what is resident."""
 
     def __init__(self, known: dict[Digest, SourceLayer]) -> None:
         self.known = dict(known)
@@ -136,11 +135,7 @@ class Books:
 
 
 class Ledger:
-    """Subscribes to one server's KV events on a thread of its own; a context manager.
-
-    Args:
-        endpoint: Where the server publishes; it may come up later.
-    """
+    """Subscribes to one server's KV events on a thread of its own; a context manager."""
 
     def __init__(self, endpoint: str, known: dict[Digest, SourceLayer]) -> None:
         self._endpoint = endpoint
@@ -166,11 +161,7 @@ class Ledger:
             self._books.known.update(known)
 
     def take(self) -> Tally:
-        """What was counted since the last call, once no message has come for half a second.
-
-        Raises:
-            LedgerError: A message could not be read.
-        """
+        """What was counted since the last call, once no message has come for half a second."""
         asked = time.monotonic()
         while time.monotonic() - max(asked, self._last_message) < _QUIET_S:
             time.sleep(0.05)
@@ -222,3 +213,33 @@ def chain_of(tokens: Sequence[int], size: int = BLOCK) -> list[Digest]:
         digest = chain_digest(digest, tokens[start : start + size])
         chain.append(digest)
     return chain
+
+
+_SOURCES: Final = "vllm:prompt_tokens_by_source_total"
+_SERVED: Final = "vllm:request_inference_time_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCounts:
+    """Since the server's start."""
+
+    sources: dict[str, float]  # prompt tokens by where they came from
+    # seconds of a request from being scheduled to its last token, by the engine's clock; NaN
+    # before the first one's end
+    mean_served_s: float
+
+
+def own_counts(url: str) -> OwnCounts:
+    """What the server of one engine at ``url`` counted; raises as ``parse_counts``."""
+    return parse_counts(httpx.get(f"{url}/metrics", timeout=10.0, trust_env=False).text)
+
+
+def parse_counts(page: str) -> OwnCounts:
+    """What a page of metrics says."""
+    samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
+    by_name = {one.name: one.value for one in samples}
+    if missing := {_SOURCES, f"{_SERVED}_sum", f"{_SERVED}_count"} - by_name.keys():
+        raise ServerError(f"vLLM's page of metrics has no {', '.join(sorted(missing))}")
+    sources = {one.labels["source"]: one.value for one in samples if one.name == _SOURCES}
+    requests = by_name[f"{_SERVED}_count"]
+    return OwnCounts(sources, by_name[f"{_SERVED}_sum"] / requests if requests else math.nan)

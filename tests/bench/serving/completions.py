@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import httpx
 
 from ..errors import CompletionError
-from .workload import Turn
+from .workload import Session, Turn, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +37,12 @@ def open_client(url: str) -> httpx.AsyncClient:
 
 
 async def complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
-    """Send ``turn`` at temperature 0 and read its stream.
-
-    Args:
-        run: Names the pass. It salts the prefix cache and the session's name, so that a pass
-            starts from nothing and repeats no session of the pass before.
-
-    Raises:
-        CompletionError: The answer's status is not 200, or there is no whole answer.
-    """
+    """Send ``turn`` at temperature 0 and read its stream."""
     return await send(client, turn.name, request_body(turn, run))
 
 
 async def send(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Answer:
-    """Send the JSON of a request that asks for a stream with usage, and read the stream.
-
-    Raises:
-        CompletionError: The answer's status is not 200, or there is no whole answer.
-    """
+    """Send the JSON of a request that asks for a stream with usage, and read the stream."""
     try:
         return await _send(client, name, body)
     except httpx.HTTPError as error:
@@ -114,3 +104,85 @@ def _forced(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+OnAnswer = Callable[[Answer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """Every answer of one pass, in the order of their arrival."""
+
+    answers: tuple[Answer, ...]
+    wall_s: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(answer.prompt_tokens for answer in self.answers)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came out of the prefix cache."""
+        return sum(answer.cached_tokens for answer in self.answers)
+
+    @property
+    def recomputed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt and output tokens served per second of wall time."""
+        output = sum(answer.output_tokens for answer in self.answers)
+        return (self.prompt_tokens + output) / self.wall_s
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Answer text by request name."""
+        return {answer.name: answer.text for answer in self.answers}
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        """Time to first token of every request, in milliseconds."""
+        return [answer.ttft_s * 1e3 for answer in self.answers]
+
+
+def agreement(one: PassResult, other: PassResult) -> float:
+    """The share of requests that were answered with the same text in both passes."""
+    return sum(other.texts[name] == text for name, text in one.texts.items()) / len(one.texts)
+
+
+async def one_at_a_time(url: str, workload: Workload, on_answer: OnAnswer) -> PassResult:
+    """Every request in the script's order, each after the one before: no batching at all."""
+    began = perf_counter()
+    answers = []
+    async with open_client(url) as client:
+        for turn in workload.in_order():
+            answer = await complete(client, turn, "sequential")
+            on_answer(answer)
+            answers.append(answer)
+    return PassResult(tuple(answers), perf_counter() - began)
+
+
+async def all_at_once(url: str, workload: Workload, on_answer: OnAnswer) -> PassResult:
+    """Sessions start by the script's clock and pause between their turns as scripted."""
+    began = perf_counter()
+    answers: list[Answer] = []
+
+    def take(answer: Answer) -> None:
+        answers.append(answer)
+        on_answer(answer)
+
+    try:
+        async with open_client(url) as client, asyncio.TaskGroup() as group:
+            for session in workload.sessions:
+                group.create_task(_live(client, session, take))
+    except ExceptionGroup as failed:  # the first to fail; the others were cancelled for it
+        raise failed.exceptions[0] from None
+    return PassResult(tuple(answers), perf_counter() - began)
+
+
+async def _live(client: httpx.AsyncClient, session: Session, on_answer: OnAnswer) -> None:
+    await asyncio.sleep(session.starts_s)
+    for turn in session.turns:
+        await asyncio.sleep(turn.pause_s)
+        on_answer(await complete(client, turn, "concurrent"))

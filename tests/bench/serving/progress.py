@@ -14,12 +14,7 @@ _PRINTED_EVERY_S: Final = 10.0  # notes, where there is no terminal; chosen
 
 
 class DemoProgress:
-    """One line a pass, on stderr: requests answered, and the prefix cache's share so far.
-
-    Args:
-        requests: Requests of one pass.
-        shown: False shows nothing.
-    """
+    """One line a pass, on stderr: requests answered, and the prefix cache's share so far."""
 
     def __init__(self, requests: int, shown: bool = True) -> None:
         self._requests = requests

@@ -45,28 +45,18 @@ LOG_TAIL_LINES: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What to start.
-
-    Attributes:
-        graph: Whether ``AITHER_KVCACHE_GRAPH=1`` is set; nothing else differs.
-        blocks: KV blocks in the pool; None leaves the size to vLLM.
-        events_endpoint: Where vLLM publishes its KV events; None: it does not.
-        directory: Working directory; holds the log.
-        name: What the arm is called; empty: ``graph`` or ``stock``.
-        settings: Environment variables of this arm.
-        options: Further words of its command line.
-    """
+    """What to start."""
 
     model: str
-    graph: bool
-    directory: Path
-    blocks: int | None = None
+    graph: bool  # whether ``AITHER_KVCACHE_GRAPH=1`` is set; nothing else differs
+    directory: Path  # working directory; holds the log
+    blocks: int | None = None  # KV blocks in the pool; None leaves the size to vLLM
     max_model_len: int = 3072
     max_num_seqs: int = 8
-    events_endpoint: str | None = None
-    name: str = ""
-    settings: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
+    events_endpoint: str | None = None  # where vLLM publishes its KV events; None: it does not
+    name: str = ""  # what the arm is called; empty: ``graph`` or ``stock``
+    settings: tuple[tuple[str, str], ...] = ()  # environment variables of this arm
+    options: tuple[str, ...] = ()  # further words of its command line
 
     @property
     def arm(self) -> str:
@@ -182,11 +172,7 @@ class Server:
                 process.resume()
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; the engine must be idle.
-
-        Raises:
-            ServerError: The server refused.
-        """
+        """Empty the prefix cache; the engine must be idle."""
         for _ in range(20):
             answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0, trust_env=False)
             if answer.status_code == 200 and answer.json().get("success", True):
@@ -237,11 +223,7 @@ class Server:
 
 
 def check_advised(server: Server) -> None:
-    """A graph arm that is stock in truth would make the comparison a lie.
-
-    Raises:
-        ServerError: The engine has no sidecar.
-    """
+    """A graph arm that is stock in truth would make the comparison a lie."""
     if not server.logged(ADVISED, within_s=LINK_TIMEOUT_S):
         raise ServerError(
             "the engine did not link to a kvgraph sidecar; the end of its log:\n"

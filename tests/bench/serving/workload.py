@@ -14,11 +14,9 @@ from typing import Any, Final
 import numpy as np
 from kvgraph.graph.types import SourceLayer
 
-BLOCK: Final = 32
-"""Tokens of a KV block in benches; the CPU engine takes multiples of 32."""
+BLOCK: Final = 32  # tokens of a KV block in benches; the CPU engine takes multiples of 32
 
-SECONDS_PER_REQUEST: Final = 0.6
-"""Nominal service time: only the script's order depends on it."""
+SECONDS_PER_REQUEST: Final = 0.6  # nominal service time: only the script's order depends on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +29,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session.
-
-    Attributes:
-        pause_s: Seconds between the end of the session's turn before and this one's start.
-        hints: What the caller tells the engine beside the segments; None: it tells nothing.
-    """
+    """One request of a session."""
 
     session: str
     number: int
     prompt: tuple[Span, ...]
     max_tokens: int
-    pause_s: float
+    pause_s: float  # seconds between the end of the session's turn before and this one's start
+    # what the caller tells the engine beside the segments; None: it tells nothing
     hints: dict[str, Any] | None
 
     @property

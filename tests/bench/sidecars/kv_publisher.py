@@ -168,11 +168,7 @@ class Watcher:
                 self.events.append(event)
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        """Steps until ``condition`` holds.
-
-        Raises:
-            AssertionError: It did not within so many seconds.
-        """
+        """Steps until ``condition`` holds."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, (self.source.state, self.blocks)

@@ -27,20 +27,14 @@ _LEAST_RATE: Final = 0.95  # of the requests that were to be told of
 
 @dataclass(frozen=True)
 class Heard:
-    """What was measured of a sidecar under some feeds.
+    """What was measured of a sidecar under some feeds."""
 
-    Attributes:
-        cpu_percent: Of a core, once pools are full.
-        starting_percent: The same in the seconds before.
-        ages_s: How old each engine's advice was, at every look from the first second on; 2 where
-            it had none.
-        rss_gb: Memory at the end.
-    """
-
-    cpu_percent: float
-    starting_percent: float
+    cpu_percent: float  # of a core, once pools are full
+    starting_percent: float  # the same in the seconds before
+    # how old each engine's advice was, at every look from the first second on; 2 where it had
+    # none
     ages_s: list[float]
-    rss_gb: float
+    rss_gb: float  # memory at the end
 
     @property
     def age_p99_s(self) -> float:
@@ -68,12 +62,7 @@ def run(progress: bool, seconds: float = 20.0) -> Figures:
 
 
 def listened(engines: int, blocks: int, load: Load, seconds: float) -> Heard:
-    """Let so many engines tell a sidecar of requests of so many blocks.
-
-    Raises:
-        BenchError: The sidecar did not answer, the feeds did not reach their rate, or had to drop
-            events.
-    """
+    """Let so many engines tell a sidecar of requests of so many blocks."""
     with (
         tempfile.TemporaryDirectory(prefix="kvg-") as folder,
         SidecarProcess(Path(folder), policy__guard="true") as sidecar,

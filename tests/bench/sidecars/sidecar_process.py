@@ -23,14 +23,6 @@ class SidecarProcess:
 
     Its policy ranks from the start, unless ``policy__guard`` says otherwise: rankings are what is
     looked at.
-
-    Args:
-        directory: Short enough for a socket's path; also the sidecar's runtime directory.
-        port: Of its page; 0: any that is free.
-        config: A configuration file; None: the defaults.
-        token: Its secret, so that a page that is open goes on after a restart; None: a new one at
-            each start.
-        settings: ``section__key`` → value.
     """
 
     def __init__(

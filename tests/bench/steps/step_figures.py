@@ -15,8 +15,7 @@ from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 
 from ..figures import Figures
 from ..hotpath import BLOCK_SIZE, cached_pool, connected, new_pool, request_maker
-from .step_loop import Load, StepLoop
-from .step_sidecar import StepSidecar
+from .step_loop import Load, StepLoop, StepSidecar
 
 STEPS: Final = 400
 PREFILL_STEPS: Final = 60

@@ -5,10 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
+from kvgraph.advisor.config.config import Config
+from kvgraph.advisor.config.sections import PolicyConfig
+from kvgraph.advisor.planner import GraphEvictionAdvisor
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.wire.advice import PrefetchMessage, RankingMessage
+from kvgraph.graph.wire.events import BlocksRemoved
 from kvgraph.hooks.tiers.jobs import JobDone, TierAnswer, TierWork
 
 from ..hotpath import BLOCK_SIZE, new_pool, request_maker
@@ -23,19 +29,12 @@ BLOCK_BYTES: Final = 2 << 20  # of a model of 8 B parameters: 32 layers, 8 KV he
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine is busy with.
+    """What an engine is busy with."""
 
-    Attributes:
-        running: Requests that decode.
-        pool: Blocks of the pool.
-        prefill: Whether each step computes a prompt of 16k tokens beside.
-        step_s: Seconds that a step takes on the engine's clock.
-    """
-
-    running: int
-    pool: int
-    prefill: bool = False
-    step_s: float = 0.03
+    running: int  # requests that decode
+    pool: int  # blocks of the pool
+    prefill: bool = False  # whether each step computes a prompt of 16k tokens beside
+    step_s: float = 0.03  # seconds that a step takes on the engine's clock
 
     @property
     def tokens(self) -> int:
@@ -56,10 +55,6 @@ class StepLoop:
     """One engine; of two that are given the same load, every step does the same.
 
     Its pool is empty before ``fill``.
-
-    Args:
-        load: What it is busy with.
-        connect: Makes our connector for its pool; None: stock.
     """
 
     def __init__(self, load: Load, connect: Callable[[Any], Any] | None = None) -> None:
@@ -74,11 +69,7 @@ class StepLoop:
         self._step = 0
 
     def fill(self, settled: Callable[[], None]) -> None:
-        """Let sessions come and go until the pool is full, and then the requests that stay.
-
-        Args:
-            settled: Called after each, for the time between two.
-        """
+        """Let sessions come and go until the pool is full, and then the requests that stay."""
         first = self._start(self._prompt(PROMPT_BLOCKS), [])
         self._shared = first.blocks[:SHARED_BLOCKS]
         for _ in range(self.load.pool // (8 * PROMPT_BLOCKS) + 1):
@@ -188,3 +179,57 @@ def _answer(work: TierWork | None) -> TierAnswer:
             for job, size in zip(jobs, sizes, strict=True)
         )
     )
+
+
+TOLD_S: Final = 0.5  # between two rankings
+
+
+class StepSidecar:
+    """Hears what an engine's client would have sent, and ranks its blocks every half second.
+
+    Its policy ranks from the start: without a ranking in force there is little to measure.
+
+    Attributes:
+        evicted: Blocks that the engine evicted.
+    """
+
+    def __init__(self, side: Any, clock: Any) -> None:
+        self.evicted = 0
+        self._side, self._clock = side, clock
+        config = Config(policy=PolicyConfig(guard=False))
+        self._graph = KVCacheGraph(
+            policy=config.policy.policy(config.score.weights()),
+            rules=config.rules(),
+            limits=config.graph.limits(),
+            clock=clock,
+        )
+        hello = side.hello()
+        self._name = hello.engine
+        self._graph.apply(self._name, [hello])
+        self._planner = GraphEvictionAdvisor(
+            self._graph, lambda: {self._name: 0}, interval_s=TOLD_S,
+            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=clock,
+        )  # fmt: skip
+        self._next = 0.0
+        self._heard = 0  # batches of the engine's
+
+    def hear(self) -> None:
+        """Take what was emitted; rank where that is due."""
+        client, now = self._side.client, self._clock()
+        events = client.outbox.take_all()
+        self.evicted += sum(len(e.hashes) // 8 for e in events if isinstance(e, BlocksRemoved))
+        self._heard += 1
+        client.mark_sent(self._heard, until=now)
+        self._graph.apply(self._name, events)
+        if now < self._next:
+            return
+        self._next = now + TOLD_S
+        self._graph.apply(self._name, self._side.heartbeat(0))
+        self._planner.tick()
+        ranking = self._planner.latest.get(self._name)
+        if ranking is not None:
+            knowing = replace(ranking, heard=self._heard)
+            client.put(RankingMessage.of(knowing, max(0.0, now - ranking.ts)))
+        order = self._planner.orders.latest.get(self._name)
+        if order is not None:
+            client.put(PrefetchMessage(order.keys.tobytes()))

@@ -115,16 +115,11 @@ class RecallLessons:
 
 @dataclass
 class TextLessons:
-    """Copying, then windows of a text: short ones at first, with a needle in every fourth.
-
-    Attributes:
-        taught: Tokens to read, uint16 [tokens].
-        halfway: The step from which windows have the full length.
-    """
+    """Copying, then windows of a text: short ones at first, with a needle in every fourth."""
 
     tokenizer: Tokenizer
-    taught: NDArray[np.uint16]
-    halfway: int
+    taught: NDArray[np.uint16]  # tokens to read, uint16 [tokens]
+    halfway: int  # the step from which windows have the full length
     length: int = 1024
     short: int = 256
     tokens: int = 4096

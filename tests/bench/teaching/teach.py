@@ -2,21 +2,273 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..errors import BenchError
-from .corpus import Corpus, read_corpus
-from .lessons import Lessons, RecallLessons, TextLessons
-from .pupils import PUPILS, Pupil
-from .recall_exam import examine
-from .recall_language import SIZE
-from .teacher import Teacher
+from .lessons import IGNORED, Batch, Lessons, RecallLessons, TextLessons
+from .recall_language import SIZE, examine
+
+_WARM_UP: Final = 100
+_SAVED_EVERY_S: Final = 60.0
+_LEAST: Final = 0.1  # of the rate, at the end
+
+
+@dataclass
+class Teacher:
+    """Teaches one model."""
+
+    pupil: Pupil
+    lessons: Lessons
+    kept: Path  # where its state is kept between runs
+    paused_by: Path | None = None  # while this file exists, nothing is computed
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.random = np.random.default_rng(self.seed)
+        self.model = make_model(self.pupil)
+        self.optimizers = _optimizers(self.model, self.pupil)
+        self.step = 0
+        if self.kept.exists():
+            self._resume()
+
+    def teach(self, say: Say, steps: int | None = None) -> Any:
+        """Teach until the pupil's steps are done, and return the model."""
+        last, saved = steps or self.pupil.steps, time.monotonic()
+        while self.step < last:
+            self._wait()
+            loss, right, batch = self._one()
+            self.step += 1
+            if self.step % 50 == 0:
+                say(f"{self.step} {batch.kind} loss {loss:.3f} right {right:.3f} {self._where()}")
+            if time.monotonic() - saved > _SAVED_EVERY_S:
+                self._save()
+                saved = time.monotonic()
+        self._save()
+        return self.model
+
+    def _one(self) -> tuple[float, float, Batch]:
+        """One step; returns loss, share of right answers, and what was shown."""
+        batch = self.lessons.batch(self.step, self.random)
+        ids, targets = torch.from_numpy(batch.ids), torch.from_numpy(batch.targets)
+        self.model.train()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        judged = targets != IGNORED
+        logits, targets = logits[judged].float(), targets[judged]
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._rate() * group["share"]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        right = float((logits.argmax(-1) == targets).float().mean())
+        self.lessons.heard(batch, right)
+        return float(loss.detach()), right, batch
+
+    def _rate(self) -> float:
+        """Rises over the first steps and falls along a cosine to a tenth."""
+        done = self.step / self.pupil.steps
+        falling = _LEAST + (1 - _LEAST) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+        return self.pupil.rate * min(1.0, (self.step + 1) / _WARM_UP) * falling
+
+    def _where(self) -> str:
+        return " ".join(f"{name} {value:.3g}" for name, value in self.lessons.state.items())
+
+    def _wait(self) -> None:
+        while self.paused_by is not None and self.paused_by.exists():
+            time.sleep(1.0)
+
+    def _save(self) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [each.state_dict() for each in self.optimizers],
+            "step": self.step,
+            "random": self.random.bit_generator.state,
+            "lessons": dict(self.lessons.state),
+        }
+        beside = self.kept.with_suffix(".part")
+        torch.save(state, beside)
+        beside.replace(self.kept)
+
+    def _resume(self) -> None:
+        state = torch.load(self.kept, weights_only=False)  # our own file, written above
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step = state["step"]
+        self.random.bit_generator.state = state["random"]
+        self.lessons.state.update(state["lessons"])
+
+
+def _optimizers(model: Any, pupil: Pupil) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of a text's layers and Adam for the rest; recall is learned by Adam."""
+    named = list(model.named_parameters())
+    hidden = [p for name, p in named if pupil.course == "text" and _is_inner(name, p)]
+    chosen = {id(p) for p in hidden}
+    rest = [p for _, p in named if id(p) not in chosen]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(
+            [{"params": rest, "share": 1.0}], lr=pupil.rate, betas=(0.9, 0.98), weight_decay=0.0
+        )
+    ]
+    if hidden:
+        found.append(
+            torch.optim.Muon(
+                [{"params": hidden, "share": 1.0}],
+                lr=pupil.rate,
+                weight_decay=0.0,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    return found
+
+
+def _is_inner(name: str, parameter: Any) -> bool:
+    outside = ("embed", "lm_head", "wte", "wpe")
+    return parameter.ndim == 2 and not any(part in name for part in outside)
+
+
+_BASE: Final = 5e5  # of RoPE
+
+
+@dataclass(frozen=True, slots=True)
+class Pupil:
+    """One model to teach."""
+
+    name: str
+    family: str  # ``llama`` or ``gpt2``
+    hidden: int
+    layers: int
+    heads: int
+    vocabulary: int
+    steps: int  # batches of about 4,096 tokens
+    course: str  # ``recall`` or ``text``
+    longest: int = 1024  # tokens of the longest text that it is shown
+    rate: float = 3e-3
+
+
+PUPILS: Final = {
+    pupil.name: pupil
+    for pupil in (
+        Pupil("recall", "llama", 128, 3, 2, 256, 3500, "recall", 512, rate=2e-3),
+        Pupil("text-1m", "llama", 128, 4, 4, 1024, 1200, "text"),
+        Pupil("text-2m", "llama", 192, 3, 3, 1024, 950, "text"),
+        Pupil("text-4m", "llama", 256, 4, 4, 1024, 1100, "text"),
+        Pupil("text-gpt2", "gpt2", 128, 4, 4, 1024, 1100, "text"),
+    )
+}
+
+
+def make_model(pupil: Pupil) -> Any:
+    """A transformers model of this shape with random weights."""
+    return _gpt2(pupil) if pupil.family == "gpt2" else _llama(pupil)
+
+
+def _llama(pupil: Pupil) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=pupil.vocabulary,
+        hidden_size=pupil.hidden,
+        intermediate_size=3 * pupil.hidden,
+        num_hidden_layers=pupil.layers,
+        num_attention_heads=pupil.heads,
+        num_key_value_heads=pupil.heads,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": _BASE},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _gpt2(pupil: Pupil) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=pupil.vocabulary,
+        n_embd=pupil.hidden,
+        n_layer=pupil.layers,
+        n_head=pupil.heads,
+        n_positions=pupil.longest,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2LMHeadModel(config)
+
+
+VOCABULARY: Final = 1024  # chosen: embeddings stay a quarter of a model of a million parameters
+END: Final = "<|end|>"  # stands between documents; its number is 0
+_SHORTEST: Final = 4_000  # characters; a shorter document has nothing far back
+_HELD_OUT: Final = 20  # every twentieth document is for measuring
+
+Ids = NDArray[np.uint16]
+
+
+class Corpus(NamedTuple):
+    """Tokens of all documents, each ended by ``END``."""
+
+    tokenizer: Tokenizer
+    taught: Ids  # uint16 [tokens] to learn from
+    held_out: list[Ids]  # one uint16 [tokens] for each document that no model has read
+
+
+def read_documents(folder: Path, pattern: str = "*.rst.txt") -> list[str]:
+    """All texts below ``folder`` that are long enough, each once, in the order of their names."""
+    paths = sorted({path.resolve() for path in folder.rglob(pattern)})
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    long = [text for text in texts if len(text) >= _SHORTEST]
+    if not long:
+        raise BenchError(f"no {pattern} of {_SHORTEST} characters below {folder}")
+    return long
+
+
+def read_corpus(folder: Path, pattern: str = "*.rst.txt") -> Corpus:
+    """Learn a tokenizer from what may be learned from, and number everything."""
+    texts = read_documents(folder, pattern)
+    taught = [text for n, text in enumerate(texts) if n % _HELD_OUT]
+    tokenizer = learn_tokenizer(taught)
+    end = [0]
+    numbered = [each.ids + end for each in tokenizer.encode_batch(taught)]
+    held_out = [
+        np.array(each.ids + end, dtype=np.uint16)
+        for each in tokenizer.encode_batch(texts[::_HELD_OUT])
+    ]
+    return Corpus(tokenizer, np.concatenate([np.array(n, np.uint16) for n in numbered]), held_out)
+
+
+def learn_tokenizer(texts: list[str]) -> Tokenizer:
+    """Byte-level pairs, ``VOCABULARY`` of them: every text can be numbered and read back."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
 
 _EXAMINED: Final = 96  # texts
 
@@ -26,14 +278,7 @@ Say = Callable[[str], None]
 def teach(
     name: str, out: Path, text: Path | None, paused_by: Path | None, steps: int | None, say: Say
 ) -> Path:
-    """Teach the pupil called ``name`` on one thread; what is half done in ``out`` goes on.
-
-    Returns:
-        The folder with the model.
-
-    Raises:
-        BenchError: There is no such pupil, or no text for it.
-    """
+    """Teach the pupil called ``name`` on one thread; what is half done in ``out`` goes on."""
     if name not in PUPILS:
         raise BenchError(f"no model is called {name!r}; there are: {', '.join(PUPILS)}")
     pupil = PUPILS[name]

@@ -7,23 +7,173 @@ pressure at all and measures what tiers cost an engine that needs none.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from kvgraph.advisor.replay.tables import pyplot
 from rich.console import Console
 
 from ..engine.engine_rounds import CONCURRENCY, throughput_pairs
 from ..errors import ServerError
+from ..figures import Figures, quantile
+from ..serving.completions import PassResult, agreement
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.workload import Workload
-from .tiers_arms import ARMS, RIVALS, STOCK, TIERS, Arm, ArmRecord, measured_pace, run_arm
-from .tiers_figures import IdleRates, TierResult
-from .tiers_workload import build_tier_workload, paced, shortened
+from .tiers_arms import (
+    ARMS,
+    POOL_BLOCKS,
+    REACTIVE,
+    RIVALS,
+    SPILL_ALL,
+    STOCK,
+    TIERS,
+    WARM_GIB,
+    Arm,
+    ArmRecord,
+    PassRecord,
+    build_tier_workload,
+    measured_pace,
+    paced,
+    returning,
+    reusable_tokens,
+    run_arm,
+    shortened,
+    working_set_blocks,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleRates:
+    """Output tokens per second without memory pressure, once a pair."""
+
+    stock: list[float]
+    tiers: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TierResult:
+    """What the parts that were run have shown."""
+
+    model: str
+    out: Path
+    workload: Workload
+    arms: dict[str, ArmRecord]  # by name
+    idle: IdleRates | None = None  # none if that part was not run
+    refused: dict[str, str] = field(default_factory=dict)  # rivals that did not start, and why
+    pace: float | None = None  # factor on the script's pauses; None if nothing was paused
+
+    def figures(self) -> Figures:
+        """The figures of ``kvgraph bench tiers`` that these parts can give."""
+        figures = Figures("tiers")
+        sequential = {a.arm: a.sequential.result for a in self.arms.values() if a.sequential}
+        concurrent = {a.arm: a.concurrent for a in self.arms.values() if a.concurrent}
+        if sequential:
+            _add_texts(figures, sequential)
+        if sequential and concurrent:
+            _add_agreement(figures, sequential[STOCK.name], concurrent)
+        if concurrent:
+            _add_pressure(figures, concurrent, self.workload)
+        if self.idle is not None:
+            _add_idle(figures, self.idle)
+        return figures
+
+
+def returning_ttft_ms(result: PassResult, workload: Workload) -> list[float]:
+    """Time to first token of the turns that came back from a tool, in milliseconds."""
+    names = returning(workload)
+    return [answer.ttft_s * 1e3 for answer in result.answers if answer.name in names]
+
+
+def context_lost(result: PassResult, workload: Workload) -> float:
+    """Share of the returning agents' own context that the prefix cache no longer held."""
+    before = returning(workload)
+    lost = own = 0
+    for answer in result.answers:
+        if answer.name in before:
+            reusable, shared = reusable_tokens(before[answer.name])
+            own += reusable - shared
+            lost += min(reusable - shared, max(0, reusable - answer.cached_tokens))
+    return lost / own
+
+
+def hit_rate(result: PassResult) -> float:
+    """Share of all prompt tokens that were not computed."""
+    return result.cached_tokens / result.prompt_tokens
+
+
+def _add_texts(figures: Figures, sequential: dict[str, PassResult]) -> None:
+    stock = sequential[STOCK.name]
+    same = all(result.texts == stock.texts for result in sequential.values())
+    figures.add("texts_identical", same, "bool", "yes")
+
+
+def _add_agreement(figures: Figures, alone: PassResult, concurrent: dict[str, PassRecord]) -> None:
+    """Against the answers that stock gave with no batching at all."""
+    ours = [agreement(alone, r.result) for arm, r in concurrent.items() if arm != STOCK.name]
+    itself = agreement(alone, concurrent[STOCK.name].result)
+    if ours:
+        figures.add("concurrent_agreement", 100 * min(ours), "%", "as stock with itself")
+    figures.add("stock_self_agreement", 100 * itself, "%")
+
+
+def _add_pressure(figures: Figures, arms: dict[str, PassRecord], workload: Workload) -> None:
+    stock = arms[STOCK.name].result
+    figures.add("stock_context_lost", context_lost(stock, workload), "share of own context")
+    figures.add("stock_hit_rate", hit_rate(stock), "share of prompt")
+    if tiers := arms.get(TIERS.name):
+        _add_gains(figures, stock, tiers.result, workload)
+    if tiers and (reactive := arms.get(REACTIVE.name)):
+        _add_prefetch(figures, tiers, reactive)
+    if (worth := arms.get(REACTIVE.name)) and (everything := arms.get(SPILL_ALL.name)):
+        _add_admission(figures, worth, everything)
+
+
+def _add_gains(figures: Figures, stock: PassResult, tiers: PassResult, work: Workload) -> None:
+    recomputed = tiers.recomputed_tokens / stock.recomputed_tokens
+    figures.add("tiers_hit_rate", hit_rate(tiers), "share of prompt")
+    # Beside the stalls: what is lost and computed again does not wait for a load either.
+    figures.add("tiers_context_lost", context_lost(tiers, work), "share of own context")
+    figures.add("recomputed_ratio", recomputed, "tiers / stock", "≤ 0.35")
+    for percentile in (50, 95):
+        slow, fast = (quantile(returning_ttft_ms(r, work), percentile) for r in (stock, tiers))
+        figures.add(f"ttft_p{percentile}_ratio", fast / slow, "tiers / stock", "≤ 0.5")
+
+
+def _add_prefetch(figures: Figures, tiers: PassRecord, reactive: PassRecord) -> None:
+    ours, waiting = tiers.tiers, reactive.tiers
+    assert ours is not None
+    assert waiting is not None
+    if waiting.stalls:
+        figures.add("stall_reduction", 1 - ours.stalls / waiting.stalls, "share", "≥ 0.40")
+    if ours.prefetched:
+        useful = ours.prefetch_useful / ours.prefetched
+        figures.add("prefetch_useful", useful, "share of blocks", "≥ 0.60")
+
+
+def _add_admission(figures: Figures, worth: PassRecord, everything: PassRecord) -> None:
+    """Both without prefetch, so that admission is all that differs."""
+    few, many = worth.tiers, everything.tiers
+    assert few is not None
+    assert many is not None
+    if many.spilled:
+        ratio = few.spilled / many.spilled  # blocks of one size
+        figures.add("spilled_bytes_ratio", ratio, "graph / everything", "≤ 0.60")
+    gain = 100 * (hit_rate(worth.result) - hit_rate(everything.result))
+    figures.add("hit_gain_over_spill_all", gain, "points", "≥ 0")
+
+
+def _add_idle(figures: Figures, idle: IdleRates) -> None:
+    ratios = [on / off for off, on in zip(idle.stock, idle.tiers, strict=True)]
+    figures.add("idle_throughput_ratio", ratios, "tiers / stock", "≥ 0.98")
+    figures.add("idle_stock_tokens_per_s", idle.stock, "tok/s")
+    figures.add("idle_tiers_tokens_per_s", idle.tiers, "tok/s")
+
 
 SEQUENTIAL_TURNS: Final = 3
 """Turns of each session in the sequential pass: enough for all to be forgotten and return."""
@@ -49,17 +199,7 @@ def run(
     arms: Sequence[Arm] = ARMS,
     pace: float | None = None,
 ) -> TierResult:
-    """Run ``part`` of the bench; logs are kept in ``out``.
-
-    Args:
-        pairs: Rounds without memory pressure, of either server.
-        arms: Stock first.
-        pace: Factor on the script's pauses; None: measured, by how fast the stock server is here.
-
-    Raises:
-        ServerError: A server did not start, or ran without its tiers.
-        CompletionError: A request was refused.
-    """
+    """Run ``part`` of the bench; logs are kept in ``out``."""
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
@@ -117,3 +257,109 @@ def _idle(model: str, out: Path, pairs: int, progress: bool) -> IdleRates:
     )
     console = Console(stderr=True, quiet=not progress)
     return IdleRates(*throughput_pairs(stock, tiers, pairs, console))
+
+
+DETAILS_FILE: Final = "tiers.json"
+PICTURE_FILE: Final = "tiers.png"
+
+_COLORS: Final = ("#9aa0a6", "#1a73e8", "#12a150", "#e8710a", "#a142f4", "#d93025")
+
+
+def save_details(result: TierResult) -> Path:
+    """Write figures, workload and every arm's counters; no text of any request."""
+    path = result.out / DETAILS_FILE
+    content = {
+        **result.figures().as_dict(),
+        "workload": {"pace": result.pace, **_workload_details(result.workload)},
+        "arms": {name: _arm_details(arm, result.workload) for name, arm in result.arms.items()},
+        "refused": result.refused,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return path
+
+
+def draw(result: TierResult) -> Path:
+    """Draw where prompt tokens came from and how long returning turns waited, as a PNG."""
+    plots = pyplot()
+    figure, axes = plots.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
+    arms = {name: arm.concurrent for name, arm in result.arms.items() if arm.concurrent}
+    _draw_sources(axes[0], arms)
+    _draw_ttft(axes[1], arms, result.workload)
+    path = result.out / PICTURE_FILE
+    figure.savefig(path, dpi=130)
+    plots.close(figure)
+    return path
+
+
+def _draw_sources(axes: Any, arms: dict[str, PassRecord]) -> None:
+    labels = {
+        "local_cache_hit": ("prefix cache", "#1a73e8"),
+        "external_kv_transfer": ("loaded for a waiting request", "#12a150"),
+        "local_compute": ("computed", "#e8eaed"),
+    }
+    left = [0.0] * len(arms)
+    for source, (label, color) in labels.items():
+        widths = [record.sources.get(source, 0.0) / 1e3 for record in arms.values()]
+        axes.barh(list(arms), widths, left=left, color=color, label=label)
+        left = [before + width for before, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("thousand tokens")
+    axes.set_title("Where prompt tokens came from")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
+    _plain(axes)
+
+
+def _draw_ttft(axes: Any, arms: dict[str, PassRecord], workload: Workload) -> None:
+    for (name, record), color in zip(arms.items(), _COLORS, strict=False):
+        samples = sorted(returning_ttft_ms(record.result, workload))
+        shares = [100 * (i + 1) / len(samples) for i in range(len(samples))]
+        axes.step(samples, shares, where="post", color=color, label=name, lw=2)
+    axes.set_xlabel("ms")
+    axes.set_ylabel("% of returning turns")
+    axes.set_title("Time to first token after a tool pause")
+    axes.legend(loc="lower right", frameon=False)
+    _plain(axes)
+
+
+def _plain(axes: Any) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _workload_details(workload: Workload) -> dict[str, Any]:
+    needed = working_set_blocks(workload)
+    return {
+        "requests": len(workload.in_order()),
+        "returning_turns": len(returning(workload)),
+        "prompt_tokens": workload.prompt_tokens,
+        "working_set_blocks": needed,
+        "pool_blocks": POOL_BLOCKS,
+        "pool_share": round(POOL_BLOCKS / needed, 3),
+        "warm_gib": WARM_GIB,
+    }
+
+
+def _arm_details(arm: ArmRecord, workload: Workload) -> dict[str, Any]:
+    passes = {"sequential": arm.sequential, "concurrent": arm.concurrent}
+    return {
+        name: _pass_details(record, workload)
+        for name, record in passes.items()
+        if record is not None
+    }
+
+
+def _pass_details(record: PassRecord, workload: Workload) -> dict[str, Any]:
+    done = record.result
+    ttft = returning_ttft_ms(done, workload)
+    return {
+        "requests": len(done.answers),
+        "prompt_tokens": done.prompt_tokens,
+        "computed_tokens": done.recomputed_tokens,
+        "hit_rate": round(hit_rate(done), 4),
+        "context_lost": round(context_lost(done, workload), 4),
+        "returning_ttft_ms": {p: round(quantile(ttft, p), 1) for p in (50, 90, 95, 99)},
+        "busy_share": round(sum(a.latency_s for a in done.answers) / done.wall_s, 3),
+        "wall_s": round(done.wall_s, 2),
+        "prompt_tokens_by_source": record.sources,
+        "tiers": None if record.tiers is None else asdict(record.tiers),
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,29 @@ import pytest
 from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph.dashboards.metrics import admission_metrics
 from kvgraph.graph.wire.events import HOLD_ENDS, AdmissionReport
-from kvgraph_bench.closed.closed import ClosedScale
-from kvgraph_bench.closed.closed_arms import ClosedRun
-from kvgraph_bench.closed.closed_figures import ClosedResult
-from kvgraph_bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
-from kvgraph_bench.closed.closed_sidecar import HoldCounts, parse_holds
-from kvgraph_bench.closed.closed_users import scripts
+from kvgraph_bench.closed.closed import ClosedResult, ClosedScale
+from kvgraph_bench.closed.closed_pass import (
+    Clock,
+    ClosedAnswer,
+    ClosedPass,
+    ClosedRun,
+    HoldCounts,
+    parse_holds,
+    scripts,
+)
 from kvgraph_bench.closed.on_paper.closed_paper import play_on_paper
-from kvgraph_bench.closed.on_paper.closed_paper_arms import PAPER_ARMS, PaperArm
-from kvgraph_bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.closed.on_paper.open_paper import Sessions, play_open
+from kvgraph_bench.closed.on_paper.paper_loop import (
+    PAPER_ARMS,
+    PAPER_HOLD,
+    PAPER_STOCK,
+    PAPER_TOLD,
+    PaperArm,
+    PaperLoop,
+)
+from kvgraph_bench.recorded.agents_requests import SESSIONS, AgentRequest, recorded_requests
 from kvgraph_bench.serving.completions import Answer
+from kvgraph_bench.serving.vllm_server import HINTS
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
@@ -96,3 +111,50 @@ def test_the_loop_on_paper_serves_every_arm(paper_config: Any, arm: PaperArm) ->
     if done.held is not None:
         assert done.held.not_held > 0
         assert done.held.longest_s <= 120.0
+
+
+BLOCKS = 300
+
+
+@pytest.fixture(scope="module")
+def asked() -> tuple[AgentRequest, ...]:
+    return recorded_requests(SESSIONS, 8, 1, 60, 2048)
+
+
+@pytest.mark.parametrize("arm", [PAPER_STOCK, PAPER_HOLD], ids=lambda arm: arm.name)
+def test_every_request_is_answered_when_its_turn_comes(
+    paper_config: Any, asked: tuple[AgentRequest, ...], arm: PaperArm
+) -> None:
+    pace = 2.0
+    done = play_open(paper_config, arm, BLOCKS, asked, pace, running=4)
+    assert sorted(each.answer.name for each in done.answers) == sorted(r.name for r in asked)
+    ends: dict[str, float] = {}
+    by_name = {each.answer.name: each for each in done.answers}
+    for request in asked:
+        answer = by_name[request.name]
+        due = pace * (request.at - asked[0].at)
+        assert answer.sent_s == pytest.approx(max(due, ends.get(request.session, 0.0)))
+        assert answer.first is (request.session not in ends)
+        ends[request.session] = answer.ended_s
+    assert 0 <= done.wall_s - max(ends.values()) <= 0.1, "a step that schedules nothing"
+    again = play_open(paper_config, arm, BLOCKS, asked, pace, running=4)
+    assert again == done
+
+
+@pytest.mark.parametrize("layered", [True, False])
+def test_callers_on_paper_are_believed_who_say_where_rules_stand(
+    paper_config: Any, asked: tuple[AgentRequest, ...], monkeypatch: Any, layered: bool
+) -> None:
+    monkeypatch.delenv(HINTS, raising=False)
+    arm = replace(PAPER_TOLD, layered=layered)
+    crowd = Sessions([asked[:3]], 2.0)
+    loop = PaperLoop(paper_config, arm, BLOCKS, crowd, pace=2.0)
+    try:
+        loop.run()
+        loop.now += 1.0
+        loop.sidecar.turn()
+        (engine,) = loop.sidecar.graph.stats().engines.values()
+    finally:
+        loop.engine.close()
+    assert (engine.layers["rules"] > 0) is layered
+    assert HINTS not in os.environ

@@ -14,8 +14,7 @@ from kvgraph_bench.fleet.fleet_stage import Killed
 from kvgraph_bench.fleet.routers.rival_routers import round_robin
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine
 from kvgraph_bench.recorded.agents_requests import AgentRequest
-from kvgraph_bench.serving.completions import Answer
-from kvgraph_bench.serving.passes import PassResult
+from kvgraph_bench.serving.completions import Answer, PassResult
 
 
 def sse(tokens: int) -> list[str]:

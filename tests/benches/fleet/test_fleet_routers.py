@@ -11,7 +11,7 @@ from kvgraph_bench.fleet import fleet_stock
 from kvgraph_bench.fleet.fleet_stage import OURS
 from kvgraph_bench.fleet.fleet_stock import StockFleet, add_stock_engines
 from kvgraph_bench.fleet.routers.fleet_routers import add_takes
-from kvgraph_bench.recorded.agents_fleet import SESSIONS
+from kvgraph_bench.recorded.agents_requests import SESSIONS
 
 
 def arm(cached: int, p95: float) -> dict[str, Any]:

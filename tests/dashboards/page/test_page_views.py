@@ -1,14 +1,40 @@
-"""A real browser opens every view against a live sidecar."""
+"""A real browser on a live sidecar: every view, questions, reasons, weights."""
 
 from __future__ import annotations
 
+import json
+import time
+import tomllib
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from kvgraph.graph.wire.events import AdmissionReport, RequestHeld, RequestReleased
+from kvgraph.advisor.tools.terminal import leading_to
+from kvgraph.graph.logs.reasons import REASON_NAMES
+from kvgraph.graph.wire.events import (
+    AdmissionReport,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksSpilled,
+    BlocksStored,
+    CacheGroup,
+    CopiesDropped,
+    EngineHello,
+    GroupKind,
+    RequestFinished,
+    RequestHeld,
+    RequestReleased,
+    RequestStarted,
+    TierReport,
+)
 from kvgraph.hooks.fake import FakeEngine
+from msgspec.structs import replace
 from page_browser import Visit, serious_faults
-from page_sidecar import PageSidecar
+from page_sidecar import BLOCK, TOKEN, PageSidecar, serve_agents
+from small_world import pack
+from waiting import until
 
 ONE = "sessions?session=agent-01&tenant=agent-01"
 VIEWS = ("now", "graph", "misses", "evictions", "evictions?tab=log", "whatif", "weights",
@@ -200,3 +226,372 @@ def test_without_webgl2_a_table_stands_in(visit: Begin, busy_sidecar: PageSideca
     page.get_by_role("region", name="Blocks").wait_for()
     assert page.locator("canvas").count() == 0
     assert begun.faults == []
+
+
+def first_score(opened: Visit) -> str:
+    """The score of the block that goes next."""
+    page = opened.show("evictions")
+    page.locator(".rows tbody tr").first.wait_for()
+    text: str = page.locator(".rows tbody tr").first.locator("td b").inner_text()
+    return text
+
+
+def score_in(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(file.read_text()).get("score", {})
+    return found
+
+
+def test_a_weight_is_tried_applied_and_taken_back(
+    visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
+) -> None:
+    sidecar, file = configured_sidecar
+    with FakeEngine(sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
+        time.sleep(0.5)
+        serve_agents(engine, ["one", "two", "three"])
+        opened = visit()
+        page = opened.page
+        page.goto(sidecar.edit_address)
+        field = page.get_by_role("textbox", name="importance")
+        field.wait_for()
+        assert page.url.endswith("#/weights"), "the token does not stay in the address"
+        before = first_score(opened)
+
+        opened.show("weights")
+        field.fill("-500")
+        page.get_by_text("What this change would do").wait_for()
+        page.get_by_role("button", name="Apply").click()
+        page.get_by_text("Written to").wait_for()
+        assert score_in(file)["importance"] == -500
+        time.sleep(2.0)
+        assert first_score(opened) != before
+
+        opened.show("weights")
+        page.get_by_role("button", name="Take the last change back").click()
+        page.get_by_text("was taken back").wait_for()
+        assert score_in(file) == {}
+    assert opened.faults == []
+
+
+def test_a_refused_change_stays_to_be_mended(
+    visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
+) -> None:
+    sidecar, file = configured_sidecar
+    page = visit().page
+    page.goto(sidecar.edit_address)
+    field = page.get_by_role("textbox", name="importance")
+    field.fill("-500")
+    apply = page.get_by_role("button", name="Apply")
+    apply.click(trial=True)  # as soon as its effect is known
+    file.write_text("[score\n")
+    apply.click()
+    page.get_by_text("Not changed").wait_for()
+    assert field.input_value() == "-500"
+
+
+def test_a_policy_is_chosen_for_the_next_start(
+    visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
+) -> None:
+    sidecar, file = configured_sidecar
+    opened = visit()
+    page = opened.page
+    page.goto(sidecar.edit_address)
+    page.get_by_role("radio", name="lifecycle").click()
+    page.get_by_text("What this change would do").wait_for()
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_text("the policy lifecycle ranks from the sidecar's next start on").wait_for()
+    assert tomllib.loads(file.read_text())["policy"] == {"name": "lifecycle", "guard": False}
+    page.get_by_role("button", name="Take the last change back").click()
+    page.get_by_text("was taken back").wait_for()
+    assert tomllib.loads(file.read_text())["policy"]["name"] == "classic"
+    assert opened.faults == []
+
+
+def test_without_the_edit_token_nothing_is_changed(
+    visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
+) -> None:
+    sidecar, file = configured_sidecar
+    opened = visit()
+    opened.page.goto(sidecar.address)
+    page = opened.show("weights")
+    page.get_by_role("textbox", name="importance").fill("-500")
+    page.get_by_text("kvgraph open --edit").wait_for()
+    assert page.get_by_role("button", name="Apply").is_disabled()
+    assert score_in(file) == {}
+
+
+def test_the_file_that_a_browser_is_given_leads_to_a_page_that_may_change_weights(
+    visit: Begin,
+    configured_sidecar: tuple[PageSidecar, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    sidecar, _ = configured_sidecar
+    opened = visit()
+    with leading_to(sidecar.edit_address) as file:
+        opened.page.goto(file.as_uri())
+        opened.page.get_by_text("live", exact=True).wait_for()
+    assert opened.page.url == f"{sidecar.url}/#/weights", "the token does not stay in the address"
+    opened.page.get_by_role("textbox", name="importance").fill("-500")
+    opened.page.get_by_role("button", name="Apply").wait_for()
+    assert opened.page.get_by_text("kvgraph open --edit").count() == 0
+    assert opened.faults == []
+
+
+AWAY = ("Failed to load resource", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+
+
+def open_page(visit: Begin, sidecar: PageSidecar) -> Visit:
+    begun = visit()
+    begun.page.goto(sidecar.address)
+    begun.page.get_by_text("live", exact=True).wait_for()
+    return begun
+
+
+def test_an_edge_type_is_taken_away_and_comes_back(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("graph")
+    canvas = page.locator("canvas")
+    canvas.wait_for()
+    opened.until("performance.getEntriesByName('kvgraph:painted').length > 0")
+    page.wait_for_timeout(800)
+    switch = page.get_by_role("switch", name="prefix share")
+    before = canvas.screenshot()
+    switch.click(force=True)
+    opened.until("window.location.hash.includes('hide=prefix_share')")
+    page.wait_for_timeout(500)
+    assert canvas.screenshot() != before
+    switch.click(force=True)
+    opened.until("!window.location.hash.includes('hide')")
+    assert opened.faults == []
+
+
+def test_a_miss_is_followed_to_its_reason(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("misses")
+    page.locator(".requests button", has_text="evicted").first.click()
+    reason = page.locator(".opened .reason")
+    reason.wait_for()
+    assert "left the pool" in reason.inner_text()
+    reason.get_by_role("link", name="its eviction").click()
+    page.locator("tr[aria-selected=true]").wait_for()
+    assert opened.faults == []
+
+
+def test_a_block_explains_itself(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("graph?as=table&q=agent-03")
+    page.locator(".table button").first.click()
+    block = page.get_by_role("complementary", name="Block", exact=True)
+    block.get_by_text("Its score").wait_for()
+    block.get_by_text("What happened to it").wait_for()
+    assert opened.faults == []
+
+
+def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
+    visit: Begin, busy_sidecar: PageSidecar
+) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("misses")
+    page.get_by_text("slowest", exact=True).click()
+    opened.until("window.location.hash.includes('order=slowest')")
+    page.get_by_role("textbox", name="Search requests").fill("AGENT-05")
+    opened.until("document.querySelectorAll('.requests > li').length === 4")
+    assert {each.inner_text() for each in page.locator(".requests .who").all()} == {"agent-05"}
+    page = opened.show("misses?order=slowest&find=AGENT-05&reason=evicted")
+    page.locator(".requests button").first.click()
+    page.locator(".opened .remedy").wait_for()
+    page.locator(".opened").get_by_text("Measured on this traffic:").wait_for()  # asked for apart
+    said = page.locator(".opened").inner_text()
+    assert "It took" in said
+    assert "A pool larger by at most 22 blocks, or host memory for copies" in said
+    assert "Measured on this traffic: a pool twice as large under LRU finds" in said
+    assert "had been in this pool before" in said
+    assert opened.faults == []
+
+
+def test_a_request_that_is_not_among_the_last_is_shown_all_the_same(
+    visit: Begin, busy_sidecar: PageSidecar
+) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("misses?session=agent-03&request=1")
+    page.locator(".opened").wait_for()
+    assert page.locator(".requests [data-open=true] .who").inner_text() == "agent-01"
+    assert opened.faults == []
+
+
+def test_the_page_survives_a_restart(visit: Begin, page_sidecar: PageSidecar) -> None:
+    with FakeEngine(page_sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
+        time.sleep(0.5)
+        serve_agents(engine, ["one", "two"], turns=1)
+        opened = open_page(visit, page_sidecar)
+        page = opened.show("engines")
+        page.get_by_role("heading", name="engine-one").wait_for()
+        page_sidecar.stop()
+        page.get_by_text("sidecar away").wait_for()
+        assert page.get_by_role("heading", name="engine-one").count() == 1, "what is known stays"
+        page_sidecar.start()
+        page.get_by_text("live", exact=True).wait_for()
+        page = opened.show("sessions")
+        three = page.get_by_text("three", exact=True).first
+        until = time.monotonic() + 15.0
+        while not three.is_visible() and time.monotonic() < until:
+            # What is asked before the engine is linked again is heard by nobody.
+            serve_agents(engine, ["three"], turns=1)
+            page.wait_for_timeout(500)
+        three.wait_for()
+    assert [fault for fault in opened.faults if not any(each in fault for each in AWAY)] == []
+
+
+def test_what_happens_is_shown_without_asking_for_all_again(
+    visit: Begin, page_sidecar: PageSidecar
+) -> None:
+    with FakeEngine(page_sidecar.endpoint, 40, BLOCK, "engine-one") as engine:
+        serve_agents(engine, ["agent-00", "agent-01"], turns=2)
+        opened = open_page(visit, page_sidecar)
+        asked: list[str] = []
+        page = opened.show("misses")
+        rows = page.locator(".requests > li")
+        page.wait_for_function("document.querySelectorAll('.requests > li').length === 4")
+        page.on("request", lambda request: asked.append(request.url))
+        engine.run(list(range(9 * BLOCK)), "newcomer")
+        rows.filter(has_text="newcomer").wait_for()
+        assert not [url for url in asked if "/v1/requests" in url], "the stream told of it"
+        page = opened.show("sessions?session=agent-01&tenant=agent-01")
+        turns = page.get_by_role("region", name="Session agent-01").locator("dl").first
+        turns.get_by_text("2", exact=True).first.wait_for()
+        serve_agents(engine, ["agent-00", "agent-01"], turns=3)
+        turns.get_by_text("5", exact=True).first.wait_for()
+        page = opened.show("evictions?tab=log")
+        log = page.get_by_role("region", name="Evictions").locator("tbody tr")
+        log.first.wait_for()
+        known = log.count()
+        asked.clear()
+        engine.run(list(range(5000, 5000 + 30 * BLOCK)), "another")
+        opened.until(f"document.querySelectorAll('td.why').length > {known}")
+        logs = [url for url in asked if "/v1/evictions" in url]
+        assert logs
+        assert all("after=" in url for url in logs)
+        assert opened.faults == []
+
+
+SENTENCES = {
+    "never_seen": "was never asked for before",
+    "diverged": "up to there the prompt is that of session never_seen",
+    "evicted": "left the pool",
+    "other_engine": "would have found it",
+    "load_slower": "computing it was judged faster than loading",
+    "copy_lost": "the copy is gone: given up to make room for others",
+    "reset": "was in the pool until the prefix cache was reset",
+    "not_cacheable": "all that can be reused was found",
+    "unknown": "the news of its eviction was lost",
+    "in_store": "is in the shared store, but did not come from there",
+    "other_group": "cache group 1 (a sliding window of 64 tokens) had let go of a part",
+    "other_salt": "session theirs's prompt says the same up to there under another one",
+}  # A part of what the page says; sessions are called by the reason that they make happen
+
+
+class TwoKinds(FakeEngine):
+    """An engine whose layers are of two kinds."""
+
+    def hello(self) -> EngineHello:
+        window = CacheGroup(GroupKind.WINDOW, 64, BLOCK)
+        return replace(super().hello(), groups=(CacheGroup(GroupKind.FULL, 0, BLOCK), window))
+
+
+class Told:
+    """An engine that reports what it is told to report."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._emit, self._number = engine.client.emit, 0
+
+    def serve(self, session: str, *keys: int, found: int = 0, **fields: Any) -> None:
+        """A request for these blocks, of which the pool has the first ``found``."""
+        self._number += 1
+        name, size = f"{session}-{self._number}", BLOCK
+        total = size * len(keys) + 5
+        self._emit(RequestStarted(name, pack(*keys), total, size * found, size, session, **fields))
+        if fresh := keys[found:]:
+            self._emit(BlocksStored(pack(*fresh), keys[found - 1] if found else None, size))
+        self._emit(RequestFinished(name, pack(*keys), total, total, "finished_stopped", session))
+
+    def lose(self, *keys: int) -> None:
+        """These blocks leave the pool."""
+        self._emit(BlocksRemoved(pack(*keys)))
+
+    def copy(self, *keys: int) -> None:
+        """These blocks leave it with a copy."""
+        self._emit(BlocksSpilled(pack(*keys), 2, 100))
+        self.lose(*keys)
+
+    def say(self, *events: Any) -> None:
+        for event in events:
+            self._emit(event)
+
+
+def make_all_happen(one: Told, two: Told) -> None:
+    one.serve("never_seen", 1, 2, 3)
+    one.serve("diverged", 1, 2, 30, found=2)
+    one.serve("not_cacheable", 1, 2, 3, found=3)
+    one.serve("theirs", 41, 42)
+    one.lose(42)
+    one.serve("evicted", 41, 42, found=1)
+    two.serve("theirs", 51, 52)
+    one.serve("theirs", 61, 62)
+    one.copy(62)
+    one.serve("load_slower", 61, 62, found=1)
+    one.serve("theirs", 71, 72)
+    one.copy(72)
+    one.say(CopiesDropped(pack(72), 2, 1))
+    one.serve("copy_lost", 71, 72, found=1)
+    one.serve("theirs", 81, 82, contents=pack(5, 6), salt=1)
+    one.serve("other_salt", 91, 92, contents=pack(5, 6), salt=2)
+    one.say(TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True))
+    two.serve("theirs", 111, 112)
+    two.say(BlocksSpilled(pack(111, 112), 8, 100))
+    one.serve("theirs", 121, 122)
+    one.serve("other_group", 121, 122, found=1, lacking=1)
+    one.serve("theirs", 101, 102)
+    one.serve("unknown", 101, 102, found=1)
+
+
+def told(sidecar: PageSidecar) -> dict[str, tuple[int, str]]:
+    """By session: its last request, and why that missed."""
+    question = urllib.request.Request(f"{sidecar.url}/v1/requests?limit=100")
+    question.add_header("Authorization", f"Bearer {TOKEN}")
+    with urllib.request.urlopen(question, timeout=10) as answer:
+        found = json.load(answer)["requests"]
+    return {each["session"]: (each["id"], each["miss"]["reason"]) for each in reversed(found)}
+
+
+def test_every_reason_is_told_on_the_page(
+    visit: Callable[..., Visit], page_sidecar: PageSidecar
+) -> None:
+    with (
+        TwoKinds(page_sidecar.endpoint, 500, BLOCK, "one") as first,
+        FakeEngine(page_sidecar.endpoint, 500, BLOCK, "two") as second,
+    ):
+        until(lambda: first.client.standing.linked and second.client.standing.linked)
+        time.sleep(1.0)  # the first lists of both pools were taken in
+        one, two = Told(first), Told(second)
+        make_all_happen(one, two)
+        until(lambda: "unknown" in told(page_sidecar))
+        one.serve("other_engine", 51, 52)
+        one.serve("in_store", 111, 112)
+        one.say(BlocksCleared())
+        one.serve("reset", 1, 2, 3)
+        until(lambda: "reset" in told(page_sidecar))
+        said = told(page_sidecar)
+        assert {name: said[name][1] for name in REASON_NAMES} == dict(
+            zip(REASON_NAMES, REASON_NAMES, strict=True)
+        )
+        begun = visit()
+        begun.page.goto(page_sidecar.address)
+        begun.page.get_by_text("live", exact=True).wait_for()
+        for reason, part in SENTENCES.items():
+            page = begun.show(f"misses?request={said[reason][0]}")
+            sentence = page.locator(".opened .reason")
+            sentence.wait_for()
+            assert part in sentence.inner_text(), reason
+        assert set(SENTENCES) == set(REASON_NAMES)
+        assert begun.faults == []

@@ -1,29 +1,28 @@
-"""One real vLLM engine whose layers are of two kinds: full attention, and a sliding window.
-
-Called as ``python -P engine_groups.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
-"""
+"""One real vLLM engine whose layers are of two kinds: full attention, and a sliding window."""
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import time
 from typing import Any
 
-BLOCK = 32
+from one_engine import new_llm, run_program
+
 LINKED_S = 3.0  # until what happens is heard
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Serve a long prompt, others, and one that leaves the first in its middle; options: model."""
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=1024, num_gpu_blocks_override=48, enforce_eager=True, max_num_seqs=2,
-        max_num_batched_tokens=128, skip_tokenizer_init=True,
-    )  # fmt: skip
+    llm = new_llm(
+        options["model"],
+        max_model_len=1024,
+        blocks=48,
+        max_num_seqs=2,
+        max_num_batched_tokens=128,
+        skip_tokenizer_init=True,
+    )
     time.sleep(LINKED_S)
     sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
 
@@ -39,5 +38,4 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

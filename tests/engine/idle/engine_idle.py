@@ -1,16 +1,12 @@
-"""One real vLLM engine in a process of its own, as servers have it, which falls idle.
-
-Called as ``python -P engine_idle.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
-"""
+"""One real vLLM engine in a process of its own, as servers have it, which falls idle."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
-BLOCK = 32
+from one_engine import BLOCK, new_llm, run_program
+
 CONTEXT = 7 * BLOCK  # tokens of each prompt, and one more
 OTHERS = 6  # prompts that push the first one out of the pool
 FALLS_IDLE_S, WATCHED_S, ORDERED_S = 1.5, 3.0, 6.0
@@ -23,12 +19,9 @@ def prompt(seed: int) -> list[int]:
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Serve a prompt and others; be idle, alone, then while orders come, then alone; serve the
     first again. Options: model."""
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=512, num_gpu_blocks_override=24, enforce_eager=True, max_num_seqs=4,
-    )  # fmt: skip
+    llm = new_llm(options["model"], blocks=24)
     sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
     def serve(seed: int) -> Any:
@@ -63,5 +56,4 @@ def cpu_s(seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

@@ -1,17 +1,11 @@
-"""One real vLLM engine that is made to give recorded answers, for the engine tests.
-
-Called as ``python -P engine_agents.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
-"""
+"""One real vLLM engine that is made to give recorded answers, for the engine tests."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
-
-BLOCK = 32
+from one_engine import new_llm, run_program
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
@@ -19,13 +13,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
     Options: model, prompts, answers, end (the token id that ends an answer).
     """
-    from vllm import LLM
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=512, num_gpu_blocks_override=64, enforce_eager=True, max_num_seqs=2,
-        logits_processors=[OPTIONS[1]],
-    )  # fmt: skip
+    llm = new_llm(options["model"], blocks=64, max_num_seqs=2, logits_processors=[OPTIONS[1]])
     first = _serve(llm, options["prompts"], options["answers"], options["end"])
     longer = [p + said["tokens"] + [9] for p, said in zip(options["prompts"], first, strict=True)]
     return {
@@ -70,5 +59,4 @@ def _refused(llm: Any, prompt: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

@@ -1,18 +1,13 @@
-"""One real vLLM engine whose model's template calls tools, made to answer what a test wants.
-
-Called as ``python -P engine_ends.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
-"""
+"""One real vLLM engine whose model's template calls tools, made to answer what a test wants."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
 from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
+from one_engine import new_llm, run_program
 
-BLOCK = 32
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 LINKED_S = 3.0  # until what happens is heard
 
@@ -20,14 +15,16 @@ LINKED_S = 3.0  # until what happens is heard
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Chat once for each answer; options: model, answers (token ids, at most max_tokens of them),
     max_tokens, user_connector."""
-    from vllm import LLM
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=1024, num_gpu_blocks_override=64, enforce_eager=True, max_num_seqs=2,
-        load_format="dummy", logits_processors=[OPTIONS[1]],
+    llm = new_llm(
+        options["model"],
+        max_model_len=1024,
+        blocks=64,
+        max_num_seqs=2,
+        load_format="dummy",
+        logits_processors=[OPTIONS[1]],
         kv_transfer_config=_user_connector() if options["user_connector"] else None,
-    )  # fmt: skip
+    )
     time.sleep(LINKED_S)
     finish = [_chat(llm, answer, options["max_tokens"]) for answer in options["answers"]]
     time.sleep(LINKED_S)
@@ -55,5 +52,4 @@ def _user_connector() -> Any:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

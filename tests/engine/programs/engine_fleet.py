@@ -1,13 +1,10 @@
 """One real vLLM engine that plays recorded agents, as many of their requests as a file says.
 
-Called as ``python -P engine_fleet.py OPTIONS_JSON``; prints one line ``RESULT {json}``. While it
-waits for the file to say more, the engine is idle and linked.
+While it waits for the file to say more, the engine is idle and linked.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from kvgraph.advisor.replay.fleet_traffic import lay_over_users
 from kvgraph.advisor.replay.recordings import read_sessions
 from kvgraph_bench.recorded.agents_forcing import ANSWER, OPTIONS
 from kvgraph_bench.recorded.agents_requests import AgentRequest, build_requests
+from one_engine import new_llm, run_program
 
 SEED = 3
 LONGEST = 2048  # tokens of a request; longer ones are left out
@@ -24,13 +22,13 @@ LONGEST = 2048  # tokens of a request; longer ones are left out
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Options: model, sessions, users, vocabulary, blocks, and allowed: a file that holds how many
     requests may have been served by now, or ``end``."""
-    from vllm import LLM
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=32, gpu_memory_utilization=0.3,
-        max_model_len=LONGEST, num_gpu_blocks_override=options["blocks"], enforce_eager=True,
-        max_num_seqs=4, logits_processors=[OPTIONS[1]],
-    )  # fmt: skip
+    llm = new_llm(
+        options["model"],
+        max_model_len=LONGEST,
+        blocks=options["blocks"],
+        logits_processors=[OPTIONS[1]],
+    )
     fleet = lay_over_users(read_sessions(Path(options["sessions"])), options["users"], 7200.0, SEED)
     served, cached = 0, 0
     for request in build_requests(fleet, options["vocabulary"], SEED):
@@ -66,5 +64,4 @@ def _serve(llm: Any, request: AgentRequest) -> int:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

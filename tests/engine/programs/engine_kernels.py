@@ -5,12 +5,11 @@ Called as ``python -P engine_kernels.py OPTIONS_JSON``.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
-BLOCK = 32
+from one_engine import BLOCK, new_llm, run_program
+
 PROMPT = [3, *range(20, 20 + 5 * BLOCK)]
 
 
@@ -21,12 +20,8 @@ def main(model: str, dtype: str) -> dict[str, Any]:
     from kvgraph.kernels import layout_engines as engines
     from kvgraph.kernels import ops
     from kvgraph.kernels.layout import Blocks
-    from vllm import LLM
 
-    llm = LLM(
-        model, dtype=dtype, block_size=BLOCK, gpu_memory_utilization=0.3, max_model_len=512,
-        num_gpu_blocks_override=40, enforce_eager=True, max_num_seqs=4,
-    )  # fmt: skip
+    llm = new_llm(model, 40, dtype=dtype)
     views = _cache_views(llm)
     blocks, _, tokens, cell = views[0].shape
     cache = engines.from_views(views, isa=engines.cpu_isa(views[0].dtype, tokens, cell // 2))
@@ -129,4 +124,4 @@ def _cache_views(llm: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"\nRESULT {json.dumps(main(**json.loads(sys.argv[1])))}\n")
+    run_program(lambda options: main(**options))

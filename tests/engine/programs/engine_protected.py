@@ -1,18 +1,17 @@
 """A real vLLM engine that shares its cores with others: which protected blocks does it lose?
 
-Called as ``python -P engine_protected.py OPTIONS_JSON``; prints one line ``RESULT {json}``. Several
-requests are under way at a time, and more is asked for than the pool holds.
+Several requests are under way at a time, and more is asked for than the pool holds.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
 from typing import Any
 
-BLOCK = 32
+from one_engine import BLOCK, new_llm, run_program
+
 HEAD = 7 * BLOCK  # protected tokens that open the prompts of one tenant
 TENANTS = 3
 
@@ -29,13 +28,9 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve(options: dict[str, Any]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=512, num_gpu_blocks_override=80, enforce_eager=True, max_num_seqs=4,
-        max_num_batched_tokens=512,
-    )  # fmt: skip
+    llm = new_llm(options["model"], blocks=80, max_num_batched_tokens=512)
     watch = Watch(llm.llm_engine.engine_core.engine_core.scheduler)
     rng = random.Random(1)
     for number in range(options["rounds"]):
@@ -118,5 +113,4 @@ _BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

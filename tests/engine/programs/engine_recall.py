@@ -6,11 +6,9 @@ without it: the texts to compare with.
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
-BLOCK = 32
+from one_engine import BLOCK, new_llm, run_program
 
 
 def words(count: int, seed: int) -> list[int]:
@@ -26,13 +24,9 @@ class Stage:
     """An engine, and what became of its requests."""
 
     def __init__(self, model: str, recall: bool) -> None:
-        from vllm import LLM
 
         self.recall = recall
-        self.llm = LLM(
-            model, dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-            max_model_len=1024, num_gpu_blocks_override=96, enforce_eager=True, max_num_seqs=4,
-        )  # fmt: skip
+        self.llm = new_llm(model, 96, 1024)
         core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = core.scheduler
         self.pool = core.scheduler.kv_cache_manager.block_pool
@@ -115,5 +109,4 @@ def keys_of_first_layer(stage: Stage) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    result = main(**json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(lambda options: main(**options))

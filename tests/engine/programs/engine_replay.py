@@ -1,27 +1,19 @@
-"""One stock vLLM engine in a process of its own: how much of each prompt its prefix cache held.
-
-Called as ``python -P engine_replay.py OPTIONS_JSON``; prints one line ``RESULT [cached tokens]``.
-"""
+"""One stock vLLM engine in a process of its own: how much of each prompt its prefix cache held."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
-BLOCK = 32
+from one_engine import new_llm, run_program
+
 ANSWER = 4  # tokens; prompts end so that they and the answer share their last, partial block
 
 
 def main(options: dict[str, Any]) -> list[int]:
     """Serve ``options["prompts"]`` (token ids), one after the other."""
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=512, num_gpu_blocks_override=options["blocks"], enforce_eager=True,
-        max_num_seqs=4,
-    )  # fmt: skip
+    llm = new_llm(options["model"], blocks=options["blocks"])
     sampling = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
     cached = []
     for prompt in options["prompts"]:
@@ -31,5 +23,4 @@ def main(options: dict[str, Any]) -> list[int]:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

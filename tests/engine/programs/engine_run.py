@@ -1,11 +1,7 @@
-"""One real vLLM engine in a process of its own, for the engine tests: runs a fixed workload.
-
-Called as ``python -P engine_run.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
-"""
+"""One real vLLM engine in a process of its own, for the engine tests: runs a fixed workload."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -13,7 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-BLOCK = 32
+from one_engine import new_llm, run_program
+
 HOT, ONCE = ("hot-a", "hot-b"), 4  # sessions that return each round, and prompts that never do
 
 Turn = tuple[str, list[int], dict[str, Any]]
@@ -21,13 +18,12 @@ Turn = tuple[str, list[int], dict[str, Any]]
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     """Serve the workload one request at a time; options: model, rounds, pause_s, and faults."""
-    from vllm import LLM
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=512, num_gpu_blocks_override=40, enforce_eager=True, max_num_seqs=4,
+    llm = new_llm(
+        options["model"],
+        blocks=40,
         kv_transfer_config=_user_connector() if options.get("user_connector") else None,
-    )  # fmt: skip
+    )
     turns = list(workload(options.get("rounds", 6)))
     texts, cached = [], 0
     for number, turn in enumerate(turns):
@@ -132,5 +128,4 @@ def _kill_sidecar() -> None:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

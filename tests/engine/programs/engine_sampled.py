@@ -1,19 +1,15 @@
-"""One real vLLM engine whose decode steps are sampled: a few sessions that say the same things.
-
-Called as ``python -P engine_sampled.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
-"""
+"""One real vLLM engine whose decode steps are sampled: a few sessions that say the same things."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-BLOCK = 32
+from one_engine import BLOCK, new_llm, run_program
+
 LINKED_S = 3.0  # until what happens is heard
 
 
@@ -22,13 +18,11 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
     Options: model, compiled, blocks, and how long: seconds, or until a file is there.
     """
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=1024, num_gpu_blocks_override=options.get("blocks", 80), max_num_seqs=4,
-        enforce_eager=not options.get("compiled"),
-    )  # fmt: skip
+    llm = new_llm(
+        options["model"], options.get("blocks", 80), 1024, enforce_eager=not options.get("compiled")
+    )
     time.sleep(LINKED_S)
     rng = random.Random(7)
     head, passage = ([rng.randrange(3, 90) for _ in range(n * BLOCK)] for n in (2, 3))
@@ -77,12 +71,9 @@ def sampled_as_on_a_gpu(options: dict[str, Any]) -> dict[str, Any]:
     The runner's dispatcher is asked for a step without a full graph, what was measured arrives with
     a later step, and samples cost what the next steps are late.
     """
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm import SamplingParams, TokensPrompt
 
-    llm = LLM(
-        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-        max_model_len=1024, num_gpu_blocks_override=80, max_num_seqs=4, enforce_eager=True,
-    )  # fmt: skip
+    llm = new_llm(options["model"], 80, 1024)
     rng = random.Random(7)
     prompts = [
         TokensPrompt(prompt_token_ids=[rng.randrange(3, 90) for _ in range(5 * BLOCK + n)])
@@ -157,6 +148,4 @@ class _Sampled:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    result = sampled_as_on_a_gpu(asked) if asked.get("as_on_a_gpu") else main(asked)
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(lambda asked: (sampled_as_on_a_gpu if asked.get("as_on_a_gpu") else main)(asked))

@@ -1,14 +1,12 @@
 """One real vLLM engine that shares a store with others: who computes, who loads, and what fails.
 
-Called as ``python -P engine_store.py OPTIONS_JSON``; prints one line ``RESULT {json}``. Options:
-model; contexts: by name, a number; and whether ``faults`` are made: contexts of their names are
-then asked for while the store misbehaves.
+Options: model; contexts: by name, a number; and whether ``faults`` are made: contexts of their
+names are then asked for while the store misbehaves.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import sys
 import threading
@@ -19,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-BLOCK = 32
+from one_engine import BLOCK, new_llm, run_program
+
 CONTEXT = 12 * BLOCK
 PATIENCE_S = 60.0
 SLOW_S = 0.15  # per record, by a store that turned slow
@@ -30,12 +29,8 @@ class Stage:
     """An engine that is stepped by hand."""
 
     def __init__(self, model: str) -> None:
-        from vllm import LLM
 
-        self.engine = LLM(
-            model, dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-            max_model_len=512, num_gpu_blocks_override=64, enforce_eager=True, max_num_seqs=4,
-        ).llm_engine  # fmt: skip
+        self.engine = new_llm(model, blocks=64).llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.side = self.scheduler.connector.side if self.scheduler.connector else None
         self.answers: dict[str, Any] = {}
@@ -178,5 +173,4 @@ def _store_modules() -> set[str]:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

@@ -1,15 +1,12 @@
 """One real vLLM engine in a process of its own: the tiers' faults, one after the other.
 
-Called as ``python -P engine_tiers.py OPTIONS_JSON``; prints one line ``RESULT {json}``. Without the
-tiers the same requests run and no fault is made: the texts to compare with.
+Without the tiers the same requests run and no fault is made: the texts to compare with.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-BLOCK = 32
+from one_engine import BLOCK, new_llm, run_program
+
 CONTEXT = 7 * BLOCK  # tokens of a session that is parked
 PATIENCE_S = 60.0
 SPILLER_RESTS_S = 1.1  # after a copy that failed nothing is copied for a second
@@ -30,13 +28,9 @@ class Stage:
     """An engine that is stepped by hand."""
 
     def __init__(self, model: str) -> None:
-        from vllm import LLM
 
         self.model = Path(model)
-        self.engine = LLM(
-            model, dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
-            max_model_len=512, num_gpu_blocks_override=POOL, enforce_eager=True, max_num_seqs=4,
-        ).llm_engine  # fmt: skip
+        self.engine = new_llm(model, blocks=POOL).llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.connector = self.scheduler.connector
@@ -442,5 +436,4 @@ def main(options: dict[str, Any]) -> Facts:
 
 
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
-    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    run_program(main)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kvgraph.advisor.page.misses import request_view
@@ -16,6 +18,7 @@ from kvgraph.graph.tables.integrity import check_integrity
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SourceLayer, Tier, as_keys
 from kvgraph.graph.wire.events import (
+    AnyEvent,
     BlocksCleared,
     BlocksLoaded,
     BlocksRemoved,
@@ -35,6 +38,7 @@ from kvgraph.graph.wire.events import (
 )
 from small_world import SIZE, World, pack
 
+Step = Callable[[World], object]
 POOL = int(Tier.POOL)
 WITH_STORE = TierReport(
     4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True
@@ -46,35 +50,191 @@ def world() -> World:
     return World()
 
 
-def test_never_seen(world: World) -> None:
-    world.serve(1, 2, 3)
-    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
+RULES = (Segment(int(SourceLayer.RULES), 0, 2 * SIZE),)
+OTHER_MODEL = EngineHello("host:c", "another model", SIZE, 100, "vllm")
+STORED = BlocksSpilled(pack(1, 2, 3), POOL, 100)
+OVER = SessionSignal("s", ended=True)
 
 
-def test_what_a_turn_appends_was_never_seen(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.serve(1, 2, 3, 4, 5, found=3)
-    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 3)
+def serve(*keys: int, **said: Any) -> Step:
+    return lambda world: world.serve(*keys, **said)
 
 
-def test_a_session_that_edited_its_history_diverged_from_itself(world: World) -> None:
-    world.serve(1, 2, 3, 4)
-    world.serve(1, 2, 30, 40, found=2)
-    assert world.last() == (Reason.DIVERGED, Detail.OWN_HISTORY, 2)
-    assert world.other() == ("s", None)
+def start(*keys: int, **said: Any) -> Step:
+    return lambda world: world.start(*keys, **said)
 
 
-def test_a_session_that_edited_its_very_beginning_diverged_from_itself(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.serve(10, 20, 30)
-    assert world.last() == (Reason.DIVERGED, Detail.OWN_HISTORY, 0)
+def evict(*keys: int) -> Step:
+    return lambda world: world.evict(*keys)
 
 
-def test_a_session_that_shares_a_beginning_diverged_from_the_other(world: World) -> None:
-    world.serve(1, 2, 3, session="first")
-    world.serve(1, 2, 30, found=2, session="second")
-    assert world.last() == (Reason.DIVERGED, Detail.NONE, 2)
-    assert world.other() == ("first", None)
+def rank(*keys: int, kept: tuple[int, ...] = ()) -> Step:
+    return lambda world: world.rank(*keys, kept=kept)
+
+
+def tell(*events: AnyEvent, engine: str = "a") -> Step:
+    return lambda world: world.tell(*events, engine=engine)
+
+
+def aborted(name: str, session: str, engine: str) -> Step:
+    return tell(RequestFinished(name, b"", 53, 53, "abort", session), engine=engine)
+
+
+SCENES = {
+    # Nobody had it
+    "never seen": (serve(1, 2, 3), (Reason.NEVER_SEEN, Detail.NONE, 0)),
+    "what a turn appends": (
+        serve(1, 2, 3), serve(1, 2, 3, 4, 5, found=3), (Reason.NEVER_SEEN, Detail.NONE, 3),
+    ),
+    "an edited history": (
+        serve(1, 2, 3, 4), serve(1, 2, 30, 40, found=2),
+        (Reason.DIVERGED, Detail.OWN_HISTORY, 2, "s"),
+    ),
+    "an edited beginning": (
+        serve(1, 2, 3), serve(10, 20, 30), (Reason.DIVERGED, Detail.OWN_HISTORY, 0),
+    ),
+    "a shared beginning": (
+        serve(1, 2, 3, session="first"), serve(1, 2, 30, found=2, session="second"),
+        (Reason.DIVERGED, Detail.NONE, 2, "first"),
+    ),
+    "another model's blocks": (
+        tell(OTHER_MODEL, engine="c"), serve(1, 2, 3, engine="c"), start(1, 2, 3, session="other"),
+        (Reason.NEVER_SEEN, Detail.NONE, 0),
+    ),
+    "nobody ever kept it": (
+        start(1, 2, 3, engine="b"), aborted("r1", "s", "b"), start(1, 2, 3),
+        (Reason.UNKNOWN, Detail.UNCOMPUTED, 0),
+    ),
+    # Salts
+    "another salt": (
+        serve(1, 2, 3, session="theirs", says=(91, 92, 93), salt=5),
+        serve(11, 12, 30, session="ours", says=(91, 92, 99), salt=6),
+        (Reason.OTHER_SALT, Detail.NONE, 0, "theirs"),
+    ),
+    "a salt and none": (
+        serve(1, 2, says=(91, 92)), serve(11, 12, session="salted", says=(91, 92), salt=6),
+        (Reason.OTHER_SALT, Detail.NONE, 0),
+    ),
+    "another salt's that left the pool": (
+        serve(1, 2, session="theirs", says=(91, 92), salt=5), evict(1, 2),
+        serve(11, 12, session="ours", says=(91, 92), salt=6), (Reason.OTHER_SALT, Detail.APART, 0),
+    ),
+    "the same salt, hashed with another seed": (
+        serve(1, 2, session="a", says=(91, 92), salt=5),
+        serve(11, 12, session="b", says=(91, 92), salt=5), (Reason.NEVER_SEEN, Detail.NONE, 0),
+    ),
+    "evicted, whoever else has it": (
+        serve(11, 12, session="ours", says=(91, 92), salt=6), evict(11, 12),
+        serve(1, 2, session="theirs", says=(91, 92), salt=5),
+        serve(11, 12, session="ours", says=(91, 92), salt=6),
+        (Reason.EVICTED, DepartureRule.LRU, 0),
+    ),
+    "another model that says the same": (
+        tell(OTHER_MODEL, engine="c"),
+        serve(1, 2, session="theirs", says=(91, 92), salt=5, engine="c"),
+        serve(11, 12, session="ours", says=(91, 92), salt=6), (Reason.NEVER_SEEN, Detail.NONE, 0),
+    ),
+    # By what rule it left
+    "no ranking named it": (
+        serve(1, 2, 3), rank(9), evict(3), start(1, 2, 3, found=2),
+        (Reason.EVICTED, DepartureRule.UNRANKED, 2),
+    ),
+    "its session was over": (
+        serve(1, 2, 3), tell(OVER), rank(3, 2, 1), evict(3),
+        start(1, 2, 3, found=2, session="another"),
+        (Reason.EVICTED, DepartureRule.SESSION_OVER, 2, "s"),
+    ),
+    "superseded": (
+        serve(1, 2, 3), serve(1, 2, 30, found=2), rank(3, 30, 2, 1), evict(3),
+        start(1, 2, 3, found=2), (Reason.EVICTED, DepartureRule.SUPERSEDED, 2),
+    ),
+    "though it was protected": (
+        serve(1, 2, 3, segments=RULES), rank(3, kept=(2, 1)), evict(3, 2), start(1, 2, 3, found=1),
+        (Reason.EVICTED, DepartureRule.PROTECTED_LAYER, 1),
+    ),
+    "more is protected than may be, by the policy": (
+        serve(1, 2, 3, segments=RULES), rank(3, 2, kept=(1,)), evict(2), start(1, 2, 3, found=1),
+        (Reason.EVICTED, DepartureRule.PROTECTED_SHARE, 1),
+    ),
+    "more is protected than may be, by LRU": (
+        serve(1, 2, 3, segments=RULES), rank(kept=(1,)), evict(2), start(1, 2, 3, found=1),
+        (Reason.EVICTED, DepartureRule.PROTECTED_SHARE, 1),
+    ),
+    # An engine keeps by itself what callers protect, until a ranking can know of it.
+    "no ranking knew of its protection": (
+        rank(kept=(9,)), serve(1, 2, 3, segments=RULES), evict(2), start(1, 2, 3, found=1),
+        (Reason.EVICTED, DepartureRule.PROTECTED_LAYER, 1),
+    ),
+    "protected, of a session that was over": (
+        serve(1, 2, 3, segments=RULES), tell(OVER), rank(3, 2, 1), evict(2),
+        start(1, 2, 3, found=1, session="another"),
+        (Reason.EVICTED, DepartureRule.SESSION_OVER, 1),
+    ),
+    # Copies and the shared store
+    "loading lost against computing": (
+        serve(1, 2, 3), tell(BlocksSpilled(pack(2, 3), 2, 100)), evict(2, 3),
+        start(1, 2, 3, found=1), (Reason.LOAD_SLOWER, Detail.NONE, 1),
+    ),
+    "a cause from a later version": (
+        serve(1, 2), tell(BlocksSpilled(pack(2), 2, 100)), evict(2),
+        tell(CopiesDropped(pack(2), 2, 200)), start(1, 2, found=1),
+        (Reason.COPY_LOST, Cause.UNKNOWN, 1),
+    ),
+    "in a store that this engine does not read": (
+        tell(WITH_STORE, engine="b"), serve(1, 2, 3, engine="b"), tell(STORED, engine="b"),
+        start(1, 2, 3), (Reason.OTHER_ENGINE, Detail.NONE, 0),
+    ),
+    "lost in the store, of which nobody knew it was there": (
+        tell(WITH_STORE), serve(1, 2, 3, engine="b"),
+        tell(CopiesDropped(pack(1), POOL, int(Cause.STORE_GONE))), start(1, 2, 3),
+        (Reason.OTHER_ENGINE, Detail.NONE, 0),
+    ),
+    # Under way, reset, unheard of
+    "a reset": (
+        serve(1, 2, 3), tell(BlocksCleared()), start(1, 2, 3), (Reason.RESET, Detail.NONE, 0),
+    ),
+    "another request is computing it": (
+        start(1, 2, 3, session="first"), start(1, 2, 3, session="second"),
+        (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0),
+    ),
+    "two requests of one batch": (
+        tell(*(RequestStarted(each, pack(1, 2), 40, 0, SIZE, each) for each in ("x", "y"))),
+        (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0),
+    ),
+    "another computes it though the first to do so went away": (
+        start(1, 2, 3, session="first"), start(1, 2, 3, session="second"),
+        aborted("r1", "first", "a"), start(1, 2, 3, session="third"),
+        (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0),
+    ),
+    "its news were lost": (
+        serve(1, 2, 3), tell(BlocksResident(pack(1, 2))), start(1, 2, 3, found=2),
+        (Reason.UNKNOWN, Detail.UNHEARD, 2),
+    ),
+    # What an engine computed before it was linked is told after the list that has it already.
+    "a list of the pool ahead of the news": (
+        tell(BlocksResident(pack(1, 2, 3))), start(1, 2, 3), (Reason.NEVER_SEEN, Detail.NONE, 0),
+    ),
+    # The list of the pool comes before the start that was queued; then the block is preempted.
+    "a request's own block that a list brought first": (
+        tell(BlocksResident(pack(1, 2, 3))),
+        tell(
+            RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s"),
+            BlocksStored(pack(1, 2, 3), None, SIZE),
+        ),
+        evict(3, 2, 1), (Reason.NEVER_SEEN, Detail.NONE, 0),
+    ),
+}  # fmt: skip
+"""What happens, and the last request's reason, its detail, the first block that it missed, and
+where it matters whose that was."""
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_request_missed_for_this_reason(world: World, scene: str) -> None:
+    *steps, (reason, detail, index, *other) = SCENES[scene]
+    for step in steps:
+        step(world)
+    assert world.last() == (reason, detail, index)
+    assert not other or world.other() == (*other, None)
 
 
 def test_of_two_requests_of_one_batch_the_later_diverged_from_the_other(world: World) -> None:
@@ -88,48 +248,6 @@ def test_of_two_requests_of_one_batch_the_later_diverged_from_the_other(world: W
     assert world.other() == ("second", None)
     record = world.history.requests.record(1)
     assert int(record["reason"]) == Reason.NEVER_SEEN
-
-
-def test_the_same_content_under_another_salt(world: World) -> None:
-    world.serve(1, 2, 3, session="theirs", says=(91, 92, 93), salt=5)
-    world.serve(11, 12, 30, session="ours", says=(91, 92, 99), salt=6)
-    assert world.last() == (Reason.OTHER_SALT, Detail.NONE, 0)
-    assert world.other() == ("theirs", None)
-    assert world.history.requests.names(1).other.engine == "a"
-
-
-def test_the_same_content_under_a_salt_and_under_none(world: World) -> None:
-    world.serve(1, 2, says=(91, 92))
-    world.serve(11, 12, session="salted", says=(91, 92), salt=6)
-    assert world.last()[0] == Reason.OTHER_SALT
-
-
-def test_the_same_content_under_another_salt_that_left_the_pool(world: World) -> None:
-    world.serve(1, 2, session="theirs", says=(91, 92), salt=5)
-    world.evict(1, 2)
-    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
-    assert world.last() == (Reason.OTHER_SALT, Detail.APART, 0)
-
-
-def test_the_same_content_under_the_same_salt_is_no_salts_doing(world: World) -> None:
-    world.serve(1, 2, session="a", says=(91, 92), salt=5)
-    world.serve(11, 12, session="b", says=(91, 92), salt=5)  # hashed with another seed
-    assert world.last()[0] == Reason.NEVER_SEEN
-
-
-def test_what_was_evicted_is_told_as_evicted_whoever_else_has_it(world: World) -> None:
-    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
-    world.evict(11, 12)
-    world.serve(1, 2, session="theirs", says=(91, 92), salt=5)
-    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
-    assert world.last()[0] == Reason.EVICTED
-
-
-def test_another_model_that_says_the_same_is_another_content(world: World) -> None:
-    world.tell(EngineHello("host:c", "other", SIZE, 100, "vllm"), engine="c")
-    world.serve(1, 2, session="theirs", says=(91, 92), salt=5, engine="c")
-    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
-    assert world.last()[0] == Reason.NEVER_SEEN
 
 
 def test_evicted_by_the_engines_own_order(world: World) -> None:
@@ -160,14 +278,6 @@ def test_evicted_by_the_policy_with_its_place(world: World) -> None:
     assert world.history.ranking_at(0, log.at(0)) == 7
 
 
-def test_evicted_though_no_ranking_named_it(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.rank(9)
-    world.evict(3)
-    world.start(1, 2, 3, found=2)
-    assert world.last() == (Reason.EVICTED, DepartureRule.UNRANKED, 2)
-
-
 def test_more_evictions_at_once_than_the_log_keeps_are_known_as_evictions(world: World) -> None:
     keys = range(1, LIMIT + 101)
     world.tell(BlocksResident(pack(*keys)))
@@ -181,65 +291,8 @@ def test_more_evictions_at_once_than_the_log_keeps_are_known_as_evictions(world:
     assert world.last() == (Reason.EVICTED, DepartureRule.LRU, 0)
 
 
-def test_evicted_because_its_session_was_over(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.tell(SessionSignal("s", ended=True))
-    world.rank(3, 2, 1)
-    world.evict(3)
-    world.start(1, 2, 3, found=2, session="another")
-    assert world.last() == (Reason.EVICTED, DepartureRule.SESSION_OVER, 2)
-    assert world.other() == ("s", None)
-
-
-def test_evicted_because_it_was_superseded(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.serve(1, 2, 30, found=2)
-    world.rank(3, 30, 2, 1)
-    world.evict(3)
-    world.start(1, 2, 3, found=2)
-    assert world.last() == (Reason.EVICTED, DepartureRule.SUPERSEDED, 2)
-
-
-def test_evicted_though_it_was_protected(world: World) -> None:
-    rules = (Segment(int(SourceLayer.RULES), 0, 2 * SIZE),)
-    world.serve(1, 2, 3, segments=rules)
-    world.rank(3, kept=(2, 1))
-    world.evict(3, 2)
-    world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, DepartureRule.PROTECTED_LAYER, 1)
-
-
-@pytest.mark.parametrize("order", [(3, 2), ()], ids=["policy", "lru"])
-def test_evicted_because_more_is_protected_than_may_be(
-    world: World, order: tuple[int, ...]
-) -> None:
-    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
-    world.rank(*order, kept=(1,))
-    world.evict(2)
-    world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, DepartureRule.PROTECTED_SHARE, 1)
-
-
-def test_what_no_ranking_knew_was_not_given_up(world: World) -> None:
-    """An engine keeps by itself what callers protect, until a ranking can know of it."""
-    world.rank(kept=(9,))
-    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
-    world.evict(2)
-    world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.EVICTED, DepartureRule.PROTECTED_LAYER, 1)
-
-
-def test_a_protected_block_of_an_ended_session_left_by_right(world: World) -> None:
-    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
-    world.tell(SessionSignal("s", ended=True))
-    world.rank(3, 2, 1)
-    world.evict(2)
-    world.start(1, 2, 3, found=1, session="another")
-    assert world.last() == (Reason.EVICTED, DepartureRule.SESSION_OVER, 1)
-
-
 def test_a_layer_that_is_protected_no_longer_is_no_loss(world: World) -> None:
-    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
+    world.serve(1, 2, 3, segments=RULES)
     world.graph.rules = replace(world.graph.rules, protected_layers=frozenset())
     world.rank(3, 2, 1)
     world.evict(2)
@@ -262,13 +315,6 @@ def test_another_engine_had_it(world: World) -> None:
     assert world.history.requests.names(1).other.engine is None
 
 
-def test_nobody_ever_kept_it(world: World) -> None:
-    name = world.start(1, 2, 3, engine="b")
-    world.tell(RequestFinished(name, b"", 53, 53, "abort", "s"), engine="b")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.UNKNOWN, Detail.UNCOMPUTED, 0)
-
-
 def test_a_request_that_reads_no_cache_says_so(world: World) -> None:
     world.serve(1, 2, 3)
     world.tell(RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s", reads_cache=False))
@@ -283,21 +329,6 @@ def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) ->
     world.start(1, 2, found=1, engine="a")
     assert world.last()[0] is Reason.EVICTED
     assert world.history.requests.names(2).other.engine == "b"
-
-
-def test_an_engine_with_another_model_has_something_else(world: World) -> None:
-    world.tell(EngineHello("host:c", "another model", SIZE, 100, "vllm"), engine="c")
-    world.serve(1, 2, 3, engine="c")
-    world.start(1, 2, 3, engine="a", session="elsewhere")
-    assert world.last()[0] is Reason.NEVER_SEEN
-
-
-def test_loading_lost_against_computing(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.tell(BlocksSpilled(pack(2, 3), 2, 100))
-    world.evict(2, 3)
-    world.start(1, 2, 3, found=1)
-    assert world.last() == (Reason.LOAD_SLOWER, Detail.NONE, 1)
 
 
 def test_what_is_loaded_is_not_missed(world: World) -> None:
@@ -341,14 +372,6 @@ def test_it_is_in_the_store_that_this_engine_reads(world: World) -> None:
     assert world.last() == (Reason.IN_STORE, Detail.NONE, 2)
 
 
-def test_an_engine_that_reads_no_store_does_not_miss_what_is_there(world: World) -> None:
-    reads_store(world, "b")
-    world.serve(1, 2, 3, engine="b")
-    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
-
-
 @pytest.mark.parametrize("cause", STORE_CAUSES)
 @pytest.mark.parametrize("was_here", [False, True])
 def test_the_store_lost_it_with_its_cause(world: World, cause: Cause, was_here: bool) -> None:
@@ -367,14 +390,6 @@ def test_the_store_lost_it_with_its_cause(world: World, cause: Cause, was_here: 
     assert world.last()[0] is Reason.IN_STORE, "it is there again"
 
 
-def test_what_nobody_knew_to_be_in_the_store_is_not_lost_there(world: World) -> None:
-    reads_store(world, "a")
-    world.serve(1, 2, 3, engine="b")
-    world.tell(CopiesDropped(pack(1), POOL, int(Cause.STORE_GONE)), engine="a")
-    world.start(1, 2, 3, engine="a")
-    assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
-
-
 def test_what_is_in_the_store_alone_is_held_by_nobody(world: World) -> None:
     world.serve(1, 2, 3)
     world.tell(BlocksSpilled(pack(2, 3, 99), POOL, 100))
@@ -387,64 +402,12 @@ def test_what_is_in_the_store_alone_is_held_by_nobody(world: World) -> None:
     check_integrity(world.graph.tables)
 
 
-def test_a_cause_from_a_later_version_is_unknown(world: World) -> None:
-    world.serve(1, 2)
-    world.tell(BlocksSpilled(pack(2), 2, 100))
-    world.evict(2)
-    world.tell(CopiesDropped(pack(2), 2, 200))
-    world.start(1, 2, found=1)
-    assert world.last() == (Reason.COPY_LOST, Cause.UNKNOWN, 1)
-
-
-def test_the_cache_was_reset(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.tell(BlocksCleared())
-    world.start(1, 2, 3)
-    assert world.last() == (Reason.RESET, Detail.NONE, 0)
-
-
 def test_nothing_but_the_last_block_is_missing(world: World) -> None:
     world.serve(1, 2, 3)
     world.start(1, 2, 3, found=3)
     assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 3)
     world.start(1, 2, 3, found=2, tail=0)  # vLLM computes at least one token
     assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 2)
-
-
-def test_another_request_is_computing_it(world: World) -> None:
-    world.start(1, 2, 3, session="first")
-    world.start(1, 2, 3, session="second")
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0)
-
-
-def test_two_requests_of_one_batch_compute_the_same(world: World) -> None:
-    both = [RequestStarted(name, pack(1, 2), 40, 0, SIZE, name) for name in ("x", "y")]
-    world.tell(*both)
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0)
-
-
-def test_another_request_computes_it_though_the_first_one_to_do_so_went_away(
-    world: World,
-) -> None:
-    first = world.start(1, 2, 3, session="first")
-    world.start(1, 2, 3, session="second")
-    world.tell(RequestFinished(first, b"", 53, 53, "abort", "first"))
-    world.start(1, 2, 3, session="third")
-    assert world.last() == (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0)
-
-
-def test_news_of_it_were_lost(world: World) -> None:
-    world.serve(1, 2, 3)
-    world.tell(BlocksResident(pack(1, 2)))
-    world.start(1, 2, 3, found=2)
-    assert world.last() == (Reason.UNKNOWN, Detail.UNHEARD, 2)
-
-
-def test_a_list_of_the_pool_may_be_ahead_of_the_news(world: World) -> None:
-    """What an engine computed before it was linked is told after the list that has it already."""
-    world.tell(BlocksResident(pack(1, 2, 3)))
-    world.start(1, 2, 3)
-    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
 
 
 def test_another_group_of_layers_let_go_of_its_part(world: World) -> None:
@@ -654,15 +617,6 @@ def test_what_a_reset_took_after_a_request_looked_was_there(world: World) -> Non
     world.tell(BlocksCleared(), BlocksStored(pack(9), None, SIZE))
     world.evict(9)
     assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
-
-
-def test_a_requests_own_block_that_a_list_brought_first_was_never_there(world: World) -> None:
-    """The list of the pool comes before the start that was queued; then the block is preempted."""
-    world.tell(BlocksResident(pack(1, 2, 3)))
-    start = RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s")
-    world.tell(start, BlocksStored(pack(1, 2, 3), None, SIZE))
-    world.evict(3, 2, 1)
-    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
 
 
 def test_what_left_before_and_is_told_at_once_is_not_said_to_have_left_in_the_step(

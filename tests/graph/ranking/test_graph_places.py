@@ -1,18 +1,25 @@
-"""An explanation says whose order an engine goes by, and where a block stands in that."""
+"""Where a block stands: in the order an engine goes by, among copies, among runs of a chain."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.graph.intents import Intent, IntentKind, Target, Verdict
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking.formulas import LruPolicy
-from kvgraph.graph.ranking.policy import Ruling, Scores, View
+from kvgraph.graph.ranking import fronts
+from kvgraph.graph.ranking.copies import CopyOrder
+from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
+from kvgraph.graph.ranking.order import rank, resident_scores
+from kvgraph.graph.ranking.policy import Policy, Ruling, Scores, Terms, View
+from kvgraph.graph.tables import front as front_module
 from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.types import SessionState, SourceLayer, as_keys
+from kvgraph.graph.types import Rows, SessionState, SourceLayer, as_keys
 from kvgraph.graph.wire.events import BlocksStored, RequestFinished, RequestStarted, Segment
+from kvgraph_bench.graph.graphs import ENGINE, build_graph, churned_graph
 
 SIZE = 16
 PROTECTED, OLD, OVER, FRESH = range(1, 5)
@@ -110,3 +117,170 @@ def test_a_block_in_no_pool_has_no_rank(graph: KVCacheGraph) -> None:
     graph.forget_engine("e")
     told = graph.explain(OLD)
     assert (told["ranks"], told["who_ranks"]) == ({}, "classic")
+
+
+def filled(plain: bool = False) -> CopyOrder[int]:
+    order: CopyOrder[int] = CopyOrder(plain)
+    for block in range(6):
+        order.add(block)
+    return order
+
+
+def first(order: CopyOrder[int], *advised: int) -> list[int]:
+    return list(dict.fromkeys(order.first(advised)))
+
+
+def test_copies_of_blocks_in_use_go_first_the_tail_before_the_head() -> None:
+    order = filled()
+    order.used([3, 4, 5, 77])
+    assert first(order) == [5, 4, 3, 0, 1, 2]
+    assert first(order, 2) == [5, 4, 3, 2, 0, 1]
+    assert [order.stands_twice(block) for block in (2, 3, 77)] == [False, True, False]
+
+
+def test_what_leaves_the_pool_is_the_last_to_go() -> None:
+    order = filled()
+    order.used([3, 4, 5])
+    order.leaves(4)
+    order.leaves(0)
+    order.leaves(77)
+    assert first(order) == [5, 3, 1, 2, 4, 0]
+    assert len(order) == 6
+    assert 77 not in order
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    order = filled()
+    order.used([0, 1])
+    for block in (1, 3, 77):
+        order.discard(block)
+    assert first(order) == [0, 2, 4, 5]
+
+
+def test_plain_is_least_recently_used_whatever_is_said() -> None:
+    order = filled(plain=True)
+    order.used([0, 1])
+    order.leaves(2)
+    assert first(order, 5) == [3, 4, 5, 1, 0, 2]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_an_empty_one_names_nobody(plain: bool) -> None:
+    order: CopyOrder[int] = CopyOrder(plain)
+    assert first(order) == []
+
+
+@pytest.fixture(scope="module")
+def churned_fronts() -> KVCacheGraph:
+    churned, churn = churned_graph(4_000)
+    for _ in range(5):  # requests that run, and tips that stand within a chain
+        churned.apply(ENGINE, churn.batch(3)[:-1])
+    return churned
+
+
+def seen(churned_fronts: KVCacheGraph) -> View:
+    return View(
+        churned_fronts.tables,
+        churned_fronts.rules,
+        churned_fronts.tables.engines[ENGINE],
+        churned_fronts.clock(),
+    )
+
+
+@pytest.mark.parametrize("policy", [LifecyclePolicy(), ClassicPolicy(), LruPolicy()])
+def test_runs_score_as_their_blocks_do(churned_fronts: KVCacheGraph, policy: Policy) -> None:
+    view = seen(churned_fronts)
+    rows = view.blocks.holding(view.engine).rows
+    of_blocks, of_runs = (fronts._copied(view, policy, rows, runs) for runs in (False, True))
+    assert of_runs.front.size < of_blocks.front.size / 3
+    for found in (lambda x: x.scores(policy), lambda x: x.whole(x.scores(policy))):
+        assert np.allclose(
+            of_blocks.by_block(found(of_blocks)), of_runs.by_block(found(of_runs)), atol=1e-8
+        )
+
+
+@pytest.mark.parametrize("part", [37, 1 << 14])
+@pytest.mark.parametrize("limit", [0, 1, 100, 3_000, 10_000])
+def test_a_ranking_of_runs_is_the_ranking_of_their_blocks(
+    churned_fronts: KVCacheGraph, limit: int, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "PART", part)
+    view, policy = seen(churned_fronts), LifecyclePolicy()
+    found = rank(view, policy, limit).order
+    rows, scores = resident_scores(view, policy)
+    keys = view.blocks.wire_keys(rows)
+    of_key = dict(zip(keys.tolist(), scores.tolist(), strict=True))
+    wanted = np.sort(scores)[::-1][:limit]
+    assert len(set(found.tolist())) == len(found) == min(limit, len(rows))
+    assert np.allclose([of_key[key] for key in found.tolist()], wanted, atol=1e-8)
+
+
+def test_where_blocks_are_kept_blocks_are_ranked() -> None:
+    churned_fronts = build_graph(640, 0)  # each of ten chains opens with a protected block
+    churned_fronts.policy = LifecyclePolicy()
+    ranking = churned_fronts.rank(ENGINE, 10_000)
+    assert len(ranking.protected) == 10
+    assert len(ranking.order) == 630
+    view = seen(churned_fronts)
+    rows = view.blocks.holding(view.engine).rows
+    assert fronts.copied(view, churned_fronts.policy, rows).front.lengths is None
+
+
+def is_free(churned_fronts: KVCacheGraph) -> bool:
+    """Whether another thread gets the graph's lock now."""
+    got = list[bool]()
+
+    def ask() -> None:
+        got.append(churned_fronts.lock.acquire(blocking=False))
+        if got[0]:
+            churned_fronts.lock.release()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join()
+    return got[0]
+
+
+class Own:
+    """A policy of somebody's own, which reads what it likes."""
+
+    name = "own"
+
+    def __init__(self, churned_fronts: KVCacheGraph) -> None:
+        self.graph, self.asked = churned_fronts, list[bool]()
+
+    def observe(self, view: View) -> None:
+        """Learn nothing."""
+
+    def scores(self, view: View, picked: Selection) -> Scores:
+        """Seconds since each was stored."""
+        self.asked.append(is_free(self.graph))
+        return np.asarray(view.now - picked.of(view.blocks.created))
+
+    def terms(self, view: View, picked: Selection) -> Terms:
+        """None."""
+        return {}
+
+
+class Detached(Own):
+    """The same, of which copies may be asked."""
+
+    def detached(self, view: View, sessions: Rows) -> Policy:
+        """Itself."""
+        assert not is_free(self.graph)
+        return self
+
+
+def test_others_get_the_lock_while_copies_are_ranked() -> None:
+    churned_fronts = build_graph(640, 0)
+    churned_fronts.policy = policy = Detached(churned_fronts)
+    assert len(churned_fronts.rank(ENGINE, 100).order) == 100
+    assert policy.asked == [True] * len(policy.asked)
+    assert policy.asked
+
+
+def test_a_policy_of_somebodys_own_is_asked_of_the_table_with_the_lock() -> None:
+    churned_fronts = build_graph(640, 0)
+    churned_fronts.policy = policy = Own(churned_fronts)
+    assert len(churned_fronts.rank(ENGINE, 100).order) == 100
+    assert policy.asked == [False]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hand_clock import Clock
+from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.policy import Rules, Weights
+from kvgraph.graph.ranking.formulas import ClassicPolicy, LruPolicy
+from kvgraph.graph.ranking.policy import Policy, Rules, Weights
 from kvgraph.graph.types import EdgeType, SourceLayer
 from kvgraph.graph.wire.events import (
     BlocksStored,
+    ConfidenceSampled,
     RequestFinished,
     RequestStarted,
     Segment,
     SessionSignal,
 )
+from small_world import World
 from wire_keys import pack
 
 SIZE = 16
@@ -182,3 +187,129 @@ def test_only_what_is_resident_on_that_engine_is_ranked(graph: KVCacheGraph) -> 
     assert order(graph) == [1]
     assert graph.rank("other", 10).order.tolist() == [2]
     assert graph.rank("stranger", 10).order.tolist() == []
+
+
+@pytest.fixture
+def world() -> World:
+    """Three sessions of three blocks, which came at once."""
+    world = World()
+    for number, session in enumerate(("sure", "doubting", "unsampled")):
+        world.serve(*range(10 * number + 1, 10 * number + 4), session=session)
+    return world
+
+
+def sample(world: World, session: str, confidence: float, *keys: int) -> None:
+    world.tell(ConfidenceSampled(pack(*keys), confidence, session=session))
+
+
+def term(world: World, key: int) -> float:
+    return float(world.graph.explain(key)["terms"]["confidence"])
+
+
+def test_it_counts_against_the_mean_of_the_sampled(world: World) -> None:
+    world.graph.policy = ClassicPolicy()
+    assert term(world, 1) == 0.0, "nobody was sampled"
+    sample(world, "sure", 0.9, 1)
+    assert term(world, 1) == 0.0, "there is nobody to compare with"
+    sample(world, "doubting", 0.5, 11)
+    assert term(world, 1) == pytest.approx(20 * 0.2, abs=1e-3)
+    assert term(world, 11) == pytest.approx(-20 * 0.2, abs=1e-3)
+    assert term(world, 21) == 0.0, "nothing is known of it"
+
+
+@pytest.mark.parametrize("policy", [ClassicPolicy(), LifecyclePolicy()])
+def test_blocks_of_a_session_that_the_model_is_sure_of_go_first(
+    world: World, policy: Policy
+) -> None:
+    world.graph.policy = policy
+    sample(world, "doubting", 0.2, 11)
+    sample(world, "sure", 0.9, 1)
+    world.serve(1, 2, 3, session="sure", found=3)
+    world.serve(11, 12, 13, session="doubting", found=3)
+    ends = {1: 3, 11: 13}
+    scores = {key: world.graph.explain(end)["score"] for key, end in ends.items()}
+    plain = type(policy)(Weights(confidence=0.0))
+    world.graph.policy = plain
+    before = {key: world.graph.explain(end)["score"] for key, end in ends.items()}
+    assert scores[1] > before[1]
+    assert scores[11] < before[11]
+
+
+def test_it_is_bounded_in_the_default_policy(world: World) -> None:
+    world.graph.policy = LifecyclePolicy(Weights(confidence=1e6))
+    sample(world, "doubting", 0.0, 11)
+    sample(world, "sure", 1.0, 1)
+    steered = [world.graph.explain(key)["terms"]["graph"] for key in (1, 11)]
+    assert all(abs(each) <= 351 for each in steered), "a factor of e^0.35 of the rate, either way"
+    assert steered[0] > steered[1]
+
+
+@pytest.fixture
+def reserved_world() -> World:
+    """Two sessions with two turns each, and then six with one."""
+    reserved_world = World()
+    reserved_world.graph.policy = LruPolicy()
+    for session, first in (("old", 10), ("young", 20)):
+        reserved_world.serve(first, first + 1, session=session)
+        reserved_world.serve(first, first + 1, first + 2, found=2, session=session)
+    for number in range(6):
+        reserved_world.serve(100 + 2 * number, 101 + 2 * number, session=f"once {number}")
+    return reserved_world
+
+
+def reserved_order(reserved_world: World, reserved: float) -> list[int]:
+    reserved_world.graph.configure(replace(Rules(), reserved=reserved))
+    return reserved_world.graph.rank("a", 100).order.tolist()
+
+
+def test_without_a_reservation_the_engine_keeps_its_own_order(reserved_world: World) -> None:
+    assert reserved_order(reserved_world, 0.0) == []
+
+
+def test_sessions_that_came_back_go_last(reserved_world: World) -> None:
+    ranked = reserved_order(reserved_world, 6)
+    assert ranked[-6:] == [12, 11, 10, 22, 21, 20]
+    assert ranked[:4] == [101, 100, 103, 102]
+    assert reserved_world.graph.explain(10)["standing"] == ["reserved"]
+
+
+def test_the_room_is_bounded_and_the_last_heard_of_have_it_first(reserved_world: World) -> None:
+    ranked = reserved_order(reserved_world, 5)
+    assert ranked[:3] == [12, 11, 10]
+    assert ranked[-3:] == [22, 21, 20]
+
+
+def test_below_one_it_is_a_share_of_the_pool(reserved_world: World) -> None:
+    assert reserved_order(reserved_world, 0.031)[-3:] == [22, 21, 20]  # of 100 blocks
+    assert reserved_order(reserved_world, 0.029)[:3] == [12, 11, 10]
+
+
+def test_the_room_is_of_each_engine(reserved_world: World) -> None:
+    reserved_world.serve(10, 11, 12, 13, session="old", engine="b")
+    ranked = reserved_order(reserved_world, 100)
+    assert ranked[-3:] == [22, 21, 20]
+
+
+def test_it_is_released_when_a_session_ends(reserved_world: World) -> None:
+    name = reserved_world.start(20, 21, 22, found=3, session="young")
+    end = RequestFinished(name, pack(20, 21, 22), 53, 53, "stop", "young", session_ended=True)
+    reserved_world.tell(end)
+    ranked = reserved_order(reserved_world, 100)
+    assert ranked[:3] == [22, 21, 20]
+    assert ranked[-3:] == [12, 11, 10]
+
+
+def test_it_is_released_for_a_branch_that_was_left_behind(reserved_world: World) -> None:
+    reserved_world.tell(RequestStarted("edited", pack(20, 31), 2 * SIZE, SIZE, SIZE, "young"))
+    reserved_world.tell(
+        RequestFinished("edited", pack(20, 31), 2 * SIZE, 2 * SIZE, "stop", "young")
+    )
+    ranked = reserved_order(reserved_world, 100)
+    assert ranked[:2] == [22, 21]
+    assert ranked[-1] == 20
+
+
+def test_it_is_released_when_a_return_is_no_longer_likely(reserved_world: World) -> None:
+    assert reserved_order(reserved_world, 100)[-3:] == [22, 21, 20]
+    reserved_world.now += 3600
+    assert reserved_order(reserved_world, 100)[:3] == [12, 11, 10]

@@ -5,27 +5,37 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 from kvgraph.advisor.intake import Intake
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.advisor.sockets.subscriber import EventSubscriber, ReceivedBatch
-from kvgraph.graph.ingest.slices import CHURN, SLICE_KEYS, event_runs
+from kvgraph.graph.errors import GraphError
+from kvgraph.graph.ingest.slices import CHURN, SLICE_KEYS, event_runs, oldest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.logs.evictions import RowMark
+from kvgraph.graph.tables.columns import refilled, taken_in_parts
 from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import EdgeType, Keys, Tier
+from kvgraph.graph.types import MAX_ENGINES, EdgeType, Keys, Tier
 from kvgraph.graph.wire.events import (
     AnyEvent,
+    BlocksCleared,
     BlocksRemoved,
     BlocksResident,
     BlocksSpilled,
     BlocksStored,
     EngineHello,
     Pressure,
+    RequestFinished,
     RequestStarted,
+    Segment,
 )
+from kvgraph.hooks.link.outbox import as_tip
 from kvgraph_bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
+from wire_keys import pack
 
 POOL = 100_000
 LIFE = Pressure(POOL, POOL, 0, 0, 0)
@@ -56,7 +66,7 @@ class World:
         return set(blocks.keys[: blocks.size][blocks.resident(column)].tolist())
 
 
-def pack(keys: Keys) -> bytes:
+def packed(keys: Keys) -> bytes:
     return keys.astype("<u8").tobytes()
 
 
@@ -66,7 +76,7 @@ def test_a_listing_is_taken_in_slices_and_counts_whole_at_its_end() -> None:
     listed = np.concatenate([world.keys[: POOL - 60_000], fresh])
     hello = EngineHello("e", "", BLOCK_SIZE, POOL, "v")
     seen, ranked = [], []
-    slices = world.graph.slices("e", [hello, BlocksResident(pack(listed))])
+    slices = world.graph.slices("e", [hello, BlocksResident(packed(listed))])
     for _ in slices:
         world.graph.check_integrity()
         seen.append(world.graph.tables.is_listing("e"))
@@ -91,7 +101,7 @@ def test_a_listing_of_unknown_blocks_never_rebuilds_a_large_index_at_once(
     monkeypatch.setattr(HashIndex, "rebuild", rebuild)
     graph = KVCacheGraph()
     keys = random_keys(np.random.default_rng(13), 500_000)
-    graph.apply("e", [BlocksResident(pack(keys))])
+    graph.apply("e", [BlocksResident(packed(keys))])
     assert graph.resident_count("e") == len(keys)
     assert max(rebuilt) < 1 << 16, "those with more are rebuilt part by part"
     graph.apply("e", list(chain_events(random_keys(np.random.default_rng(14), 300_000))))
@@ -122,7 +132,7 @@ def test_ghosts_go_in_slices_and_nothing_is_left_that_names_them() -> None:
     blocks, edges = world.graph.tables.blocks, world.graph.tables.edges
     kept = world.keys[-64:]
     world.now += 1.0
-    world.graph.apply("other", [RequestStarted("last", pack(kept), 1024, 0, 16, "last")])
+    world.graph.apply("other", [RequestStarted("last", packed(kept), 1024, 0, 16, "last")])
     rows = blocks.find(world.keys)
     weights = np.ones(POOL // 2, dtype=np.float32)
     ends = np.sort(np.stack([rows[: POOL // 2], rows[POOL // 2 :]]), axis=0)
@@ -131,7 +141,7 @@ def test_ghosts_go_in_slices_and_nothing_is_left_that_names_them() -> None:
     world.graph.check_integrity()
     assert world.take(world.graph.slices("other", [LIFE])) == 0, "it may be back in a moment"
     fresh = random_keys(np.random.default_rng(12), 300)
-    stored = BlocksStored(pack(fresh), None, BLOCK_SIZE)
+    stored = BlocksStored(packed(fresh), None, BLOCK_SIZE)
     assert world.take(world.graph.slices("other", [stored])) > POOL // SLICE_KEYS
     assert len(blocks) == 750 + len(fresh)
     assert (blocks.find(kept) >= 0).all(), "the last used are remembered for longest"
@@ -143,13 +153,13 @@ def test_ghosts_go_in_slices_and_nothing_is_left_that_names_them() -> None:
 def test_ingest_goes_on_while_more_ghosts_wait_than_one_batch_releases() -> None:
     world = World(max_ghosts=1000)
     more = random_keys(np.random.default_rng(7), POOL)
-    world.graph.apply("e", [BlocksStored(pack(more), None, BLOCK_SIZE)])
+    world.graph.apply("e", [BlocksStored(packed(more), None, BLOCK_SIZE)])
     world.graph.forget_engine("e")
     sizes = [len(world.graph.tables.blocks)]
     for number in range(3):
         keys = random_keys(np.random.default_rng(100 + number), 5_000)
-        stored = BlocksStored(pack(keys), None, BLOCK_SIZE)
-        world.take(world.graph.slices("other", [stored, BlocksRemoved(pack(keys[:1000]))]))
+        stored = BlocksStored(packed(keys), None, BLOCK_SIZE)
+        world.take(world.graph.slices("other", [stored, BlocksRemoved(packed(keys[:1000]))]))
         sizes.append(len(world.graph.tables.blocks))
         assert set(keys[1000:].tolist()) <= world.resident("other")
     assert sizes[0] == 2 * POOL
@@ -161,10 +171,10 @@ def test_slices_and_one_stroke_leave_the_same_graph() -> None:
     one, other = World(max_ghosts=500), World(max_ghosts=500)
     fresh = random_keys(np.random.default_rng(8), 40_000)
     events: list[AnyEvent] = [
-        BlocksStored(pack(fresh), None, BLOCK_SIZE, "s"),
-        BlocksRemoved(pack(world_half := one.keys[: POOL // 2])),
-        BlocksSpilled(pack(world_half[:20_000]), int(Tier.WARM), 100),
-        BlocksResident(pack(fresh)),
+        BlocksStored(packed(fresh), None, BLOCK_SIZE, "s"),
+        BlocksRemoved(packed(world_half := one.keys[: POOL // 2])),
+        BlocksSpilled(packed(world_half[:20_000]), int(Tier.WARM), 100),
+        BlocksResident(packed(fresh)),
     ]
     one.graph.apply("e", events)
     assert other.take(other.graph.slices("e", events)) > 10
@@ -177,9 +187,9 @@ def test_slices_and_one_stroke_leave_the_same_graph() -> None:
 
 def test_long_events_are_cut_and_short_ones_joined() -> None:
     keys = random_keys(np.random.default_rng(9), 2 * SLICE_KEYS + 10)
-    short = [BlocksStored(pack(keys[at : at + 4]), None, BLOCK_SIZE) for at in range(0, 40, 4)]
-    long = BlocksStored(pack(keys), 7, BLOCK_SIZE, "s")
-    runs = list(event_runs([*short, long, LIFE, LIFE, BlocksRemoved(b"torn" + pack(keys))]))
+    short = [BlocksStored(packed(keys[at : at + 4]), None, BLOCK_SIZE) for at in range(0, 40, 4)]
+    long = BlocksStored(packed(keys), 7, BLOCK_SIZE, "s")
+    runs = list(event_runs([*short, long, LIFE, LIFE, BlocksRemoved(b"torn" + packed(keys))]))
     assert [len(run.events) for run in runs] == [10, 1, 1, 1, 1, 1, 1]
     assert all(run.keys <= SLICE_KEYS for run in runs[:-1])
     parts = [run.events[0] for run in runs[1:4]]
@@ -229,7 +239,7 @@ class _Planner:
 def test_whoever_waits_for_the_lock_gets_it_in_the_middle_of_a_listing(attempt: int) -> None:
     world = World()
     keys = random_keys(np.random.default_rng(11), 400_000)
-    ears: EventSubscriber = OneMessage([BlocksResident(pack(keys))])  # type: ignore[assignment]
+    ears: EventSubscriber = OneMessage([BlocksResident(packed(keys))])  # type: ignore[assignment]
     planner: GraphEvictionAdvisor = _Planner()  # type: ignore[assignment]
     intake = Intake(world.graph, ears, [], planner, None, lambda: world.now)
     over, seen = threading.Event(), 0
@@ -248,3 +258,245 @@ def test_whoever_waits_for_the_lock_gets_it_in_the_middle_of_a_listing(attempt: 
     reader.join()
     assert seen >= 1
     assert len(world.resident()) == len(keys)
+
+
+_RNG = np.random.default_rng(3)
+_SPREADS = {
+    "even": _RNG.uniform(0, 1e6, 30_000),
+    "equal": np.full(30_000, 7.0),
+    "two": _RNG.integers(0, 2, 30_000).astype(np.float64),
+    "batches": np.repeat(np.arange(30.0), 1_000),
+    "never": np.where(_RNG.uniform(size=30_000) < 0.9, -np.inf, 5.0),
+    "one apart": np.concatenate([np.full(29_999, 3.0), [1.0]]),
+    "in step with the sample": np.tile(np.arange(8.0), 3_750),
+}
+
+
+@pytest.mark.parametrize("spread", _SPREADS)
+def test_they_are_those_of_a_stable_sort(spread: str) -> None:
+    times: npt.NDArray[np.float64] = _SPREADS[spread]
+    rows = np.flatnonzero(_RNG.uniform(size=2 * len(times)) < 0.9)[: len(times)].astype(np.int32)
+    cuts = [0, 11_000, 11_000, 29_000]
+    parts = np.split(rows, cuts), np.split(times, cuts)
+    for count in (0, 1, 100, 15_000, 29_999, 30_000):
+        expected = np.sort(np.argsort(times, kind="stable")[:count])
+        assert np.array_equal(oldest(*parts, count), rows[expected]), count
+
+
+SIZE = 16
+
+
+def turn(number: int, keys: range, found: int, session: str | None) -> list[AnyEvent]:
+    """A request whose first ``found`` blocks are cached, and which writes its last two."""
+    prompt, whole = keys[:-2], pack(*keys)
+    tokens, name = SIZE * len(prompt), f"r{number}"
+    parent = keys[found - 1] if found else None
+    return [
+        RequestStarted(name, pack(*prompt), tokens, SIZE * found, SIZE, session),
+        BlocksStored(pack(*keys[found:]), parent, SIZE),
+        RequestFinished(name, whole, tokens, SIZE * len(keys), "stop", session),
+    ]
+
+
+def told(tips: bool, session: str | None) -> KVCacheGraph:
+    now = [1000.0]
+    graph = KVCacheGraph(clock=lambda: now[0])
+    graph.apply("e", [EngineHello("e", "m", SIZE, 10_000, "v")])
+    for number, (length, found) in enumerate([(700, 0), (900, 700), (1600, 900)]):
+        now[0] += 1
+        events = turn(number, range(1, length + 1), found, session)
+        graph.apply("e", [as_tip(event) for event in events] if tips else events)
+        graph.check_integrity()
+    return graph
+
+
+@pytest.mark.parametrize("session", ["s", None])
+def test_a_session_told_by_tips_has_the_same_turns_and_the_same_end(session: str | None) -> None:
+    chains, tips = told(False, session), told(True, session)
+    assert tips.counters["tips_unknown"] == 0
+    for name in ("turns", "tokens", "tip", "running", "state"):
+        ours, theirs = (getattr(each.tables.sessions, name)[0] for each in (tips, chains))
+        assert ours == theirs, name
+    rows = tips.tables.blocks.find(np.arange(1, 1601, dtype=np.uint64), tips.tables.salt(0))
+    blocks, others = tips.tables.blocks, chains.tables.blocks
+    same = others.find(np.arange(1, 1601, dtype=np.uint64), chains.tables.salt(0))
+    for name in ("depth", "hit_count", "session", "tokens"):
+        assert (getattr(blocks, name)[rows] == getattr(others, name)[same]).all(), name
+
+
+def test_a_tip_is_one_key_long() -> None:
+    started, stored, finished = turn(0, range(1, 101), 40, "s")
+    tip, same, end = as_tip(started), as_tip(stored), as_tip(finished)
+    assert (tip.hashes, tip.skipped) == (pack(40), 39)  # type: ignore[union-attr]
+    assert (end.hashes, end.skipped) == (pack(100), 99)  # type: ignore[union-attr]
+    assert same is stored
+    fresh = as_tip(turn(0, range(1, 101), 0, "s")[0])
+    assert (fresh.hashes, fresh.skipped) == (b"", 0)  # type: ignore[union-attr]
+
+
+def test_a_start_that_says_what_its_blocks_are_is_told_whole() -> None:
+    started, *_ = turn(0, range(1, 101), 40, "s")
+    tagged = msgspec.structs.replace(started, segments=(Segment(0, 0, 160),))
+    assert as_tip(tagged) is tagged
+
+
+def test_what_a_tip_leaves_out_is_not_taken_for_left_behind() -> None:
+    graph = KVCacheGraph()
+    for number, found in enumerate((0, 40)):
+        graph.apply("e", [as_tip(each) for each in turn(number, range(1, 101), found, "s")])
+    assert graph.counters["blocks_superseded"] == 0
+
+
+def test_a_tip_of_a_chain_that_is_not_known_tells_of_no_block() -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", [BlocksStored(pack(5, 6), None, SIZE)])
+    for tip in (6, 7):
+        end = RequestFinished(f"r{tip}", pack(tip), 64, 80, "stop", "s", skipped=4)
+        graph.apply("e", [end])
+    graph.check_integrity()
+    assert graph.counters["tips_unknown"] == 2
+    assert len(graph.tables.blocks) == 2
+    assert graph.tables.sessions.rows_named("s") == [0]
+
+
+def test_what_is_new_is_found_behind_what_was_skipped() -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", turn(0, range(1, 101), 0, "s"))
+    graph.apply(
+        "e", [RequestStarted("r", pack(98, 200, 201), 101 * 16, 98 * 16, 16, "s", skipped=97)]
+    )
+    graph.check_integrity()
+    row = int(graph.tables.blocks.find(np.array([201], dtype=np.uint64))[0])
+    assert graph.tables.blocks.depth[row] == 99
+
+
+FORGETTING_POOL = 300_000
+
+
+@pytest.fixture(scope="module")
+def keys() -> Keys:
+    return random_keys(np.random.default_rng(5), FORGETTING_POOL)
+
+
+@pytest.fixture
+def graph(keys: Keys) -> KVCacheGraph:
+    graph = KVCacheGraph(clock=lambda: 1000.0)
+    graph.apply("e", [EngineHello("e", "m", BLOCK_SIZE, FORGETTING_POOL, "v"), *chain_events(keys)])
+    graph.apply("e", [BlocksSpilled(packed(keys[:1000]), int(Tier.WARM), 1)])
+    graph.apply("other", [EngineHello("other", "m", BLOCK_SIZE, 64, "v")])
+    graph.apply("other", [BlocksResident(packed(keys[-64:]))])
+    return graph
+
+
+def held(graph: KVCacheGraph, column: int) -> int:
+    return int(np.count_nonzero(graph.tables.blocks.tiers[column]))
+
+
+def counts_of(graph: KVCacheGraph, column: int, slices: Iterator[None]) -> list[int]:
+    """How many blocks the column has after each slice, with the tables whole."""
+    counts = []
+    for _ in slices:
+        graph.check_integrity()
+        counts.append(held(graph, column))
+    graph.check_integrity()
+    return [*counts, held(graph, column)]
+
+
+def test_it_goes_part_by_part_and_is_not_found_from_the_first_on(
+    graph: KVCacheGraph, keys: Keys
+) -> None:
+    column, slices = graph.tables.engines["e"], graph.forgetting("e")
+    next(slices)
+    assert graph.engines == ["other"]
+    assert graph.resident_count("e") == 0
+    assert not graph.rank("e", 100).order.size
+    counts = counts_of(graph, column, slices)
+    lost = -np.diff([FORGETTING_POOL, *counts])
+    assert len(counts) > 2
+    assert max(lost) < FORGETTING_POOL / 2, "no slice takes most of them"
+    assert counts[-1] == 0
+    assert len(graph.tables.blocks) == FORGETTING_POOL, "they are remembered"
+    assert set(graph.rank("other", 64).order.tolist()) | set(
+        graph.rank("other", 64).protected.tolist()
+    ) == set(keys[-64:].tolist())
+
+
+def test_its_requests_are_awaited_no_more_some_at_a_time(graph: KVCacheGraph) -> None:
+    history, column = graph.tables.history, graph.tables.engines["e"]
+    awaited = [len(history.running.of(column))]
+    assert awaited[0] > 4_000
+    awaited += [len(history.running.of(column)) for _ in graph.forgetting("e")]
+    assert awaited[1] > 0, "no slice takes all of them"
+    assert awaited == sorted(awaited, reverse=True)
+    assert awaited[-1] == 0
+    assert not (history.evictions[column].marks & RowMark.COMPUTING).any()
+
+
+@pytest.mark.parametrize("after", [1, 4])  # slices: requests still run; some blocks are gone
+def test_one_that_comes_back_meanwhile_keeps_all_that_it_says(
+    graph: KVCacheGraph, keys: Keys, after: int
+) -> None:
+    slices = graph.forgetting("e")
+    for _ in range(after):
+        next(slices)
+    fresh = random_keys(np.random.default_rng(6), 1000)
+    hello = EngineHello("e", "m", BLOCK_SIZE, FORGETTING_POOL, "v")
+    listed = [BlocksResident(packed(keys[:5000])), BlocksStored(pack(fresh), None, BLOCK_SIZE)]
+    graph.apply("e", [hello, *listed])
+    for _ in slices:
+        graph.check_integrity()
+    assert graph.resident_count("e") == 6000
+    blocks = graph.tables.blocks
+    resident = blocks.resident(graph.tables.engines["e"])
+    expected = {*keys[:5000].tolist(), *fresh.tolist()}
+    assert set(blocks.wire_keys(np.flatnonzero(resident).astype(np.int32)).tolist()) == expected
+    assert graph.tables.pool_blocks[graph.tables.engines["e"]] == FORGETTING_POOL
+
+
+def test_nobody_is_given_its_column_before_the_last_slice() -> None:
+    graph = KVCacheGraph()
+    stored = BlocksStored(packed(np.arange(1, 3, dtype=np.uint64)), None, BLOCK_SIZE)
+    for number in range(MAX_ENGINES):
+        graph.apply(f"e{number}", [stored])
+    slices = graph.forgetting("e3")
+    next(slices)
+    with pytest.raises(GraphError):
+        graph.apply("new", [stored])
+    assert list(slices) == []
+    graph.apply("new", [])
+    assert graph.tables.engines["new"] == 3
+    assert graph.resident_count("new") == 0
+
+
+def test_a_pool_that_is_emptied_is_emptied_part_by_part(graph: KVCacheGraph) -> None:
+    column = graph.tables.engines["e"]
+    counts = counts_of(graph, column, graph.slices("e", [BlocksCleared()]))
+    assert len(set(counts)) > 2
+    assert counts[-1] == 1000, "copies stay"
+    assert graph.resident_count("other") == 64
+
+
+def test_another_model_lets_go_of_the_old_ones_blocks_part_by_part(graph: KVCacheGraph) -> None:
+    column = graph.tables.engines["e"]
+    hello = EngineHello("e", "another", BLOCK_SIZE, FORGETTING_POOL, "v")
+    counts = counts_of(graph, column, graph.slices("e", [hello]))
+    assert len(set(counts)) > 2
+    assert counts[-1] == 0
+    assert graph.tables.models[column] == "another"
+
+
+def test_what_is_written_while_memory_is_taken_is_kept() -> None:
+    values = np.arange(1 << 19, dtype=np.float64)
+    taking, parts = taken_in_parts(values, 1 << 20), 0
+    while True:
+        try:
+            next(taking)
+        except StopIteration as over:
+            room = over.value
+            break
+        parts += 1
+        values[parts] = -1.0
+    room = refilled(room, values)
+    assert parts >= 7
+    assert np.array_equal(room[: 1 << 19], values)
+    assert not room[1 << 19 :].any()

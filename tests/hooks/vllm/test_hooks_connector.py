@@ -1,10 +1,13 @@
-"""The connector: what it tells, and that nothing of ours reaches vLLM when it fails."""
+"""The connector: what it tells, and that nothing of ours reaches vLLM when it fails or leaves."""
 
 from __future__ import annotations
 
+import gc
 import itertools
-import logging
 import struct
+import time
+import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +24,9 @@ from kvgraph.graph.wire.events import (
 )
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
+from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from msgspec import structs
+from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 PROMPT = 10 * BLOCK_SIZE
@@ -281,9 +286,8 @@ def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any
 def test_an_error_of_ours_disables_us_and_no_more(
     connector: Any, pool: Any, call: Any, default: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert call(connector) == default
-        assert call(connector) == default
+    assert call(connector) == default
+    assert call(connector) == default
     assert len(caplog.records) == 1
     assert "disabled" in caplog.records[0].getMessage()
     assert not connector.side.attached
@@ -357,3 +361,114 @@ def test_a_worker_does_nothing(pool: Any) -> None:
     worker.save_kv_layer("0", None, None)
     worker.wait_for_save()
     worker.shutdown()
+
+
+Paper = Callable[..., Any]
+
+PERSISTENT = [
+    "bridge.ledger.clear",
+    "bridge.ledger.announce_dropped",
+    "bridge.ledger.directory.drop",
+    "holding.end",
+    "tap.detach",
+    "client.close",
+]
+
+
+def break_for_good(side: Any, where: str) -> None:
+    *path, name = where.split(".")
+    owner = side
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, name, fail)
+
+
+def closed(side: Any) -> list[float]:
+    """What the client's ``close`` is called with from now on."""
+    waits: list[float] = []
+    close = side.client.close
+    side.client.close = lambda wait_s: (waits.append(wait_s), close(wait_s))[1]
+    return waits
+
+
+@pytest.mark.parametrize("where", PERSISTENT)
+def test_what_fails_again_while_we_leave_does_not_cross(
+    paper: Paper, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reset is caught up with by a thing that is broken, and leaving needs the same thing."""
+    engine = paper(Shape(blocks=33, warm=64))
+    park(engine, text(4, 1))
+    side, waits = engine.side, closed(engine.side)
+    break_for_good(side, where)
+    side.arranger.step = fail
+    engine.reset()
+    engine.serve(text(4, 2))
+    assert engine.side is None, "ours is out of the way"
+    assert waits == [0.0] or where == "client.close"
+    assert any("RuntimeError while it left" in each.getMessage() for each in caplog.records)
+    assert "injected" not in caplog.text
+    assert engine.serve(text(4, 1)) is not None
+    assert engine.is_whole()
+
+
+@pytest.mark.parametrize("where", PERSISTENT)
+def test_an_engine_that_shuts_down_ends_its_workers_whatever_fails(
+    paper: Paper, where: str
+) -> None:
+    engine = paper(Shape(blocks=33, warm=64))
+    park(engine, text(4, 1))
+    connector, ended = engine.connector, list[bool]()
+    connector.worker.close = lambda: ended.append(True)
+    break_for_good(engine.side, where)
+    connector.shutdown()
+    assert ended == [True]
+    assert not connector.side.attached
+
+
+@pytest.mark.parametrize("warm", [None, 64])
+def test_an_engine_that_was_shut_down_leaves_no_pool_behind(
+    paper_config: Any, warm: int | None
+) -> None:
+    """In a notebook several engines live in one process, one after the other."""
+    engine = PaperEngine(paper_config, Shape(blocks=65, warm=warm))
+    engine.serve(text(7, 1), 4)
+    pool = weakref.ref(engine.pool)
+    engine.close()
+    del engine
+    for _ in range(20):  # the client's thread may be about to end
+        gc.collect()
+        if pool() is None:
+            break
+        time.sleep(0.01)
+    assert pool() is None
+
+
+def hashes_of(engine: Any, prompt: list[int]) -> list[bytes]:
+    """Block hashes of the prompt's full blocks."""
+    return list(engine.make("probe", prompt, 1).block_hashes)
+
+
+def in_pool(engine: Any, prompt: list[int]) -> int:
+    """How many of the prompt's blocks the pool holds."""
+    held = engine.pool.cached_block_hash_to_block
+    return sum(
+        held.get_one_block(each + bytes(4)) is not None for each in hashes_of(engine, prompt)
+    )
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("warm", [None, 64])
+def test_advice_that_came_while_the_engine_idled_decides_the_next_allocation(
+    paper: Callable[..., Any], asynchronous: bool, warm: int | None
+) -> None:
+    engine = paper(Shape(blocks=33, asynchronous=asynchronous, warm=warm))
+    kept, given = text(15, 1), text(15, 2)
+    engine.serve(kept)
+    engine.serve(given)
+    keys = np.array([key_of(each) for each in hashes_of(engine, given)], dtype=np.uint64)
+    none = keys[:0]
+    engine.side.client.hold_ranking(EvictionRanking(1, 1e12, keys[::-1], none, none, none))
+    engine.serve(text(13, 3))
+    assert in_pool(engine, kept) == 15, "the oldest would have gone, by the queue's own order"
+    assert in_pool(engine, given) < 15
+    assert engine.is_whole()

@@ -35,7 +35,6 @@ def main() -> dict[str, Any]:
     store = connected()
     command = [sys.executable, "-P", __file__, "own"]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert owner.stdout is not None
     assert owner.stdout.readline().strip() == "True"
     records, into = SealedRecords(store, "model"), bytearray(b"x" * SIZE)
     facts: dict[str, Any] = {

@@ -10,30 +10,246 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+from kvgraph.advisor.assembly import new_graph
+from kvgraph.advisor.config.config import Config
+from kvgraph.advisor.config.sections import PolicyConfig, ScoreConfig
+from kvgraph.advisor.planner import GraphEvictionAdvisor
+from kvgraph.advisor.replay.trace import AGENTS_SERVICE, HostLink
+from kvgraph.graph.wire.events import HOLD_ENDS
+from kvgraph.hooks.vllm.holding.holding import NoHolding
+from kvgraph.hooks.vllm.patches import bind_scheduler
+from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
-from ...paper.paper_engine import PaperEngine, Shape
-from ...paper.paper_model import runner_output
-from ...recorded.agents_requests import AgentRequest
+from ...paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
+from ...paper.paper_model import LOADS, SPILLS, Batch, aggregated, runner_output
+from ...recorded.agents_requests import SHRINK, AgentRequest
 from ...serving.cache_ledger import Books
 from ...serving.completions import Answer
 from ...serving.vllm_server import HINTS
-from ..closed_pass import ClosedAnswer
-from ..closed_sidecar import HoldCounts
-from ..closed_users import ClosedTurn
-from .closed_paper_arms import PaperArm
-from .closed_paper_link import PaperLink
-from .closed_paper_sidecar import PaperSidecar
-from .paper_service import AGENTS, PaperService
+from ..closed_pass import LONGEST_FIRST, ClosedAnswer, ClosedTurn, HoldCounts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PaperArm:
+    """One way to serve."""
+
+    name: str
+    stock: bool = False  # without our connector
+    longest_first: bool = False  # who waits starts by the longest cached prefix: SGLang's order
+    hold: bool = False  # whether new sessions wait for room
+    hinted: bool = False  # whether clients name sessions, and say when they end or wait for a tool
+    layered: bool = False  # whether they say where tools and rules stand, and are believed
+    unprotected: bool = False  # whether nothing is protected, whatever is said
+    host: float = 0.0  # blocks of host memory, for each block of the pool
+    ahead: bool = False  # it brings back what requests that wait lack, before their turn
+    # that memory takes all that goes and drops the oldest: nothing is known of it
+    plain: bool = False
+
+    @property
+    def hosted(self) -> bool:
+        """Whether there is host memory."""
+        return self.host > 0.0
+
+
+PAPER_STOCK: Final = PaperArm("stock", stock=True)
+PAPER_LPM: Final = PaperArm("lpm", stock=True, longest_first=True)
+PAPER_OFF: Final = PaperArm("off")
+PAPER_HOLD: Final = PaperArm("hold", hold=True)
+PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True)
+PAPER_HOST_LRU: Final = PaperArm("host_lru", host=1.0, plain=True)
+PAPER_HOST_HOLD: Final = PaperArm("host_hold", host=1.0, hold=True)
+PAPER_QUIET_TIERS: Final = PaperArm("quiet_tiers", host=1.0)
+PAPER_QUEUED_TIERS: Final = PaperArm("queued_tiers", host=1.0, ahead=True)
+PAPER_TIERS: Final = PaperArm("tiers", host=1.0, hinted=True)
+PAPER_ARMS: Final = (
+    PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD, PAPER_HOST_LRU, PAPER_HOST_HOLD,
+)  # fmt: skip
+
+
+TOLD_S: Final = 0.5  # between rounds of the sidecar
+_QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
+
+
+class PaperSidecar:
+    """What a sidecar knows of one engine, and what it says to it."""
+
+    def __init__(self, engine: PaperEngine, arm: PaperArm, time: Callable[[], float]) -> None:
+        self._side, self._time = engine.side, time
+        if arm.hold:
+            bind_scheduler(engine.scheduler)
+        self._side.client.outbox.open(_QUEUE)
+        self._side.client.linked_since = 0.0
+        policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
+        none = ScoreConfig(protected_share=0.0, inferred_share=0.0)
+        config = Config(policy=policy, score=none if arm.unprotected else ScoreConfig())
+        self.graph = new_graph(config, time)
+        hello = self._side.hello()
+        self._name = hello.engine
+        self.graph.apply(self._name, [hello])
+        self._planner = GraphEvictionAdvisor(
+            self.graph, lambda: {self._name: 0}, interval_s=TOLD_S,
+            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=time,
+        )  # fmt: skip
+        self._next = 0.0
+
+    def turn(self) -> None:
+        """Once in a round: all that happened, and advice of it."""
+        now = self._time()
+        if now < self._next:
+            return
+        self._next = now + TOLD_S
+        client = self._side.client
+        events = [*client.outbox.take_all(), *self._side.heartbeat(0)]
+        self.graph.apply(self._name, events)
+        self._planner.tick()
+        ranking = self._planner.latest.get(self._name)
+        word = self._planner.admissions.get(self._name)
+        order = self._planner.orders.latest.get(self._name)
+        client.hold_ranking(None if ranking is None else replace(ranking, known_of=now))
+        client.hold_admission(None if word is None else replace(word, known_of=now))
+        client.hold_wanted(None if order is None else order.keys)
+
+    def held(self) -> HoldCounts | None:
+        """What the engine counted; None where nobody is held."""
+        if isinstance(self._side.holding, NoHolding):
+            return None
+        report = self._side.holding.report()
+        ends = dict(zip(HOLD_ENDS, report.released, strict=True))
+        return HoldCounts(report.held, report.not_held, report.longest_s, report.waited_s, ends)
+
+
+_LANES: Final = (LOADS, SPILLS)  # a link carries both directions at once
+
+
+class PaperLink:
+    """Moves blocks there and back, in each direction one job after the other."""
+
+    def __init__(self, engine: PaperEngine, link: HostLink | None = None) -> None:
+        self._engine = engine
+        (self._worker,) = engine.workers
+        self._block_s = (link or HostLink()).seconds(1, BLOCK_SIZE * SHRINK)
+        self._free_at = dict.fromkeys(_LANES, 0.0)  # when the job that leads a lane may begin
+
+    def order(self, step: SchedulerOutput, now: float) -> None:
+        """Take a step's orders; they begin at ``now``, behind those under way."""
+        metadata = step.kv_connector_metadata
+        for lane in _LANES:
+            if self._worker.leading(lane) is None:
+                self._free_at[lane] = now
+        if isinstance(metadata, TierMetadata):
+            self._worker.submit(metadata.work, self._worker.forwards)
+
+    def reported(
+        self, step: SchedulerOutput, tokens: dict[str, list[int]], now: float
+    ) -> ModelRunnerOutput:
+        """What a runner tells at the end of a step that gave ``tokens``, at ``now``."""
+        batch = Batch(step, {}, [self._said(now)], runner_output(tokens))
+        return aggregated(batch, self._engine.aggregator)
+
+    def _said(self, now: float) -> KVConnectorOutput:
+        from vllm.v1.outputs import KVConnectorOutput
+
+        self._move(now)
+        self._worker.forwards += 1
+        finished, failed = self._worker.answers.take_loaded()
+        answer = self._worker.answers.take_answer()
+        return KVConnectorOutput(
+            finished_recving=finished,
+            invalid_block_ids=failed,
+            kv_connector_worker_meta=TierWorkerMetadata(answer) if answer else None,
+        )
+
+    def _move(self, now: float) -> None:
+        for lane in _LANES:
+            while (copies := self._worker.leading(lane)) is not None:
+                ends = self._free_at[lane] + copies * self._block_s
+                if ends > now:
+                    break
+                self._free_at[lane] = ends
+                for _half in range(2):
+                    self._worker.advance(lane)
+
+
+_IDLE_S: Final = 0.05  # a step that schedules nothing; chosen
+
+
+class Asked(Protocol):
+    """A request whose answer is known."""
+
+    @property
+    def turn(self) -> ClosedTurn:
+        """What it asks, and what is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperService:
+    """How fast a model is, in seconds and tokens.
+
+    Attributes:
+        prefill: Tokens a second.
+        decode_s: Of a step in which somebody decodes, at least.
+        step_tokens: That a step computes at most.
+        sequences: Requests that run at once at most.
+        step_s: Of any step, whatever it computes.
+    """
+
+    prefill: float
+    decode_s: float
+    step_tokens: int
+    sequences: int = 64  # no run with ``--best 20`` has more agents; chosen
+    step_s: float = 0.0
+
+    def step(
+        self, scheduler: Any, order: Any, asked: Mapping[str, Asked]
+    ) -> tuple[dict[str, list[int]], float]:
+        """The tokens that it says, by request, as the answers have them; the seconds it takes."""
+        tokens: dict[str, list[int]] = {}
+        prefilled, decodes = 0, False
+        for name, count in order.num_scheduled_tokens.items():
+            request = scheduler.requests[name]
+            said = request.num_tokens - request.num_prompt_tokens
+            decodes = decodes or said > 0
+            prefilled += count if not said else 0
+            whole = request.num_computed_tokens >= request.num_tokens
+            tokens[name] = [asked[name].turn.request.answer[said]] if whole else []
+        return tokens, self._seconds(prefilled, decodes)
+
+    def _seconds(self, prefilled: int, decodes: bool) -> float:
+        if not prefilled and not decodes:
+            return _IDLE_S
+        return self.step_s + max(prefilled / self.prefill, self.decode_s if decodes else 0.0)
+
+    def config(self, base: VllmConfig, longest_first: bool = False) -> VllmConfig:
+        """``base`` for prompts of up to 4,096 tokens, in such steps."""
+        config = copy.copy(base)
+        config.model_config = copy.copy(base.model_config)
+        config.scheduler_config = copy.copy(base.scheduler_config)
+        config.model_config.max_model_len = 4096
+        config.scheduler_config.max_model_len = 4096
+        config.scheduler_config.max_num_batched_tokens = self.step_tokens
+        config.scheduler_config.max_num_scheduled_tokens = None
+        config.scheduler_config.max_num_seqs = self.sequences
+        config.scheduler_config.scheduler_cls = LONGEST_FIRST if longest_first else None
+        return config
+
+
+AGENTS: Final = PaperService(
+    prefill=AGENTS_SERVICE.prefill_tokens_per_s / SHRINK,
+    decode_s=AGENTS_SERVICE.decode_s_per_token * SHRINK,
+    step_tokens=192,  # 180, what prefill reaches in one decode step, in whole blocks
+)  # the replay lab's service, in this fleet's smaller tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +276,7 @@ class Crowd(Protocol):
 
 
 class PaperLoop:
-    """One engine, its crowd and its sidecar.
-
-    Args:
-        base: vLLM's configuration of an engine on paper.
-        blocks: Of the pool, the null block among them.
-        service: What steps take.
-        pace: Seconds that a recorded second takes: callers scale what they expect by it.
-        books: Where vLLM's KV events are booked; None: it makes none.
-    """
+    """One engine, its crowd and its sidecar."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import BenchError
 from ...figures import Figures
-from ..rivals import POOLED, STREAMING, HeavyHitters, SnapKV
+from ..confkv_arms import POOLED, STREAMING, HeavyHitters, SnapKV
 
 KEPT: Final = 0.25  # of a prompt; chosen
 RECENT: Final = 32  # newest tokens that stay: the queries that SnapKV looks at
@@ -28,19 +28,11 @@ ARMS: Final[dict[str, Ranker]] = {
     "streaming": STREAMING,
 }
 
-Kept = list[list[list[int]]]
-"""Positions, of each prompt and layer."""
+Kept = list[list[list[int]]]  # positions, of each prompt and layer
 
 
 def add_agreement(figures: Figures, model: Any, texts: Tensor, python: Path, prefix: str) -> None:
-    """Compare on prompts [prompts, tokens].
-
-    Args:
-        python: Of an environment that has ``kvpress``.
-
-    Raises:
-        BenchError: It has not, or fails.
-    """
+    """Compare on prompts [prompts, tokens]."""
     keep = round(KEPT * texts.shape[1])
     theirs = _theirs(model, texts, keep, python)
     for arm, ranker in ARMS.items():

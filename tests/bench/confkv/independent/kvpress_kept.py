@@ -24,12 +24,6 @@ from transformers import AutoModelForCausalLM
 class KeptByScore:
     """In the place of a press's ``compress``: evicts nothing, and remembers what would stay.
 
-    Args:
-        press: Who scores.
-        queries: Of a prompt, if the press takes the mean over the queries that saw a token where
-            the sum is wanted, as by H2O; 0: its scores stand.
-        keep: Tokens of a layer that stay, the newest ``recent`` among them.
-
     Attributes:
         kept: Positions that stay, a list for each layer.
     """

@@ -77,8 +77,6 @@ class Pool:
 def engine() -> Any:
     """The module that was built."""
     specification = importlib.util.spec_from_file_location("_engine", os.environ["CORE_FILE"])
-    assert specification is not None
-    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
@@ -113,7 +111,6 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
         )
         taken = [pool.free_block_queue.take() for _ in request.block_hashes]
         for block in taken:
-            assert block is not None
             if block._block_hash is not None:
                 core.removed([block._block_hash])
             block._block_hash, block.ref_cnt = None, 1

@@ -35,8 +35,7 @@ from kvgraph_bench.hotpath import (
     request_maker,
 )
 from kvgraph_bench.steps.step_figures import BATCHED_TOKENS, REQUESTS, Clock
-from kvgraph_bench.steps.step_loop import Load, StepLoop
-from kvgraph_bench.steps.step_sidecar import StepSidecar
+from kvgraph_bench.steps.step_loop import Load, StepLoop, StepSidecar
 
 ROOT = Path(__file__).parents[4]
 pytest.importorskip("kvgraph._engine", reason="there is no compiled core in this installation")

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
+from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
+from kvgraph.graph.types import as_keys
+from kvgraph.graph.wire.advice import HOLD_MAX_S, EvictionRanking
 from kvgraph.graph.wire.events import HOLD_ENDS, RequestHeld
-from kvgraph.hooks.settings import HOLD_MAX_VARIABLE
+from kvgraph.hooks.keys import key_of
+from kvgraph.hooks.settings import (
+    ADMISSION_VARIABLE,
+    HOLD_MAX_VARIABLE,
+    EngineSettings,
+    engine_settings,
+)
+from kvgraph.hooks.vllm.holding.holding import NoHolding
+from kvgraph.hooks.vllm.holding.queue import HoldingQueue
+from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
+from kvgraph_bench.closed.on_paper.closed_paper import play_newcomers
+from kvgraph_bench.paper.paper_engine import PaperEngine
+from kvgraph_bench.serving.model import ModelShape
+from paper import fail, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -49,8 +65,7 @@ def test_a_burst_that_makes_a_queue_is_held(paper: Callable[..., Any]) -> None:
 
 
 def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
-    busy = hall.busy()
-    hall.say(0)
+    busy = hall.shut()
     first, second = hall.ask(4, 1), hall.ask(4, 2)
     assert hall.held == [first, second]
     hall.step(20, room=0)
@@ -77,11 +92,8 @@ def test_what_starts_is_taken_off_a_room_that_does_not_know_of_it(hall: Hall) ->
 
 
 def test_a_live_and_resident_session_is_never_held(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.serve(4, 1, session_id="a")
+    hall.shut()
     again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id="a").request_id
     other = hall.ask(4, 2, session_id="b")
     assert hall.held == [other]
@@ -90,12 +102,9 @@ def test_a_live_and_resident_session_is_never_held(hall: Hall) -> None:
 
 
 def test_a_session_whose_context_is_gone_waits_before_new_ones(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
+    hall.serve(4, 1, session_id="a")
     assert hall.engine.reset()
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")
     assert hall.held == [new, cold]
     hall.step(2, room=1)
@@ -122,11 +131,8 @@ def test_without_a_word_everybody_starts(hall: Hall) -> None:
 
 
 def test_a_sidecar_that_dies_lets_all_start_at_once_and_in_order(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
-    hall.busy()
-    hall.say(0)
+    hall.serve(4, 1, session_id="a")
+    hall.shut()
     names = [hall.ask(2, seed) for seed in range(10, 14)]
     hall.step(5, room=0)
     late = hall.engine.ask(tokens_of(4, 1, [5]), 1, session_id="a").request_id
@@ -140,8 +146,7 @@ def test_a_sidecar_that_dies_lets_all_start_at_once_and_in_order(hall: Hall) -> 
 
 
 def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     held = [hall.ask(2, seed) for seed in range(10, 13)]
     hall.side.client.hold_admission(None)
     late = hall.ask(2, 20)
@@ -150,8 +155,7 @@ def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -
 
 
 def test_room_for_all_opens(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(2, seed) for seed in range(10, 14)]
     hall.step(2, room=None)
     assert hall.held == []
@@ -188,8 +192,7 @@ def test_steps_that_take_long_do_not_make_anybody_wait_longer(hall: Hall) -> Non
 
 
 def test_an_idle_engine_lets_one_start_after_a_moment(hall: Hall) -> None:
-    busy = hall.busy()
-    hall.say(0)
+    busy = hall.shut()
     names = [hall.ask(2, seed) for seed in range(1, 4)]
     hall.abort(busy)
     hall.step(10, room=0)
@@ -222,16 +225,14 @@ def test_one_who_waits_for_its_user_does_not_keep_the_engine_busy(hall: Hall) ->
 
 def test_a_session_larger_than_the_pool_is_not_held(paper: Callable[..., Any]) -> None:
     hall = Hall(paper(shape(blocks=17), clock=Clock()))
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     hall.ask(16, 1)
     other = hall.ask(4, 2)
     assert hall.held == [other]
 
 
 def test_what_brings_no_block_is_not_held(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     hall.engine.ask([1, 2, 3], 1)
     assert hall.held == []
 
@@ -271,8 +272,7 @@ def test_a_prompt_that_another_engine_computed_is_not_held_where_prompts_are_fet
         config = KVTransferConfig(kv_connector=name, kv_role=role, kv_connector_extra_config=extra)
         beside = SimpleNamespace(connector=SimpleNamespace(_kv_transfer_config=config))
         hall.holding._sessions._fetches = _fetches_prompts(beside)  # type: ignore[arg-type]
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     remote = hall.ask(4, 1, kv_transfer_params={"do_remote_prefill": True})
     assert hall.held == ([] if believed else [remote])
 
@@ -301,8 +301,7 @@ def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(
     hall.say(None)
     hall.ask(6, 3000, cache_salt="modest")
     hall.engine.settle()  # it was served once
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     for number in range(80):
         hall.ask(4, 100 + number, cache_salt=f"new {number}")
     mine = hall.ask(6, 4000, cache_salt="modest")
@@ -318,8 +317,7 @@ def test_a_new_salt_for_each_request_gives_no_more_than_one_tenant_has(
 
 
 def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
-    busy = hall.busy()
-    hall.say(0)
+    busy = hall.shut()
     names = [hall.ask(4, seed) for seed in range(1, 5)]
     hall.abort(names[1])
     assert hall.held == [names[0], *names[2:]]
@@ -339,8 +337,7 @@ def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
 
 
 def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     for seed in (1, 2):
         request = hall.engine.make("twice", tokens_of(3, seed), 1)
         hall.engine.outputs["twice"] = []
@@ -357,8 +354,7 @@ def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
 def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
     from vllm.v1.core.sched.interface import PauseState
 
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(2, seed) for seed in range(1, 4)]
     scheduler = hall.engine.scheduler
     assert scheduler.get_request_counts() == (1, 3)
@@ -374,8 +370,7 @@ def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
 
 
 def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     with caplog.at_level("INFO", logger="kvgraph.hooks.vllm.holding.holding"):
         salted = hall.ask(4, 1, session_id="a", cache_salt="one")
         hall.ask(3, 2)
@@ -400,8 +395,7 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     names = [hall.ask(3, seed, session_id=f"s{seed}") for seed in range(1, 5)]
     hall.abort(names[2])
     hall.step(2, room=1)
@@ -415,8 +409,7 @@ def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
 
 def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
     """One at a time: the next one a moment after the prompt of the last is computed."""
-    hall.busy()
-    hall.say(0)
+    hall.shut()
     first, second = hall.ask(20, 1), hall.ask(20, 2)
     hall.clock.now += 9.5
     hall.step(2, room=0)
@@ -433,9 +426,7 @@ def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
 
 def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:
     """It came resident, and stood in vLLM's queue until its blocks were gone."""
-    hall.say(None)
-    hall.ask(4, 1, session_id="a")
-    hall.engine.settle()
+    hall.serve(4, 1, session_id="a")
     running = [hall.busy(seed) for seed in range(9000, 9006)]  # as many as run at once
     hall.say(0)
     other = hall.ask(4, 2, session_id="b")
@@ -455,3 +446,241 @@ def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None
     hall.step(20, room=100)
     assert hall.held == []
     assert again in hall.started
+
+
+KINDS = [
+    pytest.param((order, asynchronous), id=f"{order}-{'async' if asynchronous else 'sync'}")
+    for order in ("fcfs", "priority")
+    for asynchronous in (False, True)
+]
+
+
+@pytest.fixture(params=KINDS)
+def failing_hall(
+    request: pytest.FixtureRequest, paper_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hall]:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
+    order, asynchronous = request.param
+    config = by_priority(paper_config) if order == "priority" else paper_config
+    engine = PaperEngine(config, shape(asynchronous=asynchronous), clock=Clock())
+    yield Hall(engine)
+    engine.close()
+
+
+def break_at(failing_hall: Hall, where: str) -> None:
+    if where == "lookup":
+        failing_hall.side.observer.request_looked_up = fail
+    elif where == "allocation":
+        failing_hall.side.observer.request_scheduled = fail
+    else:
+        failing_hall.holding.scheduled = fail
+
+
+@pytest.mark.parametrize("where", ["lookup", "allocation", "admission"])
+def test_an_error_while_one_is_scheduled_puts_no_older_one_in_its_place(
+    failing_hall: Hall, where: str
+) -> None:
+    """vLLM has looked at the head and not taken it out yet: what was held stood before it."""
+    engine = failing_hall.engine
+    failing_hall.say(None)
+    failing_hall.ask(4, 1, session_id="a")
+    engine.settle()
+    failing_hall.shut()
+    held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
+    again = engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 3, session_id="a").request_id
+    assert failing_hall.held == held, "older than the one that may start"
+    break_at(failing_hall, where)
+    failing_hall.step(1, room=0)
+    assert engine.side is None, "ours is out of the way"
+    assert again in {each.request_id for each in engine.scheduler.running}
+    engine.settle()
+    assert [len(engine.outputs[name]) for name in (*held, again)] == [1, 1, 3]
+    assert type(engine.scheduler.waiting).__name__ != "HoldingQueue"
+    assert engine.is_whole()
+
+
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_nobody_is_lost_where_telling_of_the_held_fails(
+    failing_hall: Hall, all_at_once: bool
+) -> None:
+    engine = failing_hall.engine
+    failing_hall.shut()
+    held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
+    assert failing_hall.held == held
+    engine.scheduler.waiting.queued = fail
+    failing_hall.step(1, room=None if all_at_once else 99)
+    engine.settle()
+    assert [len(engine.outputs[name]) for name in held] == [1, 1]
+    assert engine.is_whole()
+
+
+def test_who_was_held_can_go_away_between_an_error_and_vllms_next_look(failing_hall: Hall) -> None:
+    failing_hall.shut()
+    first, second = failing_hall.ask(4, 1), failing_hall.ask(4, 2)
+    failing_hall.holding.end()
+    late = failing_hall.ask(2, 3)
+    assert failing_hall.engine.scheduler.get_request_counts() == (1, 3)
+    failing_hall.abort(first)
+    failing_hall.engine.settle()
+    assert [len(failing_hall.engine.outputs[name]) for name in (first, second, late)] == [0, 1, 1]
+    assert not failing_hall.engine.scheduler.deferred_waiting
+    assert failing_hall.engine.is_whole()
+
+
+BLOCKS = 8
+
+
+@pytest.fixture
+def tiered_hall(paper: Callable[..., Any]) -> Hall:
+    """An engine with tiers, whose prompt of seed 1 has copies only."""
+    tiered_hall = Hall(paper(shape(warm=256), clock=Clock()))
+    tiered_hall.say(None)
+    park(tiered_hall.engine, text(BLOCKS, 1))
+    return tiered_hall
+
+
+def suggest(tiered_hall: Hall) -> None:
+    """The sidecar would have the prompt of seed 1 back."""
+    client, none = tiered_hall.side.client, as_keys(b"")
+    hashes = tiered_hall.engine.make("probe", text(BLOCKS, 1), 1).block_hashes[:BLOCKS]
+    client.hold_ranking(EvictionRanking(1, tiered_hall.clock.now + 1e6, none, none, none, none))
+    client.hold_wanted(np.array([key_of(each) for each in hashes], dtype=np.uint64))
+
+
+@pytest.mark.parametrize("waiting", [0, 40])
+def test_a_full_hall_takes_no_room_from_prefetches(tiered_hall: Hall, waiting: int) -> None:
+    tiered_hall.shut()
+    names = []
+    for number in range(waiting):
+        tiered_hall.saturate()
+        names.append(tiered_hall.ask(6, 50 + number))
+    assert tiered_hall.held == names
+    suggest(tiered_hall)
+    for _ in range(10):
+        tiered_hall.step(room=0)
+        tiered_hall.engine.finish_copies()
+    assert tiered_hall.held == names
+    assert tiered_hall.side.bridge.ledger.counts.prefetched == BLOCKS
+
+
+def test_who_is_released_wants_room(tiered_hall: Hall) -> None:
+    line = tiered_hall.side.bridge.line
+    tiered_hall.shut()
+    name = tiered_hall.ask(6, 50)
+    assert name not in line
+    tiered_hall.step(room=0)
+    assert name not in line
+    tiered_hall.step(room=20)
+    assert tiered_hall.held == []
+    assert (len(line), line.needed) == (1, 7), "its prompt's blocks and one for its answer"
+    tiered_hall.step(2, room=20)
+    assert name in tiered_hall.started
+    assert not line
+
+
+def test_who_is_held_at_its_turn_wants_none_until_then(tiered_hall: Hall) -> None:
+    line = tiered_hall.side.bridge.line
+    tiered_hall.crowd()
+    queue = tiered_hall.holding.queue
+    name = queue.head.request_id
+    assert name in line
+    queue.hold_head()
+    assert name not in line
+    queue.release(name)
+    assert name in line
+
+
+def test_who_goes_away_while_held_wants_nothing(tiered_hall: Hall) -> None:
+    tiered_hall.shut()
+    tiered_hall.abort(tiered_hall.ask(6, 50))
+    assert tiered_hall.held == []
+    assert not tiered_hall.side.bridge.line
+
+
+def test_a_large_newcomer_waits_no_longer_than_three_times_as_long_as_small_ones(
+    paper_config: Any,
+) -> None:
+    runs = play_newcomers(paper_config, ModelShape().vocab, seed=2, measured_s=500.0, crowds=(32,))
+    held = [run for run in runs if run.arm == "hold"]
+    (run,) = held
+    assert len(run.newcomers) >= 2
+    assert max(run.newcomers) <= HOLD_MAX_S
+    assert run.ratio <= 3.0
+
+
+BY_DEFAULT = EngineSettings.model_fields["admission"].default
+
+
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("auto", True), ("", BY_DEFAULT), ("0", False), ("off", False)]
+)
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
+    monkeypatch.setenv(ADMISSION_VARIABLE, text)
+    assert engine_settings().admission is on
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    assert engine_settings().admission is BY_DEFAULT
+
+
+def test_what_people_are_told_of_the_default_is_so() -> None:
+    told = (Path(__file__).parents[4] / "docs/admission.md").read_text()
+    assert f"`{ADMISSION_VARIABLE}={int(not BY_DEFAULT)}`" in told
+    assert f"`{ADMISSION_VARIABLE}={int(BY_DEFAULT)}`" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 300.0), ("7.5", 7.5), ("0", 0.0), ("-1", 300.0), ("soon", 300.0)]
+)
+def test_the_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, seconds: float
+) -> None:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, text)
+    assert engine_settings("hold_max_s").hold_max_s == seconds
+    assert EngineSettings().hold_max_s == HOLD_MAX_S
+    assert len(caplog.records) == (text in ("-1", "soon"))
+    assert all(HOLD_MAX_VARIABLE in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_schedulers_that_are_made_hold_where_it_is_switched_on(
+    paper: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    asynchronous: bool,
+) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    monkeypatch.setenv(ADMISSION_VARIABLE, "0")
+    follow_schedulers()
+    assert Scheduler.__init__ is original, "off, nothing of vLLM's is touched"
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    follow_schedulers()
+    follow_schedulers()
+    engine = paper(shape(asynchronous=asynchronous))
+    assert isinstance(engine.scheduler.waiting, HoldingQueue)
+    assert len(engine.serve([1, 2, 3], 4)) == 4
+
+
+def test_a_scheduler_that_lacks_a_part_goes_on_without(
+    paper: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = paper(shape())
+    del engine.scheduler.deferred_waiting
+    with pytest.raises(TypeError, match="deferred_waiting"):
+        bind_scheduler(engine.scheduler)
+    assert isinstance(engine.side.holding, NoHolding)
+
+
+def test_a_scheduler_of_somebody_elses_making_keeps_its_queue(paper: Callable[..., Any]) -> None:
+    """It may rely on its queue's being a deque."""
+    engine = paper(shape())
+    own = type(engine.scheduler)
+    engine.scheduler.__class__ = type("Theirs", (own,), {"__module__": "theirs.schedulers"})
+    with pytest.raises(TypeError, match="Theirs is not one of vLLM's own schedulers"):
+        bind_scheduler(engine.scheduler)
+    assert not isinstance(engine.scheduler.waiting, HoldingQueue)
+
+
+def test_a_scheduler_of_nobody_ours_is_left_alone(paper: Callable[..., Any]) -> None:
+    engine = paper(shape().__class__(stock=True))
+    bind_scheduler(engine.scheduler)
+    assert not isinstance(engine.scheduler.waiting, HoldingQueue)

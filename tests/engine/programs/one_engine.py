@@ -1,0 +1,29 @@
+"""A small vLLM engine for a program, which takes its options as JSON and prints its result.
+
+Programs are called as ``python -P PROGRAM OPTIONS_JSON`` and print one line ``RESULT {json}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+BLOCK = 32
+
+
+def new_llm(model: str, blocks: int, max_model_len: int = 512, **others: Any) -> Any:
+    """An ``LLM`` with a pool of so many blocks, four requests at a time unless it is said."""
+    from vllm import LLM
+
+    fixed = {"dtype": "float32", "block_size": BLOCK, "gpu_memory_utilization": 0.3}
+    usual = {"enforce_eager": True, "max_num_seqs": 4}
+    fields = {"num_gpu_blocks_override": blocks, "max_model_len": max_model_len}
+    return LLM(model, **{**fixed, **usual, **fields, **others})
+
+
+def run_program(main: Callable[[dict[str, Any]], Any]) -> None:
+    """Run a program's ``main`` with the options of its command line."""
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")

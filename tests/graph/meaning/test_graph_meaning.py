@@ -1,0 +1,359 @@
+"""What the graph believes of blocks and sessions, forks, memories and samples, and says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.graph.errors import GraphError
+from kvgraph.graph.intents import Intent, IntentKind, Target
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import Authority, SourceLayer
+from kvgraph.graph.wire.events import (
+    BlocksAttended,
+    BlocksEmbedded,
+    BlocksSpilled,
+    BlocksStored,
+    ConfidenceSampled,
+    Pressure,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+    SessionSignal,
+)
+from wire_keys import pack
+
+SIZE = 16
+
+
+class World:
+    """One engine with room for a hundred blocks, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.graph.apply("e", [Pressure(100, 50, 50, 0, 0)])
+
+    def begin(
+        self, *keys: int, session: str | None = "s", segments: tuple[Segment, ...] = ()
+    ) -> None:
+        began = RequestStarted("r", pack(*keys), SIZE * len(keys), 0, SIZE, session, None, segments)
+        self.graph.apply("e", [began, BlocksStored(pack(*keys), None, SIZE)])
+
+    def end(self, *keys: int, prompt: int, session: str | None = "s", **said: object) -> None:
+        ended = RequestFinished(
+            "r", pack(*keys), SIZE * prompt, SIZE * len(keys), "finished_stopped", session, None,
+            **said,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.graph.apply("e", [BlocksStored(pack(*keys), None, SIZE), ended])
+
+    def block(self, key: int) -> str:
+        return " ".join(self.graph.explain(key)["believes"])
+
+    def session(self, name: str = "s") -> str:
+        return " ".join(self.graph.explain_session(name)["believes"])
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_block_tells_who_said_what_it_is(world: World) -> None:
+    def part(layer: SourceLayer, block: int, who: Authority) -> Segment:
+        return Segment(int(layer), block * SIZE, (block + 1) * SIZE, authority=int(who))
+
+    said = (
+        part(SourceLayer.RULES, 0, Authority.INFERRED),
+        part(SourceLayer.CONTEXT, 1, Authority.CALLER),
+        part(SourceLayer.AXIOMS, 2, Authority.OPERATOR),
+    )
+    world.begin(1, 2, 3, 4, segments=said)
+    world.end(1, 2, 3, 4, 5, prompt=4)
+    assert "rules, as the engine read it off the borders of messages" in world.block(1)
+    assert "context, as a caller stated" in world.block(2)
+    assert "axioms, as the operator stated" in world.block(3)
+    assert "user_turn, as the engine read it, or by default" in world.block(4)
+    assert "generation, as an answer of the model" in world.block(5)
+
+
+def test_a_block_tells_until_when_it_is_kept_and_why_it_goes(world: World) -> None:
+    world.begin(1, 2)
+    world.end(1, 2, prompt=2)
+    wanted = Intent(IntentKind.PIN, Target(session="s"), seconds=60)
+    world.graph.intents.apply(wanted)
+    world.now += 20
+    assert "A lease keeps it for 40 s more." in world.block(2)
+    world.now += 50
+    assert "lease" not in world.block(2)
+    world.graph.intents.apply(Intent(IntentKind.DEMOTE, Target(session="s")))
+    assert "an intent demoted it" in world.block(2)
+
+
+def test_a_session_tells_who_named_it_and_what_it_does(world: World) -> None:
+    world.begin(1, 2)
+    assert world.session() == "A caller named it. 1 of its requests are in the engine."
+    world.end(1, 2, prompt=2, waiting_for_tool=True, expected_return_s=30.0, tool="bash")
+    world.now += 10
+    told = world.session()
+    assert "ended in a tool call" in told
+    assert "It has waited for the tool bash for 10 s. It is expected in 20 s" in told
+    world.now += 25
+    assert "It was expected 5 s ago" in world.session()
+    world.graph.intents.signal(SessionSignal("s", waiting_for_tool=False))
+    assert "somebody reads it" in world.session()
+    assert "of sessions with as many turns" in world.session().lower()
+    world.graph.intents.signal(SessionSignal("s", ended=True))
+    assert "that it is over" in world.session()
+    assert "last heard of 35 s ago" in world.session()
+
+
+def test_a_session_that_nobody_named_says_so(world: World) -> None:
+    world.begin(1, 2, session=None)
+    assert world.session("~e/r").startswith("No caller named it")
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [100.0]
+
+
+@pytest.fixture
+def graph(clock: list[float]) -> KVCacheGraph:
+    return KVCacheGraph(clock=lambda: clock[0])
+
+
+def ask(graph: KVCacheGraph, session: str, *keys: int, memory: str = "m-17") -> None:
+    segment = Segment(5, 0, 32, memory_id=memory)
+    graph.apply("e", [RequestStarted(session + str(keys), pack(*keys), 16 * len(keys), 0, 16,
+                                     session, None, (segment,))])  # fmt: skip
+
+
+def test_a_memory_is_explained(graph: KVCacheGraph, clock: list[float]) -> None:
+    ask(graph, "a", 1, 2, 3)
+    clock[0] += 60
+    ask(graph, "b", 1, 2, 4)
+    told = graph.explain_memory("m-17")
+    assert (told["recalls"], told["blocks"], told["sessions"]) == (2, 2, ["a", "b"])
+    assert told["layers"] == {"memories": 2}
+    assert told["known_for_s"] == 60
+    assert told["last_recalled_s_ago"] == 0
+    assert told["held_by"] == [f"{1:#018x}", f"{2:#018x}"]
+
+
+def test_each_recall_by_another_makes_its_blocks_dearer(graph: KVCacheGraph) -> None:
+    ask(graph, "a", 1, 2, 3)
+    before = graph.explain_memory("m-17")["importance"]
+    ask(graph, "a", 1, 2, 3)
+    assert graph.explain_memory("m-17")["importance"] == before, "it is carried along"
+    ask(graph, "b", 5, 6, 7)
+    once = graph.explain_memory("m-17")
+    assert once["importance"] > before
+    assert once["blocks"] == 4
+
+
+def test_of_an_unknown_memory_that_is_told(graph: KVCacheGraph) -> None:
+    with pytest.raises(GraphError, match="no memory of that name"):
+        graph.explain_memory("m-18")
+
+
+HEAD, PARENT = (1, 2), (3, 4, 5, 6, 7, 8)
+FORK = (*HEAD, 3, 4, 20, 21, 22)
+
+
+class Agents:
+    """Sessions that nobody names, on one engine."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.graph = KVCacheGraph(clock=lambda: self.now)
+
+    def start(self, request: str, *keys: int) -> None:
+        self.graph.apply("e", [RequestStarted(request, pack(*keys), 16 * len(keys) + 1, 0, 16)])
+
+    def end(
+        self, request: str, *keys: int, tool: bool | None = None, back_s: float | None = None
+    ) -> None:
+        tokens = 16 * len(keys) + 1
+        ended = RequestFinished(
+            request,
+            pack(*keys),
+            tokens,
+            tokens + 1,
+            "stopped",
+            waiting_for_tool=tool,
+            expected_return_s=back_s,
+        )
+        self.graph.apply("e", [ended])
+
+    def said(self, request: str) -> dict[str, Any]:
+        return self.graph.explain_session(f"~e/{request}")
+
+
+@pytest.fixture
+def agents() -> Agents:
+    """Two sessions that share a head; the first waits for a tool."""
+    agents = Agents()
+    agents.start("other", *HEAD, 90, 91, 92)
+    agents.end("other", *HEAD, 90, 91, 92)
+    agents.start("parent", *HEAD, 3)
+    agents.end("parent", *HEAD, 3, tool=True)
+    agents.now += 5
+    agents.start("parent1", *HEAD, *PARENT)
+    agents.end("parent1", *HEAD, *PARENT, tool=True)
+    return agents
+
+
+def test_a_fork_is_known_by_what_its_parent_alone_walked(agents: Agents) -> None:
+    agents.start("fork", *FORK)
+    assert agents.said("fork")["forked_from"] == "~e/parent"
+    agents.start("stranger", *HEAD, 30, 31, 32)
+    assert agents.said("stranger")["forked_from"] is None
+
+
+def test_a_parent_is_expected_when_its_fork_is_done(agents: Agents) -> None:
+    assert agents.said("parent")["expected_return_in_s"] is None
+    agents.now += 5
+    agents.start("fork", *FORK)
+    agents.now += 300
+    agents.end("fork", *FORK, tool=True)
+    assert agents.said("parent")["expected_return_in_s"] > 0
+    assert agents.said("parent")["state"] == "waiting_for_tool"
+    agents.now += 2
+    agents.start("fork2", *FORK, 23)
+    agents.now += 10
+    agents.end("fork2", *FORK, 23, tool=False)
+    assert agents.said("parent")["expected_return_in_s"] == 0
+
+
+def test_what_a_caller_said_of_the_parent_stands(agents: Agents) -> None:
+    agents.start("parent2", *HEAD, *PARENT)
+    agents.end("parent2", *HEAD, *PARENT, tool=True, back_s=50.0)
+    agents.start("fork", *FORK)
+    agents.end("fork", *FORK, tool=False)
+    assert agents.said("parent")["expected_return_in_s"] == 50
+
+
+def test_what_a_caller_says_after_us_stands(agents: Agents) -> None:
+    agents.start("fork", *FORK)
+    assert agents.said("parent")["expected_return_in_s"] == 10
+    agents.start("parent2", *HEAD, *PARENT)
+    agents.end("parent2", *HEAD, *PARENT, tool=True, back_s=300.0)
+    agents.end("fork", *FORK, tool=True)
+    agents.now += 3
+    agents.start("fork2", *FORK, 23)
+    agents.end("fork2", *FORK, 23, tool=False)
+    assert agents.said("fork")["forked_from"] == "~e/parent"
+    assert agents.said("parent")["expected_return_in_s"] == 297
+
+
+def test_a_parent_that_went_on_waits_no_more_for_its_fork(agents: Agents) -> None:
+    agents.start("fork", *FORK)
+    agents.start("parent2", *HEAD, *PARENT)
+    agents.end("parent2", *HEAD, *PARENT, tool=True)
+    agents.end("fork", *FORK, tool=False)
+    assert agents.said("parent")["expected_return_in_s"] is None
+
+
+def test_a_fork_that_begins_while_its_parent_answers_is_known(agents: Agents) -> None:
+    agents.start("parent2", *HEAD, *PARENT)
+    agents.start("fork", *HEAD, *PARENT, 20, 21)
+    assert agents.said("fork")["forked_from"] == "~e/parent"
+    agents.end("parent2", *HEAD, *PARENT, tool=True)
+    agents.end("fork", *HEAD, *PARENT, 20, 21, tool=False)
+    assert agents.said("parent")["expected_return_in_s"] == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stranger_with_the_same_system_prompt_is_no_fork(waits: bool) -> None:
+    agents, stranger = Agents(), (*range(1, 6), 100, 101)
+    agents.start("first", *range(1, 46))
+    if waits:
+        agents.end("first", *range(1, 46), tool=True)
+    agents.start("stranger", *stranger)
+    agents.end("stranger", *stranger, tool=False)
+    assert agents.said("stranger")["forked_from"] is None
+    assert agents.said("first")["expected_return_in_s"] is None
+
+
+def test_a_stranger_with_most_of_a_first_prompt_is_no_fork() -> None:
+    agents = Agents()
+    agents.start("first", 1, 2, 3, 4, 5, 6)
+    agents.now += 1
+    agents.start("stranger", 1, 2, 3, 4, 5, 20)
+    assert agents.said("stranger")["forked_from"] is None
+
+
+def test_who_reads_an_answer_waits_for_nobody(agents: Agents) -> None:
+    agents.start("reader", 50, 51, 52, 53)
+    agents.end("reader", 50, 51, 52, 53, tool=False)
+    agents.start("branch", 50, 60, 61, 62)
+    assert agents.said("branch")["forked_from"] is None
+
+
+@pytest.fixture
+def sampled_graph() -> KVCacheGraph:
+    """Two requests of two sessions walked three blocks, one of which holds a memory."""
+    sampled_graph = KVCacheGraph(clock=lambda: 50.0)
+    memory = Segment(5, 0, 16, None, None, "m")
+    for request, segments in (("r", (memory,)), ("q", ())):
+        started = RequestStarted(request, pack(1, 2, 3), 49, 0, 16, request, None, segments)
+        sampled_graph.apply("e", [started, BlocksStored(pack(1, 2, 3), None, 16)])
+    return sampled_graph
+
+
+def test_a_session_has_the_mean_of_what_was_sampled_of_it(sampled_graph: KVCacheGraph) -> None:
+    assert sampled_graph.explain_session("r", None)["confidence"] is None
+    said = [ConfidenceSampled(pack(3), sure, "r", "r", None) for sure in (1.0, 0.0)]
+    sampled_graph.apply("e", said)
+    assert sampled_graph.explain_session("r", None)["confidence"] == pytest.approx(0.8)
+    assert sampled_graph.explain_session("q", None)["confidence"] is None
+    sampled_graph.apply("e", [ConfidenceSampled(pack(3), 0.5, "x", "nobody", "no tenant")])
+    assert sampled_graph.explain_session("r", None)["confidence"] == pytest.approx(0.8)
+
+
+def test_the_mean_of_a_block_begins_with_its_first_sample(sampled_graph: KVCacheGraph) -> None:
+    sampled_graph.apply("e", [ConfidenceSampled(pack(3), 0.25, "r", "r", None)])
+    assert sampled_graph.explain(3)["confidence"] == pytest.approx(0.25)
+    sampled_graph.apply("e", [ConfidenceSampled(pack(3), 0.75, "r", "r", None)])
+    assert sampled_graph.explain(3)["confidence"] == pytest.approx(0.35)
+
+
+def test_a_session_that_nobody_named_is_found_by_its_request(sampled_graph: KVCacheGraph) -> None:
+    sampled_graph.apply("e", [RequestStarted("u", pack(7, 8), 33, 0, 16, None, None, ())])
+    sampled_graph.apply("e", [ConfidenceSampled(pack(8), 0.25, "u")])
+    sessions = sampled_graph.tables.sessions
+    known = {sessions.names[n]: float(sessions.confidence[n]) for n in range(sessions.size)}
+    assert [sure for name, sure in known.items() if name.endswith("/u")] == [0.25]
+
+
+def test_importance_grows_where_attention_goes_unless_it_was_stated(
+    sampled_graph: KVCacheGraph,
+) -> None:
+    blocks, mass = sampled_graph.tables.blocks, np.array([0.05, 0.05, 0.9], dtype="<f4").tobytes()
+    stated = Segment(4, 16, 32, 0.25, None, None, authority=1)
+    sampled_graph.apply("e", [RequestStarted("s", pack(1, 2, 3), 49, 0, 16, "s", None, (stated,))])
+    before = blocks.importance[:3].copy()
+    strong = np.array([0.05, 0.9, 0.05], dtype="<f4").tobytes()
+    sampled_graph.apply("e", [BlocksAttended(pack(1, 2, 3), mass)] * 50)
+    sampled_graph.apply("e", [BlocksAttended(pack(1, 2, 3), strong)] * 50)
+    rows = blocks.find(np.array([1, 2, 3], np.uint64), sampled_graph.tables.salt(0))
+    assert blocks.importance[rows[2]] > before[2]
+    assert blocks.importance[rows].max() <= 0.8
+    assert blocks.importance[rows[1]] == np.float32(0.25), "a caller stated it"
+
+
+def test_each_edge_is_explained_in_words(sampled_graph: KVCacheGraph) -> None:
+    mass = np.full(2, 0.5, dtype="<f4").tobytes()
+    sampled_graph.apply("e", [BlocksAttended(pack(1, 3), mass)] * 3)
+    alike = np.ones((2, 4), dtype="<f2").tobytes()
+    sampled_graph.apply("e", [BlocksEmbedded(pack(1, 3), 4, alike), BlocksSpilled(pack(1), 2, 100)])
+    told = sampled_graph.explain(1)
+    because = {edge["type"]: edge["because"] for edge in told["edges"]}
+    assert because["co_attend"].startswith("both were among the most attended in sampled steps, 3")
+    assert "cosine of 1.00" in because["semantic"]
+    assert because["prefix_share"] == "2 requests went this way"
+    assert len(because) == 6
+    assert any("holds what is remembered as m" in each for each in told["believes"])
+    assert any("of their attention" in each for each in told["believes"])
