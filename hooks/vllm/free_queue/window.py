@@ -155,7 +155,8 @@ _LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a 
 _SPARE: Final = 64  # victims beyond what the next step can take: one pass looks at as many; chosen
 _STEPS_SPARE: Final = 4  # as large as those of late, which such victims last for; chosen
 AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
-_FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
+REACH_STEP: Final = 16  # blocks: one request more is no reason to look again; chosen
+FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
 SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
 _LOOKED_AT_ONCE: Final = 64  # ranked keys at least: one pass costs as much as 30 of them; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
@@ -190,9 +191,8 @@ class Window:
         blocks_per_step: int,
         stated: Callable[[Sequence[KVCacheBlock]], Sequence[KVCacheBlock]],
     ) -> None:
-        self.reach, self.prompts = blocks_per_step, 0
         self._blocks_per_step = blocks_per_step
-        self._largest_step = float(blocks_per_step)  # of late; nothing is known yet
+        self._size_steps()
         self.laid = 0
         self.recycled = 0
         self._pool = pool
@@ -215,9 +215,25 @@ class Window:
             return min(most, self.reach + max(_SPARE, int(_STEPS_SPARE * self._largest_step)))
         return min(most, max(_LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
 
+    def expect(self, decoding: int, prompts: int, loads: int) -> bool:
+        """Note what the next step can take; returns whether that is more than was known.
+
+        Args:
+            decoding: Blocks that requests may need to go on.
+            prompts: Blocks that prompts may need besides.
+            loads: Those of them that loads fill, all at once.
+        """
+        wanted = (1 + (decoding + prompts) // REACH_STEP) * REACH_STEP  # never none
+        reach = min(self._blocks_per_step, wanted) + loads
+        grown = reach > self.reach
+        if grown or reach < self.reach - REACH_STEP:  # as in the last step, or nearly so
+            self.reach = reach
+        self.prompts = min(prompts, reach)
+        return grown
+
     def step_ended(self, evicted: int) -> None:
         """Note that a step has taken all its blocks, and evicted so many by that."""
-        faded = _FADE * self._largest_step
+        faded = FADE * self._largest_step
         self._largest_step = faded if faded > evicted else float(evicted)
 
     def follows(self, ranking: EvictionRanking) -> bool:
@@ -313,6 +329,10 @@ class Window:
         for block in islice(queue.iter_blocks_after(None), blanks):
             blank = block
         return blank
+
+    def _size_steps(self) -> None:
+        self.reach, self.prompts = self._blocks_per_step, 0
+        self._largest_step = float(self._blocks_per_step)  # of late; nothing is known yet
 
     def _is_low(self, left: int) -> bool:
         if not self.ahead:

@@ -122,7 +122,7 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
             block.ref_cnt = 0
             pool.free_block_queue.append(block)
         core.freed([block.block_id for block in taken], len(taken), float(step))
-        if (batch := core.take({f"r{step}": "a session"}, {}, step % 7 == 0)) is not None:
+        if (batch := core.take({f"r{step}": "a session"}, step % 7 == 0)) is not None:
             batch.cached()
             kept.append(batch)
         held = [block for block in pool.blocks[1:] if block._block_hash is not None]
