@@ -269,3 +269,6 @@ class Core:
 
 def pack(hashes: list[bytes], first: int, end: int, /) -> bytes:
     """Keys of a request's hashes ``[first, end)``, packed little-endian."""
+
+def keys(hashes: list[bytes], behind: int, /) -> list[int]:
+    """Keys of hashes, behind each of which ``behind`` bytes say something else."""

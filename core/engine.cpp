@@ -37,6 +37,7 @@ namespace {
 constexpr int32_t kNobody = 0;       // number of vLLM's null block, which holds no key
 constexpr int kKeyBytes = 8;         // of a hash: the last ones
 constexpr int kGroupBytes = 4;       // that the prefix cache appends to a hash
+constexpr int kHashEnd = 48;         // bytes from an object's start to the end of a usual hash
 constexpr size_t kFoundAtOnce = 1024;  // keys, between two chances for others to use the index
 constexpr size_t kSpares = 256;      // changes kept for reuse
 
@@ -1410,6 +1411,39 @@ PyObject* core_rested_at(Core* self, void*) {
   return PyFloat_FromDouble(self->state->rested_at);
 }
 
+// keys(hashes, behind) -> list[int]: keys of hashes that end with ``behind`` bytes of something else.
+PyObject* module_keys(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyList_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "keys(hashes: list, behind)");
+    return nullptr;
+  }
+  const long behind = PyLong_AsLong(args[1]);
+  if (behind < 0) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "keys: behind is not negative");
+    return nullptr;
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(args[0]);
+  PyObject* keys = PyList_New(length);
+  for (Py_ssize_t at = 0; keys != nullptr && at < length; ++at) {
+    if (at + 8 < length) {
+      prefetch(reinterpret_cast<char*>(PyList_GET_ITEM(args[0], at + 8)) + kHashEnd);
+    }
+    PyObject* hash = PyList_GET_ITEM(args[0], at);
+    if (!is_hash(hash, static_cast<int>(behind))) {
+      PyErr_SetString(PyExc_TypeError, "keys: hashes are bytes, 8 at least");
+      Py_CLEAR(keys);
+      break;
+    }
+    PyObject* key = PyLong_FromUnsignedLongLong(key_of(hash, static_cast<int>(behind)));
+    if (key == nullptr) {
+      Py_CLEAR(keys);
+      break;
+    }
+    PyList_SET_ITEM(keys, at, key);
+  }
+  return keys;
+}
+
 // Batches ----------------------------------------------------------------------------------------
 
 int batch_traverse(Batch* self, visitproc visit, void* arg) {
@@ -1762,6 +1796,7 @@ PyGetSetDef core_getters[] = {
 PyTypeObject core_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyMethodDef module_methods[] = {{"pack", c_function(module_pack), METH_FASTCALL, nullptr},
+                                {"keys", c_function(module_keys), METH_FASTCALL, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_definition = {
