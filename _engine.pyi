@@ -194,6 +194,8 @@ class Core:
     """Blocks that entered the prefix cache and were taken, since the start."""
     tell_at: int
     """How many of them are pressing news."""
+    taken: int
+    """Blocks that the last step evicted."""
     prompts: int
     """Blocks that looked-up prompts still need."""
     loaded: int
@@ -227,8 +229,13 @@ class Core:
             groups_take: As in ``PromptDemand``.
         """
 
-    def step(self, tokens: int, /) -> int:
+    def step(self, tokens: int, fetched: int, taken: int, /) -> int:
         """Take a step; returns what is due beyond that, and 0 if nothing is.
+
+        Args:
+            tokens: That it computes.
+            fetched: Blocks that loads for nobody take in the next one, at most.
+            taken: Blocks that it evicted, as far as ``take`` told of them already.
 
         Meters it, queues what changed, and sees whether the queue can stay as it is. Bits: 1: take
         what changed, and note the step's size; 2: news is pressing; 4: note changes in the index;
@@ -254,6 +261,9 @@ class Core:
 
     def sized(self, reach: int, most: int, apart: int, largest: float, fade: float, /) -> None:
         """Say how many blocks steps take: see ``Window``."""
+
+    def look_ahead(self, steps: int, most: int, least: int, /) -> None:
+        """Say for how many steps victims are laid beforehand, and how many at most and at least."""
 
     def expect(self, decoding: int, prompts: int, loads: int, /) -> bool:
         """As ``Window.expect``."""

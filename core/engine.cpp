@@ -1220,7 +1220,7 @@ int rests(State& s, double now) {
     return s.pace.reach <= s.pace.most && slot(s.far_blank, s.at.users) == zero &&
            (hash == nullptr || hash == Py_None);
   }
-  return s.is_settled && static_cast<int64_t>(drop_taken(s)) >= s.pace.reach;
+  return s.is_settled && static_cast<int64_t>(drop_taken(s)) >= s.pace.enough();
 }
 
 // Whether nobody is held and nobody need be, as in the last step; -1 with an error.
@@ -1258,10 +1258,15 @@ int64_t queue_changes(Core* self) {
   return evicted;
 }
 
-// step(tokens) -> what is due beyond what was done, as bits of ``Due``; 0 in nearly all steps.
-PyObject* core_step(Core* self, PyObject* given) {
+// step(tokens, fetched, taken) -> what is due beyond what was done, as bits of ``Due``; 0 in nearly all.
+PyObject* core_step(Core* self, PyObject* const* args, Py_ssize_t count) {
   State& s = *self->state;
-  const int64_t tokens = PyLong_AsLongLong(given);
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "step(tokens, fetched, taken)");
+    return nullptr;
+  }
+  const int64_t tokens = PyLong_AsLongLong(args[0]), fetched = PyLong_AsLongLong(args[1]);
+  const int64_t taken = PyLong_AsLongLong(args[2]);
   if (PyErr_Occurred() || has_failed(s)) return nullptr;
   if (s.clock == nullptr) {
     PyErr_SetString(PyExc_RuntimeError, "step: what a step reads was not said");
@@ -1281,14 +1286,15 @@ PyObject* core_step(Core* self, PyObject* given) {
   try {
     const int64_t evicted = queue_changes(self);
     if (evicted < 0) return nullptr;
-    s.pace.step_ended(evicted);
+    s.pace.step_ended(evicted + taken);
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
   if (s.cached >= s.tell_at) due |= kTell;
   if (s.inbox.size() > kMostBehind) due |= kBehind;  // read without its lock: a bound, no more
   const int64_t take = s.groups_take;
-  s.pace.expect(take * PyDict_GET_SIZE(s.running), take * s.demand.prompts, take * s.demand.loaded);
+  s.pace.expect(take * PyDict_GET_SIZE(s.running), take * s.demand.prompts,
+                take * (fetched + s.demand.loaded));
   const int rest = rests(s, now);
   if (rest < 0) return nullptr;
   return PyLong_FromLong(rest ? due : due | kArrange);
@@ -1332,6 +1338,17 @@ PyObject* core_sized(Core* self, PyObject* args) {
   pace.reach = reach;
   pace.most = most;
   pace.apart = std::max(1LL, apart);
+  Py_RETURN_NONE;
+}
+
+// look_ahead(steps, most, least): for how many steps victims are laid, and how many of them.
+PyObject* core_look_ahead(Core* self, PyObject* args) {
+  Pace& pace = self->state->pace;
+  long long ahead, most, least;
+  if (!PyArg_ParseTuple(args, "LLL", &ahead, &most, &least)) return nullptr;
+  pace.ahead = ahead;
+  pace.most_ahead = most;
+  pace.least_ahead = least;
   Py_RETURN_NONE;
 }
 
@@ -1397,6 +1414,7 @@ PyObject* core_prompts(Core* self, void*) {
   return PyLong_FromLongLong(self->state->demand.prompts);
 }
 PyObject* core_loaded(Core* self, void*) { return PyLong_FromLongLong(self->state->demand.loaded); }
+PyObject* core_taken(Core* self, void*) { return PyLong_FromLongLong(self->state->pace.taken); }
 PyObject* core_reach(Core* self, void*) { return PyLong_FromLongLong(self->state->pace.reach); }
 PyObject* core_reach_of_prompts(Core* self, void*) {
   return PyLong_FromLongLong(self->state->pace.prompts);
@@ -1761,7 +1779,8 @@ PyMethodDef core_methods[] = {
     {"scan", c_function(core_scan), METH_FASTCALL, nullptr},
     {"freed", c_function(core_freed), METH_FASTCALL, nullptr},
     {"pace", c_function(core_pace), METH_VARARGS, nullptr},
-    {"step", c_function(core_step), METH_O, nullptr},
+    {"step", c_function(core_step), METH_FASTCALL, nullptr},
+    {"look_ahead", c_function(core_look_ahead), METH_VARARGS, nullptr},
     {"rest_on", c_function(core_rest_on), METH_FASTCALL, nullptr},
     {"disturb", c_function(core_disturb), METH_NOARGS, nullptr},
     {"watch_holding", c_function(core_watch_holding), METH_O, nullptr},
@@ -1784,6 +1803,7 @@ PyGetSetDef core_getters[] = {
     {"stored", reinterpret_cast<getter>(core_stored), nullptr, nullptr, nullptr},
     {"tell_at", reinterpret_cast<getter>(core_tell_at), reinterpret_cast<setter>(core_set_tell_at),
      nullptr, nullptr},
+    {"taken", reinterpret_cast<getter>(core_taken), nullptr, nullptr, nullptr},
     {"prompts", reinterpret_cast<getter>(core_prompts), nullptr, nullptr, nullptr},
     {"loaded", reinterpret_cast<getter>(core_loaded), nullptr, nullptr, nullptr},
     {"reach", reinterpret_cast<getter>(core_reach), nullptr, nullptr, nullptr},

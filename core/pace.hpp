@@ -89,6 +89,9 @@ struct Pace {
   int64_t apart = 1;    // a difference of so many is none
   double largest = 0;   // step of late
   double fade = 1;      // what that counts one step later
+  int64_t taken = 0;    // blocks that the last step evicted
+  int64_t ahead = 0;    // steps for which victims are laid beforehand; 0: for the next alone
+  int64_t most_ahead = 0, least_ahead = 0;  // victims
 
   bool expect(int64_t decoding, int64_t for_prompts, int64_t loads) {
     const int64_t wanted = (1 + (decoding + for_prompts) / apart) * apart;  // never none
@@ -99,7 +102,16 @@ struct Pace {
     return grown;
   }
 
+  // Victims that must be left so that no more are due.
+  int64_t enough() const {
+    if (ahead == 0) return reach;
+    const int64_t of_late = static_cast<int64_t>(static_cast<double>(ahead) * largest);
+    const int64_t size = std::min(most_ahead, std::max({least_ahead, of_late, prompts}));
+    return std::max({reach, size / 2, prompts});
+  }
+
   void step_ended(int64_t evicted) {
+    taken = evicted;
     const double faded = fade * largest;
     largest = faded > static_cast<double>(evicted) ? faded : static_cast<double>(evicted);
   }

@@ -38,6 +38,9 @@ class ReleasedCopies:
         self.cleared = False
         self.named: list[tuple[int, bytes]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self.released or self.erased or self.cleared or self.named)
+
     def take(self) -> Void:
         """Return what was collected since the last call."""
         void = Void(tuple(self.released), tuple(self.erased), self.cleared, tuple(self.named))

@@ -110,7 +110,7 @@ class CoreSteps:
         clock: Monotonic seconds.
 
     Attributes:
-        step: Takes a step of so many tokens; 0 if that was all, else what ``finish`` must do.
+        step: Takes a step; see ``Core.step``. 0 if that was all, else what ``finish`` must do.
     """
 
     def __init__(
@@ -146,12 +146,17 @@ class CoreSteps:
             holding.rested_at = lambda: core.rested_at
         core.watch_holding(holding)
 
-    def finish(self, due: int) -> None:
+    @property
+    def taken(self) -> int:
+        """Blocks that the last step evicted."""
+        return self._core.taken
+
+    def finish(self, due: int, fetched: int = 0) -> None:
         """Do what is due in a step beyond what the core did."""
         arranger, client = self._arranger, self._client
         if due & _TAKE:
             arranger.step_ended(self._feed.take())
-            arranger.expect(*self._demand.most(len(self._observer.running)))
+            arranger.expect(*self._demand.most(len(self._observer.running), fetched))
             due |= _ARRANGE
         elif due & _BEHIND:
             self._index.taken()

@@ -237,26 +237,27 @@ class SchedulerSide:
             preempted: Ids of requests that had to give up their blocks.
         """
         steps = self._steps
-        if steps is not None and self._is_bare and not preempted:
-            if due := steps.step(tokens):
-                steps.finish(due)
-            return None
+        if steps is not None and not preempted:
+            if self._is_bare:
+                if due := steps.step(tokens, 0, 0):
+                    steps.finish(due)
+                return None
+            taken = self._changes.take() if self.bridge.hears or self.tap.was_reset else 0
+            fetched = self.bridge.offered(self.client.wanted)
+            if due := steps.step(tokens, fetched, taken):
+                steps.finish(due, fetched)
+            step = StepTaken(tokens, steps.taken, self.arranger.held_back)
+            return self.bridge.step(self.client.ranking(), fetched, step)
         observer, demand, arranger = self.observer, self._demand, self.arranger
         self._prefill.stepped(tokens, observer.running, self._clock())
         taken, ranking = self._changes.take(), self.client.ranking()
         self._news.after_step(self._changes.stored)
-        if self._is_bare and not preempted:  # as nearly all steps of nearly all engines
-            arranger.step_ended(taken)
-            arranger.expect(*demand.most(len(observer.running)))
-            if not arranger.rests(ranking):
-                self._arrange(ranking)
-            self.holding.step()
-            return None
         observer.requests_preempted(preempted)
         fetched = self.bridge.offered(self.client.wanted)
         arranger.step_ended(taken)
         arranger.expect(*demand.most(len(observer.running), fetched))
-        self._arrange(ranking)
+        if not arranger.rests(ranking):
+            self._arrange(ranking)
         self.holding.step()
         return self.bridge.step(ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
 

@@ -251,11 +251,11 @@ class FreeQueueArranger:
         the last step's, and what it laid suffices. Else ``step`` must be called."""
         if self._is_disturbed or ranking is None or ranking is not self._latest:
             return False
-        if self._protection or self._copier is not None:
-            return False  # the one lapses, and the other looks ahead
+        if self._protection:
+            return False  # it lapses
         if self._blanks.suffice:  # a blank one leaves without a word
             return self._window.reach <= self._blocks_per_step and self._blanks.still_suffice()
-        return self._window.is_settled and self._window.still_suffices()
+        return self._window.holds_enough
 
     def guard_head(self) -> None:
         """See that what the next step can take is not protected, if anything else is free; there is
@@ -310,7 +310,7 @@ class FreeQueueArranger:
         """Let a compiled core see by itself that nothing is to be arranged; as ``rests``."""
         if self._core is None:
             return
-        if self._protection or self._copier is not None or self._is_disturbed:
+        if self._protection or self._is_disturbed:
             self._core.disturb()
         else:
             self._core.rest_on(self._latest, self._blanks.far, self._window.is_settled)

@@ -11,7 +11,7 @@ from ....graph.wire.advice import EvictionRanking
 from ...link.mailbox import blocks_of
 from ..core_index import CoreIndex
 from ..index import FoundBlocks
-from .window import AT_ONCE, FADE, REACH_STEP, SCAN_PER_VICTIM, Victims, Window
+from .window import AT_ONCE, FADE, LEAST_AHEAD, REACH_STEP, SCAN_PER_VICTIM, Victims, Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -109,6 +109,16 @@ class CoreWindow(Window):
     @property
     def _largest_step(self) -> float:  # type: ignore[override]
         return self._core.largest_step
+
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        """Steps for which victims are laid beforehand."""
+        return self._ahead
+
+    @ahead.setter
+    def ahead(self, steps: int) -> None:
+        self._ahead = steps
+        self._core.look_ahead(steps, self._most, LEAST_AHEAD)
 
     def expect(self, decoding: int, prompts: int, loads: int) -> bool:
         """Note what the next step can take; see ``Window``."""

@@ -151,7 +151,7 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
 
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
-_LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
+LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
 _SPARE: Final = 64  # victims beyond what the next step can take: one pass looks at as many; chosen
 _STEPS_SPARE: Final = 4  # as large as those of late, which such victims last for; chosen
 AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
@@ -210,10 +210,10 @@ class Window:
     def size(self) -> int:
         """Victims that it holds at most: what steps ``ahead`` take, or what prompts need; without
         ``ahead``, what the next step can take, and some usual ones behind it."""
-        most = min(MAX_WINDOW, max(2, self.ahead) * self._blocks_per_step)
+        most = self._most
         if not self.ahead:
             return min(most, self.reach + max(_SPARE, int(_STEPS_SPARE * self._largest_step)))
-        return min(most, max(_LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
+        return min(most, max(LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
 
     def expect(self, decoding: int, prompts: int, loads: int) -> bool:
         """Note what the next step can take; returns whether that is more than was known.
@@ -268,6 +268,12 @@ class Window:
         """Whether no step takes more blocks than the window has; forgets those that are gone."""
         self._victims.drop_taken()
         return len(self._victims) >= self.reach
+
+    @property
+    def holds_enough(self) -> bool:
+        """Whether no more victims are due, and no step takes more than there are; forgets those
+        that are gone."""
+        return not self._due and self.still_suffices() and not self._is_low(len(self._victims))
 
     def forget(self, ids: Sequence[int]) -> bool:
         """Note that blocks were used again or moved, wherever in the queue they stood; returns
@@ -329,6 +335,10 @@ class Window:
         for block in islice(queue.iter_blocks_after(None), blanks):
             blank = block
         return blank
+
+    @property
+    def _most(self) -> int:
+        return min(MAX_WINDOW, max(2, self.ahead) * self._blocks_per_step)
 
     def _size_steps(self) -> None:
         self.reach, self.prompts = self._blocks_per_step, 0
