@@ -131,6 +131,9 @@ class Core:
     def note(self, keys: _Keys, ids: _Places, /) -> None:
         """Note that blocks hold these keys, of which nobody is told."""
 
+    def forget_keys(self, keys: _Keys, /) -> bytes:
+        """Note that a block of each key was evicted; returns those that are gone, packed."""
+
     def clear(self) -> None:
         """Forget the index."""
 
@@ -163,6 +166,9 @@ class Core:
 
     def keep_first(self, most: int, /) -> None:
         """Forget all victims but the first; ``most`` may count from the end."""
+
+    def add(self, ids: list[int], hashes: list[bytes], /) -> None:
+        """Follow blocks that somebody laid behind the last victim, and their hashes then."""
 
     def forget(self, ids: Sequence[int], /) -> int:
         """Forget victims that were used or moved; returns how many of these were some."""

@@ -249,7 +249,10 @@ class Victims {
   }
 
   void drop_front(size_t count) {
-    for (size_t at = front_; at < front_ + count; ++at) unfollow(at);
+    for (size_t at = front_; at < front_ + count; ++at) {
+      if (at + kAhead < ids_.size()) warm(at + kAhead);
+      unfollow(at);
+    }
     front_ += count;
     looked -= std::min(looked, count);
     if (front_ > 1024 && 2 * front_ > ids_.size()) {
@@ -261,6 +264,7 @@ class Victims {
 
   void keep(size_t count) {
     while (size() > count) {
+      if (ids_.size() > kAhead) warm(ids_.size() - 1 - kAhead);
       unfollow(ids_.size() - 1);
       ids_.pop_back();
       hashes_.pop_back();
@@ -294,6 +298,13 @@ class Victims {
   size_t looked = 0;
 
  private:
+  static constexpr size_t kAhead = 8;
+
+  void warm(size_t at) const {
+    prefetch(hashes_[at]);
+    prefetch(&followed_[ids_[at]]);
+  }
+
   void unfollow(size_t at) {
     followed_[ids_[at]] = 0;
     Py_DECREF(hashes_[at]);
@@ -794,6 +805,28 @@ PyObject* core_note(Core* self, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// forget_keys(keys) -> bytes: a block of each was evicted; those that are gone by that, packed.
+PyObject* core_forget_keys(Core* self, PyObject* keys) {
+  State& s = *self->state;
+  Py_buffer given{};
+  if (PyObject_GetBuffer(keys, &given, PyBUF_SIMPLE) != 0) return nullptr;
+  const auto* key = static_cast<const uint64_t*>(given.buf);
+  Changes changes;
+  Doubtful doubtful;
+  try {
+    changes.evicted.assign(key, key + given.len / sizeof(uint64_t));
+    const std::lock_guard<std::mutex> locked(s.index_lock);
+    note_evicted(s, changes, doubtful);
+  } catch (const std::bad_alloc&) {
+    PyBuffer_Release(&given);
+    return PyErr_NoMemory();
+  }
+  PyBuffer_Release(&given);
+  settle(s, doubtful);
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(changes.gone.data()),
+                                   static_cast<Py_ssize_t>(changes.gone.size() * kKeyBytes));
+}
+
 PyObject* core_clear(Core* self, PyObject*) {
   const std::lock_guard<std::mutex> locked(self->state->index_lock);
   self->state->index.clear();
@@ -898,7 +931,10 @@ void warm(const State& s, const int64_t* ids, size_t at, size_t end) {
   }
   if (known(at + 3)) {
     PyObject* block = s.block(ids[at + 3]);
-    if (PyObject* hash = slot(block, s.at.hash)) prefetch(reinterpret_cast<char*>(hash) + 32);
+    if (PyObject* hash = slot(block, s.at.hash)) {
+      prefetch(hash);  // its count of references
+      prefetch(reinterpret_cast<char*>(hash) + kHashEnd);
+    }
     if (PyObject* prev = slot(block, s.at.prev)) prefetch(&slot(prev, s.at.next));
     if (PyObject* next = slot(block, s.at.next)) prefetch(&slot(next, s.at.prev));
   }
@@ -961,6 +997,29 @@ PyObject* core_lay(Core* self, PyObject* const* args, Py_ssize_t count) {
     return PyErr_NoMemory();
   }
   return PyLong_FromSsize_t(looked);
+}
+
+// add(ids, hashes): follow blocks that somebody laid behind the last victim.
+PyObject* core_add(Core* self, PyObject* const* args, Py_ssize_t count) {
+  State& s = *self->state;
+  if (count != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]) ||
+      PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "add(ids: list, hashes: list of as many)");
+    return nullptr;
+  }
+  try {
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(args[0]); ++at) {
+      const long id = PyLong_AsLong(PyList_GET_ITEM(args[0], at));
+      if (id < 0 || static_cast<size_t>(id) >= s.count()) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "add: no such block");
+        return nullptr;
+      }
+      s.victims.add(static_cast<int32_t>(id), PyList_GET_ITEM(args[1], at));
+    }
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
 }
 
 bool stands(const State& s, size_t at) {
@@ -1773,7 +1832,9 @@ PyMethodDef core_methods[] = {
     {"lay", c_function(core_lay), METH_FASTCALL, nullptr},
     {"drop_taken", c_function(core_drop_taken), METH_NOARGS, nullptr},
     {"keep_first", c_function(core_keep_first), METH_O, nullptr},
+    {"add", c_function(core_add), METH_FASTCALL, nullptr},
     {"forget", c_function(core_forget), METH_O, nullptr},
+    {"forget_keys", c_function(core_forget_keys), METH_O, nullptr},
     {"anchor", c_function(core_anchor), METH_O, nullptr},
     {"look", c_function(core_look), METH_O, nullptr},
     {"scan", c_function(core_scan), METH_FASTCALL, nullptr},

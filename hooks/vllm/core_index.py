@@ -105,8 +105,10 @@ class CoreIndex(BlockIndex):
         return found
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
-        """Nobody tells: the core hears of evictions itself."""
-        raise NotImplementedError
+        """Take note that a block of each hash was evicted, of which the core did not hear; see
+        ``BlockIndex``."""
+        self.catch_up()
+        return unpack(self.core.forget_keys(np.fromiter(keys, np.uint64, len(keys))))
 
     def clear(self) -> None:
         """Forget everything: the prefix cache was reset."""

@@ -53,8 +53,8 @@ class CoreVictims(Victims):
         return self._core.last
 
     def add(self, found: FoundBlocks) -> None:
-        """Nobody adds any: the core lays them."""
-        raise NotImplementedError
+        """Follow blocks that somebody else than the core laid behind the last one."""
+        self._core.add(found.ids.tolist(), found.hashes)
 
     def drop_taken(self) -> None:
         """Forget those at the front that are gone."""
