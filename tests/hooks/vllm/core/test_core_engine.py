@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire import frames as wire
+from kvgraph.hooks.keys import pack_hashes
 from kvgraph.hooks.settings import CORE_VARIABLE
 from kvgraph.hooks.vllm import core_choice
 from kvgraph.hooks.vllm import core_choice as core_proof
@@ -139,12 +141,20 @@ def test_both_cores_tell_and_lay_the_same_step_by_step(
 
 
 def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    arm = engine_of("", Load(8, 2500), monkeypatch)
-    arm.loop.fill(arm.sidecar.hear)
-    connector = arm.loop.connector
-    for _ in range(16):  # until all victims are laid that are due
-        connector.build_connector_meta(STEP)
+    monkeypatch.setenv(CORE_VARIABLE, "")
+    pool, make = new_pool(200), request_maker()
+    connector = connected(pool)
+    request = make(list(range(150 * BLOCK_SIZE)))
+    blocks = pool.get_new_blocks(150)
+    pool.cache_full_blocks(request, blocks, 0, 150, BLOCK_SIZE, 0)
+    pool.free_blocks(reversed(blocks))
+    pool.get_new_blocks(49)  # no blank one is left
     side, asked = connector.side, list[str]()
+    keys = as_keys(pack_hashes(request.block_hashes))
+    side.client.hold_ranking(a_ranking(keys[::-1].copy()))
+    for _ in range(4):
+        connector.build_connector_meta(STEP)
+    assert side.arranger.moved > 16
     for part, name in (
         (side, "_arrange"), (side.arranger, "rests"), (side._changes, "take"),
         (side.client, "ranking"), (side.holding, "step"), (side._news, "after_step"),
