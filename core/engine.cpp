@@ -1303,6 +1303,11 @@ int is_plain(const State& s) {
   return special < 0 ? -1 : !special;
 }
 
+size_t behind(State& s) {  // steps whose changes are not in the index yet
+  const std::lock_guard<std::mutex> locked(s.inbox_lock);
+  return s.inbox.size();
+}
+
 // Queues what changed; returns how many blocks were evicted, -1 with an error.
 int64_t queue_changes(Core* self) {
   State& s = *self->state;
@@ -1350,7 +1355,7 @@ PyObject* core_step(Core* self, PyObject* const* args, Py_ssize_t count) {
     return PyErr_NoMemory();
   }
   if (s.cached >= s.tell_at) due |= kTell;
-  if (s.inbox.size() > kMostBehind) due |= kBehind;  // read without its lock: a bound, no more
+  if (behind(s) > kMostBehind) due |= kBehind;
   const int64_t take = s.groups_take;
   s.pace.expect(take * PyDict_GET_SIZE(s.running), take * s.demand.prompts,
                 take * (fetched + s.demand.loaded));
@@ -1661,10 +1666,7 @@ PyObject* core_known(Core* self, void*) {
   return PyLong_FromSize_t(self->state->index.size());
 }
 
-PyObject* core_behind(Core* self, void*) {
-  const std::lock_guard<std::mutex> locked(self->state->inbox_lock);
-  return PyLong_FromSize_t(self->state->inbox.size());
-}
+PyObject* core_behind(Core* self, void*) { return PyLong_FromSize_t(behind(*self->state)); }
 
 PyObject* core_victims(Core* self, void*) {
   return PyLong_FromSize_t(self->state->victims.size());

@@ -37,7 +37,8 @@ def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
         return _keys(hashes if type(hashes) is list else list(hashes), GROUP_BYTES)
     if len(hashes) < _VECTORISE_FROM:
         return [key_in_pool(each) for each in hashes]
-    return array_in_pool(hashes).tolist()  # type: ignore[no-any-return]
+    keys: list[int] = array_in_pool(hashes).tolist()
+    return keys
 
 
 def keys_of(hashes: list[bytes]) -> list[int]:

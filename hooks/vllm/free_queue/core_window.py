@@ -111,7 +111,7 @@ class CoreWindow(Window):
         return self._core.largest_step
 
     @property
-    def ahead(self) -> int:  # type: ignore[override]
+    def ahead(self) -> int:
         """Steps for which victims are laid beforehand."""
         return self._ahead
 

@@ -184,6 +184,10 @@ class Window:
         recycled: Ranked blocks left alone since then: gone, reused, referenced, or used since.
     """
 
+    reach: int
+    prompts: int
+    _largest_step: float  # of late
+
     def __init__(
         self,
         pool: BlockPool,
@@ -342,7 +346,7 @@ class Window:
 
     def _size_steps(self) -> None:
         self.reach, self.prompts = self._blocks_per_step, 0
-        self._largest_step = float(self._blocks_per_step)  # of late; nothing is known yet
+        self._largest_step = float(self._blocks_per_step)  # nothing is known yet
 
     def _is_low(self, left: int) -> bool:
         if not self.ahead:
