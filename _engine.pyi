@@ -110,13 +110,12 @@ class Core:
     def forget_notes(self) -> None:
         """Forget what was noted and not taken."""
 
-    def take(self, sessions: dict[str, str], needs: dict[str, int], whole: bool, /) -> Batch | None:
+    def take(self, sessions: dict[str, str], whole: bool, /) -> Batch | None:
         """Take what changed, up to a reset or until now; None: nothing.
 
         Args:
             sessions: Names of sessions by request id, for the events.
-            needs: What is cached of these requests is special.
-            whole: All is special.
+            whole: All is special; else, what a LoRA adapter computed.
 
         Raises:
             RuntimeError: The pool was given what cannot be read.
@@ -131,6 +130,9 @@ class Core:
 
     def note(self, keys: _Keys, ids: _Places, /) -> None:
         """Note that blocks hold these keys, of which nobody is told."""
+
+    def forget_keys(self, keys: _Keys, /) -> bytes:
+        """Note that a block of each key was evicted; returns those that are gone, packed."""
 
     def clear(self) -> None:
         """Forget the index."""
@@ -165,6 +167,9 @@ class Core:
     def keep_first(self, most: int, /) -> None:
         """Forget all victims but the first; ``most`` may count from the end."""
 
+    def add(self, ids: list[int], hashes: list[bytes], /) -> None:
+        """Follow blocks that somebody laid behind the last victim, and their hashes then."""
+
     def forget(self, ids: Sequence[int], /) -> int:
         """Forget victims that were used or moved; returns how many of these were some."""
 
@@ -189,5 +194,97 @@ class Core:
     def freed(self, ids: Sequence[int], count: int, now: float, /) -> None:
         """Note that a request gives the first ``count`` of these blocks back."""
 
+    # Steps --------------------------------------------------------------------------------------
+
+    stored: int
+    """Blocks that entered the prefix cache and were taken, since the start."""
+    tell_at: int
+    """How many of them are pressing news."""
+    taken: int
+    """Blocks that the last step evicted."""
+    prompts: int
+    """Blocks that looked-up prompts still need."""
+    loaded: int
+    """Blocks of them that loads can fill."""
+    reach: int
+    """The most blocks that the next step can take."""
+    reach_of_prompts: int
+    """Of them, those of prompts."""
+    largest_step: float
+    """Blocks that the largest step of late evicted; fades."""
+    tokens_per_s: float
+    """In steps that do not only decode; 0 before the first sample."""
+    rested_at: float
+    """When the last step was taken in which nobody had to be held."""
+
+    def pace(
+        self, clock: Callable[[], float], running: dict[str, Any], sessions: dict[str, str],
+        emit: Callable[[Any], None], mailbox: Any, max_stale_s: float, behind: int, least: int,
+        share: float, longest_s: float, groups_take: int, /,
+    ) -> None:  # fmt: skip
+        """Say what a step reads.
+
+        Args:
+            clock: Monotonic seconds.
+            running: Requests that run, by their ids, the newest last.
+            sessions: As in ``take``.
+            emit: Takes each batch that nobody else need see.
+            mailbox: Holds advice: its attributes ``_ranking`` and ``_admission``.
+            max_stale_s: How long a ranking is acted on.
+            behind, least, share, longest_s: As in ``PrefillMeter``.
+            groups_take: As in ``PromptDemand``.
+        """
+
+    def step(self, tokens: int, fetched: int, taken: int, /) -> int:
+        """Take a step; returns what is due beyond that, and 0 if nothing is.
+
+        Args:
+            tokens: That it computes.
+            fetched: Blocks that loads for nobody take in the next one, at most.
+            taken: Blocks that it evicted, as far as ``take`` told of them already.
+
+        Meters it, queues what changed, and sees whether the queue can stay as it is. Bits: 1: take
+        what changed, and note the step's size; 2: news is pressing; 4: note changes in the index;
+        8: arrange the queue, unless it rests after all; 16: ask ``holding``.
+        """
+
+    def rest_on(self, ranking: Any, far_blank: Any, is_settled: bool, /) -> None:
+        """Say by which ranking the queue is arranged: while that is the latest, nothing is due.
+
+        Args:
+            far_blank: While this block is blank, steps take blanks only; None: they take victims.
+            is_settled: Whether all victims that were due are laid.
+        """
+
+    def disturb(self) -> None:
+        """Have the queue arranged in the next step."""
+
+    def watch_holding(self, holding: Any, /) -> None:
+        """Ask this object's ``rests`` in each step."""
+
+    def wait_for_take(self) -> None:
+        """From now on leave all that changes to ``take``: something failed."""
+
+    def sized(self, reach: int, most: int, apart: int, largest: float, fade: float, /) -> None:
+        """Say how many blocks steps take: see ``Window``."""
+
+    def look_ahead(self, steps: int, most: int, least: int, /) -> None:
+        """Say for how many steps victims are laid beforehand, and how many at most and at least."""
+
+    def expect(self, decoding: int, prompts: int, loads: int, /) -> bool:
+        """As ``Window.expect``."""
+
+    def step_ended(self, evicted: int, /) -> None:
+        """As ``Window.step_ended``."""
+
+    def looked_up(self, request_id: str, needs: int, has: int, loads: int, /) -> None:
+        """Note a prompt of which a step may take ``needs - has`` blocks, and a load ``loads``."""
+
+    def finished(self, request_id: str, /) -> None:
+        """Forget it: it takes no more."""
+
 def pack(hashes: list[bytes], first: int, end: int, /) -> bytes:
     """Keys of a request's hashes ``[first, end)``, packed little-endian."""
+
+def keys(hashes: list[bytes], behind: int, /) -> list[int]:
+    """Keys of hashes, behind each of which ``behind`` bytes say something else."""

@@ -18,6 +18,7 @@
 #include <structmember.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -29,11 +30,14 @@
 #include <utility>
 #include <vector>
 
+#include "pace.hpp"
+
 namespace {
 
 constexpr int32_t kNobody = 0;       // number of vLLM's null block, which holds no key
 constexpr int kKeyBytes = 8;         // of a hash: the last ones
 constexpr int kGroupBytes = 4;       // that the prefix cache appends to a hash
+constexpr int kHashEnd = 48;         // bytes from an object's start to the end of a usual hash
 constexpr size_t kFoundAtOnce = 1024;  // keys, between two chances for others to use the index
 constexpr size_t kSpares = 256;      // changes kept for reuse
 
@@ -245,7 +249,10 @@ class Victims {
   }
 
   void drop_front(size_t count) {
-    for (size_t at = front_; at < front_ + count; ++at) unfollow(at);
+    for (size_t at = front_; at < front_ + count; ++at) {
+      if (at + kAhead < ids_.size()) warm(at + kAhead);
+      unfollow(at);
+    }
     front_ += count;
     looked -= std::min(looked, count);
     if (front_ > 1024 && 2 * front_ > ids_.size()) {
@@ -257,6 +264,7 @@ class Victims {
 
   void keep(size_t count) {
     while (size() > count) {
+      if (ids_.size() > kAhead) warm(ids_.size() - 1 - kAhead);
       unfollow(ids_.size() - 1);
       ids_.pop_back();
       hashes_.pop_back();
@@ -290,6 +298,13 @@ class Victims {
   size_t looked = 0;
 
  private:
+  static constexpr size_t kAhead = 8;
+
+  void warm(size_t at) const {
+    prefetch(hashes_[at]);
+    prefetch(&followed_[ids_[at]]);
+  }
+
   void unfollow(size_t at) {
     followed_[ids_[at]] = 0;
     Py_DECREF(hashes_[at]);
@@ -347,6 +362,25 @@ struct State {
   Victims victims;
   std::unordered_set<uint64_t> kept;  // keys that are no victims whatever a ranking says
 
+  // A step's pace; the step's thread's alone. See ``core_step``.
+  Demand demand;
+  Meter meter;
+  Pace pace;
+  int64_t groups_take = 1;
+  size_t cached = 0, tell_at = SIZE_MAX;  // blocks; when news of them is pressing
+  double max_stale_s = 0.0, ranked_at = 0.0, rested_at = -HUGE_VAL;
+  bool has_changed = true;  // who runs, perhaps, since the last step
+  bool must_take = false;   // an error waits there
+  bool is_settled = false;  // the window, under the ranking that is rested on
+  // Owned: what a step reads, and by what it knows that nothing happened.
+  PyObject *clock = nullptr, *running = nullptr, *sessions = nullptr, *emit = nullptr;
+  PyObject *mailbox = nullptr, *holding = nullptr;
+  PyObject *witness = nullptr;    // the newest request that ran in the last step
+  PyObject *ranking = nullptr;    // the latest that was seen
+  PyObject *rests_on = nullptr;   // the ranking by which the queue is arranged
+  PyObject *far_blank = nullptr;  // while it is blank, no step takes any other
+  PyObject *admission = nullptr;  // the latest advice that was seen
+
   PyObject* block(size_t id) const { return PyList_GET_ITEM(blocks, id); }
   size_t count() const { return static_cast<size_t>(PyList_GET_SIZE(blocks)); }
 };
@@ -364,7 +398,8 @@ struct Batch {
 
 extern PyTypeObject batch_type;  // below
 PyObject *zero = nullptr, *s_hashes = nullptr, *s_request_id = nullptr;
-PyObject* s_lora = nullptr;
+PyObject *s_lora = nullptr, *s_reversed = nullptr, *s_ranking = nullptr, *s_ts = nullptr;
+PyObject *s_admission = nullptr, *s_rests = nullptr;
 PyObject* s_arguments[5];
 const char* const kArguments[5] = {"request", "blocks", "num_cached_blocks", "num_full_blocks",
                                    "kv_cache_group_id"};
@@ -502,72 +537,97 @@ PyObject* core_forget_notes(Core* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// Whether a request is among ``needs`` or has an adapter, and its session; -1 with an error.
-int look_at_request(Call& call, Run& run, PyObject* sessions, PyObject* needs) {
-  int special = 0;
-  PyObject* adapter = PyObject_GetAttr(call.request, s_lora);
-  if (adapter == nullptr) return -1;
-  special |= adapter != Py_None;
-  Py_DECREF(adapter);
-  if (PyDict_GET_SIZE(sessions) == 0 && PyDict_GET_SIZE(needs) == 0) return special;
-  PyObject* name = PyObject_GetAttr(call.request, s_request_id);
-  if (name == nullptr) return -1;
-  PyObject* session = PyDict_GetItemWithError(sessions, name);
-  const int needed = session == nullptr && PyErr_Occurred() ? -1 : PyDict_Contains(needs, name);
-  if (session != nullptr) run.session = Py_NewRef(session);
-  Py_DECREF(name);
-  return needed < 0 ? -1 : special | needed;
+// A request's id, as the core keeps it; empty with an error.
+std::string id_of(PyObject* name) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, &length) : nullptr;
+  if (text == nullptr && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "ids are strings");
+  return text == nullptr ? std::string() : std::string(text, static_cast<size_t>(length));
 }
 
-// take(sessions, needs, whole) -> Batch | None: what changed, up to a reset or until now.
-PyObject* core_take(Core* self, PyObject* const* args, Py_ssize_t count) {
+// Whether somebody in the step itself must see these calls; -1 with an error.
+int are_special(const Changes& changes) {
+  for (const Call& call : changes.calls) {
+    PyObject* adapter = PyObject_GetAttr(call.request, s_lora);
+    if (adapter == nullptr) return -1;
+    const bool has_one = adapter != Py_None;
+    Py_DECREF(adapter);
+    if (has_one) return 1;
+  }
+  return 0;
+}
+
+// Notes whose blocks were cached: their sessions' names, and what prompts need still.
+bool look_at_requests(State& s, Changes& changes, PyObject* sessions) {
+  if (PyDict_GET_SIZE(sessions) == 0 && s.demand.empty()) return true;
+  for (const Call& call : changes.calls) {
+    PyObject* name = PyObject_GetAttr(call.request, s_request_id);
+    if (name == nullptr) return false;
+    PyObject* session = PyDict_GetItemWithError(sessions, name);
+    if (session != nullptr) changes.runs[call.run].session = Py_NewRef(session);
+    if (!s.demand.empty() && !PyErr_Occurred()) s.demand.computed(id_of(name), call.end);
+    Py_DECREF(name);
+    if (PyErr_Occurred()) return false;
+  }
+  return true;
+}
+
+// What changed, up to a reset or until now, as a batch; null with an error.
+Batch* take_changes(Core* self, PyObject* sessions, int special) {
   State& s = *self->state;
-  if (s.has_failed) {
-    PyErr_SetString(PyExc_RuntimeError, "the core could not read what the pool did");
+  Changes* taken = s.now;
+  if (s.sealed.empty()) {
+    s.now = fresh(s);
+  } else {
+    taken = s.sealed.front();
+    s.sealed.pop_front();
+  }
+  if (!special) special = are_special(*taken);
+  if (special < 0 || !look_at_requests(s, *taken, sessions)) {
+    give_back(s, taken);
     return nullptr;
   }
+  if (!special) taken->drop_calls();
+  Batch* batch;
+  if (s.spare_batches.empty()) {
+    batch = PyObject_GC_New(Batch, &batch_type);
+    if (batch == nullptr) {
+      give_back(s, taken);
+      return nullptr;
+    }
+  } else {
+    batch = s.spare_batches.back();
+    s.spare_batches.pop_back();
+    PyObject_Init(reinterpret_cast<PyObject*>(batch), &batch_type);
+  }
+  batch->core = reinterpret_cast<Core*>(Py_NewRef(reinterpret_cast<PyObject*>(self)));
+  batch->changes = taken;
+  ++taken->owners;
+  s.cached += taken->keys.size();
+  PyObject_GC_Track(batch);
+  const std::lock_guard<std::mutex> locked(s.inbox_lock);
+  s.inbox.push_back(taken);
+  return batch;
+}
+
+bool has_failed(const State& s) {
+  if (s.has_failed) {
+    PyErr_SetString(PyExc_RuntimeError, "the core could not read what the pool did");
+  }
+  return s.has_failed;
+}
+
+// take(sessions, whole) -> Batch | None: what changed, up to a reset or until now.
+PyObject* core_take(Core* self, PyObject* const* args, Py_ssize_t count) {
+  State& s = *self->state;
+  if (has_failed(s)) return nullptr;
   if (s.sealed.empty() && s.now->empty()) Py_RETURN_NONE;
-  if (count != 3 || !PyDict_Check(args[0]) || !PyDict_Check(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "take(sessions: dict, needs: dict, whole: bool)");
+  if (count != 2 || !PyDict_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "take(sessions: dict, whole: bool)");
     return nullptr;
   }
   try {
-    Changes* taken = s.now;
-    if (s.sealed.empty()) {
-      s.now = fresh(s);
-    } else {
-      taken = s.sealed.front();
-      s.sealed.pop_front();
-    }
-    int special = args[2] == Py_True;
-    for (Call& call : taken->calls) {
-      const int found = look_at_request(call, taken->runs[call.run], args[0], args[1]);
-      if (found < 0) {
-        give_back(s, taken);
-        return nullptr;
-      }
-      special |= found;
-    }
-    if (!special) taken->drop_calls();
-    Batch* batch;
-    if (s.spare_batches.empty()) {
-      batch = PyObject_GC_New(Batch, &batch_type);
-      if (batch == nullptr) {
-        give_back(s, taken);
-        return nullptr;
-      }
-    } else {
-      batch = s.spare_batches.back();
-      s.spare_batches.pop_back();
-      PyObject_Init(reinterpret_cast<PyObject*>(batch), &batch_type);
-    }
-    batch->core = reinterpret_cast<Core*>(Py_NewRef(reinterpret_cast<PyObject*>(self)));
-    batch->changes = taken;
-    ++taken->owners;
-    PyObject_GC_Track(batch);
-    const std::lock_guard<std::mutex> locked(s.inbox_lock);
-    s.inbox.push_back(taken);
-    return reinterpret_cast<PyObject*>(batch);
+    return reinterpret_cast<PyObject*>(take_changes(self, args[0], args[1] == Py_True));
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
@@ -745,6 +805,28 @@ PyObject* core_note(Core* self, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// forget_keys(keys) -> bytes: a block of each was evicted; those that are gone by that, packed.
+PyObject* core_forget_keys(Core* self, PyObject* keys) {
+  State& s = *self->state;
+  Py_buffer given{};
+  if (PyObject_GetBuffer(keys, &given, PyBUF_SIMPLE) != 0) return nullptr;
+  const auto* key = static_cast<const uint64_t*>(given.buf);
+  Changes changes;
+  Doubtful doubtful;
+  try {
+    changes.evicted.assign(key, key + given.len / sizeof(uint64_t));
+    const std::lock_guard<std::mutex> locked(s.index_lock);
+    note_evicted(s, changes, doubtful);
+  } catch (const std::bad_alloc&) {
+    PyBuffer_Release(&given);
+    return PyErr_NoMemory();
+  }
+  PyBuffer_Release(&given);
+  settle(s, doubtful);
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(changes.gone.data()),
+                                   static_cast<Py_ssize_t>(changes.gone.size() * kKeyBytes));
+}
+
 PyObject* core_clear(Core* self, PyObject*) {
   const std::lock_guard<std::mutex> locked(self->state->index_lock);
   self->state->index.clear();
@@ -849,7 +931,10 @@ void warm(const State& s, const int64_t* ids, size_t at, size_t end) {
   }
   if (known(at + 3)) {
     PyObject* block = s.block(ids[at + 3]);
-    if (PyObject* hash = slot(block, s.at.hash)) prefetch(reinterpret_cast<char*>(hash) + 32);
+    if (PyObject* hash = slot(block, s.at.hash)) {
+      prefetch(hash);  // its count of references
+      prefetch(reinterpret_cast<char*>(hash) + kHashEnd);
+    }
     if (PyObject* prev = slot(block, s.at.prev)) prefetch(&slot(prev, s.at.next));
     if (PyObject* next = slot(block, s.at.next)) prefetch(&slot(next, s.at.prev));
   }
@@ -914,14 +999,37 @@ PyObject* core_lay(Core* self, PyObject* const* args, Py_ssize_t count) {
   return PyLong_FromSsize_t(looked);
 }
 
+// add(ids, hashes): follow blocks that somebody laid behind the last victim.
+PyObject* core_add(Core* self, PyObject* const* args, Py_ssize_t count) {
+  State& s = *self->state;
+  if (count != 2 || !PyList_Check(args[0]) || !PyList_Check(args[1]) ||
+      PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "add(ids: list, hashes: list of as many)");
+    return nullptr;
+  }
+  try {
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(args[0]); ++at) {
+      const long id = PyLong_AsLong(PyList_GET_ITEM(args[0], at));
+      if (id < 0 || static_cast<size_t>(id) >= s.count()) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "add: no such block");
+        return nullptr;
+      }
+      s.victims.add(static_cast<int32_t>(id), PyList_GET_ITEM(args[1], at));
+    }
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
+}
+
 bool stands(const State& s, size_t at) {
   PyObject* block = s.block(s.victims.id(at));
   PyObject* next = slot(block, s.at.next);
   return slot(block, s.at.hash) == s.victims.hash(at) && next != nullptr && next != Py_None;
 }
 
-PyObject* core_drop_taken(Core* self, PyObject*) {
-  State& s = *self->state;
+// Forgets the victims at the front that are gone; returns how many are left.
+size_t drop_taken(State& s) {
   Victims& victims = s.victims;
   size_t gone = 0;
   while (gone < victims.size() &&
@@ -929,7 +1037,11 @@ PyObject* core_drop_taken(Core* self, PyObject*) {
     ++gone;
   }
   if (gone) victims.drop_front(gone);
-  return PyLong_FromSize_t(victims.size());
+  return victims.size();
+}
+
+PyObject* core_drop_taken(Core* self, PyObject*) {
+  return PyLong_FromSize_t(drop_taken(*self->state));
 }
 
 PyObject* core_keep_first(Core* self, PyObject* most) {
@@ -1082,6 +1194,338 @@ PyObject* module_pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return packed;
 }
 
+// Steps ------------------------------------------------------------------------------------------
+
+enum Due { kTake = 1, kTell = 2, kBehind = 4, kArrange = 8, kHold = 16 };
+
+constexpr size_t kMostBehind = 128;  // steps, as in ``LateNotes``
+
+void set(PyObject*& held, PyObject* value) {
+  PyObject* before = held;
+  held = Py_XNewRef(value);
+  Py_XDECREF(before);
+}
+
+// pace(clock, running, sessions, emit, mailbox, max_stale_s, behind, least, share, longest_s,
+// groups_take): what a step reads from now on.
+PyObject* core_pace(Core* self, PyObject* args) {
+  State& s = *self->state;
+  PyObject *clock, *running, *sessions, *emit, *mailbox;
+  double max_stale, share, longest;
+  Py_ssize_t behind, least, groups_take;
+  if (!PyArg_ParseTuple(args, "OO!O!OOdnnddn", &clock, &PyDict_Type, &running, &PyDict_Type,
+                        &sessions, &emit, &mailbox, &max_stale, &behind, &least, &share, &longest,
+                        &groups_take)) {
+    return nullptr;
+  }
+  set(s.clock, clock);
+  set(s.running, running);
+  set(s.sessions, sessions);
+  set(s.emit, emit);
+  set(s.mailbox, mailbox);
+  s.max_stale_s = max_stale;
+  s.meter.tokens.assign(static_cast<size_t>(behind) + 1, 0);
+  s.meter.least = least;
+  s.meter.share = share;
+  s.meter.longest_s = longest;
+  s.groups_take = groups_take;
+  Py_RETURN_NONE;
+}
+
+// Seconds; NAN with an error.
+double seconds_of(PyObject* number) {
+  if (number == nullptr) return NAN;
+  const double seconds = PyFloat_AsDouble(number);
+  Py_DECREF(number);
+  return seconds;
+}
+
+// Brings the meter up to date; false with an error.
+bool meter_step(State& s, int64_t tokens, double now) {
+  const int goes_on = s.witness == nullptr ? 0 : PyDict_Contains(s.running, s.witness);
+  if (goes_on < 0) return false;
+  s.meter.stepped(tokens, goes_on != 0, now);
+  if (goes_on && !s.has_changed) return true;
+  s.has_changed = false;
+  PyObject* newest = nullptr;
+  if (PyDict_GET_SIZE(s.running) != 0) {
+    PyObject* backwards = PyObject_CallMethodNoArgs(s.running, s_reversed);
+    if (backwards == nullptr) return false;
+    newest = PyIter_Next(backwards);
+    Py_DECREF(backwards);
+    if (newest == nullptr) return false;
+  }
+  set(s.witness, newest);
+  Py_XDECREF(newest);
+  return true;
+}
+
+// Whether the ranking that the queue is arranged by is the latest, and what it laid suffices; -1
+// with an error.
+int rests(State& s, double now) {
+  PyObject* latest = PyObject_GetAttr(s.mailbox, s_ranking);
+  if (latest == nullptr) return -1;
+  const bool is_new = latest != s.ranking;
+  if (is_new) {
+    set(s.ranking, latest);
+    s.ranked_at = latest == Py_None ? NAN : seconds_of(PyObject_GetAttr(latest, s_ts));
+  }
+  Py_DECREF(latest);
+  if (is_new && PyErr_Occurred()) return -1;
+  if (s.rests_on == nullptr || s.ranking != s.rests_on) return 0;
+  if (!(now - s.ranked_at <= s.max_stale_s)) return 0;
+  if (s.far_blank != nullptr) {
+    PyObject* hash = slot(s.far_blank, s.at.hash);
+    return s.pace.reach <= s.pace.most && slot(s.far_blank, s.at.users) == zero &&
+           (hash == nullptr || hash == Py_None);
+  }
+  return s.is_settled && static_cast<int64_t>(drop_taken(s)) >= s.pace.enough();
+}
+
+// Whether nobody is held and nobody need be, as in the last step; -1 with an error.
+int holds_nobody(State& s) {
+  PyObject* advice = PyObject_GetAttr(s.mailbox, s_admission);
+  if (advice == nullptr) return -1;
+  const bool same = advice == s.admission;
+  set(s.admission, advice);
+  Py_DECREF(advice);
+  if (!same || s.holding == nullptr) return 0;
+  PyObject* rests = PyObject_GetAttr(s.holding, s_rests);
+  if (rests == nullptr) return -1;
+  Py_DECREF(rests);
+  return rests == Py_True;
+}
+
+// Whether what changed can be queued here, and nobody else need see it; -1 with an error.
+int is_plain(const State& s) {
+  if (s.must_take || !s.sealed.empty()) return 0;
+  const int special = are_special(*s.now);
+  return special < 0 ? -1 : !special;
+}
+
+size_t behind(State& s) {  // steps whose changes are not in the index yet
+  const std::lock_guard<std::mutex> locked(s.inbox_lock);
+  return s.inbox.size();
+}
+
+// Queues what changed; returns how many blocks were evicted, -1 with an error.
+int64_t queue_changes(Core* self) {
+  State& s = *self->state;
+  if (s.now->empty()) return 0;
+  const auto evicted = static_cast<int64_t>(s.now->evicted.size());
+  Batch* batch = take_changes(self, s.sessions, 0);
+  if (batch == nullptr) return -1;
+  PyObject* done = PyObject_CallOneArg(s.emit, reinterpret_cast<PyObject*>(batch));
+  Py_DECREF(batch);
+  if (done == nullptr) return -1;
+  Py_DECREF(done);
+  return evicted;
+}
+
+// step(tokens, fetched, taken) -> what is due beyond what was done, as bits of ``Due``; 0 in nearly all.
+PyObject* core_step(Core* self, PyObject* const* args, Py_ssize_t count) {
+  State& s = *self->state;
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "step(tokens, fetched, taken)");
+    return nullptr;
+  }
+  const int64_t tokens = PyLong_AsLongLong(args[0]), fetched = PyLong_AsLongLong(args[1]);
+  const int64_t taken = PyLong_AsLongLong(args[2]);
+  if (PyErr_Occurred() || has_failed(s)) return nullptr;
+  if (s.clock == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "step: what a step reads was not said");
+    return nullptr;
+  }
+  const double now = seconds_of(PyObject_CallNoArgs(s.clock));
+  if (PyErr_Occurred() || !meter_step(s, tokens, now)) return nullptr;
+  int due = 0;
+  const int nobody = holds_nobody(s), plain = is_plain(s);
+  if (nobody < 0 || plain < 0) return nullptr;
+  if (nobody) {
+    s.rested_at = now;
+  } else {
+    due |= kHold;
+  }
+  if (!plain) return PyLong_FromLong(due | kTake);
+  try {
+    const int64_t evicted = queue_changes(self);
+    if (evicted < 0) return nullptr;
+    s.pace.step_ended(evicted + taken);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  if (s.cached >= s.tell_at) due |= kTell;
+  if (behind(s) > kMostBehind) due |= kBehind;
+  const int64_t take = s.groups_take;
+  s.pace.expect(take * PyDict_GET_SIZE(s.running), take * s.demand.prompts,
+                take * (fetched + s.demand.loaded));
+  const int rest = rests(s, now);
+  if (rest < 0) return nullptr;
+  return PyLong_FromLong(rest ? due : due | kArrange);
+}
+
+// rest_on(ranking | None, far_blank | None, is_settled): by what nothing is to be arranged.
+PyObject* core_rest_on(Core* self, PyObject* const* args, Py_ssize_t count) {
+  State& s = *self->state;
+  if (count != 3 || (args[1] != Py_None && Py_TYPE(args[1]) != s.type)) {
+    PyErr_SetString(PyExc_TypeError, "rest_on(ranking, far_blank: a block or None, is_settled)");
+    return nullptr;
+  }
+  set(s.rests_on, args[0] == Py_None ? nullptr : args[0]);
+  set(s.far_blank, args[1] == Py_None ? nullptr : args[1]);
+  s.is_settled = args[2] == Py_True;
+  Py_RETURN_NONE;
+}
+
+PyObject* core_watch_holding(Core* self, PyObject* holding) {
+  set(self->state->holding, holding);
+  Py_RETURN_NONE;
+}
+
+PyObject* core_disturb(Core* self, PyObject*) {
+  set(self->state->rests_on, nullptr);
+  Py_RETURN_NONE;
+}
+
+PyObject* core_wait_for_take(Core* self, PyObject*) {
+  self->state->must_take = true;
+  Py_RETURN_NONE;
+}
+
+// sized(reach, most, apart, largest, fade): how many blocks steps take.
+PyObject* core_sized(Core* self, PyObject* args) {
+  Pace& pace = self->state->pace;
+  long long reach, most, apart;
+  if (!PyArg_ParseTuple(args, "LLLdd", &reach, &most, &apart, &pace.largest, &pace.fade)) {
+    return nullptr;
+  }
+  pace.reach = reach;
+  pace.most = most;
+  pace.apart = std::max(1LL, apart);
+  Py_RETURN_NONE;
+}
+
+// look_ahead(steps, most, least): for how many steps victims are laid, and how many of them.
+PyObject* core_look_ahead(Core* self, PyObject* args) {
+  Pace& pace = self->state->pace;
+  long long ahead, most, least;
+  if (!PyArg_ParseTuple(args, "LLL", &ahead, &most, &least)) return nullptr;
+  pace.ahead = ahead;
+  pace.most_ahead = most;
+  pace.least_ahead = least;
+  Py_RETURN_NONE;
+}
+
+// expect(decoding, prompts, loads) -> whether the next step can take more than was known.
+PyObject* core_expect(Core* self, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "expect(decoding, prompts, loads)");
+    return nullptr;
+  }
+  const int64_t decoding = PyLong_AsLongLong(args[0]), prompts = PyLong_AsLongLong(args[1]);
+  const int64_t loads = PyLong_AsLongLong(args[2]);
+  if (PyErr_Occurred()) return nullptr;
+  return PyBool_FromLong(self->state->pace.expect(decoding, prompts, loads));
+}
+
+PyObject* core_step_ended(Core* self, PyObject* evicted) {
+  const int64_t count = PyLong_AsLongLong(evicted);
+  if (PyErr_Occurred()) return nullptr;
+  self->state->pace.step_ended(count);
+  Py_RETURN_NONE;
+}
+
+// looked_up(request_id, needs, has, loads): a prompt of which a step may take so many blocks.
+PyObject* core_looked_up(Core* self, PyObject* const* args, Py_ssize_t count) {
+  State& s = *self->state;
+  if (count != 4) {
+    PyErr_SetString(PyExc_TypeError, "looked_up(request_id, needs, has, loads)");
+    return nullptr;
+  }
+  try {
+    const std::string name = id_of(args[0]);
+    const int64_t needs = PyLong_AsLongLong(args[1]), has = PyLong_AsLongLong(args[2]);
+    const int64_t loads = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) return nullptr;
+    s.demand.looked_up(name, needs, has, loads);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  s.has_changed = true;
+  Py_RETURN_NONE;
+}
+
+PyObject* core_finished(Core* self, PyObject* request_id) {
+  State& s = *self->state;
+  const std::string name = id_of(request_id);
+  if (PyErr_Occurred()) return nullptr;
+  s.demand.finished(name);
+  s.has_changed = true;
+  Py_RETURN_NONE;
+}
+
+PyObject* core_stored(Core* self, void*) { return PyLong_FromSize_t(self->state->cached); }
+PyObject* core_tell_at(Core* self, void*) { return PyLong_FromSize_t(self->state->tell_at); }
+
+int core_set_tell_at(Core* self, PyObject* value, void*) {
+  const size_t blocks = value == nullptr ? SIZE_MAX : PyLong_AsSize_t(value);
+  if (PyErr_Occurred()) return -1;
+  self->state->tell_at = blocks;
+  return 0;
+}
+
+PyObject* core_prompts(Core* self, void*) {
+  return PyLong_FromLongLong(self->state->demand.prompts);
+}
+PyObject* core_loaded(Core* self, void*) { return PyLong_FromLongLong(self->state->demand.loaded); }
+PyObject* core_taken(Core* self, void*) { return PyLong_FromLongLong(self->state->pace.taken); }
+PyObject* core_reach(Core* self, void*) { return PyLong_FromLongLong(self->state->pace.reach); }
+PyObject* core_reach_of_prompts(Core* self, void*) {
+  return PyLong_FromLongLong(self->state->pace.prompts);
+}
+PyObject* core_largest_step(Core* self, void*) {
+  return PyFloat_FromDouble(self->state->pace.largest);
+}
+PyObject* core_tokens_per_s(Core* self, void*) {
+  return PyFloat_FromDouble(self->state->meter.tokens_per_s);
+}
+PyObject* core_rested_at(Core* self, void*) {
+  return PyFloat_FromDouble(self->state->rested_at);
+}
+
+// keys(hashes, behind) -> list[int]: keys of hashes that end with ``behind`` bytes of something else.
+PyObject* module_keys(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyList_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "keys(hashes: list, behind)");
+    return nullptr;
+  }
+  const long behind = PyLong_AsLong(args[1]);
+  if (behind < 0) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "keys: behind is not negative");
+    return nullptr;
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(args[0]);
+  PyObject* keys = PyList_New(length);
+  for (Py_ssize_t at = 0; keys != nullptr && at < length; ++at) {
+    if (at + 8 < length) {
+      prefetch(reinterpret_cast<char*>(PyList_GET_ITEM(args[0], at + 8)) + kHashEnd);
+    }
+    PyObject* hash = PyList_GET_ITEM(args[0], at);
+    if (!is_hash(hash, static_cast<int>(behind))) {
+      PyErr_SetString(PyExc_TypeError, "keys: hashes are bytes, 8 at least");
+      Py_CLEAR(keys);
+      break;
+    }
+    PyObject* key = PyLong_FromUnsignedLongLong(key_of(hash, static_cast<int>(behind)));
+    if (key == nullptr) {
+      Py_CLEAR(keys);
+      break;
+    }
+    PyList_SET_ITEM(keys, at, key);
+  }
+  return keys;
+}
+
 // Batches ----------------------------------------------------------------------------------------
 
 int batch_traverse(Batch* self, visitproc visit, void* arg) {
@@ -1222,10 +1666,7 @@ PyObject* core_known(Core* self, void*) {
   return PyLong_FromSize_t(self->state->index.size());
 }
 
-PyObject* core_behind(Core* self, void*) {
-  const std::lock_guard<std::mutex> locked(self->state->inbox_lock);
-  return PyLong_FromSize_t(self->state->inbox.size());
-}
+PyObject* core_behind(Core* self, void*) { return PyLong_FromSize_t(behind(*self->state)); }
 
 PyObject* core_victims(Core* self, void*) {
   return PyLong_FromSize_t(self->state->victims.size());
@@ -1324,6 +1765,10 @@ int core_traverse(Core* self, visitproc visit, void* arg) {
   Py_VISIT(s.removed);
   Py_VISIT(s.cleared);
   Py_VISIT(s.catch_up);
+  for (PyObject* each : {s.clock, s.running, s.sessions, s.emit, s.mailbox, s.holding, s.ranking,
+                         s.rests_on, s.admission}) {
+    Py_VISIT(each);
+  }
   if (s.now == nullptr) return 0;
   for (const Call& each : s.now->calls) {
     Py_VISIT(each.request);
@@ -1338,6 +1783,10 @@ int core_clear_references(Core* self) {
   if (s.now != nullptr) s.now->reset();
   Py_CLEAR(s.original);
   Py_CLEAR(s.catch_up);
+  for (PyObject** each : {&s.clock, &s.running, &s.sessions, &s.emit, &s.mailbox, &s.holding,
+                          &s.witness, &s.ranking, &s.rests_on, &s.far_blank, &s.admission}) {
+    Py_CLEAR(*each);
+  }
   return 0;
 }
 
@@ -1385,11 +1834,25 @@ PyMethodDef core_methods[] = {
     {"lay", c_function(core_lay), METH_FASTCALL, nullptr},
     {"drop_taken", c_function(core_drop_taken), METH_NOARGS, nullptr},
     {"keep_first", c_function(core_keep_first), METH_O, nullptr},
+    {"add", c_function(core_add), METH_FASTCALL, nullptr},
     {"forget", c_function(core_forget), METH_O, nullptr},
+    {"forget_keys", c_function(core_forget_keys), METH_O, nullptr},
     {"anchor", c_function(core_anchor), METH_O, nullptr},
     {"look", c_function(core_look), METH_O, nullptr},
     {"scan", c_function(core_scan), METH_FASTCALL, nullptr},
     {"freed", c_function(core_freed), METH_FASTCALL, nullptr},
+    {"pace", c_function(core_pace), METH_VARARGS, nullptr},
+    {"step", c_function(core_step), METH_FASTCALL, nullptr},
+    {"look_ahead", c_function(core_look_ahead), METH_VARARGS, nullptr},
+    {"rest_on", c_function(core_rest_on), METH_FASTCALL, nullptr},
+    {"disturb", c_function(core_disturb), METH_NOARGS, nullptr},
+    {"watch_holding", c_function(core_watch_holding), METH_O, nullptr},
+    {"wait_for_take", c_function(core_wait_for_take), METH_NOARGS, nullptr},
+    {"sized", c_function(core_sized), METH_VARARGS, nullptr},
+    {"expect", c_function(core_expect), METH_FASTCALL, nullptr},
+    {"step_ended", c_function(core_step_ended), METH_O, nullptr},
+    {"looked_up", c_function(core_looked_up), METH_FASTCALL, nullptr},
+    {"finished", c_function(core_finished), METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef core_getters[] = {
@@ -1400,11 +1863,23 @@ PyGetSetDef core_getters[] = {
     {"looked", reinterpret_cast<getter>(core_looked), reinterpret_cast<setter>(core_set_looked),
      nullptr, nullptr},
     {"place", reinterpret_cast<getter>(core_place), nullptr, nullptr, nullptr},
+    {"stored", reinterpret_cast<getter>(core_stored), nullptr, nullptr, nullptr},
+    {"tell_at", reinterpret_cast<getter>(core_tell_at), reinterpret_cast<setter>(core_set_tell_at),
+     nullptr, nullptr},
+    {"taken", reinterpret_cast<getter>(core_taken), nullptr, nullptr, nullptr},
+    {"prompts", reinterpret_cast<getter>(core_prompts), nullptr, nullptr, nullptr},
+    {"loaded", reinterpret_cast<getter>(core_loaded), nullptr, nullptr, nullptr},
+    {"reach", reinterpret_cast<getter>(core_reach), nullptr, nullptr, nullptr},
+    {"reach_of_prompts", reinterpret_cast<getter>(core_reach_of_prompts), nullptr, nullptr, nullptr},
+    {"largest_step", reinterpret_cast<getter>(core_largest_step), nullptr, nullptr, nullptr},
+    {"tokens_per_s", reinterpret_cast<getter>(core_tokens_per_s), nullptr, nullptr, nullptr},
+    {"rested_at", reinterpret_cast<getter>(core_rested_at), nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyTypeObject core_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyMethodDef module_methods[] = {{"pack", c_function(module_pack), METH_FASTCALL, nullptr},
+                                {"keys", c_function(module_keys), METH_FASTCALL, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_definition = {
@@ -1444,6 +1919,11 @@ PyMODINIT_FUNC PyInit__engine(void) {
   s_hashes = PyUnicode_InternFromString("block_hashes");
   s_request_id = PyUnicode_InternFromString("request_id");
   s_lora = PyUnicode_InternFromString("lora_request");
+  s_reversed = PyUnicode_InternFromString("__reversed__");
+  s_ranking = PyUnicode_InternFromString("_ranking");
+  s_ts = PyUnicode_InternFromString("ts");
+  s_admission = PyUnicode_InternFromString("_admission");
+  s_rests = PyUnicode_InternFromString("rests");
   for (int at = 0; at < 5; ++at) s_arguments[at] = PyUnicode_InternFromString(kArguments[at]);
   PyObject* module = PyModule_Create(&module_definition);
   if (module == nullptr) return nullptr;

@@ -313,6 +313,12 @@ class HoldingRule:
         self._counted, self._ran_at = False, now
         return True
 
+    def rested(self, at: float) -> None:
+        """Note that steps passed, the last at this time, in which ``passes`` would have said True
+        and was not asked; -inf: none did."""
+        if at > self._ran_at:
+            self._counted, self._ran_at = False, at
+
     def released(
         self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
     ) -> list[tuple[Held, str]]:

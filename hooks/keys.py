@@ -11,9 +11,10 @@ import numpy as np
 from ..graph.types import Keys
 
 try:
+    from .._engine import keys as _keys
     from .._engine import pack as _pack
 except ImportError:  # no compiled core in this installation
-    _pack = None  # type: ignore[assignment]
+    _keys = _pack = None  # type: ignore[assignment]
 
 KEY_BYTES: Final = 8
 GROUP_BYTES: Final = 4  # of the group id that the prefix cache appends to a hash
@@ -32,9 +33,17 @@ def key_in_pool(block_hash: bytes) -> int:
 
 def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
     """``key_in_pool`` of hashes of one length."""
+    if _keys is not None:
+        return _keys(hashes if type(hashes) is list else list(hashes), GROUP_BYTES)
     if len(hashes) < _VECTORISE_FROM:
         return [key_in_pool(each) for each in hashes]
-    return array_in_pool(hashes).tolist()  # type: ignore[no-any-return]
+    keys: list[int] = array_in_pool(hashes).tolist()
+    return keys
+
+
+def keys_of(hashes: list[bytes]) -> list[int]:
+    """``key_of`` of hashes of one length."""
+    return unpack(pack_hashes(hashes)) if _keys is None else _keys(hashes, 0)
 
 
 def array_in_pool(hashes: Sequence[bytes]) -> Keys:

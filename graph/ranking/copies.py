@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final, Generic, TypeVar
 
 import numpy as np
@@ -131,27 +131,42 @@ class CopyOrder(Generic[K]):
         """Add the copy of a block that is about to be lost, or was lost just now."""
         self._once[block] = None
 
+    def add_all(self, blocks: Iterable[K]) -> None:
+        """Add the copies of blocks, none of which has one, in this order."""
+        self._once.update(dict.fromkeys(blocks))
+
     def discard(self, block: K) -> None:
         """Remove a copy."""
         self._once.pop(block, None)
         self._twice.pop(block, None)
 
+    def discard_all(self, blocks: Sequence[K]) -> None:
+        """Remove copies."""
+        for copies in filter(None, (self._once, self._twice)):
+            deque(map(copies.pop, blocks, repeat(None)), maxlen=0)
+
     def used(self, blocks: Sequence[K]) -> None:
         """Note that a request uses this chain in the pool; of its copies, the tail's go before the
         head's."""
+        once, twice = self._once, self._twice
+        if not twice and once.keys().isdisjoint(blocks):
+            return
         for block in reversed(blocks):
-            if block in self:
+            if block in once or block in twice:
                 self.discard(block)
-                (self._once if self._plain else self._twice)[block] = None
+                (once if self._plain else twice)[block] = None
 
     def leaves(self, block: K) -> None:
         """Note that no request uses this block, and that the pool lost it, or is about to.
 
         Without this note, copies of such blocks would replace each other without end.
         """
-        if block in self:
-            self.discard(block)
-            self._once[block] = None
+        once = self._once
+        if block in once:
+            once.move_to_end(block)
+        elif block in self._twice:
+            del self._twice[block]
+            once[block] = None
 
     def stands_twice(self, block: K) -> bool:
         """Whether the block is in use in the pool."""

@@ -116,6 +116,7 @@ class Mailbox:
 
     Attributes:
         finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
+        max_stale_s: As given.
         copies: Whether blocks that go are copied: else nobody asks which are worth it.
         ordered: Is told what to bring back when that arrives; must not wait, nor raise.
         content_key: The sidecar's, to digest what salted prompts say; None before it is known.
@@ -127,7 +128,7 @@ class Mailbox:
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
         self._clock = clock
-        self._max_stale = max_stale_s
+        self.max_stale_s = max_stale_s
         self._protect_stale = protect_stale_s
         self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None
@@ -138,9 +139,9 @@ class Mailbox:
 
     def ranking(self) -> EvictionRanking | None:
         """Return the latest ranking, or None if there is none fresh enough to act on."""
-        held = self._ranking
+        held = self._ranking  # the compiled core reads this attribute too
         # `not <=` rather than `>`, so that a time that is not a number reads as stale.
-        if held is None or not self._clock() - held.ts <= self._max_stale:
+        if held is None or not self._clock() - held.ts <= self.max_stale_s:
             return None
         return held
 
@@ -160,8 +161,8 @@ class Mailbox:
     def admission(self) -> AdmissionAdvice | None:
         """Return the latest advice on room for new sessions, or None if there is none fresh
         enough."""
-        held = self._admission
-        if held is None or not self._clock() - held.ts <= self._max_stale:
+        held = self._admission  # and this one
+        if held is None or not self._clock() - held.ts <= self.max_stale_s:
             return None
         return held
 

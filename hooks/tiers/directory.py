@@ -3,13 +3,14 @@ record."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 from ...graph.ranking.copies import CopyOrder
-from ..keys import key_of, keys_in_pool, pack_hashes, unpack
+from ..keys import key_of, keys_in_pool, keys_of
 
 
 class Void(NamedTuple):
@@ -36,6 +37,9 @@ class ReleasedCopies:
         self.erased: list[bytes] = []
         self.cleared = False
         self.named: list[tuple[int, bytes]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.released or self.erased or self.cleared or self.named)
 
     def take(self) -> Void:
         """Return what was collected since the last call."""
@@ -152,26 +156,39 @@ class CopyDirectory:
 
     def begin(self, block_hash: bytes, may_demote: bool = True) -> Copy:
         """Begin a copy: pinned, and not found before ``complete_all``; there must be ``room``."""
-        assert self.room > 0
-        self._held += 1
-        self._next += 1
-        return Copy(self._next, block_hash, self._era, may_demote, pins=1)
+        (copy,) = self.begin_all([block_hash], repeat(may_demote))
+        return copy
+
+    def begin_all(self, hashes: Sequence[bytes], may_demote: Iterable[bool]) -> list[Copy]:
+        """Begin copies; there must be ``room`` for all."""
+        assert len(hashes) <= self.room
+        first = self._next + 1
+        self._held += len(hashes)
+        self._next += len(hashes)
+        numbers = range(first, self._next + 1)
+        return list(map(Copy, numbers, hashes, repeat(self._era), may_demote, repeat(1)))
 
     def complete_all(self, copies: Sequence[Copy]) -> list[bytes]:
         """Note that the bytes are there; returns the hashes that are found from now on."""
-        warm, order, completed = self._warm, self._order, []
+        warm, era, new = self._warm, self._era, dict[bytes, Copy]()
         for copy in copies:
             copy.pins -= 1
             block_hash = copy.block_hash
-            if block_hash in warm or copy.era != self._era:
+            if copy.era != era or block_hash in warm or block_hash in new:
                 self.abandon(copy)
             else:
-                warm[block_hash] = copy
-                order.add(block_hash)
-                completed.append(block_hash)
-                if self.cold_capacity and copy.may_demote and block_hash not in self._cold:
-                    self.voided.named.append((copy.id, block_hash))
-        self._hashes.update(zip(unpack(pack_hashes(completed)), completed, strict=True))
+                new[block_hash] = copy
+        completed = list(new)
+        warm.update(new)
+        self._order.add_all(completed)
+        if self.cold_capacity:
+            cold, named = self._cold, self.voided.named
+            named += [
+                (copy.id, each)
+                for each, copy in new.items()
+                if copy.may_demote and each not in cold
+            ]
+        self._hashes.update(zip(keys_of(completed), completed, strict=True))
         self.told(completed)
         return completed
 
@@ -189,7 +206,7 @@ class CopyDirectory:
         """Note that the pool uses this chain; on disk, the chain's tail is dropped before its
         head."""
         self._order.used(hashes)
-        for block_hash in reversed(hashes):
+        for block_hash in reversed(hashes if self._cold else ()):
             if block_hash in self._cold:
                 self._cold.move_to_end(block_hash)
 
@@ -203,24 +220,33 @@ class CopyDirectory:
 
     def victims(self, count: int, first: Iterable[bytes]) -> list[Copy]:
         """Choose copies in memory to give up or demote; ``first`` is advice, see ``CopyOrder``."""
-        found: dict[int, Copy] = {}
-        for block_hash in self._order.first(first):
-            if len(found) >= count:
-                break
-            copy = self._warm.get(block_hash)
+        found: dict[bytes, Copy] = {}
+        warm = self._warm
+        for block_hash in self._order.first(first) if count > 0 else ():
+            copy = warm.get(block_hash)
             if copy is not None and not copy.pins:
-                found.setdefault(copy.id, copy)
+                found[block_hash] = copy
+                if len(found) == count:
+                    break
         return list(found.values())
 
     def drop(self, copy: Copy) -> None:
         """Give up a complete copy; its memory is free once the jobs that use it are done."""
         if self._warm.get(copy.block_hash) is copy:
-            self.lost += 1
-            del self._warm[copy.block_hash]
-            self._order.discard(copy.block_hash)
-            self._forget_key(copy.block_hash)
-            if not copy.pins:
-                self.abandon(copy)
+            self.drop_all([copy])
+
+    def drop_all(self, copies: Sequence[Copy]) -> None:
+        """Give up complete copies, all of which are found; see ``drop``."""
+        hashes = [copy.block_hash for copy in copies]
+        self.lost += len(hashes)
+        deque(map(self._warm.pop, hashes), maxlen=0)
+        self._order.discard_all(hashes)
+        cold = self._cold
+        gone = [each for each in hashes if each not in cold] if cold else hashes
+        deque(map(self._hashes.pop, keys_of(gone), repeat(None)), maxlen=0)
+        unused = [copy.id for copy in copies if not copy.pins]
+        self._held -= len(unused)
+        self.voided.released += unused
 
     def unpin(self, copy: Copy) -> None:
         """Note that a job that used this copy is done."""
@@ -250,8 +276,7 @@ class CopyDirectory:
         self._era += 1
         self.voided.cleared = True
         self.in_store.clear()
-        for copy in list(self._warm.values()):
-            self.drop(copy)
+        self.drop_all(list(self._warm.values()))
         for block_hash in list(self._cold):
             self.drop_cold(block_hash)
 

@@ -214,12 +214,12 @@ class TierLedger:
     def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
         """Begin copies of blocks, by their hashes with the prefix cache's group id; there must be
         room."""
-        kept_off, begin = self.kept_off_disk, self.directory.begin
+        kept_off = self.kept_off_disk
         may_demote: Iterable[bool] = repeat(True)
         if kept_off:
             may_demote = [key not in kept_off for key in keys_in_pool(full_hashes)]
         hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
-        return list(map(begin, hashes, may_demote))
+        return self.directory.begin_all(hashes, may_demote)
 
     def complete_copies(self, copies: Sequence[Copy]) -> None:
         """Note that copies are complete, and report them to the sidecar."""
@@ -229,11 +229,12 @@ class TierLedger:
 
     def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
         """Drop complete copies; ones that were replaced meanwhile are gone already."""
-        copies = [copy for copy in copies if self.directory.warm(copy.block_hash) is copy]
-        for copy in copies:
-            self.directory.drop(copy)
-        self.counts.dropped += len(copies)
-        self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM, cause)
+        warm = self.directory.warm
+        copies = [copy for copy in copies if warm(copy.block_hash) is copy]
+        if copies:
+            self.directory.drop_all(copies)
+            self.counts.dropped += len(copies)
+            self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM, cause)
 
     def lose_cold(self, hashes: Sequence[bytes], cause: Cause = Cause.ROOM) -> None:
         """Drop records on disk."""

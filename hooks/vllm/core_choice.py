@@ -153,7 +153,7 @@ class _Scratch:
                 changes.evicted, changes.then_reset, (),
             )
         ]  # fmt: skip
-        batch = self._core.take({}, {}, False)
+        batch = self._core.take({}, False)
         ours = batch.events() if batch is not None else []
         if ours != theirs:
             return "events"

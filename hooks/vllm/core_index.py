@@ -105,8 +105,10 @@ class CoreIndex(BlockIndex):
         return found
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
-        """Nobody tells: the core hears of evictions itself."""
-        raise NotImplementedError
+        """Take note that a block of each hash was evicted, of which the core did not hear; see
+        ``BlockIndex``."""
+        self.catch_up()
+        return unpack(self.core.forget_keys(np.fromiter(keys, np.uint64, len(keys))))
 
     def clear(self) -> None:
         """Forget everything: the prefix cache was reset."""
@@ -147,14 +149,13 @@ class CoreTap(PoolTap):
 
     Attributes:
         whole: Whether somebody in the step itself must see all that was cached.
-        sessions, needs: Of whom what is cached is told by a session's name, or at once.
+        sessions: Of whom what is cached is told by a session's name.
     """
 
     def __init__(self, pool: BlockPool, group: int, index: CoreIndex) -> None:
         super().__init__(pool, group)
         self.whole = False
         self.sessions: dict[str, str] = {}
-        self.needs: dict[str, int] = {}
         self._core, self._is_followed = index.core, True
 
     def next(self, whole: bool = False) -> Batch | None:
@@ -168,7 +169,7 @@ class CoreTap(PoolTap):
         """
         if self._unread is not None:
             raise self._unread
-        batch = self._core.take(self.sessions, self.needs, whole or self.whole)
+        batch = self._core.take(self.sessions, whole or self.whole)
         if batch is None:
             self.was_reset = False
         return batch
@@ -184,6 +185,10 @@ class CoreTap(PoolTap):
         """Leave the pool as it was; see ``PoolTap``."""
         self._is_followed = False
         super().detach(but_resets)
+
+    def _failed(self, error: Exception) -> None:
+        super()._failed(error)
+        self._core.wait_for_take()
 
     def _cache_full_blocks(self) -> Callable[..., Any]:
         return self._core.cache_full_blocks

@@ -36,6 +36,11 @@ class PressingNews:
         self._tell = tell
         self._at_step = self._at_rest = 0  # blocks stored until the last time
 
+    @property
+    def due_at(self) -> int:
+        """How many blocks must be stored until it is told after a step."""
+        return self._at_step + self._much
+
     def after_step(self, stored: int) -> None:
         """Have it told if the news is pressing; ``stored``: blocks, since the start."""
         if stored - self._at_step >= self._much:
@@ -51,9 +56,9 @@ class PressingNews:
 
 # ``PrefillMeter``: how fast an engine computes prompts, told from when its steps are scheduled.
 
-_SHARE: Final = 0.2  # weight of the newest sample in the mean; chosen, as in ``TransferCosts``
-_LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
-_LONGEST_S: Final = 10.0  # what lies longer apart is no step but a pause; chosen
+SHARE: Final = 0.2  # weight of the newest sample in the mean; chosen, as in ``TransferCosts``
+LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
+LONGEST_S: Final = 10.0  # what lies longer apart is no step but a pause; chosen
 
 
 class PrefillMeter:
@@ -71,6 +76,7 @@ class PrefillMeter:
     """
 
     def __init__(self, behind: int) -> None:
+        self.behind = behind
         self.tokens_per_s = 0.0
         self._nothing = [0] * (behind + 1)
         self._tokens = deque(self._nothing, maxlen=behind + 1)
@@ -97,9 +103,9 @@ class PrefillMeter:
         known, computed = self._tokens, self._tokens[0]
         if self._witness not in running:  # all may have ended since: it may have been idle
             known.extend(self._nothing)
-        elif computed >= _LEAST_TOKENS and 0 < (took := now - self._at) < _LONGEST_S:
+        elif computed >= LEAST_TOKENS and 0 < (took := now - self._at) < LONGEST_S:
             mean, sample = self.tokens_per_s, computed / took
-            self.tokens_per_s = mean + _SHARE * (sample - mean) if mean else sample
+            self.tokens_per_s = mean + SHARE * (sample - mean) if mean else sample
         known.append(tokens)
         self._at = now
         self._witness = next(reversed(running), None)

@@ -26,7 +26,7 @@ from .core_index import changes_of
 from .groups import ObservedGroup
 from .index import BlockIndex
 from .meters import PromptDemand
-from .tap import Cached, CachedRun, Changes, PackedHashes, PoolTap, returned
+from .tap import CachedRun, Changes, PackedHashes, PoolTap, returned
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -411,20 +411,17 @@ class EngineObserver:
             listener.changed(changes)
         return len(changes.evicted)
 
-    def batch_taken(self, batch: Batch) -> Sequence[Cached]:
-        """Queue what a compiled core noted of a step, as ``blocks_changed`` does; returns what
-        others must see of it in the step itself."""
-        self.stored += batch.stored
+    def batch_taken(self, batch: Batch) -> None:
+        """Queue what a compiled core noted of a step, as ``blocks_changed`` does."""
         self._emit(batch)
         if not (batch.is_special or batch.then_reset or self.hears_evictions):
-            return ()
+            return
         changes = changes_of(batch)
         for request, _, first, end in changes.cached:
             if request.lora_request is not None:
                 self._note_adapted(request, first, end)
         for listener in self._listeners:
             listener.changed(changes)
-        return changes.cached
 
     def _note_adapted(self, request: Request, first: int, end: int) -> None:
         self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))
@@ -485,6 +482,11 @@ class ChangeFeed:
         self._observer = observer
         self._demand = demand
 
+    @property
+    def stored(self) -> int:
+        """Blocks that entered the prefix cache, since the start."""
+        return self._observer.stored
+
     def take(self) -> int:
         """Hand on what changed since the last call; returns how many blocks were evicted, since a
         reset if there was one."""
@@ -512,14 +514,18 @@ class CoreFeed(ChangeFeed):
     ) -> None:
         super().__init__(tap, observer, demand)
         self._core_tap, self._index = tap, index
-        tap.sessions, tap.needs = observer.sessions, demand.needs
+        tap.sessions = observer.sessions
+
+    @property
+    def stored(self) -> int:
+        """As in ``ChangeFeed``."""
+        return self._index.core.stored
 
     def take(self) -> int:
         """As in ``ChangeFeed``."""
         evicted = 0
         while (batch := self._core_tap.next()) is not None:
             evicted = 0 if batch.then_reset else batch.evicted
-            if cached := self._observer.batch_taken(batch):
-                self._demand.cached(cached)
+            self._observer.batch_taken(batch)
             self._index.taken()
         return evicted

@@ -23,12 +23,13 @@ from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
 from .core_choice import new_index, new_tap
 from .core_index import CoreIndex, CoreTap
+from .core_steps import CoreDemand, CoreMeter, CoreSteps, new_demand, new_meter
 from .free_queue.arranger import FreeQueueArranger
 from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_group
 from .holding.arrivals import LiveSessions
 from .holding.holding import Holding, NoHolding
 from .holding.queue import HoldingQueue
-from .meters import PrefillMeter, PressingNews, PromptDemand
+from .meters import PressingNews
 from .observer import ChangeFeed, CoreFeed, EngineObserver
 from .reading import engine_ends, engine_layers
 from .recall.support import attach_recall
@@ -122,9 +123,9 @@ class SchedulerSide:
             contents=SaltedContents(self.client, group.block_size).of,
             began=engine_layers(config), lacking=self._groups.lacking)  # fmt: skip
         self.sampled = SampleReporter(group, self.observer.running, self._emit).take
-        self._prefill = PrefillMeter.of(config)
+        self._prefill = new_meter(self.index, config)
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]
-        self._demand = PromptDemand(group.block_size, group.groups_take)
+        self._demand = new_demand(self.index, group)
         self._news = PressingNews(pool.num_gpu_blocks, self.client.nudge)
         self.tap = new_tap(pool, group, self.index)
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
@@ -134,6 +135,7 @@ class SchedulerSide:
         self._is_bare = isinstance(bridge, NoTiers)
         self._recall = attach_recall(config, group, bridge, manager, self.observer.meaning)
         self._changes = self._new_feed()
+        self._steps = self._core_steps()
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     def hold_at(
@@ -156,6 +158,8 @@ class SchedulerSide:
         advice, clock = self.client.admission, self._clock
         self.holding = Holding(queue, sessions, advice, self._emit, bounds, clock)
         self._reports.append(self.holding.report)
+        if self._steps is not None:
+            self._steps.watch(self.holding)
 
     def leave(self, wait_s: float) -> None:
         """Give the engine back to itself; waits at most ``wait_s`` for the client's thread.
@@ -197,7 +201,7 @@ class SchedulerSide:
         told = self.bridge.request_finished(request.request_id)
         self._demand.finished(request.request_id)
         if not self.observer.running:
-            self._news.at_rest(self.observer.stored)
+            self._news.at_rest(self._changes.stored)
         return told
 
     def _new_feed(self) -> ChangeFeed:
@@ -211,6 +215,20 @@ class SchedulerSide:
             self.bridge.spiller.scans_with(index.core)
         return CoreFeed(tap, observer, self._demand, index)
 
+    def _core_steps(self) -> CoreSteps | None:
+        """What takes the steps of an engine with the compiled core; None: Python does."""
+        index, demand, meter = self.index, self._demand, self._prefill
+        if not isinstance(index, CoreIndex):
+            return None
+        assert isinstance(demand, CoreDemand)
+        assert isinstance(meter, CoreMeter)
+        steps = CoreSteps(
+            index, self.client, self._changes, self.observer, self.arranger, self._news, demand,
+            meter, self._arrange, self._emit, self.group.groups_take, self._clock,
+        )  # fmt: skip
+        steps.watch(self.holding)
+        return steps
+
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Report what changed and apply advice; called once per engine step, after its allocations.
 
@@ -218,22 +236,28 @@ class SchedulerSide:
             tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
+        steps = self._steps
+        if steps is not None and not preempted:
+            if self._is_bare:
+                if due := steps.step(tokens, 0, 0):
+                    steps.finish(due)
+                return None
+            taken = self._changes.take() if self.bridge.hears or self.tap.was_reset else 0
+            fetched = self.bridge.offered(self.client.wanted)
+            if due := steps.step(tokens, fetched, taken):
+                steps.finish(due, fetched)
+            step = StepTaken(tokens, steps.taken, self.arranger.held_back)
+            return self.bridge.step(self.client.ranking(), fetched, step)
         observer, demand, arranger = self.observer, self._demand, self.arranger
         self._prefill.stepped(tokens, observer.running, self._clock())
         taken, ranking = self._changes.take(), self.client.ranking()
-        self._news.after_step(observer.stored)
-        if self._is_bare and not preempted:  # as nearly all steps of nearly all engines
-            arranger.step_ended(taken)
-            arranger.expect(*demand.most(len(observer.running)))
-            if not arranger.rests(ranking):
-                self._arrange(ranking)
-            self.holding.step()
-            return None
+        self._news.after_step(self._changes.stored)
         observer.requests_preempted(preempted)
         fetched = self.bridge.offered(self.client.wanted)
         arranger.step_ended(taken)
         arranger.expect(*demand.most(len(observer.running), fetched))
-        self._arrange(ranking)
+        if not arranger.rests(ranking):
+            self._arrange(ranking)
         self.holding.step()
         return self.bridge.step(ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
 

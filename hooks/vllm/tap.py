@@ -218,7 +218,7 @@ class PoolTap:
             try:
                 note(args, kwargs)
             except Exception as error:
-                self._unread = error
+                self._failed(error)
             return result
 
         return followed
@@ -257,7 +257,7 @@ class PoolTap:
                 if group == self._group and first < end
             ]
         except Exception as error:
-            self._unread = error
+            self._failed(error)
             return []
 
     def _hash_bytes(self, cached: Sequence[Cached], evicted: bytes) -> int:
@@ -268,11 +268,15 @@ class PoolTap:
             self._width = len(next(chain(seen, held), b""))
         return self._width or max(1, len(evicted))
 
+    def _failed(self, error: Exception) -> None:
+        """Have the next ``take`` raise an error of ours."""
+        self._unread = error
+
     def _lent(self) -> list[KVCacheBlock]:
         try:
             return self.lend()
         except Exception as error:
-            self._unread = error
+            self._failed(error)
             return []
 
     def _renewed(self) -> None:
@@ -281,7 +285,7 @@ class PoolTap:
         try:
             self.renewed()
         except Exception as error:
-            self._unread = error
+            self._failed(error)
 
 
 def _nothing() -> None:

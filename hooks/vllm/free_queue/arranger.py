@@ -47,6 +47,11 @@ class Blanks:
         self._far: KVCacheBlock | None = None
 
     @property
+    def far(self) -> KVCacheBlock | None:
+        """While this one is blank, so are more than a step can take; None: nothing is known."""
+        return self._far
+
+    @property
     def suffice(self) -> bool:
         """Whether, as far as is known, no step takes any other block."""
         return self._far is not None
@@ -85,7 +90,6 @@ class Blanks:
         return None  # nothing cached is free: there is nothing to arrange
 
 
-_REACH_STEP: Final = 16  # blocks: one request more is no reason to look again; chosen
 _STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid, if it is fast
 
 
@@ -134,9 +138,10 @@ class FreeQueueArranger:
         self._index, self._blocks_per_step = index, blocks_per_step
         self.stale = 0
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
-        self._guard = HeadGuard(pool, blocks_per_step, self._protection)
+        self._core = index.core if isinstance(index, CoreIndex) else None
         self._blanks = Blanks(pool, blocks_per_step)
         self._window = self._new_window(pool, index)
+        self._guard = HeadGuard(pool, self._window, self._protection)
         self._latest: EvictionRanking | None = None  # that was acted on in the last step
         self._is_disturbed = True  # by another's word since
         self._guard.relaid = self._window.forget
@@ -145,7 +150,8 @@ class FreeQueueArranger:
     def copies_first(self, copier: Copier) -> None:
         """Tell ``copier`` of the queue from now on, and let some victims of the last ranking go
         before those of a new one, which have no copies yet."""
-        self._copier, self._is_disturbed = copier, True
+        self._copier = copier
+        self._disturb()
         self._window.ahead, self._window.laid_more = 1 + _STEPS_CARRIED, copier.laid_more
 
     @property
@@ -176,17 +182,11 @@ class FreeQueueArranger:
             prompts: Blocks that prompts may need besides.
             loads: Those of them that loads fill, all at once.
         """
-        wanted = (1 + (decoding + prompts) // _REACH_STEP) * _REACH_STEP  # never none
-        reach = min(self._blocks_per_step, wanted) + loads
-        grown = reach > self._window.reach
-        if grown or reach < self._window.reach - _REACH_STEP:  # as in the last step, or nearly so
-            self._window.reach = self._guard.reach = reach
-        self._window.prompts = min(prompts, reach)
-        return grown
+        return self._window.expect(decoding, prompts, loads)
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:
         """Note that a caller says that these are protected; again when its request is over."""
-        self._is_disturbed = True
+        self._disturb()
         (self._protection.over if is_over else self._protection.state)(keys)
 
     def freed(self) -> None:
@@ -209,6 +209,7 @@ class FreeQueueArranger:
         lacks = fewer and not self._window.still_suffices()
         if lacks and self._latest is not None:  # the same step takes what stands at the head now
             lacks = not self._lay_window(self._latest)
+            self._watch()
         if self._guard.touched(ids) or lacks:
             self._guard.step()
         if copier is not None:
@@ -239,6 +240,7 @@ class FreeQueueArranger:
             self._guard.forget_head(and_who_is_free=True)  # looked at once that is over
         else:
             self._guard.step()
+        self._watch()
 
     def step_ended(self, evicted: int) -> None:
         """Note that a step has taken all its blocks, and evicted so many by that."""
@@ -249,16 +251,17 @@ class FreeQueueArranger:
         the last step's, and what it laid suffices. Else ``step`` must be called."""
         if self._is_disturbed or ranking is None or ranking is not self._latest:
             return False
-        if self._protection or self._copier is not None:
-            return False  # the one lapses, and the other looks ahead
+        if self._protection:
+            return False  # it lapses
         if self._blanks.suffice:  # a blank one leaves without a word
             return self._window.reach <= self._blocks_per_step and self._blanks.still_suffice()
-        return self._window.is_settled and self._window.still_suffices()
+        return self._window.holds_enough
 
     def guard_head(self) -> None:
         """See that what the next step can take is not protected, if anything else is free; there is
         no advice."""
         self._latest = None
+        self._disturb()
         self._guard.step()
 
     def heeds(self, ranking: EvictionRanking) -> bool:
@@ -290,11 +293,27 @@ class FreeQueueArranger:
 
     def clear(self) -> None:
         """Forget the ranking: the prefix cache was reset."""
-        self._latest, self._is_disturbed = None, True
+        self._latest = None
+        self._disturb()
         self._window.reset()
         self._blanks.reset()
         self._protection.reset()
         self._guard.forget_head(and_who_is_free=True)
+
+    def _disturb(self) -> None:
+        """Have the next step look, whatever ``rests`` said of the last one."""
+        self._is_disturbed = True
+        if self._core is not None:
+            self._core.disturb()
+
+    def _watch(self) -> None:
+        """Let a compiled core see by itself that nothing is to be arranged; as ``rests``."""
+        if self._core is None:
+            return
+        if self._protection or self._is_disturbed:
+            self._core.disturb()
+        else:
+            self._core.rest_on(self._latest, self._blanks.far, self._window.is_settled)
 
     def _new_window(self, pool: BlockPool, index: BlockIndex) -> Window:
         most, protection = self._blocks_per_step, self._protection

@@ -11,7 +11,7 @@ from ....graph.wire.advice import EvictionRanking
 from ...link.mailbox import blocks_of
 from ..core_index import CoreIndex
 from ..index import FoundBlocks
-from .window import AT_ONCE, SCAN_PER_VICTIM, Victims, Window
+from .window import AT_ONCE, FADE, LEAST_AHEAD, REACH_STEP, SCAN_PER_VICTIM, Victims, Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -53,8 +53,8 @@ class CoreVictims(Victims):
         return self._core.last
 
     def add(self, found: FoundBlocks) -> None:
-        """Nobody adds any: the core lays them."""
-        raise NotImplementedError
+        """Follow blocks that somebody else than the core laid behind the last one."""
+        self._core.add(found.ids.tolist(), found.hashes)
 
     def drop_taken(self) -> None:
         """Forget those at the front that are gone."""
@@ -91,10 +91,42 @@ class CoreWindow(Window):
         blocks_per_step: int,
         protection: ProtectedKeys,
     ) -> None:
-        super().__init__(pool, index, blocks_per_step, protection.stated_among)
         self._core, self._protection = index.core, protection
+        super().__init__(pool, index, blocks_per_step, protection.stated_among)
         self._victims = CoreVictims(index.core)
         self._stated_then = protection.stated_count
+
+    @property
+    def reach(self) -> int:  # type: ignore[override]
+        """The most blocks that the next step can take."""
+        return self._core.reach
+
+    @property
+    def prompts(self) -> int:  # type: ignore[override]
+        """Of them, those of prompts."""
+        return self._core.reach_of_prompts
+
+    @property
+    def _largest_step(self) -> float:  # type: ignore[override]
+        return self._core.largest_step
+
+    @property
+    def ahead(self) -> int:
+        """Steps for which victims are laid beforehand."""
+        return self._ahead
+
+    @ahead.setter
+    def ahead(self, steps: int) -> None:
+        self._ahead = steps
+        self._core.look_ahead(steps, self._most, LEAST_AHEAD)
+
+    def expect(self, decoding: int, prompts: int, loads: int) -> bool:
+        """Note what the next step can take; see ``Window``."""
+        return self._core.expect(decoding, prompts, loads)
+
+    def step_ended(self, evicted: int) -> None:
+        """Note that a step has taken all its blocks, and evicted so many by that."""
+        self._core.step_ended(evicted)
 
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
         """Follow ``ranking`` from now on; see ``Window``."""
@@ -149,3 +181,7 @@ class CoreWindow(Window):
         self.laid += laid
         self.recycled += looked - laid
         self._due = core.victims + AT_ONCE <= self.size and core.place < len(self._order)
+
+    def _size_steps(self) -> None:
+        most = self._blocks_per_step
+        self._core.sized(most, most, REACH_STEP, float(most), FADE)

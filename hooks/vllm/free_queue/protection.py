@@ -21,7 +21,7 @@ from ....graph.wire.advice import EvictionRanking
 from ...keys import keys_in_pool
 from ...link.mailbox import places_of
 from ..index import hash_of, stands
-from .window import move_behind
+from .window import Window, move_behind
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -216,29 +216,33 @@ class HeadGuard:
 
     Args:
         pool: The live block pool.
-        blocks_per_step: The most blocks that one engine step can allocate.
+        window: Knows the most blocks that the next step can take.
         protection: The keys that are protected; whoever changes them says so (``forget_head``).
 
     Attributes:
         moved: Blocks moved since the engine's start.
-        reach: The most blocks that the next step can take.
         relaid: Told the numbers of blocks that were moved to the back.
         covered: Called when blocks were laid before those that stood at the head.
     """
 
-    def __init__(self, pool: BlockPool, blocks_per_step: int, protection: ProtectedKeys) -> None:
+    def __init__(self, pool: BlockPool, window: Window, protection: ProtectedKeys) -> None:
         self.moved = 0
         self.relaid: Callable[[Sequence[int]], object] = len
         self.covered: Callable[[], object] = int
         self._ready: set[int] = set()  # ids of those that stand from the marker on
         self._ready_for = 0  # so many blocks, from the marker on, can go first
         self._pool = pool
-        self.reach = blocks_per_step
+        self._window = window
         self._protection = protection
         self._marker: tuple[KVCacheBlock, bytes] | None = None  # of what was seen at the head
         self._only_protected_are_free = False
         self._next: deque[tuple[KVCacheBlock, bytes]] = deque()  # protected, the next first; hashes
         self._known: dict[int, bytes] = {}  # hashes of all that stood in the queue then, by number
+
+    @property
+    def reach(self) -> int:
+        """The most blocks that the next step can take."""
+        return self._window.reach
 
     @property
     def stands(self) -> bool:

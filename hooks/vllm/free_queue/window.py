@@ -151,11 +151,12 @@ def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> int:
 
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
-_LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
+LEAST_AHEAD: Final = 512  # victims where copies are made ahead, however few a step takes; chosen
 _SPARE: Final = 64  # victims beyond what the next step can take: one pass looks at as many; chosen
 _STEPS_SPARE: Final = 4  # as large as those of late, which such victims last for; chosen
 AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
-_FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
+REACH_STEP: Final = 16  # blocks: one request more is no reason to look again; chosen
+FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
 SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
 _LOOKED_AT_ONCE: Final = 64  # ranked keys at least: one pass costs as much as 30 of them; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
@@ -183,6 +184,10 @@ class Window:
         recycled: Ranked blocks left alone since then: gone, reused, referenced, or used since.
     """
 
+    reach: int
+    prompts: int
+    _largest_step: float  # of late
+
     def __init__(
         self,
         pool: BlockPool,
@@ -190,9 +195,8 @@ class Window:
         blocks_per_step: int,
         stated: Callable[[Sequence[KVCacheBlock]], Sequence[KVCacheBlock]],
     ) -> None:
-        self.reach, self.prompts = blocks_per_step, 0
         self._blocks_per_step = blocks_per_step
-        self._largest_step = float(blocks_per_step)  # of late; nothing is known yet
+        self._size_steps()
         self.laid = 0
         self.recycled = 0
         self._pool = pool
@@ -210,14 +214,30 @@ class Window:
     def size(self) -> int:
         """Victims that it holds at most: what steps ``ahead`` take, or what prompts need; without
         ``ahead``, what the next step can take, and some usual ones behind it."""
-        most = min(MAX_WINDOW, max(2, self.ahead) * self._blocks_per_step)
+        most = self._most
         if not self.ahead:
             return min(most, self.reach + max(_SPARE, int(_STEPS_SPARE * self._largest_step)))
-        return min(most, max(_LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
+        return min(most, max(LEAST_AHEAD, int(self.ahead * self._largest_step), self.prompts))
+
+    def expect(self, decoding: int, prompts: int, loads: int) -> bool:
+        """Note what the next step can take; returns whether that is more than was known.
+
+        Args:
+            decoding: Blocks that requests may need to go on.
+            prompts: Blocks that prompts may need besides.
+            loads: Those of them that loads fill, all at once.
+        """
+        wanted = (1 + (decoding + prompts) // REACH_STEP) * REACH_STEP  # never none
+        reach = min(self._blocks_per_step, wanted) + loads
+        grown = reach > self.reach
+        if grown or reach < self.reach - REACH_STEP:  # as in the last step, or nearly so
+            self.reach = reach
+        self.prompts = min(prompts, reach)
+        return grown
 
     def step_ended(self, evicted: int) -> None:
         """Note that a step has taken all its blocks, and evicted so many by that."""
-        faded = _FADE * self._largest_step
+        faded = FADE * self._largest_step
         self._largest_step = faded if faded > evicted else float(evicted)
 
     def follows(self, ranking: EvictionRanking) -> bool:
@@ -252,6 +272,12 @@ class Window:
         """Whether no step takes more blocks than the window has; forgets those that are gone."""
         self._victims.drop_taken()
         return len(self._victims) >= self.reach
+
+    @property
+    def holds_enough(self) -> bool:
+        """Whether no more victims are due, and no step takes more than there are; forgets those
+        that are gone."""
+        return not self._due and self.still_suffices() and not self._is_low(len(self._victims))
 
     def forget(self, ids: Sequence[int]) -> bool:
         """Note that blocks were used again or moved, wherever in the queue they stood; returns
@@ -313,6 +339,14 @@ class Window:
         for block in islice(queue.iter_blocks_after(None), blanks):
             blank = block
         return blank
+
+    @property
+    def _most(self) -> int:
+        return min(MAX_WINDOW, max(2, self.ahead) * self._blocks_per_step)
+
+    def _size_steps(self) -> None:
+        self.reach, self.prompts = self._blocks_per_step, 0
+        self._largest_step = float(self._blocks_per_step)  # nothing is known yet
 
     def _is_low(self, left: int) -> bool:
         if not self.ahead:

@@ -156,6 +156,8 @@ class Holding:
 
     Attributes:
         saturation: Share of the latest requests that met others in vLLM's queue.
+        rests: Whether steps have nothing to do here, until a request arrives or other advice comes.
+        rested_at: When the last step was taken that this was not told of therefore; -inf: none was.
     """
 
     def __init__(
@@ -175,11 +177,16 @@ class Holding:
         self.saturation = self._rule.saturation
         self._log = HoldingLog(emit, bounds.most_s)
         self._checked_at = -math.inf
+        self.rests = False
+        self.rested_at: Callable[[], float] = _never
 
     # Requests -----------------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> bool:
         """Return whether a new request is to be held."""
+        if self.rests:
+            self.rests = False
+            self._rule.rested(self.rested_at())
         asks, advice = self._asks(request, self._sessions.arrived(request)), self._advice()
         queue = self.queue
         if not self._rule.arrives(asks, advice, idle=queue.idle, queued=queue.has_queued):
@@ -214,9 +221,11 @@ class Holding:
         """Release what may start in the next step; called once a step, after its allocations."""
         now, advice = self._clock(), self._advice()
         if self._rule.passes(advice, now):
-            if self._log.speaks:
+            self.rests = not self._log.speaks
+            if not self.rests:
                 self._log.none_held(now)
             return
+        self.rests = False
         self._release(advice, now)
         if advice is not None:
             self._recheck_head(advice, now)
@@ -270,8 +279,14 @@ class Holding:
         )  # fmt: skip
 
 
+def _never() -> float:
+    return -math.inf
+
+
 class NoHolding:
     """Stands in for ``Holding`` where no request is ever held."""
+
+    rests = True
 
     def arrived(self, request: Request) -> bool:
         return False

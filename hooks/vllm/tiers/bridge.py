@@ -35,7 +35,7 @@ class NoTiers:
     """The bridge of an engine whose blocks have no copies; see ``TierCacheBridge``."""
 
     keeps_promises = False
-    busy = owes = False
+    busy = owes = hears = False
     reports: tuple[Callable[[], AnyEvent], ...] = ()
 
     def request_queued(self, request: Request) -> None:
@@ -343,6 +343,7 @@ class NoPromises:
         """The prefix cache was reset."""
 
 
+_NO_WORK: Final = TierWork()
 _NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
 
 
@@ -505,6 +506,8 @@ class TierCacheBridge:
 
     def outstanding(self) -> TierWork:
         """Take the orders that the workers were not given yet."""
+        if not (self.ledger.book.has_new or self._broken or self.ledger.directory.voided):
+            return _NO_WORK
         voided = self.ledger.directory.voided.take()  # first: nothing may fail once jobs are taken
         broken, self._broken = tuple(self._broken), []
         return TierWork(self.ledger.book.take() + broken, *voided)
@@ -515,12 +518,21 @@ class TierCacheBridge:
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers did, and requests whose loads are over."""
+        if not (answer or received):
+            return
         try:  # said once: what is not heard here is waited for in vain
             self.ledger.book.answer_all(answer.done)
         finally:
             self.promises.received(received)
         if starts := self._first_words.add(answer.starts):
             self.ledger.started(starts)
+
+    @property
+    def hears(self) -> bool:
+        """Whether ``changed`` does anything with what a step cached and evicted."""
+        return bool(
+            self.ledger.kept_off_disk or self._prefetcher.waits or type(self.recall) is not NoRecall
+        )
 
     @property
     def owes(self) -> bool:

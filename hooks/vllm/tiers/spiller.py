@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import compress, islice, takewhile
-from operator import attrgetter, not_
-from typing import TYPE_CHECKING, Final
+from itertools import compress, islice, repeat, takewhile
+from operator import attrgetter, is_, not_
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -361,11 +360,18 @@ _REST_S: Final = (
 )
 
 Placed = tuple[int | None, "KVCacheBlock"]  # with its place among all that ever left, if known
-Begun = tuple[int, "KVCacheBlock", bytes, Copy]  # with its key, and its hash as it was then
 
 
-@dataclass(frozen=True, slots=True)
-class StepTaken:
+class Begun(NamedTuple):
+    """Blocks whose copies were begun, with their keys, and their hashes as they were then."""
+
+    keys: Sequence[int]
+    blocks: Sequence[KVCacheBlock]
+    full_hashes: Sequence[bytes]
+    copies: Sequence[Copy]
+
+
+class StepTaken(NamedTuple):
     """What an engine's step took.
 
     Attributes:
@@ -450,7 +456,10 @@ class Spiller:
         directory, counts, worth = self._ledger.directory, self._ledger.counts, self.marks.worth
         saving = self._ledger.saving
         hashes = directory.hashes_of(keys)
-        self._left.extend(filter(directory.stands_twice, filter(None, hashes)))
+        if directory.holds_twice():
+            self._left.extend(filter(directory.stands_twice, filter(None, hashes)))
+        if None not in hashes:
+            return
         lost = [key for key in compress(keys, map(not_, hashes)) if key not in saving]
         worthy = len(lost) if worth is None else len(worth.intersection(lost))
         counts.spill_lost += worthy
@@ -524,6 +533,8 @@ class Spiller:
             places = zip(keys, worthy, strict=True)
             under_way.update({key: first + at for key, at in places if key in under_way})
         has = directory.hashes_of(keys)
+        if None not in has:
+            return []
         return [
             at
             for at, key, copied in zip(worthy, keys, has, strict=True)
@@ -548,16 +559,17 @@ class Spiller:
 
     def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
         """Begin to copy as many blocks as there is room for; returns how many."""
-        placed = [each for each in placed if hash_of(each[1])]  # a victim may have lost its hash
-        ledger = self._ledger
+        ledger, hashes = self._ledger, [hash_of(block) for _, block in placed]
+        if not all(hashes):  # a victim may have lost its hash
+            placed, hashes = list(compress(placed, hashes)), list(filter(None, hashes))
         room = ledger.make_room(len(placed), demote_first(ledger, advice, len(placed)))
         if not room:
             return 0
-        blocks = [block for _, block in placed[:room]]
-        full_hashes = [block.block_hash for block in blocks]
+        places, blocks = zip(*placed[:room], strict=True)
+        full_hashes = hashes[:room]
         keys, copies = keys_in_pool(full_hashes), ledger.begin_copies(full_hashes)
-        self._under_way.update(zip(keys, (place for place, _ in placed), strict=False))
-        begun, at_step = list(zip(keys, blocks, full_hashes, copies, strict=True)), self._lead.steps
+        self._under_way.update(zip(keys, places, strict=True))
+        begun, at_step = Begun(keys, blocks, full_hashes, copies), self._lead.steps
         job = Spill(
             ledger.book.number(),
             tuple([block.block_id for block in blocks]),
@@ -566,23 +578,23 @@ class Spiller:
         ledger.book.open(job, lambda done: self._ended(begun, at_step, done))
         return room
 
-    def _ended(self, begun: list[Begun], at_step: int, done: JobDone) -> None:
+    def _ended(self, begun: Begun, at_step: int, done: JobDone) -> None:
         ledger = self._ledger
         self._lead.ended(at_step)
         ledger.costs.spilled(done.bytes, done.seconds)
         if done.failed:
             self._rest_until = ledger.clock() + _REST_S
             self.look_again()
-        whole: list[Copy] = []
-        for at, (key, block, full_hash, copy) in enumerate(begun):
-            self._under_way.pop(key, None)
-            # ``is``: a block that was evicted and filled again carries an equal hash at best.
-            if block.block_hash is full_hash and at not in done.failed:
-                whole.append(copy)
-            else:
-                ledger.counts.spill_failed += at in done.failed
+        deque(map(self._under_way.pop, begun.keys, repeat(None)), maxlen=0)
+        # ``is``: a block that was evicted and filled again carries an equal hash at best.
+        stands = list(map(is_, map(hash_of, begun.blocks), begun.full_hashes))
+        for at in done.failed.intersection(range(len(stands))):
+            ledger.counts.spill_failed += 1
+            stands[at] = False
+        if not all(stands):
+            for copy in compress(begun.copies, map(not_, stands)):
                 ledger.directory.abandon(copy)
-        ledger.complete_copies(whole)
+        ledger.complete_copies(list(compress(begun.copies, stands)))
 
 
 def _without_copy(

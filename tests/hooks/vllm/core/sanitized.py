@@ -94,6 +94,12 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
     chains = [[rng.randbytes(32) for _ in range(rng.randrange(1, 9))] for _ in range(60)]
     kept: list[Any] = []
     done = threading.Event()
+    now, running, sessions = [0.0], dict[str, Any](), dict[str, str]()
+    mailbox = SimpleNamespace(_ranking=None, _admission=None)
+    core.sized(16, 64, 16, 64.0, 0.98)
+    core.pace(lambda: now[0], running, sessions, kept.append, mailbox, 2.0, 1, 64, 0.2, 10.0, 1)
+    core.watch_holding(SimpleNamespace(rests=True))
+    dues = set[int]()
 
     def client() -> None:
         """Takes rankings in and makes events, beside the steps."""
@@ -109,6 +115,12 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
         request = SimpleNamespace(
             block_hashes=rng.choice(chains), request_id=f"r{step}", lora_request=None
         )
+        now[0], running[f"r{step}"] = float(step), request
+        sessions[f"r{step}"] = "a session"
+        core.looked_up(f"r{step}", len(request.block_hashes) + step % 3, 0, step % 2)
+        if gone := running.pop(f"r{step - 4}", None):
+            core.finished(gone.request_id)
+            del sessions[gone.request_id]
         taken = [pool.free_block_queue.take() for _ in request.block_hashes]
         for block in taken:
             if block._block_hash is not None:
@@ -119,9 +131,10 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
             block.ref_cnt = 0
             pool.free_block_queue.append(block)
         core.freed([block.block_id for block in taken], len(taken), float(step))
-        if (batch := core.take({f"r{step}": "a session"}, {}, step % 7 == 0)) is not None:
+        if step % 3 and (batch := core.take(sessions, step % 7 == 0)) is not None:
             batch.cached()
             kept.append(batch)
+        dues.add(core.step(100 * (step % 2), step % 5, 0))
         held = [block for block in pool.blocks[1:] if block._block_hash is not None]
         rng.shuffle(held)
         order = np.array([rng_key(block._block_hash[:-4]) for block in held], dtype=np.uint64)
@@ -132,10 +145,21 @@ def main(steps: int = 1500, blocks: int = 200) -> str:
         core.follow(order, found)
         place = core.anchor(float(step)) or pool.free_block_queue.fake_free_list_head
         core.lay(place, rng.randrange(30), 100, float(step))
+        mailbox._ranking = SimpleNamespace(ts=float(step))
+        blank = pool.free_block_queue.fake_free_list_head.next_free_block
+        core.rest_on(mailbox._ranking, blank if step % 4 == 0 else None, True)
+        dues.add(core.step(8, 0, 0))
+        core.expect(step % 40, step % 9, 0)
+        core.look_ahead(step % 4, 50, 8)
+        if step % 50 == 0:
+            core.forget_keys(order[:3])
         core.look(rng.randrange(9))
         core.forget([block.block_id for block in rng.sample(held, min(3, len(held)))])
         core.scan(None, 20, 20)
+        core.add([held[0].block_id], [held[0]._block_hash])
         core.drop_taken()
+    assert 0 in dues
+    assert len(dues) > 1
     done.set()
     thread.join()
     seen, block = 0, pool.free_block_queue.fake_free_list_head.next_free_block

@@ -18,13 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.graph.types import as_keys
 from kvgraph.graph.wire import frames as wire
+from kvgraph.hooks.keys import pack_hashes
 from kvgraph.hooks.settings import CORE_VARIABLE
 from kvgraph.hooks.vllm import core_choice
 from kvgraph.hooks.vllm import core_choice as core_proof
 from kvgraph.hooks.vllm.core_index import CoreIndex
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
-from kvgraph.hooks.vllm.index import BlockIndex
+from kvgraph.hooks.vllm.free_queue.core_window import CoreVictims
+from kvgraph.hooks.vllm.free_queue.window import Victims
+from kvgraph.hooks.vllm.index import BlockIndex, FoundBlocks
 from kvgraph_bench.hotpath import (
     BLOCK_SIZE,
     STEP,
@@ -42,11 +46,13 @@ pytest.importorskip("kvgraph._engine", reason="there is no compiled core in this
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
-def engine_of(core: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
+def engine_of(
+    core: str, load: Load, monkeypatch: pytest.MonkeyPatch, tiers_of: int | None = None
+) -> Any:
     """An engine of the bench with a core, and the sidecar that advises it."""
     monkeypatch.setenv(CORE_VARIABLE, core)
     clock = Clock()
-    loop = StepLoop(load, lambda pool: connected(pool, None, clock, BATCHED_TOKENS, REQUESTS))
+    loop = StepLoop(load, lambda pool: connected(pool, tiers_of, clock, BATCHED_TOKENS, REQUESTS))
     return SimpleNamespace(
         loop=loop, clock=clock, sidecar=StepSidecar(loop.connector.side, clock), pool=loop.pool
     )
@@ -80,13 +86,25 @@ def test_random_traffic_leaves_the_same_events_index_and_queue(number: int) -> N
     assert core_proof.prove(rounds=300, seed=seed) is None, f"seed {seed}"
 
 
-@pytest.mark.parametrize("running", [8, 48])
+def decided_by(side: Any) -> tuple[Any, ...]:
+    """What a side knows of its steps, and decides by."""
+    window, demand = side.arranger._window, side._demand
+    return (
+        side._prefill.tokens_per_s, demand.prompts, demand.loaded, window.reach, window.prompts,
+        window._largest_step, side._changes.stored, side.arranger.stale, side.arranger.recycled,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("running", "prefill", "tiers_of"),
+    [(8, False, None), (48, False, None), (8, True, None), (8, False, 2500), (48, False, 900)],
+)
 def test_both_cores_tell_and_lay_the_same_step_by_step(
-    running: int, monkeypatch: pytest.MonkeyPatch
+    running: int, prefill: bool, tiers_of: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frame by frame, and link by link, under advice from a real graph."""
-    load = Load(running, 2500)
-    arms = [engine_of(core, load, monkeypatch) for core in ("python", "")]
+    load = Load(running, 2500, prefill)
+    arms = [engine_of(core, load, monkeypatch, tiers_of) for core in ("python", "")]
     told: list[list[bytes]] = [[], []]
     for arm, frames in zip(arms, told, strict=True):
         take = arm.loop.connector.side.client.outbox.take_all
@@ -112,11 +130,84 @@ def test_both_cores_tell_and_lay_the_same_step_by_step(
             arm.clock.now += load.step_s
             arm.sidecar.hear()
         assert links(arms[0].pool) == links(arms[1].pool)
+        one, other = (decided_by(arm.loop.connector.side) for arm in arms)
+        assert one == other
     python, compiled = told
     assert len(python) == len(compiled)
     assert python == compiled
     moved = [arm.loop.connector.side.arranger.moved for arm in arms]
     assert moved[0] == moved[1] > 0
+
+
+def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CORE_VARIABLE, "")
+    pool, make = new_pool(200), request_maker()
+    connector = connected(pool)
+    request = make(list(range(150 * BLOCK_SIZE)))
+    blocks = pool.get_new_blocks(150)
+    pool.cache_full_blocks(request, blocks, 0, 150, BLOCK_SIZE, 0)
+    pool.free_blocks(reversed(blocks))
+    pool.get_new_blocks(49)  # no blank one is left
+    side, asked = connector.side, list[str]()
+    keys = as_keys(pack_hashes(request.block_hashes))
+    side.client.hold_ranking(a_ranking(keys[::-1].copy()))
+    for _ in range(4):
+        connector.build_connector_meta(STEP)
+    assert side.arranger.moved > 16
+    for part, name in (
+        (side, "_arrange"), (side.arranger, "rests"), (side._changes, "take"),
+        (side.client, "ranking"), (side.holding, "step"), (side._news, "after_step"),
+    ):  # fmt: skip
+        monkeypatch.setattr(part, name, lambda *_, name=name: asked.append(name))
+    assert side._steps.step(8, 0, 0) == 0
+    connector.build_connector_meta(STEP)
+    assert not asked
+    side.arranger.stated([1], False)
+    assert side._steps.step(8, 0, 0) == 8, "a caller's word disturbs it"
+
+
+def test_an_error_of_ours_between_two_steps_is_raised_by_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = new_pool(16)
+    connector = connected(pool)
+    side = connector.side
+    connector.build_connector_meta(STEP)
+
+    def fails() -> None:
+        raise ValueError
+
+    side.tap.freed = fails
+    pool.free_blocks(pool.get_new_blocks(2))
+    connector.build_connector_meta(STEP)
+    assert not connector.side.attached
+    assert "ValueError" in caplog.text
+
+
+def test_keys_that_the_core_did_not_hear_of_can_be_forgotten() -> None:
+    pool, keys, index = cached_pool(9, compiled=True)
+    reference = BlockIndex(pool)
+    reference.cached(keys.tolist(), range(1, 9))
+    hashes = [pool.blocks[at].block_hash for at in range(1, 9)]
+    gone = index.forget(hashes[:3], keys[:3].tolist())
+    assert list(gone) == list(reference.forget(hashes[:3], keys[:3].tolist()))
+    assert index.holders(keys).tolist() == reference.holders(keys).tolist()
+    assert index.find(int(keys[0])) is None
+
+
+def test_victims_that_somebody_else_laid_can_be_followed() -> None:
+    pool, _, index = cached_pool(9, compiled=True)
+    victims, reference = CoreVictims(index.core), Victims(9)
+    blocks = pool.free_block_queue.get_all_free_blocks()[:4]
+    for each in (victims, reference):
+        each.add(FoundBlocks.told(blocks))
+    assert len(victims) == len(reference) == 4
+    assert victims.blocks == reference.blocks == blocks
+    assert victims.last is reference.last is blocks[3]
+    assert victims.forget([blocks[1].block_id]) == 1
+    pool.get_new_blocks(1)
+    victims.drop_taken()
+    assert victims.blocks == blocks[2:]
 
 
 def test_a_core_that_fails_its_proof_is_not_taken(

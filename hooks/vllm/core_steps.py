@@ -1,0 +1,169 @@
+"""``CoreSteps``: an engine's step, of which the compiled core does all that is the same in each.
+
+Python decides as before, and the core knows by what nothing is to be decided: what nobody disturbed
+since the last step stands. Then a step is one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from ..link.mailbox import Clock, Mailbox
+from .core_index import CoreIndex
+from .holding.holding import Holding
+from .meters import LEAST_TOKENS, LONGEST_S, SHARE, PrefillMeter, PressingNews, PromptDemand
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.request import Request
+
+    from ..._engine import Core
+    from ...graph.wire.advice import EvictionRanking
+    from .free_queue.arranger import FreeQueueArranger
+    from .groups import ObservedGroup
+    from .holding.holding import NoHolding
+    from .index import BlockIndex
+    from .observer import ChangeFeed, EngineObserver
+
+_TAKE: Final = 1  # what is due, as in core/engine.cpp
+_TELL: Final = 2
+_BEHIND: Final = 4
+_ARRANGE: Final = 8
+_HOLD: Final = 16
+
+
+class CoreDemand(PromptDemand):
+    """The same, counted by the compiled core, which hears itself what is computed."""
+
+    def __init__(self, core: Core, block_size: int, groups_take: int) -> None:
+        self._core, self._block_size, self._groups_take = core, block_size, groups_take
+
+    @property
+    def prompts(self) -> int:  # type: ignore[override]
+        """Blocks that looked-up prompts still need."""
+        return self._core.prompts
+
+    @property
+    def loaded(self) -> int:  # type: ignore[override]
+        """Blocks that loads of them can fill."""
+        return self._core.loaded
+
+    def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
+        """Note that a step may begin to compute what ``request`` lacks; see ``PromptDemand``."""
+        size = self._block_size
+        needs, has = 1 + request.num_tokens // size, computed_tokens // size
+        self._core.looked_up(request.request_id, needs, has, to_load // size)
+
+    def cached(self, cached: Any) -> None:
+        """Nobody tells: the core hears itself what is computed."""
+
+    def finished(self, request_id: str) -> None:
+        """Note that a request takes no more blocks, or will be looked up again."""
+        self._core.finished(request_id)
+
+
+class CoreMeter(PrefillMeter):
+    """The same, brought up to date by ``Core.step``.
+
+    Args:
+        behind: As in ``PrefillMeter``.
+    """
+
+    def __init__(self, core: Core, behind: int) -> None:
+        self._core, self.behind = core, behind
+
+    @property
+    def tokens_per_s(self) -> float:  # type: ignore[override]
+        """0 before the first sample."""
+        return self._core.tokens_per_s
+
+    def stepped(self, tokens: int, running: dict[str, Any], now: float) -> None:
+        """Nobody tells: it is part of the core's step."""
+
+
+def new_demand(index: BlockIndex, group: ObservedGroup) -> PromptDemand:
+    """How many blocks prompts take: the core's count, where there is one."""
+    if isinstance(index, CoreIndex):
+        return CoreDemand(index.core, group.block_size, group.groups_take)
+    return PromptDemand(group.block_size, group.groups_take)
+
+
+def new_meter(index: BlockIndex, config: VllmConfig) -> PrefillMeter:
+    """How fast prompts are computed, likewise."""
+    meter = PrefillMeter.of(config)
+    return CoreMeter(index.core, meter.behind) if isinstance(index, CoreIndex) else meter
+
+
+class CoreSteps:
+    """Takes an engine's steps with the compiled core.
+
+    Args:
+        index: Whose core it is.
+        client: Holds the sidecar's advice.
+        feed: Hands on what the pool cached and evicted.
+        observer: Knows who runs.
+        arranger: Arranges the free queue.
+        news: Says when news is pressing.
+        demand, meter: The core's.
+        arrange: Arranges the queue by a ranking.
+        clock: Monotonic seconds.
+
+    Attributes:
+        step: Takes a step; see ``Core.step``. 0 if that was all, else what ``finish`` must do.
+    """
+
+    def __init__(
+        self,
+        index: CoreIndex,
+        client: Mailbox,
+        feed: ChangeFeed,
+        observer: EngineObserver,
+        arranger: FreeQueueArranger,
+        news: PressingNews,
+        demand: CoreDemand,
+        meter: CoreMeter,
+        arrange: Callable[[EvictionRanking | None], None],
+        emit: Callable[[Any], None],
+        groups_take: int,
+        clock: Clock,
+    ) -> None:
+        self._core, self._index, self._client, self._feed = index.core, index, client, feed
+        self._observer, self._arranger, self._news = observer, arranger, news
+        self._demand, self._arrange = demand, arrange
+        self._holding: Holding | NoHolding
+        self._core.pace(
+            clock, observer.running, observer.sessions, emit, client, client.max_stale_s,
+            meter.behind, LEAST_TOKENS, SHARE, LONGEST_S, groups_take,
+        )  # fmt: skip
+        self._core.tell_at = news.due_at
+        self.step = self._core.step
+
+    def watch(self, holding: Holding | NoHolding) -> None:
+        """Ask this one in each step whether it has to do anything."""
+        core, self._holding = self._core, holding
+        if isinstance(holding, Holding):
+            holding.rested_at = lambda: core.rested_at
+        core.watch_holding(holding)
+
+    @property
+    def taken(self) -> int:
+        """Blocks that the last step evicted."""
+        return self._core.taken
+
+    def finish(self, due: int, fetched: int = 0) -> None:
+        """Do what is due in a step beyond what the core did."""
+        arranger, client = self._arranger, self._client
+        if due & _TAKE:
+            arranger.step_ended(self._feed.take())
+            arranger.expect(*self._demand.most(len(self._observer.running), fetched))
+            due |= _ARRANGE
+        elif due & _BEHIND:
+            self._index.taken()
+        if due & (_TAKE | _TELL):
+            self._news.after_step(self._feed.stored)
+            self._core.tell_at = self._news.due_at
+        if due & _ARRANGE and not arranger.rests(ranking := client.ranking()):
+            self._arrange(ranking)
+        if due & _HOLD:
+            self._holding.step()
