@@ -30,14 +30,8 @@ struct Table {
     void fetch(uint64_t key) const { __builtin_prefetch(&slots[(key * MULTIPLIER) >> shift], 1); }
 };
 
-// find(slots, key column, keys, rows out)
-inline PyObject* find(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
-    Array<int32_t> slots(with[0]);
-    Array<const uint64_t> column(with[1]), keys(with[2]);
-    Array<int32_t> rows(with[3]);
-    Table table(slots);
-    size_t n = keys.size();
+// The row of each key; EMPTY where there is none.
+inline void find_all(const Table& table, const uint64_t* column, const uint64_t* keys, size_t n, int32_t* rows) {
     for (size_t start = 0; start < n; start += AHEAD) {
         size_t end = start + AHEAD < n ? start + AHEAD : n;
         for (size_t at = start; at < end; at++) table.fetch(keys[at]);
@@ -53,20 +47,17 @@ inline PyObject* find(Arguments with, Py_ssize_t count) {
             rows[at] = row;
         }
     }
-    return nothing();
 }
 
-// find_one(slots, key column, key) -> its row
-inline PyObject* find_one(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Array<const int32_t> slots(with[0]);
-    Array<const uint64_t> column(with[1]);
-    uint64_t key = PyLong_AsUnsignedLongLong(with[2]);
-    if (PyErr_Occurred()) throw Raised{};
-    Probe probe(key, slots.size() - 1, 64 - __builtin_ctzll(slots.size()));
-    int32_t row;
-    while ((row = slots[probe.position]) != EMPTY && !(row >= 0 && column[(size_t)row] == key)) probe.onward();
-    return PyLong_FromLong(row);
+// find(slots, key column, keys, rows out)
+inline PyObject* find(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]), keys(with[2]);
+    Array<int32_t> rows(with[3]);
+    if (rows.size() != keys.size()) raise_type_error("expected room for a row of each key");
+    find_all(Table(slots), column.data(), keys.data(), keys.size(), rows.data());
+    return nothing();
 }
 
 // claim(slots, key column, keys, rows out, first places out, their slots out) -> how many are new

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Keys, Rows, as_keys
 from .departures import Departures
@@ -361,8 +362,10 @@ class History(Departures):
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
-        prefetched = log.take_prefetched(rows[:found])
-        again, short = self._again(log, session, rows[found + loaded : reach], now)
+        prefetched, known = core.marked(
+            log.marks, rows, found, found + loaded, reach, RowMark.PREFETCHED, RowMark.MASK
+        )
+        again, short = self._again(log, session, known, now) if known else (0, 0)
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
@@ -371,7 +374,7 @@ class History(Departures):
         )
         miss = self._by_content(engine, event, rows, miss)
         miss = miss.keeping_all(short)
-        log.marks[rows[found + loaded :]] |= np.uint8(RowMark.COMPUTING)
+        core.mark(log.marks, rows[found + loaded :], RowMark.COMPUTING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
@@ -434,16 +437,13 @@ class History(Departures):
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
 
-    def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:
-        """Count blocks computed again after being in this pool.
+    def _again(self, log: EvictionLog, session: int, known: bytes, now: float) -> tuple[int, int]:
+        """Count blocks computed again after being in this pool: ``known``, int32 row numbers.
 
         Also returns by about how many blocks the pool was too small to keep those that the log
         remembers.
         """
-        blocks = self._tables.blocks
-        rows = rows[(log.marks[rows] & RowMark.MASK) != 0]
-        if not len(rows):
-            return 0, 0
+        blocks, rows = self._tables.blocks, np.frombuffer(known, dtype=np.int32)
         own = (blocks.session[rows] == session) & (session != NO_ROW)
         own &= (blocks.flags[rows] & int(BlockFlag.SHARED)) == 0
         ids = log.find(rows, blocks.keys[rows])

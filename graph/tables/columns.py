@@ -6,7 +6,8 @@ import hashlib
 import mmap
 import secrets
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..types import NO_ROW, Rows
 # this share of it is left. Both chosen.
 _MANY_ROWS: Final = 1 << 17
 _SPARE: Final = 1 / 16
+_NOTHING: Final[Mapping[str, bytes]] = MappingProxyType({})
 _PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
 
 
@@ -53,11 +55,16 @@ class Columns:
     """
 
     _declared: ClassVar[dict[str, Column]] = {}
+    _filled: ClassVar[dict[str, bytes]] = {}  # the fresh value of each, as it stands in memory
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own = {name: each for name, each in vars(cls).items() if isinstance(each, Column)}
         cls._declared = {**cls._declared, **own}
+        cls._filled = {
+            name: np.array(each.fill, dtype=each.dtype).tobytes()
+            for name, each in cls._declared.items()
+        }
 
     def __init__(self, capacity: int) -> None:
         for name, each in self._declared.items():
@@ -100,6 +107,14 @@ class Columns:
             if values.flags.writeable:
                 values[rows] = each.fill
 
+    def fresh(
+        self, own: Mapping[str, bytes] = _NOTHING
+    ) -> tuple[list[npt.NDArray[Any]], list[bytes]]:
+        """The columns that take room, and the value of a fresh row in each: its ``own``, if
+        any."""
+        arrays = self._arrays()
+        return [*arrays.values()], [own.get(name, self._filled[name]) for name in arrays]
+
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
         for _ in self.growing(capacity):
@@ -125,8 +140,8 @@ class Columns:
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The columns that take room, by name."""
-        arrays = {name: getattr(self, name) for name in self._declared}
-        return {name: values for name, values in arrays.items() if values.flags.writeable}
+        own = vars(self)
+        return {name: own[name] for name in self._declared if own[name].flags.writeable}
 
 
 def more_than(capacity: int) -> int:
