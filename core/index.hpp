@@ -74,6 +74,10 @@ inline PyObject* claim(Arguments with, Py_ssize_t count) {
         size_t end = start + AHEAD < n ? start + AHEAD : n;
         for (size_t at = start; at < end; at++) table.fetch(keys[at]);
         for (size_t at = start; at < end; at++) {
+            int32_t row = table.slots[(keys[at] * MULTIPLIER) >> table.shift];
+            if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
+        }
+        for (size_t at = start; at < end; at++) {
             Probe probe(keys[at], table.mask, table.shift);
             for (;; probe.onward()) {
                 int32_t row = table.slots[probe.position];

@@ -66,8 +66,7 @@ private:
 
 // find_chains(slots, key column, alive, depth, keys, counts, guessed, rows out, bad out) -> (how many
 // keys are not known, how many chains have a key twice). Chain after chain: each key may be where it
-// was guessed, or behind the one before it; of one that is not known the row is NO_ROW. Without marks
-// for bad chains (an empty array) none is looked for.
+// was guessed, or behind the one before it; of one that is not known the row is NO_ROW.
 inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
     expect(count, 9);
     Array<int32_t> slots(with[0]);
@@ -82,7 +81,7 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
     index_::Table table(slots);
     size_t n = keys.size(), size = std::min({column.size(), alive.size(), depth.size()}), sum = 0;
     for (int64_t each : counts) sum += (size_t)each;
-    if (sum != n || guessed.size() != n || rows.size() != n || (bad.size() && bad.size() != counts.size()))
+    if (sum != n || guessed.size() != n || rows.size() != n || bad.size() != counts.size())
         raise_type_error("keys, guesses and rows differ in number");
     check_rows(guessed, size);
     auto stands = [&](int32_t row, uint64_t key) {
@@ -116,8 +115,8 @@ inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
             }
         }
         // A row has one depth: whatever stands at its own depth here stands here once.
-        if (bad.size()) bad[chain] = 0;
-        if (bad.size() && doubtful) {
+        bad[chain] = 0;
+        if (doubtful) {
             KeySet seen(doubtful);
             for (size_t at = start; at < end && !bad[chain]; at++) {
                 int32_t own = rows[at] < 0 ? 0 : depth[(size_t)rows[at]];

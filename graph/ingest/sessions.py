@@ -190,4 +190,4 @@ class RequestSessions:
         blocks = self._tables.blocks
         core.own(blocks.session, blocks.flags, rows, session)
         if tenant:
-            blocks.tenant[rows] = self.tenant(tenant)
+            blocks.for_writing("tenant")[rows] = self.tenant(tenant)

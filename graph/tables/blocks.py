@@ -75,7 +75,7 @@ class BlockColumns(Columns):
     )
     # In this block: its range is [depth * tokens, (depth + 1) * tokens).
     tokens: npt.NDArray[np.uint16] = column(np.uint16, 0)
-    tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW)
+    tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW, rare=True)
     session: Rows = column(np.int32, NO_ROW)  # the last session that walked it
     created: Times = column(np.float64, 0.0, time=True)
     last_attended: Times = column(np.float64, 0.0, time=True)
@@ -90,8 +90,8 @@ class BlockColumns(Columns):
     wanted_until: Times = column(np.float64, NEVER, time=True, rare=True)
     confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)  # 1: never sampled
     attention: npt.NDArray[np.float32] = column(np.float32, 0.0, rare=True)
-    identity: Rows = column(np.int32, NO_ROW)  # interned segment name
-    chunk: npt.NDArray[np.uint16] = column(np.uint16, 0)  # which block of that segment
+    identity: Rows = column(np.int32, NO_ROW, rare=True)  # interned segment name
+    chunk: npt.NDArray[np.uint16] = column(np.uint16, 0, rare=True)  # which block of that segment
     salt: Keys = column(np.uint64, NO_SALT)  # what its model adds to its key
 
 
@@ -119,7 +119,7 @@ class Known(NamedTuple):
         keys: uint64 ``[n]``: the graph's, chain after chain.
         rows: int32 ``[n]``: ``NO_ROW`` where it is not known.
         unknown: How many are not.
-        bad: How many chains have a key twice, if somebody asked.
+        bad: How many chains have a key twice.
     """
 
     keys: Keys
@@ -128,7 +128,6 @@ class Known(NamedTuple):
     bad: int
 
 
-_NOBODY: Final[Mask] = np.empty(0, dtype=np.bool_)
 _T = TypeVar("_T", bound=np.generic)
 Places = npt.NDArray[np.intp]
 Tiers = npt.NDArray[np.uint8]
@@ -175,9 +174,10 @@ class BlockTable(BlockColumns):
 
     @property
     def nbytes(self) -> int:
-        sums = sum(each.columns_nbytes for each in self.sums.values())
-        held = self.tiers.nbytes + sum(each.nbytes for each in self._held)
-        return self.columns_nbytes + held + sums + self._index.nbytes + self._rows.nbytes
+        sums = sum(each.columns_nbytes(self.size) for each in self.sums.values())
+        held = len(self.tiers) * self.size + sum(each.nbytes for each in self._held)
+        own = self.columns_nbytes(self.size) + self._index.nbytes(self.size)
+        return own + held + sums + self._rows.nbytes
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows ever used; views, for reading."""
@@ -215,7 +215,7 @@ class BlockTable(BlockColumns):
         return self._index.find(_salted(keys, salt))
 
     def find_chains(
-        self, keys: Keys, salt: np.uint64, counts: Counts64, guessed: Rows, bad: Mask = _NOBODY
+        self, keys: Keys, salt: np.uint64, counts: Counts64, guessed: Rows, bad: Mask
     ) -> Known:
         """As ``find``, of chains; see ``HashIndex.find_chains``."""
         keys = _salted(keys, salt)
@@ -237,9 +237,10 @@ class BlockTable(BlockColumns):
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
         """
-        counts = np.array([len(keys)], dtype=np.int64)
-        guessed = np.zeros(len(keys), dtype=np.int32)
-        return self.completed(self.find_chains(keys, salt, counts, guessed), now, salt)
+        rows, new = self._index.ensure(_salted(keys, salt), self._take)
+        if new.any():
+            self._begin(rows[new], salt, now)
+        return rows, new
 
     def completed(self, known: Known, now: float, salt: np.uint64) -> tuple[Rows, Mask]:
         """As ``ensure``, of keys that were looked for."""

@@ -76,10 +76,10 @@ class Columns:
         """The columns that hold monotonic seconds."""
         return tuple(name for name, each in cls._declared.items() if each.is_time)
 
-    @property
-    def columns_nbytes(self) -> int:
-        """Bytes of all columns that take room, that for further rows included."""
-        return sum(values.nbytes for values in self._arrays().values())
+    def columns_nbytes(self, size: int) -> int:
+        """Bytes that the first ``size`` rows take in all columns: of room for further ones the
+        system gives memory as it is written."""
+        return sum(values.itemsize * size for values in self._arrays().values())
 
     def for_writing(self, name: str) -> npt.NDArray[Any]:
         """A column, which may be a rare one, as an array that can be written."""
@@ -145,9 +145,9 @@ class Columns:
 
 
 def more_than(capacity: int) -> int:
-    """Rows that a full table gets room for: an eighth more keeps the slack under the budget of
-    bytes a block."""
-    return capacity + capacity // 8
+    """Rows that a full table gets room for: twice as many, so that each is moved once or twice in
+    all. What is not written takes no memory."""
+    return 2 * capacity
 
 
 def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
@@ -170,15 +170,20 @@ def taken_in_parts(
     """Zeros with room for ``capacity`` values like these, slice by slice.
 
     What takes long is that the system gives memory as it is written first, page by page: so pages
-    are written here, and the copy that follows in one stroke is short. Whatever is written to
-    ``values`` meanwhile is in that copy.
+    that ``values`` will fill are written here, and the copy that follows in one stroke is short.
+    Whatever is written to ``values`` meanwhile is in that copy.
     """
     room = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
-    pages = room.reshape(-1).view(np.uint8)
-    for start in range(0, len(pages), _PART):
-        pages[start : start + _PART : mmap.PAGESIZE] = 0
-        if start + _PART < len(pages):
-            yield
+    filled = values.shape[-1] * values.itemsize
+    touched = 0
+    for row in room.reshape(-1, capacity):
+        pages = row.view(np.uint8)
+        for start in range(0, filled, _PART):
+            pages[start : min(start + _PART, filled) : mmap.PAGESIZE] = 0
+            touched += min(_PART, filled - start)
+            if touched >= _PART:
+                touched = 0
+                yield
     return room
 
 

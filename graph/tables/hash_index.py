@@ -95,9 +95,9 @@ class HashIndex:
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self._slots.rows.nbytes
+    def nbytes(self, size: int) -> int:
+        """Bytes of the keys of ``size`` rows, and of the map."""
+        return self.keys.itemsize * size + self._slots.rows.nbytes
 
     def growing(self, capacity: int) -> Iterator[None]:
         """Make room for rows below ``capacity``, slice by slice; no key may be added or removed
@@ -125,7 +125,7 @@ class HashIndex:
             counts: int64 ``[chains]``: keys of each chain.
             guessed: int32 ``[n]``: where they may be, see ``KnownChains``; else each is looked for
                 behind the one before it.
-            bad: bool ``[chains]``: takes which chains have a key twice; empty: nobody asks.
+            bad: bool ``[chains]``: takes which chains have a key twice.
 
         Returns:
             rows int32 ``[n]``, how many are not known, and how many chains are bad.
