@@ -20,6 +20,17 @@ def find(slots: _Rows, column: _Keys, keys: _Keys, out: _Rows, /) -> None: ...
 def claim(
     slots: _Rows, column: _Keys, keys: _Keys, out: _Rows, first: _Places, taken: _Places, /
 ) -> int: ...
+def settle(
+    slots: _Rows,
+    column: _Keys,
+    keys: _Keys,
+    taken_rows: _Rows,
+    first: _Places,
+    taken: _Places,
+    rows: _Rows,
+    new: _Marks,
+    /,
+) -> None: ...
 def place(slots: _Rows, rows: _Rows, keys: _Keys, /) -> None: ...
 def remove(slots: _Rows, column: _Keys, rows: _Rows, /) -> None: ...
 def find_chains(

@@ -252,6 +252,7 @@ PyType_Spec ranked_spec = {"kvgraph._graph.RankedPools", sizeof(Held<pools::Rank
 PyMethodDef functions[] = {
     FUNCTION("find", index_::find),
     FUNCTION("claim", index_::claim),
+    FUNCTION("settle", index_::settle),
     FUNCTION("place", index_::place),
     FUNCTION("remove", index_::remove),
     FUNCTION("find_chains", ingest::find_chains),

@@ -96,6 +96,33 @@ inline PyObject* claim(Arguments with, Py_ssize_t count) {
     return PyLong_FromSize_t(fresh);
 }
 
+// settle(slots, key column, keys, rows, first places, their slots, rows out, new out): the keys that were
+// claimed get these rows; `new` says which of all keys are theirs
+inline PyObject* settle(Arguments with, Py_ssize_t count) {
+    expect(count, 8);
+    Array<int32_t> slots(with[0]);
+    Array<uint64_t> column(with[1]);
+    Array<const uint64_t> keys(with[2]);
+    Array<const int32_t> rows(with[3]);
+    Array<const int64_t> first(with[4]), taken(with[5]);
+    Array<int32_t> found(with[6]);
+    Array<uint8_t> is_new(with[7]);
+    size_t n = keys.size();
+    if (first.size() < rows.size() || taken.size() < rows.size() || found.size() != n || is_new.size() != n)
+        raise_type_error("keys, claims and rows differ in number");
+    for (size_t at = 0; at < n; at++) is_new[at] = found[at] <= CLAIM;
+    for (size_t each = 0; each < rows.size(); each++) {
+        size_t at = (size_t)first[each], row = (size_t)rows[each];
+        if (at >= n || row >= column.size() || (size_t)taken[each] >= slots.size())
+            raise_type_error("a row is none of the table's");
+        column[row] = keys[at];
+        slots[(size_t)taken[each]] = found[at] = rows[each];
+    }
+    for (size_t at = 0; at < n; at++)  // a key that was claimed before it in this batch
+        if (found[at] <= CLAIM) found[at] = found[(size_t)(CLAIM - found[at])];
+    return nothing();
+}
+
 // place(slots, rows, keys): rows that are not there yet
 inline PyObject* place(Arguments with, Py_ssize_t count) {
     expect(count, 3);

@@ -67,7 +67,6 @@ class Slots:
         core.place(self.rows, np.ascontiguousarray(rows), np.ascontiguousarray(keys))
 
 
-_CLAIM: Final = -3  # minus the place of a key in the batch that is being added
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
 # A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
@@ -164,22 +163,18 @@ class HashIndex:
         self._make_room(keys)
         slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
         first, taken = np.empty((2, len(keys)), dtype=np.int64)
-        new = core.claim(slots, self.keys, keys, found, first, taken)
-        added = found <= _CLAIM
-        if not new:
-            return found, added
-        first, taken = first[:new], taken[:new]
+        count = core.claim(slots, self.keys, keys, found, first, taken)
+        if not count:
+            return found, np.zeros(len(keys), dtype=np.bool_)
         try:
-            rows = take(new)
+            rows = take(count)
         except BaseException:
-            slots[taken] = EMPTY
+            slots[taken[:count]] = EMPTY
             raise
-        claimants = _CLAIM - found[added]
-        self.keys[rows] = keys[first]
-        slots[taken] = found[first] = rows
-        found[added] = found[claimants]
-        self._size += new
-        return found, added
+        new = np.empty(len(keys), dtype=np.bool_)
+        core.settle(slots, self.keys, keys, rows, first, taken, found, new)
+        self._size += count
+        return found, new
 
     def remove(self, rows: Rows) -> None:
         """Remove rows that are in the map."""
