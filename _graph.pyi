@@ -115,11 +115,16 @@ def written(
     tokens: npt.NDArray[np.uint16],
     walkers: _Counts,
     layers: _Marks,
+    stated: _Marks,
+    raised_by: _Rows,
+    importance: npt.NDArray[np.float32],
     rows: _Rows,
     size: int,
     layer: int,
+    worth: float,
     /,
 ) -> bytes: ...
+def of_parent(parent: _Rows, size: int, row: int, most: int, /) -> bytes: ...
 def again(tiers: _Marks, created: _Doubles, rows: _Rows, copies: int, now: float, /) -> int: ...
 def overlap(keys: _Keys, others: _Keys, /) -> bool: ...
 def unhold(slots: _Rows, column: _Keys, tiers: _Marks, keys: _Keys, /) -> bytes: ...

@@ -266,6 +266,7 @@ PyMethodDef functions[] = {
     FUNCTION("mark", ingest::mark),
     FUNCTION("unmark", ingest::unmark),
     FUNCTION("written", ingest::written),
+    FUNCTION("of_parent", ingest::of_parent),
     FUNCTION("again", ingest::again),
     FUNCTION("overlap", ingest::overlap),
     FUNCTION("unhold", ingest::unhold),

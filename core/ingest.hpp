@@ -473,21 +473,49 @@ inline PyObject* unmark(Arguments with, Py_ssize_t count) {
     return packed(open);
 }
 
-// written(tokens, walkers, layer, rows, block size, layer) -> those that no request walked, and that
-// are of another layer
+// written(tokens, walkers, layer, stated, raised by, importance, rows, block size, layer, importance) ->
+// rows for which Python has to decide: these blocks were written by a model, and no request walked
+// them yet, so they are of that layer, unless somebody stated another.
 inline PyObject* written(Arguments with, Py_ssize_t count) {
-    expect(count, 6);
+    expect(count, 10);
     Array<uint16_t> tokens(with[0]);
     Array<const uint32_t> walkers(with[1]);
-    Array<const uint8_t> layers(with[2]);
-    Array<const int32_t> rows(with[3]);
-    uint16_t size = (uint16_t)as_integer(with[4]);
-    uint8_t layer = (uint8_t)as_integer(with[5]);
-    check_rows(rows, std::min({tokens.size(), walkers.size(), layers.size()}));
-    std::vector<int32_t> found;
+    Array<uint8_t> layers(with[2]);
+    Array<const uint8_t> stated(with[3]);
+    Array<const int32_t> raised_by(with[4]);
+    Array<float> importance(with[5]);
+    Array<const int32_t> rows(with[6]);
+    uint16_t size = (uint16_t)as_integer(with[7]);
+    uint8_t layer = (uint8_t)as_integer(with[8]);
+    float worth = (float)as_double(with[9]);
+    check_rows(rows, std::min({tokens.size(), walkers.size(), layers.size(), stated.size(), raised_by.size(),
+                               importance.size()}));
+    std::vector<int32_t> doubtful;
     for (int32_t row : rows) {
-        tokens[(size_t)row] = size;
-        if (!walkers[(size_t)row] && layers[(size_t)row] != layer) found.push_back(row);
+        size_t at = (size_t)row;
+        tokens[at] = size;
+        if (walkers[at] || layers[at] == layer) continue;
+        if (raised_by[at] != NO_ROW) doubtful.push_back(row);
+        else if (!stated[at]) layers[at] = layer, importance[at] = worth;
+    }
+    return packed(doubtful);
+}
+
+// of_parent(parent, size, row, most) -> the first rows, ascending, at most so many, whose parent it is
+inline PyObject* of_parent(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<const int32_t> parent(with[0]);
+    size_t size = std::min((size_t)std::max<int64_t>(0, as_integer(with[1])), parent.size());
+    int32_t row = (int32_t)as_integer(with[2]);
+    size_t most = (size_t)std::max<int64_t>(0, as_integer(with[3]));
+    constexpr size_t PART = 256;
+    std::vector<int32_t> found;
+    for (size_t start = 0; start < size && found.size() < most; start += PART) {
+        size_t end = std::min(size, start + PART);
+        uint32_t any = 0;
+        for (size_t at = start; at < end; at++) any |= parent[at] == row;
+        for (size_t at = start; any && at < end && found.size() < most; at++)
+            if (parent[at] == row) found.push_back((int32_t)at);
     }
     return packed(found);
 }

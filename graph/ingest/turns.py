@@ -19,7 +19,7 @@ from ..tables.blocks import Known, Mask
 from ..tables.hash_index import KnownChains
 from ..tables.sessions import SessionTable
 from ..tables.walks import Walk
-from ..types import NEVER, NO_ROW, Authority, Rows, SourceLayer, as_keys
+from ..types import DEFAULT_IMPORTANCE, NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
 from ..wire.events import (
     CUT_AT_A_LENGTH,
     ConfidenceSampled,
@@ -128,6 +128,8 @@ def goes_on_from(sessions: SessionTable, row: int, engine: int, blocks: int, tok
 
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
+_GENERATED: Final = int(SourceLayer.GENERATION)
+_GENERATED_WORTH: Final = float(DEFAULT_IMPORTANCE[SourceLayer.GENERATION])
 
 
 class TurnRecorder:
@@ -164,18 +166,20 @@ class TurnRecorder:
         for turn, name, end, count in zip(
             chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
         ):
-            chain = rows[end - count : end]
+            chain, keys = rows[end - count : end], known.keys[end - count : end]
             self._known.note(name, chain)
             if isinstance(turn, RequestStarted):
-                self._started(engine, turn, chain, now)
+                self._started(engine, turn, chain, keys, now)
             else:
-                self._finished(engine, turn, chain, now)
+                self._finished(engine, turn, chain, keys, now)
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
         """See ``RequestSessions``."""
         return self._sessions.answered(engine, event)
 
-    def _started(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> None:
+    def _started(
+        self, engine: int, event: RequestStarted, rows: Rows, keys: Keys, now: float
+    ) -> None:
         """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""
         hits = 0 if event.warms else event.cached_tokens // event.block_size
         self._tables.links.walk(rows, hits, event.block_size, now)
@@ -192,7 +196,7 @@ class TurnRecorder:
         hold = self._held.begun(engine, event.request_id)
         if not event.warms:
             self._note_regret(engine, event, rows, session, now)
-            self._tables.history.started(engine, event, session, rows, now, hold)
+            self._tables.history.started(engine, event, session, rows, keys, now, hold)
         self._segments.tag(engine, event, rows, session, now)
         if not _is_tip(event, rows):
             self._sessions.supersede(session, rows)
@@ -204,22 +208,24 @@ class TurnRecorder:
         self._mark_tip(session, rows)
         self._sessions.forks.works(session, now)
 
-    def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+    def _finished(
+        self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
+    ) -> None:
         """Apply a request's end: tag its new blocks as generated, and update its session."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
-        self._tables.history.finished(engine, event, rows, now)
+        self._tables.history.finished(engine, event, rows, keys, now)
         self._tables.changed[engine] += len(rows)
         inferred = self._sessions.finished(engine, event.request_id)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0
         written = rows[event.prompt_tokens // size :] if size else rows
-        generated = int(SourceLayer.GENERATION)
-        untagged = core.written(
-            blocks.tokens, blocks.walkers, blocks.layer, written, size, generated
-        )
-        if untagged:
-            rows_of = np.frombuffer(untagged, dtype=np.int32)
-            self._layers.state(rows_of, SourceLayer.GENERATION, None, Authority.INFERRED, NO_ROW)
+        doubtful = core.written(
+            blocks.tokens, blocks.walkers, blocks.layer, blocks.stated, blocks.raised_by,
+            blocks.importance, written, size, _GENERATED, _GENERATED_WORTH,
+        )  # fmt: skip
+        if doubtful:
+            raised = np.frombuffer(doubtful, dtype=np.int32)
+            self._layers.state(raised, SourceLayer.GENERATION, None, Authority.INFERRED, NO_ROW)
         tenant, session = self._sessions.tenant(event.tenant), inferred
         if event.session:
             session = self._tables.sessions.ensure(event.session, tenant, now)

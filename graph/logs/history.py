@@ -350,10 +350,11 @@ class History(Departures):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
 
     def started(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, keys: Keys, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
-        """Record that a request was scheduled, and how long it was held.
+        """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
+        of its ``rows``.
 
         Call it before its session and its blocks are updated.
         """
@@ -380,7 +381,7 @@ class History(Departures):
         whose = f"{names.tenant or ''}\n{names.session}"
         self.running.add(event.request_id, Running(number, engine, rows, whose, found + loaded))
         self._record_walk(
-            engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size
+            engine, whose, rows, keys, max(reach, found), found, asked.tokens, now, loaded, size
         )
         while (surplus := self.running.surplus()) is not None:  # their ends were never reported
             self._drop(*surplus)
@@ -396,12 +397,14 @@ class History(Departures):
         else:
             self._count(miss, computed, now)
 
-    def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+    def finished(
+        self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
+    ) -> None:
         """Record that a request with these blocks ended."""
         if (running := self._drop(engine, event.request_id)) is None:
             return
         self._record_walk(
-            engine, running.session, rows, len(running.rows), -1, event.total_tokens, now
+            engine, running.session, rows, keys, len(running.rows), -1, event.total_tokens, now
         )
         self.requests.finish(running.number, event, now)
 
@@ -429,11 +432,10 @@ class History(Departures):
         return self._heard.take()
 
     def _record_walk(
-        self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int,
-        now: float, loaded: int = 0, size: int = 0,
+        self, engine: int, session: str, rows: Rows, keys: Keys, reach: int, found: int,
+        tokens: int, now: float, loaded: int = 0, size: int = 0,
     ) -> None:  # fmt: skip
         if self._heard is not None:
-            keys = self._tables.blocks.keys[rows]
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
 
@@ -494,12 +496,14 @@ class NoHistory(History):
         pass
 
     def started(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, keys: Keys, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
         pass
 
-    def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+    def finished(
+        self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
+    ) -> None:
         pass
 
 
