@@ -269,6 +269,7 @@ PyMethodDef functions[] = {
     FUNCTION("of_parent", ingest::of_parent),
     FUNCTION("again", ingest::again),
     FUNCTION("overlap", ingest::overlap),
+    FUNCTION("merge", ingest::merge),
     FUNCTION("unhold", ingest::unhold),
     FUNCTION("hold", ingest::hold),
     FUNCTION("churn", ingest::churn),

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace ingest {
 
@@ -562,6 +563,23 @@ inline void sort_rows(std::vector<int32_t>& rows) {
         for (int32_t row : rows) room[starts[(row >> shift) & 2047]++] = row;
         rows.swap(room);
     }
+}
+
+// merge(rows, ascending, each once; more, in any order; tiers of an engine) -> both, ascending, each once:
+// of those that come, the ones that the engine holds
+inline PyObject* merge(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<const int32_t> rows(with[0]), more(with[1]);
+    Array<const uint8_t> tiers(with[2]);
+    check_rows(more, tiers.size());
+    std::vector<int32_t> held, both;
+    for (int32_t row : more)
+        if (tiers[(size_t)row]) held.push_back(row);
+    sort_rows(held);
+    held.erase(std::unique(held.begin(), held.end()), held.end());
+    both.reserve(rows.size() + held.size());
+    std::set_union(rows.begin(), rows.end(), held.begin(), held.end(), std::back_inserter(both));
+    return packed(both);
 }
 
 // unhold(slots, key column, tiers of an engine, keys) -> the rows, ascending, that were in its pool and

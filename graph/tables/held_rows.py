@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..types import Rows
-from .columns import distinct
 
 _MOST_ADDED: Final = 1 << 16  # rows that are noted before they are sorted in; chosen
 _STALE_PARTS: Final = 4  # a list of which so large a part may be stale is looked through; chosen
@@ -66,10 +66,7 @@ class HeldRows:
         """Put the added rows in their places."""
         if not self._added:
             return
-        new = distinct(np.concatenate(self._added))
-        new = new[bits[new] != 0]
-        place = np.searchsorted(self._rows, new)
-        known = np.append(self._rows, np.int32(-1))[place] == new
-        self._rows = np.insert(self._rows, place[~known], new[~known])
+        merged = core.merge(self._rows, np.concatenate(self._added), bits)
+        self._rows = np.frombuffer(merged, dtype=np.int32)
         self._stale += self._count  # as much may have left
         self._added, self._count = [], 0
