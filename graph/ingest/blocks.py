@@ -86,9 +86,11 @@ class CopyRecorder:
         blocks = self._tables.blocks
         if not blocks.had_copies:
             return
-        rows = np.arange(blocks.size, dtype=np.int32)[part or slice(None)]
+        part = part or slice(0, blocks.size)
         for tier in (Tier.WARM, Tier.COLD):
-            self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
+            copied = part.start + np.flatnonzero(blocks.has(engine, part, tier))
+            if len(copied):
+                self._unmark(engine, copied.astype(np.int32), tier, now)
 
     def _in_store(self, engine: int, keys: Keys) -> None:
         """Note that the shared store has these blocks; unknown ones get no row."""

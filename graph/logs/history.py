@@ -254,7 +254,7 @@ REASON_COLUMNS: Final = tuple(
 )
 MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
-_REQUESTS: Final = 2_048  # an engine's running requests, in one slice; chosen
+_REQUESTS: Final = 512  # an engine's running requests, in one slice; chosen
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
@@ -366,7 +366,9 @@ class History(Departures):
         prefetched, known = core.marked(
             log.marks, rows, found, found + loaded, reach, RowMark.PREFETCHED, RowMark.MASK
         )
-        again, short = self._again(log, session, known, now) if known else (0, 0)
+        again, short = 0, 0
+        if known:
+            again, short = self._again(log, session, np.frombuffer(known, np.int32), now)
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
@@ -439,13 +441,13 @@ class History(Departures):
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
 
-    def _again(self, log: EvictionLog, session: int, known: bytes, now: float) -> tuple[int, int]:
-        """Count blocks computed again after being in this pool: ``known``, int32 row numbers.
+    def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:
+        """Count blocks computed again after being in this pool.
 
         Also returns by about how many blocks the pool was too small to keep those that the log
         remembers.
         """
-        blocks, rows = self._tables.blocks, np.frombuffer(known, dtype=np.int32)
+        blocks = self._tables.blocks
         own = (blocks.session[rows] == session) & (session != NO_ROW)
         own &= (blocks.flags[rows] & int(BlockFlag.SHARED)) == 0
         ids = log.find(rows, blocks.keys[rows])

@@ -225,7 +225,7 @@ class RequestLog:
         self._name(slot, names)
         self.next += 1
         _PACKED.pack_into(
-            memoryview(self._ring).cast("B"), slot * _PACKED.size,
+            self._ring.data.cast("B"), slot * _PACKED.size,
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
             asked.prefetched, asked.spliced, asked.again, miss.index, miss.key, miss.eviction,
             miss.short, now - miss.left, nan, miss.same, asked.waited_s, *_packed(asked.hold),
@@ -450,12 +450,14 @@ class RunningRequests:
             self._count(running, -1)
         return running
 
-    def doubt(self, engine: int, now: float) -> list[int]:
-        """Note that an engine lost events; returns the log ids of requests newly doubted."""
-        doubted = self._running.pop(engine, {})
-        for name, running in doubted.items():
+    def doubt(self, engine: int, now: float) -> Iterator[int]:
+        """Note that an engine lost events; gives the log ids of requests newly doubted, one by
+        one."""
+        those = self._running.get(engine, {})
+        for name in list(those):
+            running = those.pop(name)
             self._doubted.setdefault(engine, {})[name] = running, now
-        return [running.number for running in doubted.values()]
+            yield running.number
 
     def overdue(self, engine: int, now: float) -> list[str]:
         """Ids of some of the engine's requests that have been doubted for too long."""

@@ -134,7 +134,7 @@ Tiers = npt.NDArray[np.uint8]
 
 _INITIAL_ROWS: Final = 1024  # chosen
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
-_PART: Final = 1 << 17  # rows that one slice of long work looks at; chosen
+_PART: Final = 1 << 16  # rows that one slice of long work looks at; chosen
 
 
 class BlockTable(BlockColumns):
@@ -296,8 +296,12 @@ class BlockTable(BlockColumns):
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
-        self.tiers[engine, rows] |= np.uint8(int(tier))
-        self._held[engine].add(rows, self.tiers[engine])
+        bits = self.tiers[engine]
+        new = np.flatnonzero(bits[rows] == 0)  # the others are noted already
+        bits[rows] |= np.uint8(int(tier))
+        if len(new):
+            noted = new + rows.start if isinstance(rows, slice) else rows[new]
+            self._held[engine].add(noted, bits)
         self.had_copies |= bool(int(tier) & _COPIES)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:

@@ -20,6 +20,7 @@ from ..types import NO_ROW, Rows
 _MANY_ROWS: Final = 1 << 17
 _SPARE: Final = 1 / 16
 _NOTHING: Final[Mapping[str, bytes]] = MappingProxyType({})
+_AHEAD: Final = 1 << 15  # rows whose memory is there before they are used; chosen
 _PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
 
 
@@ -55,6 +56,7 @@ class Columns:
     """
 
     _declared: ClassVar[dict[str, Column]] = {}
+    _touched = 0  # rows whose memory is there
     _filled: ClassVar[dict[str, bytes]] = {}  # the fresh value of each, as it stands in memory
 
     def __init_subclass__(cls) -> None:
@@ -135,8 +137,18 @@ class Columns:
         """Make more room, one column at a time, where ``size`` of many rows leave little; no row
         may be taken meanwhile."""
         capacity = len(getattr(self, next(iter(self._declared))))
-        if capacity >= _MANY_ROWS and size > (1 - _SPARE) * capacity:
+        if capacity < _MANY_ROWS:
+            return
+        if size > (1 - _SPARE) * capacity:
+            self._touched = size
             yield from self.growing(more_than(capacity))
+        if size + _AHEAD > self._touched:
+            # The system gives memory as it is written first, in large pages: not while events wait.
+            ahead = slice(max(self._touched, size), size + 2 * _AHEAD)
+            self._touched = ahead.stop
+            for values in self._arrays().values():
+                values[ahead].view(np.uint8)[:: mmap.PAGESIZE] = 0
+                yield
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The columns that take room, by name."""

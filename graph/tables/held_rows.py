@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +33,12 @@ class HeldRows:
     def nbytes(self) -> int:
         return self._rows.nbytes + 4 * self._count
 
-    def add(self, rows: Rows | slice, bits: npt.NDArray[np.uint8]) -> None:
+    def add(self, rows: npt.NDArray[Any], bits: npt.NDArray[np.uint8]) -> None:
         """Note rows that were marked in ``bits``, uint8 ``[capacity]``."""
-        if isinstance(rows, slice):
-            rows = np.arange(rows.start, rows.stop, dtype=np.int32)
         rows = np.array(rows, dtype=np.int32, ndmin=1)  # a copy: it may be a part of many others'
         self._added.append(rows)
         self._count += len(rows)
-        if self._count > max(_MOST_ADDED, len(self._rows)):
+        if self._count > _MOST_ADDED:
             self._sort_in(bits)
 
     def marked(self, bits: npt.NDArray[np.uint8], tiers: int) -> Rows:

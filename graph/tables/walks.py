@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..compiled import core
 from ..types import MOST_SHARE, NEVER, NO_ROW, Rows, SessionState, StopReason
 from ..wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
-from .blocks import BlockTable, Mask
+from .blocks import BlockTable, Counts, Mask
 from .columns import distinct
 from .sessions import SessionTable
 
@@ -211,7 +210,7 @@ class ChainLinks:
             blocks.tokens, blocks.hit_count, blocks.last_hit, rows, hits, size, now,
         )  # fmt: skip
 
-    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+    def columns(self) -> tuple[Rows, Rows, Counts, Counts, Counts, Counts]:
         """What compiled loops read and write where they link chains."""
         blocks = self._blocks
         return (
