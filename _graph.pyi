@@ -1,6 +1,7 @@
 """The graph's compiled loops; see ``core/``. Arrays are one-dimensional and without gaps; of an
 argument that is said to be *out*, the first places take what is found."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,181 @@ _Marks = npt.NDArray[np.uint8] | npt.NDArray[np.bool_]
 _Doubles = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.uint32]
 
+_Unlinked = tuple[int, bytes, bytes]
+
 def find(slots: _Rows, column: _Keys, keys: _Keys, out: _Rows, /) -> None: ...
-def find_one(slots: _Rows, column: _Keys, key: int, /) -> int: ...
 def claim(
     slots: _Rows, column: _Keys, keys: _Keys, out: _Rows, first: _Places, taken: _Places, /
 ) -> int: ...
+def settle(
+    slots: _Rows,
+    column: _Keys,
+    keys: _Keys,
+    taken_rows: _Rows,
+    first: _Places,
+    taken: _Places,
+    rows: _Rows,
+    new: _Marks,
+    /,
+) -> None: ...
 def place(slots: _Rows, rows: _Rows, keys: _Keys, /) -> None: ...
 def remove(slots: _Rows, column: _Keys, rows: _Rows, /) -> None: ...
+def find_chains(
+    slots: _Rows,
+    column: _Keys,
+    alive: _Marks,
+    depth: _Rows,
+    keys: _Keys,
+    counts: _Places,
+    guessed: _Rows,
+    rows: _Rows,
+    bad: _Marks,
+    /,
+) -> tuple[int, int]: ...
+def lay(
+    parent: _Rows,
+    depth: _Rows,
+    walkers: _Counts,
+    children: _Counts,
+    shared_children: _Counts,
+    children_walks: _Counts,
+    attended: _Doubles,
+    rows: _Rows,
+    new: _Marks,
+    counts: _Places,
+    now: float,
+    /,
+) -> _Unlinked | None: ...
+def extend(
+    parent: _Rows,
+    depth: _Rows,
+    walkers: _Counts,
+    children: _Counts,
+    shared_children: _Counts,
+    children_walks: _Counts,
+    rows: _Rows,
+    new: _Marks,
+    before: _Rows,
+    counts: _Places,
+    /,
+) -> _Unlinked | None: ...
+def refresh(columns: list[npt.NDArray[Any]], values: list[bytes], rows: _Rows, /) -> None: ...
+def walk(
+    parent: _Rows,
+    walkers: _Counts,
+    shared_children: _Counts,
+    children_walks: _Counts,
+    tokens: npt.NDArray[np.uint16],
+    hit_count: _Counts,
+    last_hit: _Doubles,
+    rows: _Rows,
+    hits: int,
+    size: int,
+    now: float,
+    /,
+) -> None: ...
+def own(sessions: _Rows, flags: _Marks, rows: _Rows, session: int, /) -> None: ...
+def supersede(
+    parent: _Rows,
+    depth: _Rows,
+    sessions: _Rows,
+    flags: _Marks,
+    salt: _Keys,
+    rows: _Rows,
+    session: int,
+    tip: int,
+    /,
+) -> int: ...
+def marked(
+    marks: _Marks,
+    rows: _Rows,
+    found: int,
+    first: int,
+    reach: int,
+    prefetched: int,
+    left: int,
+    /,
+) -> tuple[int, bytes]: ...
+def mark(marks: _Marks, rows: _Rows, bits: int, /) -> None: ...
+def unmark(marks: _Marks, tiers: _Marks, rows: _Rows, bit: int, /) -> bytes: ...
+def written(
+    tokens: npt.NDArray[np.uint16],
+    walkers: _Counts,
+    layers: _Marks,
+    stated: _Marks,
+    raised_by: _Rows,
+    importance: npt.NDArray[np.float32],
+    rows: _Rows,
+    size: int,
+    layer: int,
+    worth: float,
+    /,
+) -> bytes: ...
+def of_parent(parent: _Rows, size: int, row: int, most: int, /) -> bytes: ...
+def again(tiers: _Marks, created: _Doubles, rows: _Rows, copies: int, now: float, /) -> int: ...
+def overlap(keys: _Keys, others: _Keys, /) -> bool: ...
+def merge(rows: _Rows, more: _Rows, tiers: _Marks, /) -> bytes: ...
+def unhold(slots: _Rows, column: _Keys, tiers: _Marks, keys: _Keys, /) -> bytes: ...
+def hold(
+    tiers: _Marks,
+    tokens: npt.NDArray[np.uint16],
+    sessions: _Rows,
+    layers: _Marks,
+    stated: _Marks,
+    protected: _Marks,
+    rows: _Rows,
+    counts: _Places,
+    sizes: npt.NDArray[np.uint16],
+    claims: _Rows,
+    /,
+) -> int: ...
+def tally(
+    layers: _Marks, stated: _Marks, protected: _Marks, rows: _Rows, kinds: int, /
+) -> list[int]: ...
+def churn(
+    events: Sequence[object], stored: type, /
+) -> tuple[bytes, bytes, bytes, bytes, bytes, list[str | None] | None, bytes, int]: ...
+def run_end(
+    events: Sequence[object], first: int, types: tuple[type, ...], most: int, /
+) -> tuple[int, int]: ...
+def departed(
+    sessions: _Rows,
+    flags: _Marks,
+    layers: _Marks,
+    stated: _Marks,
+    attended: _Doubles,
+    hit: _Doubles,
+    states: _Marks,
+    over: int,
+    protected: _Marks,
+    rows: _Rows,
+    places: npt.NDArray[np.uint16],
+    codes: bytes,
+    is_lru: bool,
+    rules: _Marks,
+    used: _Doubles,
+    /,
+) -> bool: ...
+def depart(
+    ring: _Marks,
+    slots: npt.NDArray[np.uint16],
+    marks: _Marks,
+    keys: _Keys,
+    sessions: _Rows,
+    flags: _Marks,
+    layers: _Marks,
+    importance: npt.NDArray[np.float32],
+    hits: _Counts,
+    tiers: _Marks,
+    states: _Marks,
+    rows: _Rows,
+    places: npt.NDArray[np.uint16],
+    rules: _Marks,
+    used: _Doubles,
+    numbers: _Places,
+    now: float,
+    /,
+) -> None: ...
 def lower(scores: _Doubles, above: _Places, lengths: _Places | None, /) -> None: ...
 def highest_of_runs(
     scores: _Doubles, lengths: _Places, among: _Marks, runs: _Places, offsets: _Places, /

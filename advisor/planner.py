@@ -103,7 +103,7 @@ _ORDERS_APART_S: Final = 0.02  # seconds of rest at least where only orders were
 _LONG_REST: Final = 39.0
 """Seconds of rest per second of ranking while rankings and orders are all empty, at most
 ``_LONGEST_REST_S``: a fortieth of a core. Chosen; docs/results.md says what it loses."""
-_LONGEST_REST_S: Final = 1.0  # chosen: well before advice is too old
+_LONGEST_REST_S: Final = 0.6  # chosen: advice that names nothing is hardly older than other
 
 
 class _Basis(NamedTuple):
@@ -316,8 +316,9 @@ class GraphEvictionAdvisor:
             self._rank_now = False
             self._try_tick()
             self._wake()
-            self._rest(self._clock() - began)
-            due = self._clock() + self._interval_s
+            ended = self._clock()
+            self._rest(ended - began)
+            due = ended + self._interval_s
 
     def _try_tick(self) -> None:
         """Run a round; an error is logged, and advice expires until the next one."""

@@ -7,7 +7,8 @@
 
 namespace chains {
 
-constexpr double DEPTH_TIE = 1e-5;  // as in graph/columns/whole_chains.py
+constexpr double DEPTH_TIE = 1e-5;  // as in graph/tables/blocks.py
+constexpr double MOST_TOLD_APART = 1e10;  // of scores: here one differs from itself and a tie still
 
 // Leaves first, whatever order the places are in.
 template <class Below>
@@ -80,6 +81,11 @@ inline uint64_t falling(double score) {
 
 // By radix, 11 bits a round, over the bits in which any two differ; equals stay in their order.
 inline void sort_falling(std::vector<Placed>& found) {
+    if (found.size() < 512) {
+        auto before = [](const Placed& a, const Placed& b) { return a.falling < b.falling; };
+        std::stable_sort(found.begin(), found.end(), before);
+        return;
+    }
     uint64_t all = ~0ull, any = 0;
     for (const Placed& each : found) all &= each.falling, any |= each.falling;
     std::vector<Placed> room(found.size());
@@ -163,31 +169,36 @@ inline PyObject* highest_of_runs(Arguments with, Py_ssize_t count) {
             if (among[run] && lengths[run] > 0)
                 order.push_back({falling(at_offset(run, lengths[run] - 1)), (uint32_t)run});
         sort_falling(order);
-        // Whatever scores less than all of the first runs that hold enough is not among the highest.
-        size_t chosen = 0, blocks = 0;
-        double least = INFINITY;
-        for (; chosen < order.size() && blocks < limit; chosen++) {
-            size_t run = order[chosen].place;
-            blocks += (size_t)lengths[run];
-            least = std::min(least, scores[run]);
-        }
-        while (chosen < order.size() && order[chosen].falling <= falling(least)) chosen++;
-        order.resize(chosen);
-        std::sort(order.begin(), order.end(), [](const Placed& a, const Placed& b) { return a.place < b.place; });
         std::vector<Placed> found;
         std::vector<std::pair<uint32_t, int64_t>> of;
-        for (const Placed& each : order)
-            for (int64_t offset = 0; offset < lengths[each.place]; offset++) {
-                double score = at_offset(each.place, offset);
-                if (score < least) continue;
-                found.push_back({falling(score), (uint32_t)of.size()});
-                of.push_back({each.place, offset});
+        for (size_t from = 0, to; from < order.size() && number < limit; from = to) {
+            // Runs that lie among each other are put in order together; few do, as a session's score
+            // is far from another's beside what blocks of one chain differ by.
+            double least = scores[order[from].place];
+            for (to = from + 1; to < order.size() && order[to].falling <= falling(least); to++)
+                least = std::min(least, scores[order[to].place]);
+            if (to == from + 1 && std::fabs(least) < MOST_TOLD_APART) {
+                size_t run = order[from].place;
+                for (int64_t offset = lengths[run]; offset-- > 0 && number < limit; number++) {
+                    runs[number] = (int64_t)run;
+                    offsets[number] = offset;
+                }
+                continue;
             }
-        sort_falling(found);
-        number = std::min(limit, found.size());
-        for (size_t at = 0; at < number; at++) {
-            runs[at] = of[found[at].place].first;
-            offsets[at] = of[found[at].place].second;
+            std::sort(order.begin() + (long)from, order.begin() + (long)to,
+                      [](const Placed& a, const Placed& b) { return a.place < b.place; });
+            found.clear();
+            of.clear();
+            for (size_t each = from; each < to; each++)
+                for (int64_t offset = 0; offset < lengths[order[each].place]; offset++) {
+                    found.push_back({falling(at_offset(order[each].place, offset)), (uint32_t)of.size()});
+                    of.push_back({order[each].place, offset});
+                }
+            sort_falling(found);
+            for (size_t at = 0; at < found.size() && number < limit; at++, number++) {
+                runs[number] = of[found[at].place].first;
+                offsets[number] = of[found[at].place].second;
+            }
         }
     }
     return PyLong_FromSize_t(number);

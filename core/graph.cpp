@@ -2,6 +2,7 @@
 // decides; what is here moves numbers in arrays that Python owns, and calls nothing back.
 #include "chains.hpp"
 #include "index.hpp"
+#include "ingest.hpp"
 #include "lab.hpp"
 #include "pools.hpp"
 #include "scores.hpp"
@@ -250,10 +251,32 @@ PyType_Spec ranked_spec = {"kvgraph._graph.RankedPools", sizeof(Held<pools::Rank
 
 PyMethodDef functions[] = {
     FUNCTION("find", index_::find),
-    FUNCTION("find_one", index_::find_one),
     FUNCTION("claim", index_::claim),
+    FUNCTION("settle", index_::settle),
     FUNCTION("place", index_::place),
     FUNCTION("remove", index_::remove),
+    FUNCTION("find_chains", ingest::find_chains),
+    FUNCTION("lay", ingest::lay),
+    FUNCTION("extend", ingest::extend),
+    FUNCTION("refresh", ingest::refresh),
+    FUNCTION("walk", ingest::walk),
+    FUNCTION("own", ingest::own),
+    FUNCTION("supersede", ingest::supersede),
+    FUNCTION("marked", ingest::marked),
+    FUNCTION("mark", ingest::mark),
+    FUNCTION("unmark", ingest::unmark),
+    FUNCTION("written", ingest::written),
+    FUNCTION("of_parent", ingest::of_parent),
+    FUNCTION("again", ingest::again),
+    FUNCTION("overlap", ingest::overlap),
+    FUNCTION("merge", ingest::merge),
+    FUNCTION("unhold", ingest::unhold),
+    FUNCTION("hold", ingest::hold),
+    FUNCTION("churn", ingest::churn),
+    FUNCTION("tally", ingest::tally),
+    FUNCTION("run_end", ingest::run_end),
+    FUNCTION("departed", ingest::departed),
+    FUNCTION("depart", ingest::depart),
     FUNCTION("lower", chains::lower),
     FUNCTION("highest", chains::highest),
     FUNCTION("highest_of_runs", chains::highest_of_runs),

@@ -30,14 +30,8 @@ struct Table {
     void fetch(uint64_t key) const { __builtin_prefetch(&slots[(key * MULTIPLIER) >> shift], 1); }
 };
 
-// find(slots, key column, keys, rows out)
-inline PyObject* find(Arguments with, Py_ssize_t count) {
-    expect(count, 4);
-    Array<int32_t> slots(with[0]);
-    Array<const uint64_t> column(with[1]), keys(with[2]);
-    Array<int32_t> rows(with[3]);
-    Table table(slots);
-    size_t n = keys.size();
+// The row of each key; EMPTY where there is none.
+inline void find_all(const Table& table, const uint64_t* column, const uint64_t* keys, size_t n, int32_t* rows) {
     for (size_t start = 0; start < n; start += AHEAD) {
         size_t end = start + AHEAD < n ? start + AHEAD : n;
         for (size_t at = start; at < end; at++) table.fetch(keys[at]);
@@ -53,20 +47,17 @@ inline PyObject* find(Arguments with, Py_ssize_t count) {
             rows[at] = row;
         }
     }
-    return nothing();
 }
 
-// find_one(slots, key column, key) -> its row
-inline PyObject* find_one(Arguments with, Py_ssize_t count) {
-    expect(count, 3);
-    Array<const int32_t> slots(with[0]);
-    Array<const uint64_t> column(with[1]);
-    uint64_t key = PyLong_AsUnsignedLongLong(with[2]);
-    if (PyErr_Occurred()) throw Raised{};
-    Probe probe(key, slots.size() - 1, 64 - __builtin_ctzll(slots.size()));
-    int32_t row;
-    while ((row = slots[probe.position]) != EMPTY && !(row >= 0 && column[(size_t)row] == key)) probe.onward();
-    return PyLong_FromLong(row);
+// find(slots, key column, keys, rows out)
+inline PyObject* find(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]), keys(with[2]);
+    Array<int32_t> rows(with[3]);
+    if (rows.size() != keys.size()) raise_type_error("expected room for a row of each key");
+    find_all(Table(slots), column.data(), keys.data(), keys.size(), rows.data());
+    return nothing();
 }
 
 // claim(slots, key column, keys, rows out, first places out, their slots out) -> how many are new
@@ -82,6 +73,10 @@ inline PyObject* claim(Arguments with, Py_ssize_t count) {
     for (size_t start = 0; start < n; start += AHEAD) {
         size_t end = start + AHEAD < n ? start + AHEAD : n;
         for (size_t at = start; at < end; at++) table.fetch(keys[at]);
+        for (size_t at = start; at < end; at++) {
+            int32_t row = table.slots[(keys[at] * MULTIPLIER) >> table.shift];
+            if (row >= 0) __builtin_prefetch(&column[(size_t)row]);
+        }
         for (size_t at = start; at < end; at++) {
             Probe probe(keys[at], table.mask, table.shift);
             for (;; probe.onward()) {
@@ -99,6 +94,33 @@ inline PyObject* claim(Arguments with, Py_ssize_t count) {
         }
     }
     return PyLong_FromSize_t(fresh);
+}
+
+// settle(slots, key column, keys, rows, first places, their slots, rows out, new out): the keys that were
+// claimed get these rows; `new` says which of all keys are theirs
+inline PyObject* settle(Arguments with, Py_ssize_t count) {
+    expect(count, 8);
+    Array<int32_t> slots(with[0]);
+    Array<uint64_t> column(with[1]);
+    Array<const uint64_t> keys(with[2]);
+    Array<const int32_t> rows(with[3]);
+    Array<const int64_t> first(with[4]), taken(with[5]);
+    Array<int32_t> found(with[6]);
+    Array<uint8_t> is_new(with[7]);
+    size_t n = keys.size();
+    if (first.size() < rows.size() || taken.size() < rows.size() || found.size() != n || is_new.size() != n)
+        raise_type_error("keys, claims and rows differ in number");
+    for (size_t at = 0; at < n; at++) is_new[at] = found[at] <= CLAIM;
+    for (size_t each = 0; each < rows.size(); each++) {
+        size_t at = (size_t)first[each], row = (size_t)rows[each];
+        if (at >= n || row >= column.size() || (size_t)taken[each] >= slots.size())
+            raise_type_error("a row is none of the table's");
+        column[row] = keys[at];
+        slots[(size_t)taken[each]] = found[at] = rows[each];
+    }
+    for (size_t at = 0; at < n; at++)  // a key that was claimed before it in this batch
+        if (found[at] <= CLAIM) found[at] = found[(size_t)(CLAIM - found[at])];
+    return nothing();
 }
 
 // place(slots, rows, keys): rows that are not there yet

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..logs.history import LoggedTables
 from ..ranking.copies import worth_spilling
 from ..tables.blocks import as_slice
-from ..tables.columns import distinct
 from ..types import IS_PROTECTED, LAYER_NAMES, NO_ROW, Keys, Rows, Tier, as_keys
 from ..wire.events import (
     BlocksLoaded,
@@ -86,9 +86,11 @@ class CopyRecorder:
         blocks = self._tables.blocks
         if not blocks.had_copies:
             return
-        rows = np.arange(blocks.size, dtype=np.int32)[part or slice(None)]
+        part = part or slice(0, blocks.size)
         for tier in (Tier.WARM, Tier.COLD):
-            self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
+            copied = part.start + np.flatnonzero(blocks.has(engine, part, tier))
+            if len(copied):
+                self._unmark(engine, copied.astype(np.int32), tier, now)
 
     def _in_store(self, engine: int, keys: Keys) -> None:
         """Note that the shared store has these blocks; unknown ones get no row."""
@@ -138,7 +140,31 @@ class CopyRecorder:
 
 Churn = BlocksStored | BlocksRemoved
 
+
+def _removes(event: Churn) -> bool:
+    return type(event) is BlocksRemoved and not len(event.hashes) % 8
+
+
 _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
+
+
+class Stores(NamedTuple):
+    """What some events that stored blocks told, packed; see ``core.churn``.
+
+    Attributes:
+        hashes: uint64 ``[n]``, event after event.
+        counts: int64 ``[events]``: how many each has.
+        parents: uint64 ``[events]``: the key before them, where bool ``has_parent`` says so.
+        sizes: uint16 ``[events]``: tokens of a block.
+        sessions: Who stored them; None: nobody has a name.
+    """
+
+    hashes: bytes
+    counts: bytes
+    parents: bytes
+    has_parent: bytes
+    sizes: bytes
+    sessions: list[str | None] | None
 
 
 class ChurnRecorder:
@@ -158,10 +184,7 @@ class ChurnRecorder:
 
     def apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
         """Apply stored and removed blocks in their order."""
-        whole = [event for event in churn if not len(event.hashes) % 8]
-        if len(whole) < len(churn):
-            self._counters["events_refused"] += len(churn) - len(whole)
-        self._apply(engine, self._after_step(engine, whole, now), now)
+        self._apply(engine, self._after_step(engine, churn, now), now)
 
     def _after_step(self, engine: int, churn: Sequence[Churn], now: float) -> Sequence[Churn]:
         """Apply events up to the first evictions, if these are awaited; returns the rest.
@@ -171,7 +194,7 @@ class ChurnRecorder:
         open_cases = self._tables.history.open_cases
         if not open_cases.awaits(engine):
             return churn
-        places = (place for place, event in enumerate(churn) if type(event) is BlocksRemoved)
+        places = (place for place, event in enumerate(churn) if _removes(event))
         if (first := next(places, None)) is None:
             return churn
         self._apply(engine, churn[: first + 1], now)
@@ -218,97 +241,67 @@ class ChurnRecorder:
         return rows
 
     def _apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
-        stored = [event for event in churn if type(event) is BlocksStored and event.hashes]
-        removed = as_keys(
-            b"".join([event.hashes for event in churn if type(event) is BlocksRemoved])
-        )
-        if stored and len(removed):
-            keys = as_keys(b"".join([event.hashes for event in stored]))
-            if _overlap(removed, keys):
-                # One event alone never overlaps itself, so this ends.
-                middle = len(churn) // 2
-                self._apply(engine, churn[:middle], now)
-                self._apply(engine, churn[middle:], now)
-                return
-        if stored:
+        told = core.churn(churn, BlocksStored)
+        stored, gone = Stores._make(told[:6]), as_keys(told[6])
+        if len(gone) and stored.hashes and core.overlap(gone, as_keys(stored.hashes)):
+            # One event alone never overlaps itself, so this ends.
+            middle = len(churn) // 2
+            self._apply(engine, churn[:middle], now)
+            self._apply(engine, churn[middle:], now)
+            return
+        if malformed := told[7]:
+            self._counters["events_refused"] += malformed
+        if stored.hashes:
             self._store(engine, stored, now)
-        if len(removed):
-            self._remove(engine, removed, now)
+        if len(gone):
+            self._remove(engine, gone, now)
 
-    def _store(self, engine: int, stored: Sequence[BlocksStored], now: float) -> None:
-        hashes, parents, sizes, sessions = zip(
-            *[(event.hashes, event.parent, event.block_size, event.session) for event in stored],
-            strict=True,
-        )
-        counts = np.fromiter(map(len, hashes), dtype=np.int64, count=len(hashes)) // 8
+    def _store(self, engine: int, stored: Stores, now: float) -> None:
+        counts = np.frombuffer(stored.counts, dtype=np.int64)
         blocks, salt = self._tables.blocks, self._tables.salt(engine)
-        rows, new = blocks.ensure(as_keys(b"".join(hashes)), now, salt, counts)
-        self._chains.extend(rows, new, self._rows_before(parents, now, salt), counts)
-        at = as_slice(rows)
-        blocks.mark(engine, at, Tier.HOT)
-        blocks.tokens[at] = np.repeat(np.array(sizes, dtype=blocks.tokens.dtype), counts)
-        self._claim(sessions, rows, counts, now)
+        rows, new = blocks.ensure(as_keys(stored.hashes), now, salt)
+        self._chains.extend(rows, new, self._rows_before(stored, now, salt), counts)
+        sizes, claims = np.frombuffer(stored.sizes, np.uint16), self._claims(stored, now)
+        kept = blocks.hold(engine, rows, counts, sizes, claims)
         self._tables.changed[engine] += len(rows)
         self._counters["blocks_stored"] += len(rows)
-        self._counters["blocks_protected"] += int(self._protected(at).sum())
+        self._counters["blocks_protected"] += kept
 
-    def _rows_before(self, parents: Sequence[int | None], now: float, salt: np.uint64) -> Rows:
+    def _rows_before(self, stored: Stores, now: float, salt: np.uint64) -> Rows:
         """The row before each run's first block; an unknown block gets a row."""
-        before = np.full(len(parents), NO_ROW, dtype=np.int32)
-        known = np.array([parent is not None for parent in parents])
-        keys = np.array([parent for parent in parents if parent is not None], dtype=np.uint64)
+        known = np.frombuffer(stored.has_parent, dtype=np.bool_)
+        before = np.full(len(known), NO_ROW, dtype=np.int32)
+        keys = np.frombuffer(stored.parents, dtype=np.uint64)[known]
         if len(keys):
             before[known] = self._tables.blocks.ensure(keys, now, salt)[0]
         return before
 
-    def _claim(
-        self,
-        sessions: Sequence[str | None],
-        rows: Rows,
-        counts: npt.NDArray[np.int64],
-        now: float,
-    ) -> None:
-        """Assign blocks without a session to the session that stored them."""
-        names = dict.fromkeys(sessions)
-        if not any(names):
-            return
+    def _claims(self, stored: Stores, now: float) -> Rows:
+        """The session that stored each run, which owns those of its blocks that nobody did;
+        ``NO_ROW`` for none."""
+        if stored.sessions is None:
+            return np.full(len(stored.counts) // 8, NO_ROW, dtype=np.int32)
         known = self._tables.sessions
-        owner = {name: known.ensure(name, NO_ROW, now) if name else NO_ROW for name in names}
-        session = self._tables.blocks.session
-        claims = np.repeat(np.array([owner[name] for name in sessions], dtype=np.int32), counts)
-        free = (session[rows] == NO_ROW) & (claims != NO_ROW)
-        # Backwards, so that the first of two in one run to store a block keeps it.
-        session[rows[free][::-1]] = claims[free][::-1]
+        owner = {
+            name: known.ensure(name, NO_ROW, now) if name else NO_ROW
+            for name in dict.fromkeys(stored.sessions)
+        }
+        return np.array([owner[name] for name in stored.sessions], dtype=np.int32)
 
     def _remove(self, engine: int, keys: Keys, now: float) -> None:
         blocks = self._tables.blocks
-        rows = distinct(blocks.find(keys, self._tables.salt(engine)))
-        rows = rows[blocks.has(engine, rows, Tier.HOT)]
-        blocks.unmark(engine, rows, Tier.HOT)
+        rows = blocks.unhold(engine, keys, self._tables.salt(engine))
         self._tables.history.evicted(engine, rows, now)
         if self._tables.words[engine].tiers is not None:
             self._copies.count_evicted(engine, rows, now)
         self._count_removed(rows)
 
-    def _protected(self, at: Rows | slice) -> npt.NDArray[np.bool_]:
-        """Whether each block has a protected layer that was stated."""
-        blocks = self._tables.blocks
-        return np.asarray(IS_PROTECTED[blocks.layer[at]] & (blocks.stated[at] != 0))
-
     def _count_removed(self, rows: Rows) -> None:
-        layers = self._tables.blocks.layer[rows]
-        by_layer = np.bincount(layers, minlength=len(LAYER_NAMES)).tolist()
+        blocks = self._tables.blocks
+        *by_layer, kept = core.tally(
+            blocks.layer, blocks.stated, IS_PROTECTED, rows, len(_EVICTED_NAMES)
+        )
         for name, count in zip(_EVICTED_NAMES, by_layer, strict=True):
             self._counters[name] += count
-        self._counters["protected_evicted"] += int(np.count_nonzero(self._protected(rows)))
+        self._counters["protected_evicted"] += kept
         self._counters["blocks_removed"] += len(rows)
-
-
-def _overlap(some: Keys, others: Keys) -> bool:
-    """Whether two non-empty lists share a key."""
-    both = np.sort(np.concatenate([some, others]))
-    if not (both[1:] == both[:-1]).any():  # as almost always
-        return False
-    in_order = np.sort(others)
-    found = in_order[np.minimum(np.searchsorted(in_order, some), len(in_order) - 1)]
-    return bool((found == some).any())

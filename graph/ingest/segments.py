@@ -162,8 +162,10 @@ class SegmentTagger:
                 self._counters["blocks_protected"] += self._begin_protection(covered, authority)
             if segment.name is not None:
                 blocks = self._tables.blocks
-                blocks.identity[covered] = self._tables.segment_names.intern(segment.name)
-                blocks.chunk[covered] = np.minimum(np.arange(len(covered)), 65_535)
+                name = self._tables.segment_names.intern(segment.name)
+                blocks.for_writing("identity")[covered] = name
+                places = np.minimum(np.arange(len(covered)), 65_535)
+                blocks.for_writing("chunk")[covered] = places
             if segment.pinned_s:
                 self._lease(engine, covered, segment.pinned_s, now)
             if segment.memory_id is not None:

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from ..compiled import core
 from ..tables.blocks import BlockTable
 from ..tables.sessions import INFERRED
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Rows, SessionState
 from ..wire.events import ConfidenceSampled, RequestStarted
-from .chains import ChainLinker
 
 # If no caller names a request's session, it is inferred from the request's blocks.
 
@@ -88,9 +88,8 @@ _MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; ch
 class RequestSessions:
     """Finds the sessions of requests, and assigns them the blocks of their turns."""
 
-    def __init__(self, tables: Tables, chains: ChainLinker, counters: Counter[str]) -> None:
+    def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
-        self._chains = chains
         self._counters = counters
         # Running request, by its engine's column and its id → the session guessed for it.
         self._inferred: dict[tuple[int, str], int] = {}
@@ -179,22 +178,16 @@ class RequestSessions:
         Not while another request of the session runs: then the two are siblings.
         """
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        blocks.unflag(self._left_behind(rows), BlockFlag.SUPERSEDED)
-        if sessions.running[session] > 0:
-            return
-        left = self._chains.ancestors(int(sessions.tip[session]), rows)
-        if not len(left) or (len(rows) and blocks.salt[left[0]] != blocks.salt[rows[0]]):
-            return  # a session's turns with another model are a chain of their own
-        exclusive = (blocks.session[left] == session) & ~blocks.flagged(left, BlockFlag.SHARED)
-        blocks.flag(left[exclusive], BlockFlag.SUPERSEDED)
-        self._counters["blocks_superseded"] += int(exclusive.sum())
+        tip = NO_ROW if sessions.running[session] > 0 else int(sessions.tip[session])
+        left = core.supersede(
+            blocks.parent, blocks.depth, blocks.session, blocks.flags, blocks.salt, rows, session,
+            tip,
+        )  # fmt: skip
+        if left:
+            self._counters["blocks_superseded"] += left
 
     def own(self, session: int, rows: Rows, tenant: str | None) -> None:
         blocks = self._tables.blocks
-        walked_by = blocks.session[rows]
-        others = walked_by != session
-        if others.any():
-            blocks.flag(rows[others & (walked_by != NO_ROW)], BlockFlag.SHARED)
-            blocks.session[rows[others]] = session
+        core.own(blocks.session, blocks.flags, rows, session)
         if tenant:
-            blocks.tenant[rows] = self.tenant(tenant)
+            blocks.for_writing("tenant")[rows] = self.tenant(tenant)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from ..compiled import core
 from ..tables.blocks import BlockTable, Mask, Times
 from ..tables.tables import Tables
 from ..types import HELD, Rows
@@ -53,20 +54,20 @@ class Run(NamedTuple):
 
 def event_runs(events: Sequence[AnyEvent]) -> Iterator[Run]:
     """Split events into runs, in order."""
-    kind, run, size = SINGLE, list[AnyEvent](), 0
-    for event in events:
-        own, own_size = _RUNS.get(type(event), SINGLE), len(getattr(event, "hashes", b""))
-        if run and (own is not kind or own is SINGLE or size + own_size > _BYTES):
-            yield Run(kind, run, size // 8)
-            run, size = [], 0
-        kind = own
-        if own_size > _BYTES:
+    at = 0
+    while at < len(events):
+        event = events[at]
+        kind, at = _RUNS.get(type(event), SINGLE), at + 1
+        size = len(getattr(event, "hashes", b""))
+        if size > _BYTES:
             *whole, event = _parts(event)
             yield from (Run(kind, [part], SLICE_KEYS) for part in whole)
-            own_size = len(getattr(event, "hashes", b""))
-        run.append(event)
-        size += own_size
-    if run:
+            size = len(getattr(event, "hashes", b""))
+        run = [event]
+        if kind is not SINGLE and size <= _BYTES:
+            end, more = core.run_end(events, at, kind, _BYTES - size)
+            run += events[at:end]
+            at, size = end, size + more
         yield Run(kind, run, size // 8)
 
 

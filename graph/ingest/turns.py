@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..compiled import core
 from ..logs.history import LoggedTables
 from ..logs.requests import Hold
 from ..ranking.copies import COPIES
-from ..tables.blocks import Mask
+from ..tables.blocks import Known, Mask
 from ..tables.hash_index import KnownChains
 from ..tables.sessions import SessionTable
 from ..tables.walks import Walk
-from ..types import NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
+from ..types import DEFAULT_IMPORTANCE, NEVER, NO_ROW, Authority, Keys, Rows, SourceLayer, as_keys
 from ..wire.events import (
     CUT_AT_A_LENGTH,
     ConfidenceSampled,
@@ -127,7 +128,8 @@ def goes_on_from(sessions: SessionTable, row: int, engine: int, blocks: int, tok
 
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
-_APART: Final = np.uint64(0x9E3779B97F4A7C15)  # odd: no two chains' keys are moved alike
+_GENERATED: Final = int(SourceLayer.GENERATION)
+_GENERATED_WORTH: Final = float(DEFAULT_IMPORTANCE[SourceLayer.GENERATION])
 
 
 class TurnRecorder:
@@ -142,7 +144,7 @@ class TurnRecorder:
         self._counters = counters
         self._layers = LayerBook(tables)
         self._segments = SegmentTagger(tables, self._layers, counters)
-        self._sessions = RequestSessions(tables, chains, counters)
+        self._sessions = RequestSessions(tables, counters)
         self._known = KnownChains()
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
@@ -154,43 +156,47 @@ class TurnRecorder:
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
         if any(turn.skipped for turn in whole):
             whole = [self._with_skipped(engine, turn) for turn in whole]
-        chains, keys, counts = _distinct(whole)
+        chains, names, counts, known = self._found(engine, whole)
         if len(chains) < len(turns):
             self._counters["events_refused"] += len(turns) - len(chains)
         if not chains:
             return
-        names = [turn.session or turn.request_id for turn in chains]
-        rows = self._lay(keys, counts, now, self._tables.salt(engine), names)
+        rows, new = self._tables.blocks.completed(known, now, self._tables.salt(engine))
+        self._chains.lay(rows, new, counts, now)
         for turn, name, end, count in zip(
             chains, names, np.cumsum(counts).tolist(), counts.tolist(), strict=True
         ):
-            chain = rows[end - count : end]
+            chain, keys = rows[end - count : end], known.keys[end - count : end]
             self._known.note(name, chain)
             if isinstance(turn, RequestStarted):
-                self._started(engine, turn, chain, now)
+                self._started(engine, turn, chain, keys, now)
             else:
-                self._finished(engine, turn, chain, now)
+                self._finished(engine, turn, chain, keys, now)
 
     def answered(self, engine: int, event: ConfidenceSampled) -> int:
         """See ``RequestSessions``."""
         return self._sessions.answered(engine, event)
 
-    def _started(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> None:
+    def _started(
+        self, engine: int, event: RequestStarted, rows: Rows, keys: Keys, now: float
+    ) -> None:
         """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""
-        self._tables.blocks.tokens[rows] = event.block_size
-        self._tables.links.walk(rows)
+        hits = 0 if event.warms else event.cached_tokens // event.block_size
+        self._tables.links.walk(rows, hits, event.block_size, now)
         if event.spliced_tokens:
             self._counters["requests_spliced"] += 1
             self._counters["tokens_spliced"] += event.spliced_tokens
         if not event.warms:
-            self._count_hits(event, rows, now)
+            self._counters["requests"] += 1
+            self._counters["prompt_tokens"] += event.prompt_tokens
+            self._counters["cached_tokens"] += event.cached_tokens
         self._walked(engine, event, rows)
         sessions = self._tables.sessions
         session = self._sessions.of_request(engine, event, rows, now)
         hold = self._held.begun(engine, event.request_id)
         if not event.warms:
             self._note_regret(engine, event, rows, session, now)
-            self._tables.history.started(engine, event, session, rows, now, hold)
+            self._tables.history.started(engine, event, session, rows, keys, now, hold)
         self._segments.tag(engine, event, rows, session, now)
         if not _is_tip(event, rows):
             self._sessions.supersede(session, rows)
@@ -202,18 +208,24 @@ class TurnRecorder:
         self._mark_tip(session, rows)
         self._sessions.forks.works(session, now)
 
-    def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+    def _finished(
+        self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
+    ) -> None:
         """Apply a request's end: tag its new blocks as generated, and update its session."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
-        self._tables.history.finished(engine, event, rows, now)
+        self._tables.history.finished(engine, event, rows, keys, now)
         self._tables.changed[engine] += len(rows)
         inferred = self._sessions.finished(engine, event.request_id)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0
         written = rows[event.prompt_tokens // size :] if size else rows
-        blocks.tokens[written] = size
-        untagged = written[blocks.walkers[written] == 0]
-        self._layers.state(untagged, SourceLayer.GENERATION, None, Authority.INFERRED, NO_ROW)
+        doubtful = core.written(
+            blocks.tokens, blocks.walkers, blocks.layer, blocks.stated, blocks.raised_by,
+            blocks.importance, written, size, _GENERATED, _GENERATED_WORTH,
+        )  # fmt: skip
+        if doubtful:
+            raised = np.frombuffer(doubtful, dtype=np.int32)
+            self._layers.state(raised, SourceLayer.GENERATION, None, Authority.INFERRED, NO_ROW)
         tenant, session = self._sessions.tenant(event.tenant), inferred
         if event.session:
             session = self._tables.sessions.ensure(event.session, tenant, now)
@@ -262,23 +274,20 @@ class TurnRecorder:
         before = blocks.wire_keys(chain[:-1]).astype("<u8").tobytes()
         return replace(turn, hashes=before + turn.hashes, skipped=0)
 
-    def _lay(
-        self, keys: Keys, counts: Counts, now: float, salt: np.uint64, names: Sequence[str]
-    ) -> Rows:
-        """Ensure and link whole chains; returns their rows, chain after chain."""
-        blocks, guessed = self._tables.blocks, self._known.guess(names, counts)
-        rows, new = blocks.ensure(keys, now, salt, counts, guessed)
-        self._chains.lay(rows, new, counts)
-        blocks.last_attended[rows] = now
-        return rows
-
-    def _count_hits(self, event: RequestStarted, rows: Rows, now: float) -> None:
-        hit = rows[: event.cached_tokens // event.block_size]
-        self._tables.blocks.hit_count[hit] += 1
-        self._tables.blocks.last_hit[hit] = now
-        self._counters["requests"] += 1
-        self._counters["prompt_tokens"] += event.prompt_tokens
-        self._counters["cached_tokens"] += event.cached_tokens
+    def _found(
+        self, engine: int, turns: Sequence[Turn]
+    ) -> tuple[Sequence[Turn], list[str], Counts, Known]:
+        """Drop turns whose chain has a key twice; returns turns, the name by which each one's chain
+        is remembered, how many blocks it has, and where these are."""
+        keys = as_keys(b"".join([turn.hashes for turn in turns]))
+        counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
+        names = [turn.session or turn.request_id for turn in turns]
+        guessed, bad = self._known.guess(names, counts), np.empty(len(turns), dtype=np.bool_)
+        salt = self._tables.salt(engine)
+        known = self._tables.blocks.find_chains(keys, salt, counts, guessed, bad)
+        if not known.bad:  # as always
+            return turns, names, counts, known
+        return self._found(engine, [turn for turn, b in zip(turns, bad, strict=True) if not b])
 
     def _walked(self, engine: int, event: RequestStarted, rows: Rows) -> None:
         """Record the walk; a match can never cover a prompt's last token."""
@@ -296,8 +305,7 @@ class TurnRecorder:
         before = goes_on_from(sessions, session, engine, len(rows), event.prompt_tokens)
         if before and blocks.created[rows[before - 1]] < now:
             computed = rows[(event.cached_tokens + event.loading_tokens) // event.block_size :]
-            lost = (blocks.tiers[engine, computed] & COPIES) == 0
-            again = int(np.count_nonzero(lost & (blocks.created[computed] < now)))
+            again = core.again(blocks.tiers[engine], blocks.created, computed, COPIES, now)
         heard = float(sessions.last_seen[session])
         self._tables.regret.note(engine, len(rows), again, heard)
 
@@ -329,19 +337,3 @@ def _is_tip(event: RequestStarted, rows: Rows) -> bool:
     """
     size = event.block_size
     return len(rows) < event.prompt_tokens // size and len(rows) <= event.cached_tokens // size
-
-
-def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts]:
-    """Drop turns whose chain has a key twice; returns turns, keys chain by chain, and counts."""
-    keys = as_keys(b"".join([turn.hashes for turn in turns]))
-    counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
-    chain = np.repeat(np.arange(len(turns), dtype=np.uint64), counts)
-    distinct = np.sort(keys ^ (chain * _APART))
-    if not (distinct[1:] == distinct[:-1]).any():  # much the fastest question
-        return turns, keys, counts
-    order = np.lexsort((keys, chain))
-    twice = (np.diff(keys[order]) == 0) & (np.diff(chain[order]) == 0)
-    if not twice.any():
-        return turns, keys, counts
-    bad = set(chain[order][1:][twice].tolist())
-    return _distinct([turn for number, turn in enumerate(turns) if number not in bad])

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..tables.sessions import CopyLog
 from ..types import (
     IS_PROTECTED,
     NO_ROW,
-    STATE_NAMES,
     BlockFlag,
     Keys,
     Rows,
@@ -129,8 +129,15 @@ class CurrentRanking:
         return self._made[place - 1][1] if place else None
 
 
-_NO_SESSION: Final = len(STATE_NAMES)
-_COPIES: Final = np.uint8(Tier.WARM | Tier.COLD)
+_RULES: Final = bytes(  # those by which most blocks leave, in the order of ``core.departed``
+    (
+        DepartureRule.LRU,
+        DepartureRule.POLICY,
+        DepartureRule.SUPERSEDED,
+        DepartureRule.SESSION_OVER,
+        DepartureRule.UNRANKED,
+    )
+)
 
 
 class Departures:
@@ -205,46 +212,28 @@ class Departures:
         current = self._current.setdefault(engine, CurrentRanking())
         keys = blocks.wire_keys(rows)
         place = current.places(keys)
-        owner = blocks.session[rows]
-        state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
-        shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
-        used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
-        left = EvictedBlocks(
-            keys=blocks.keys[rows],
-            place=place,
-            rule=self._rules(rows, place, state, shared, current, used),
-            layer=blocks.layer[rows],
-            importance=blocks.importance[rows],
-            hits=blocks.hit_count[rows],
-            copies=blocks.tiers[engine, rows] & _COPIES,
-            session_state=state,
-            shared=shared,
-            idle_s=now - used,
-        )
-        self._log(engine).add(rows, left, current.terms(keys, place), now)
+        rule, used = np.empty(len(rows), dtype=np.uint8), np.empty(len(rows))
+        if core.departed(
+            blocks.session, blocks.flags, blocks.layer, blocks.stated, blocks.last_attended,
+            blocks.last_hit, sessions.state, int(SessionState.ENDED), current.layers, rows, place,
+            _RULES, current.is_lru, rule, used,
+        ):  # fmt: skip
+            self._say_protected(rows, keys, place, current, rule, used)
+        left = EvictedBlocks(rows, place, rule, used, blocks.tiers[engine], sessions.state)
+        self._log(engine).add(blocks, left, current.terms(keys, place), now)
 
-    def _rules(
-        self, rows: Rows, place: Places, state: Bytes, shared: Mask, current: CurrentRanking,
+    def _say_protected(
+        self, rows: Rows, keys: Keys, place: Places, current: CurrentRanking, rule: Bytes,
         used: npt.NDArray[np.float64],
-    ) -> Bytes:  # fmt: skip
-        blocks = self._tables.blocks
-        is_over = (state == SessionState.ENDED) & ~shared
-        if current.is_lru:
-            rule = np.full(len(rows), int(DepartureRule.LRU), dtype=np.uint8)
-        else:
-            named = place != UNPLACED
-            rule = np.where(named, int(DepartureRule.POLICY), int(DepartureRule.UNRANKED)).astype(
-                np.uint8
-            )
-            rule[named & is_over] = DepartureRule.SESSION_OVER
-            superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
-            rule[named & superseded] = DepartureRule.SUPERSEDED
+    ) -> None:  # fmt: skip
+        """Correct the rules of those that are protected: ``rule``, in place."""
+        blocks, sessions = self._tables.blocks, self._tables.sessions
+        owner, shared = blocks.session[rows], blocks.flagged(rows, BlockFlag.SHARED)
+        is_over = (owner != NO_ROW) & (sessions.state[owner] == SessionState.ENDED) & ~shared
         protected = current.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
-        if protected.any():
-            unprotected = current.unprotected(blocks.wire_keys(rows), place, used)
-            rule[protected] = DepartureRule.PROTECTED_LAYER
-            rule[protected & unprotected] = DepartureRule.PROTECTED_SHARE
-        return rule
+        unprotected = current.unprotected(keys, place, used)
+        rule[protected] = DepartureRule.PROTECTED_LAYER
+        rule[protected & unprotected] = DepartureRule.PROTECTED_SHARE
 
     def emptied(self, engine: int, part: slice, way: int) -> None:
         """Mark all of the pool's blocks in this part of the table as gone, in the given
@@ -275,12 +264,11 @@ class Departures:
 
         ``others`` are the blocks that the engine's other requests compute.
         """
-        marks = self._log(engine).marks
-        open_ends = rows[(marks[rows] & RowMark.COMPUTING) != 0]
-        marks[rows] &= ~np.uint8(RowMark.COMPUTING)
-        open_ends = open_ends[~self._tables.blocks.has(engine, open_ends, Tier.HOT)]
-        if not len(open_ends):
+        marks, tiers = self._log(engine).marks, self._tables.blocks.tiers[engine]
+        found = core.unmark(marks, tiers, rows, RowMark.COMPUTING)
+        if not found:
             return  # it was computed to its end, as nearly always
+        open_ends = np.frombuffer(found, dtype=np.int32)
         for computed in others:
             marks[np.intersect1d(open_ends, computed)] |= np.uint8(RowMark.COMPUTING)
 

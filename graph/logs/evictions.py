@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from secrets import token_hex
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..tables.columns import grown
-from ..types import Keys, Rows, SourceLayer, Tier
+from ..types import STATE_NAMES, Keys, Rows, SourceLayer, Tier
 from .reasons import RULE_NAMES, Cause, DepartureRule
 from .requests import Bytes, Origin, as_byte
+
+if TYPE_CHECKING:
+    from ..tables.blocks import BlockTable
 
 RING_BYTES: Final = 65_536  # of an engine: the last 8,192 evictions, where a score has four terms
 Parts = npt.NDArray[np.float16]  # three digits are enough for people
@@ -109,18 +113,23 @@ Ids = npt.NDArray[np.int64]
 
 
 class EvictedBlocks(NamedTuple):
-    """Columns about blocks that leave together, all of one length; see ``Eviction``."""
+    """Blocks that leave together, ``[n]``, and columns in which they stand, by row.
 
-    keys: Keys
+    Attributes:
+        rows: int32 ``[n]``.
+        place: Each one's place in the ranking in force.
+        rule: Why it left: a ``DepartureRule``.
+        used: float64 ``[n]``: when it was used last.
+        tiers: In which its engine holds each row.
+        states: Of sessions, by their rows.
+    """
+
+    rows: Rows
     place: Places
     rule: Bytes
-    layer: Bytes
-    importance: npt.NDArray[np.float32]
-    hits: npt.NDArray[np.uint32]
-    copies: Bytes
-    session_state: Bytes
-    shared: npt.NDArray[np.bool_]
-    idle_s: npt.NDArray[np.float64]
+    used: npt.NDArray[np.float64]
+    tiers: Bytes
+    states: Bytes
 
 
 class Eviction(NamedTuple):
@@ -186,30 +195,18 @@ class EvictionLog:
             for name in ("_slot", "marks"):
                 setattr(self, name, grown(getattr(self, name), size))
 
-    def add(self, rows: Rows, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
+    def add(self, blocks: BlockTable, left: EvictedBlocks, terms: TermsThen, now: float) -> None:
         """Record that these blocks leave now; beyond ``LIMIT``, only the last ones get records."""
         self.terms.add(self.next, terms)
-        self.marks[rows] = RowMark.EVICTED
         self.evicted += np.bincount(left.rule, minlength=len(DepartureRule))
-        unrecorded = max(0, len(rows) - LIMIT)
-        self.next += unrecorded
-        rows, left = rows[unrecorded:], EvictedBlocks._make(column[unrecorded:] for column in left)
-        self._grow(len(rows))
-        slots = (self.next + np.arange(len(rows))) % LIMIT
-        first = self.next % LIMIT
-        at = slice(first, first + len(rows)) if first + len(rows) <= LIMIT else slots
-        ring = self._ring
-        ring["key"][at], ring["place"][at] = left.keys, left.place
-        ring["at"][at] = self._origin.ticks(now)
-        ring["why"][at] = (left.rule << 4) | left.layer
-        ring["worth"][at] = np.rint(left.importance * 255)
-        ring["hits"][at] = np.minimum(left.hits, 255)
-        copies = left.copies >> _FIRST_COPY
-        ring["state"][at] = copies | (left.session_state << 2) | (left.shared.astype(np.uint8) << 5)
-        ring["idle"][at] = as_byte(left.idle_s)
-        ring["wanted"][at] = 0
-        self._slot[rows] = slots
-        self.next += len(rows)
+        self._grow(len(left.rows))
+        numbers = (self.next, LIMIT, self._origin.ticks(now), RowMark.EVICTED, len(STATE_NAMES))
+        core.depart(
+            self._ring.view(np.uint8), self._slot, self.marks, blocks.keys, blocks.session,
+            blocks.flags, blocks.layer, blocks.importance, blocks.hit_count, left.tiers,
+            left.states, left.rows, left.place, left.rule, left.used, np.array(numbers), now,
+        )  # fmt: skip
+        self.next += len(left.rows)
 
     def find(self, rows: Rows, keys: Keys) -> Ids:
         """int64 ``[n]``: the id of each block's last record; -1 if the ring has none."""
@@ -275,13 +272,6 @@ class EvictionLog:
     def at(self, number: int) -> float:
         """When the record was made, in the clock's seconds."""
         return self._origin.time(self._ring["at"][number % LIMIT])
-
-    def take_prefetched(self, found: Rows) -> int:
-        """Count blocks that were prefetched and are used for the first time now."""
-        brought = found[(self.marks[found] & RowMark.PREFETCHED) != 0]
-        if len(brought):
-            self.marks[brought] &= ~np.uint8(RowMark.PREFETCHED)
-        return len(brought)
 
     def lose_copies(self, rows: Rows, cause: Cause) -> None:
         """Record why copies of these blocks are gone."""

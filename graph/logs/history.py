@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Keys, Rows, as_keys
 from .departures import Departures
@@ -253,7 +254,7 @@ REASON_COLUMNS: Final = tuple(
 )
 MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
-_REQUESTS: Final = 2_048  # an engine's running requests, in one slice; chosen
+_REQUESTS: Final = 512  # an engine's running requests, in one slice; chosen
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
@@ -349,10 +350,11 @@ class History(Departures):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
 
     def started(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, keys: Keys, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
-        """Record that a request was scheduled, and how long it was held.
+        """Record that a request was scheduled, and how long it was held; ``keys`` are the graph's
+        of its ``rows``.
 
         Call it before its session and its blocks are updated.
         """
@@ -361,8 +363,12 @@ class History(Departures):
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
-        prefetched = log.take_prefetched(rows[:found])
-        again, short = self._again(log, session, rows[found + loaded : reach], now)
+        prefetched, known = core.marked(
+            log.marks, rows, found, found + loaded, reach, RowMark.PREFETCHED, RowMark.MASK
+        )
+        again, short = 0, 0
+        if known:
+            again, short = self._again(log, session, np.frombuffer(known, np.int32), now)
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
@@ -371,13 +377,13 @@ class History(Departures):
         )
         miss = self._by_content(engine, event, rows, miss)
         miss = miss.keeping_all(short)
-        log.marks[rows[found + loaded :]] |= np.uint8(RowMark.COMPUTING)
+        core.mark(log.marks, rows[found + loaded :], RowMark.COMPUTING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
         self.running.add(event.request_id, Running(number, engine, rows, whose, found + loaded))
         self._record_walk(
-            engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size
+            engine, whose, rows, keys, max(reach, found), found, asked.tokens, now, loaded, size
         )
         while (surplus := self.running.surplus()) is not None:  # their ends were never reported
             self._drop(*surplus)
@@ -393,12 +399,14 @@ class History(Departures):
         else:
             self._count(miss, computed, now)
 
-    def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+    def finished(
+        self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
+    ) -> None:
         """Record that a request with these blocks ended."""
         if (running := self._drop(engine, event.request_id)) is None:
             return
         self._record_walk(
-            engine, running.session, rows, len(running.rows), -1, event.total_tokens, now
+            engine, running.session, rows, keys, len(running.rows), -1, event.total_tokens, now
         )
         self.requests.finish(running.number, event, now)
 
@@ -426,11 +434,10 @@ class History(Departures):
         return self._heard.take()
 
     def _record_walk(
-        self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int,
-        now: float, loaded: int = 0, size: int = 0,
+        self, engine: int, session: str, rows: Rows, keys: Keys, reach: int, found: int,
+        tokens: int, now: float, loaded: int = 0, size: int = 0,
     ) -> None:  # fmt: skip
         if self._heard is not None:
-            keys = self._tables.blocks.keys[rows]
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
 
@@ -441,9 +448,6 @@ class History(Departures):
         remembers.
         """
         blocks = self._tables.blocks
-        rows = rows[(log.marks[rows] & RowMark.MASK) != 0]
-        if not len(rows):
-            return 0, 0
         own = (blocks.session[rows] == session) & (session != NO_ROW)
         own &= (blocks.flags[rows] & int(BlockFlag.SHARED)) == 0
         ids = log.find(rows, blocks.keys[rows])
@@ -494,12 +498,14 @@ class NoHistory(History):
         pass
 
     def started(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, keys: Keys, now: float,
         hold: Hold | None = None,
     ) -> None:  # fmt: skip
         pass
 
-    def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+    def finished(
+        self, engine: int, event: RequestFinished, rows: Rows, keys: Keys, now: float
+    ) -> None:
         pass
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ..compiled import core
 from ..types import HELD, NO_ROW, Rows, Tier, as_keys
 from .evictions import EvictionLog, RowMark
 from .reasons import STORE_CAUSES, Cause, DepartureRule, Detail, Reason
@@ -167,9 +168,11 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
     parent = int(rows[index - 1])
     if not _was_known(tables, parent, now):
         return None  # what it follows is new as well
-    if blocks.children[parent] <= (blocks.parent[rows[index]] == parent):
+    children = int(blocks.children[parent])
+    if children <= (blocks.parent[rows[index]] == parent):
         return None  # nothing else follows it
-    others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
+    found = core.of_parent(blocks.parent, blocks.size, parent, children)
+    others = np.frombuffer(found, dtype=np.int32)
     # Of this very moment may be the blocks of requests that started after this one, too.
     known = (blocks.created[others] < now) | (blocks.walkers[others] > 0)
     others = others[(others != rows[index]) & known]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..compiled import core
 from ..types import (
     DEFAULT_IMPORTANCE,
+    IS_PROTECTED,
     NEVER,
     NO_ROW,
     BlockFlag,
@@ -23,7 +24,7 @@ from ..types import (
     Tier,
 )
 from .columns import Columns, RowPool, column, more_than, refilled, taken_in_parts
-from .hash_index import Counts64, HashIndex, follow_chains
+from .hash_index import Counts64, HashIndex
 from .held_rows import HeldRows
 
 # A model's part in the identity of a block.
@@ -74,7 +75,7 @@ class BlockColumns(Columns):
     )
     # In this block: its range is [depth * tokens, (depth + 1) * tokens).
     tokens: npt.NDArray[np.uint16] = column(np.uint16, 0)
-    tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW)
+    tenant: npt.NDArray[np.int64] = column(np.int64, NO_ROW, rare=True)
     session: Rows = column(np.int32, NO_ROW)  # the last session that walked it
     created: Times = column(np.float64, 0.0, time=True)
     last_attended: Times = column(np.float64, 0.0, time=True)
@@ -89,8 +90,8 @@ class BlockColumns(Columns):
     wanted_until: Times = column(np.float64, NEVER, time=True, rare=True)
     confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)  # 1: never sampled
     attention: npt.NDArray[np.float32] = column(np.float32, 0.0, rare=True)
-    identity: Rows = column(np.int32, NO_ROW)  # interned segment name
-    chunk: npt.NDArray[np.uint16] = column(np.uint16, 0)  # which block of that segment
+    identity: Rows = column(np.int32, NO_ROW, rare=True)  # interned segment name
+    chunk: npt.NDArray[np.uint16] = column(np.uint16, 0, rare=True)  # which block of that segment
     salt: Keys = column(np.uint64, NO_SALT)  # what its model adds to its key
 
 
@@ -111,13 +112,29 @@ def known_depth(depth: Rows) -> Rows:
     return np.where(depth < UNPLACED, depth, beyond).astype(np.int32)
 
 
+class Known(NamedTuple):
+    """What was found of chains.
+
+    Attributes:
+        keys: uint64 ``[n]``: the graph's, chain after chain.
+        rows: int32 ``[n]``: ``NO_ROW`` where it is not known.
+        unknown: How many are not.
+        bad: How many chains have a key twice.
+    """
+
+    keys: Keys
+    rows: Rows
+    unknown: int
+    bad: int
+
+
 _T = TypeVar("_T", bound=np.generic)
 Places = npt.NDArray[np.intp]
 Tiers = npt.NDArray[np.uint8]
 
 _INITIAL_ROWS: Final = 1024  # chosen
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
-_PART: Final = 1 << 17  # rows that one slice of long work looks at; chosen
+_PART: Final = 1 << 16  # rows that one slice of long work looks at; chosen
 
 
 class BlockTable(BlockColumns):
@@ -157,9 +174,10 @@ class BlockTable(BlockColumns):
 
     @property
     def nbytes(self) -> int:
-        sums = sum(each.columns_nbytes for each in self.sums.values())
-        held = self.tiers.nbytes + sum(each.nbytes for each in self._held)
-        return self.columns_nbytes + held + sums + self._index.nbytes + self._rows.nbytes
+        sums = sum(each.columns_nbytes(self.size) for each in self.sums.values())
+        held = len(self.tiers) * self.size + sum(each.nbytes for each in self._held)
+        own = self.columns_nbytes(self.size) + self._index.nbytes(self.size)
+        return own + held + sums + self._rows.nbytes
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows ever used; views, for reading."""
@@ -194,36 +212,42 @@ class BlockTable(BlockColumns):
 
     def find(self, keys: Keys, salt: np.uint64 = NO_SALT) -> Rows:
         """int32 ``[n]``: the row of each of a model's keys, ``NO_ROW`` where it is unknown."""
-        keys, rows = _salted(keys, salt), np.empty(len(keys), dtype=np.int32)
-        left = follow_chains(self._index, self.alive, keys, rows)
-        rows[left] = self._index.find(keys[left])
-        return rows
+        return self._index.find(_salted(keys, salt))
+
+    def find_chains(
+        self, keys: Keys, salt: np.uint64, counts: Counts64, guessed: Rows, bad: Mask
+    ) -> Known:
+        """As ``find``, of chains; see ``HashIndex.find_chains``."""
+        keys = _salted(keys, salt)
+        found = self._index.find_chains(self.alive, self.depth, keys, counts, guessed, bad)
+        return Known(keys, *found)
 
     def wire_keys(self, rows: Rows | slice | int) -> Keys:
         """uint64 ``[n]``: how engines call these blocks."""
         return self.keys[rows] ^ self.salt[rows]
 
-    def ensure(
-        self, keys: Keys, now: float, salt: np.uint64 = NO_SALT,
-        counts: Counts64 | None = None, guessed: Rows | None = None,
-    ) -> tuple[Rows, Mask]:  # fmt: skip
+    def ensure(self, keys: Keys, now: float, salt: np.uint64 = NO_SALT) -> tuple[Rows, Mask]:
         """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
 
         Args:
             keys: uint64 ``[n]``, as the engine calls them.
             now: Monotonic seconds.
             salt: The salt of the engine's model.
-            counts: int64 ``[chains]``: how many of them each chain has, if they are of chains.
-            guessed: int32 ``[n]``: where those of chains may be; see ``KnownChains``.
 
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
         """
-        keys, rows = _salted(keys, salt), np.empty(len(keys), dtype=np.int32)
-        left = follow_chains(self._index, self.alive, keys, rows, counts, guessed)
-        new = np.zeros(len(keys), dtype=np.bool_)
-        rows[left], new[left] = self._index.ensure(keys[left], self._take)
+        rows, new = self._index.ensure(_salted(keys, salt), self._take)
         if new.any():
+            self._begin(rows[new], salt, now)
+        return rows, new
+
+    def completed(self, known: Known, now: float, salt: np.uint64) -> tuple[Rows, Mask]:
+        """As ``ensure``, of keys that were looked for."""
+        rows, new = known.rows, np.zeros(len(known.rows), dtype=np.bool_)
+        if known.unknown:
+            left = slice(None) if known.unknown == len(rows) else (rows < 0).nonzero()[0]
+            rows[left], new[left] = self._index.ensure(known.keys[left], self._take)
             self._begin(rows[new], salt, now)
         return rows, new
 
@@ -272,13 +296,41 @@ class BlockTable(BlockColumns):
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
-        self.tiers[engine, rows] |= np.uint8(int(tier))
-        self._held[engine].add(rows, self.tiers[engine])
+        bits = self.tiers[engine]
+        new = np.flatnonzero(bits[rows] == 0)  # the others are noted already
+        bits[rows] |= np.uint8(int(tier))
+        if len(new):
+            noted = new + rows.start if isinstance(rows, slice) else rows[new]
+            self._held[engine].add(noted, bits)
         self.had_copies |= bool(int(tier) & _COPIES)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine no longer holds these blocks in this tier."""
         self.tiers[engine, rows] &= ~np.uint8(int(tier))
+
+    def hold(
+        self, engine: int, rows: Rows, counts: Counts64, sizes: npt.NDArray[np.uint16], claims: Rows
+    ) -> int:
+        """Note that an engine stored runs of blocks in its pool; returns how many of them have a
+        protected layer that was stated.
+
+        Args:
+            rows: int32 ``[n]``, run after run.
+            counts: int64 ``[runs]``: blocks of each.
+            sizes: uint16 ``[runs]``: tokens of a block.
+            claims: int32 ``[runs]``: the session that owns those that nobody did.
+        """
+        kept = core.hold(
+            self.tiers[engine], self.tokens, self.session, self.layer, self.stated, IS_PROTECTED,
+            rows, counts, sizes, claims,
+        )  # fmt: skip
+        self._held[engine].add(rows, self.tiers[engine])
+        return kept
+
+    def unhold(self, engine: int, keys: Keys, salt: np.uint64) -> Rows:
+        """Note that blocks left an engine's pool; returns the rows of those that were there, int32,
+        ascending."""
+        return self._index.unhold(self.tiers[engine], _salted(keys, salt))
 
     def has(self, engine: int, rows: Rows | slice, tier: Tier) -> Mask:
         """bool ``[n]``: which of these blocks the engine holds in any of the tiers in ``tier``."""
@@ -327,14 +379,15 @@ class BlockTable(BlockColumns):
 
     def _begin(self, rows: Rows, salt: np.uint64, now: float) -> None:
         """Reset rows (repeats allowed), and take them into use."""
-        at = as_slice(rows)
-        self.refresh(at)
-        self.tiers[:, at] = 0
+        begun = np.float64(now).tobytes()
+        own = {"created": begun, "last_attended": begun, "salt": salt.tobytes()}
+        columns, values = self.fresh(own)
+        columns += list(self.tiers)
+        values += [b"\0"] * len(self.tiers)
         for each in self.sums.values():
-            each.refresh(at)
-        self.created[at] = self.last_attended[at] = now
-        if salt:
-            self.salt[at] = salt
+            more, theirs = each.fresh()
+            columns, values = columns + more, values + theirs
+        core.refresh(columns, values, rows)
 
     def _reserve(self, rows: int) -> None:
         if rows > len(self.alive):

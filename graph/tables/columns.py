@@ -6,7 +6,8 @@ import hashlib
 import mmap
 import secrets
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from ..types import NO_ROW, Rows
 # this share of it is left. Both chosen.
 _MANY_ROWS: Final = 1 << 17
 _SPARE: Final = 1 / 16
+_NOTHING: Final[Mapping[str, bytes]] = MappingProxyType({})
+_AHEAD: Final = 1 << 15  # rows whose memory is there before they are used; chosen
 _PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
 
 
@@ -53,11 +56,17 @@ class Columns:
     """
 
     _declared: ClassVar[dict[str, Column]] = {}
+    _touched = 0  # rows whose memory is there
+    _filled: ClassVar[dict[str, bytes]] = {}  # the fresh value of each, as it stands in memory
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own = {name: each for name, each in vars(cls).items() if isinstance(each, Column)}
         cls._declared = {**cls._declared, **own}
+        cls._filled = {
+            name: np.array(each.fill, dtype=each.dtype).tobytes()
+            for name, each in cls._declared.items()
+        }
 
     def __init__(self, capacity: int) -> None:
         for name, each in self._declared.items():
@@ -69,10 +78,10 @@ class Columns:
         """The columns that hold monotonic seconds."""
         return tuple(name for name, each in cls._declared.items() if each.is_time)
 
-    @property
-    def columns_nbytes(self) -> int:
-        """Bytes of all columns that take room, that for further rows included."""
-        return sum(values.nbytes for values in self._arrays().values())
+    def columns_nbytes(self, size: int) -> int:
+        """Bytes that the first ``size`` rows take in all columns: of room for further ones the
+        system gives memory as it is written."""
+        return sum(values.itemsize * size for values in self._arrays().values())
 
     def for_writing(self, name: str) -> npt.NDArray[Any]:
         """A column, which may be a rare one, as an array that can be written."""
@@ -100,6 +109,14 @@ class Columns:
             if values.flags.writeable:
                 values[rows] = each.fill
 
+    def fresh(
+        self, own: Mapping[str, bytes] = _NOTHING
+    ) -> tuple[list[npt.NDArray[Any]], list[bytes]]:
+        """The columns that take room, and the value of a fresh row in each: its ``own``, if
+        any."""
+        arrays = self._arrays()
+        return [*arrays.values()], [own.get(name, self._filled[name]) for name in arrays]
+
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
         for _ in self.growing(capacity):
@@ -120,19 +137,29 @@ class Columns:
         """Make more room, one column at a time, where ``size`` of many rows leave little; no row
         may be taken meanwhile."""
         capacity = len(getattr(self, next(iter(self._declared))))
-        if capacity >= _MANY_ROWS and size > (1 - _SPARE) * capacity:
+        if capacity < _MANY_ROWS:
+            return
+        if size > (1 - _SPARE) * capacity:
+            self._touched = size
             yield from self.growing(more_than(capacity))
+        if size + _AHEAD > self._touched:
+            # The system gives memory as it is written first, in large pages: not while events wait.
+            ahead = slice(max(self._touched, size), size + 2 * _AHEAD)
+            self._touched = ahead.stop
+            for values in self._arrays().values():
+                values[ahead].view(np.uint8)[:: mmap.PAGESIZE] = 0
+                yield
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The columns that take room, by name."""
-        arrays = {name: getattr(self, name) for name in self._declared}
-        return {name: values for name, values in arrays.items() if values.flags.writeable}
+        own = vars(self)
+        return {name: own[name] for name in self._declared if own[name].flags.writeable}
 
 
 def more_than(capacity: int) -> int:
-    """Rows that a full table gets room for: an eighth more keeps the slack under the budget of
-    bytes a block."""
-    return capacity + capacity // 8
+    """Rows that a full table gets room for: twice as many, so that each is moved once or twice in
+    all. What is not written takes no memory."""
+    return 2 * capacity
 
 
 def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
@@ -155,15 +182,20 @@ def taken_in_parts(
     """Zeros with room for ``capacity`` values like these, slice by slice.
 
     What takes long is that the system gives memory as it is written first, page by page: so pages
-    are written here, and the copy that follows in one stroke is short. Whatever is written to
-    ``values`` meanwhile is in that copy.
+    that ``values`` will fill are written here, and the copy that follows in one stroke is short.
+    Whatever is written to ``values`` meanwhile is in that copy.
     """
     room = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
-    pages = room.reshape(-1).view(np.uint8)
-    for start in range(0, len(pages), _PART):
-        pages[start : start + _PART : mmap.PAGESIZE] = 0
-        if start + _PART < len(pages):
-            yield
+    filled = values.shape[-1] * values.itemsize
+    touched = 0
+    for row in room.reshape(-1, capacity):
+        pages = row.view(np.uint8)
+        for start in range(0, filled, _PART):
+            pages[start : min(start + _PART, filled) : mmap.PAGESIZE] = 0
+            touched += min(_PART, filled - start)
+            if touched >= _PART:
+                touched = 0
+                yield
     return room
 
 

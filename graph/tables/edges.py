@@ -143,7 +143,8 @@ class EdgeStore(Columns):
 
     @property
     def nbytes(self) -> int:
-        return self.columns_nbytes + self._index.nbytes + self._rows.nbytes
+        own = self.columns_nbytes(self.size) + self._index.nbytes(self.size)
+        return own + self._rows.nbytes
 
     def beside(self, blocks: BlockTable) -> EdgeStore:
         """The same edges, with the sums that are kept beside a copy of some blocks."""

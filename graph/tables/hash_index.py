@@ -67,7 +67,6 @@ class Slots:
         core.place(self.rows, np.ascontiguousarray(rows), np.ascontiguousarray(keys))
 
 
-_CLAIM: Final = -3  # minus the place of a key in the batch that is being added
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
 # A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
@@ -76,6 +75,7 @@ _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
 _PART: Final = 1 << 16
 Mask = npt.NDArray[np.bool_]
+Counts64 = npt.NDArray[np.int64]
 
 
 class HashIndex:
@@ -94,9 +94,9 @@ class HashIndex:
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self._slots.rows.nbytes
+    def nbytes(self, size: int) -> int:
+        """Bytes of the keys of ``size`` rows, and of the map."""
+        return self.keys.itemsize * size + self._slots.rows.nbytes
 
     def growing(self, capacity: int) -> Iterator[None]:
         """Make room for rows below ``capacity``, slice by slice; no key may be added or removed
@@ -112,9 +112,34 @@ class HashIndex:
         core.find(self._slots.rows, self.keys, np.ascontiguousarray(keys), found)
         return found
 
-    def find_one(self, key: int) -> int:
-        """The row of one key, ``NO_ROW`` if there is none."""
-        return core.find_one(self._slots.rows, self.keys, key)
+    def find_chains(
+        self, alive: Mask, depth: Rows, keys: Keys, counts: Counts64, guessed: Rows, bad: Mask
+    ) -> tuple[Rows, int, int]:
+        """The rows of chains' keys, as ``find``, by where they are likely to be.
+
+        Args:
+            alive: bool ``[capacity]``: the rows in use.
+            depth: int32 ``[capacity]``: where rows stand in their chains.
+            keys: uint64 ``[n]``, chain after chain.
+            counts: int64 ``[chains]``: keys of each chain.
+            guessed: int32 ``[n]``: where they may be, see ``KnownChains``; else each is looked for
+                behind the one before it.
+            bad: bool ``[chains]``: takes which chains have a key twice.
+
+        Returns:
+            rows int32 ``[n]``, how many are not known, and how many chains are bad.
+        """
+        rows = np.empty(len(keys), dtype=np.int32)
+        found = core.find_chains(
+            self._slots.rows, self.keys, alive, depth, keys, counts, guessed, rows, bad
+        )
+        return rows, *found
+
+    def unhold(self, tiers: npt.NDArray[np.uint8], keys: Keys) -> Rows:
+        """Clear the bit of an engine's pool in its ``tiers``; returns the rows of those keys that
+        had it, ascending."""
+        rows = core.unhold(self._slots.rows, self.keys, tiers, np.ascontiguousarray(keys))
+        return np.frombuffer(rows, dtype=np.int32)
 
     def insert(self, keys: Keys, rows: Rows) -> None:
         """Add distinct keys that are not in the map yet."""
@@ -138,22 +163,18 @@ class HashIndex:
         self._make_room(keys)
         slots, found = self._slots.rows, np.empty(len(keys), dtype=np.int32)
         first, taken = np.empty((2, len(keys)), dtype=np.int64)
-        new = core.claim(slots, self.keys, keys, found, first, taken)
-        added = found <= _CLAIM
-        if not new:
-            return found, added
-        first, taken = first[:new], taken[:new]
+        count = core.claim(slots, self.keys, keys, found, first, taken)
+        if not count:
+            return found, np.zeros(len(keys), dtype=np.bool_)
         try:
-            rows = take(new)
+            rows = take(count)
         except BaseException:
-            slots[taken] = EMPTY
+            slots[taken[:count]] = EMPTY
             raise
-        claimants = _CLAIM - found[added]
-        self.keys[rows] = keys[first]
-        slots[taken] = found[first] = rows
-        found[added] = found[claimants]
-        self._size += new
-        return found, added
+        new = np.empty(len(keys), dtype=np.bool_)
+        core.settle(slots, self.keys, keys, rows, first, taken, found, new)
+        self._size += count
+        return found, new
 
     def remove(self, rows: Rows) -> None:
         """Remove rows that are in the map."""
@@ -204,17 +225,8 @@ def _slots_for(rows: int) -> int:
     return slots
 
 
-# Finds the rows of chains' keys without a look-up of each, by where they are likely to be.
-#
-# ``KnownChains`` remembers the rows of chains that were told lately. Other keys are found where
-# they stand in consecutive rows: one look-up per stretch, and the others compared. Blocks that
-# came together stand so, until their rows are reused; then, mostly, in a few stretches.
-
-_LEAST: Final = 32  # keys from which on a stretch costs less than as many look-ups; chosen
 _MOST_KNOWN: Final = 1 << 20  # rows of known chains: 4 MB; chosen
 _MOST_NAMES: Final = 16_384  # of known chains; chosen
-_MOST: Final = 512  # compared at once: a short stretch costs no look at the whole chain; chosen
-Counts64 = npt.NDArray[np.int64]
 
 
 class KnownChains:
@@ -254,64 +266,3 @@ class KnownChains:
                 guessed[start : start + len(known)] = known
             start += count
         return guessed
-
-
-def follow_chains(
-    index: HashIndex,
-    alive: Mask,
-    keys: Keys,
-    rows: Rows,
-    counts: Counts64 | None = None,
-    guessed: Rows | None = None,
-) -> slice | npt.NDArray[np.intp]:
-    """Find the keys of each chain that are where they were guessed, or else the first of them, as
-    far as they stand in long stretches; returns where in ``keys`` the others are, known or not.
-
-    Args:
-        alive: bool ``[capacity]``: the rows in use.
-        keys: uint64 ``[n]``, chain after chain.
-        rows: int32 ``[n]``: takes the rows of those that are found.
-        counts: int64 ``[chains]``: keys of each chain; None: they are one.
-        guessed: int32 ``[n]``: where they may be, see ``KnownChains``.
-    """
-    if guessed is None and (counts is None or len(counts) == 1):
-        return np.s_[_follow(index, alive, keys, rows) if len(keys) >= _LEAST else 0 :]
-    assert counts is not None
-    starts = np.cumsum(counts) - counts
-    chosen = counts >= _LEAST
-    left = np.ones(len(keys), dtype=np.bool_)
-    if guessed is not None:
-        rows[:] = guessed
-        left = (index.keys[guessed] != keys) | ~alive[guessed]
-        chosen[chosen] = left[starts[chosen]]  # of the others, the guesses stand
-    elif not chosen.any():
-        return np.s_[:]
-    for start, count in zip(starts[chosen].tolist(), counts[chosen].tolist(), strict=True):
-        chain = slice(start, start + count)
-        left[start : start + _follow(index, alive, keys[chain], rows[chain])] = False
-    return np.flatnonzero(left)
-
-
-def _follow(index: HashIndex, alive: Mask, keys: Keys, rows: Rows) -> int:
-    """Find the first keys of one chain; returns how many."""
-    at, count = 0, len(keys)
-    while at < count and (row := index.find_one(int(keys[at]))) != NO_ROW:
-        wanted = keys[at : at + _MOST]
-        up = slice(row, row + len(wanted))
-        length = _same(index.keys[up], alive[up], wanted)
-        rows[at : at + length] = np.arange(row, row + length, dtype=np.int32)
-        if length == 1 and row and len(wanted) > 1:
-            down = slice(max(0, row - len(wanted) + 1), row + 1)
-            length = _same(index.keys[down][::-1], alive[down][::-1], wanted)
-            rows[at : at + length] = np.arange(row, row - length, -1, dtype=np.int32)
-        at += length
-        if length < _LEAST:
-            break
-    return at
-
-
-def _same(keys: Keys, alive: Mask, wanted: Keys) -> int:
-    """How many from the first on are the wanted ones, and in use."""
-    same = keys == wanted[: len(keys)]
-    same &= alive
-    return int(same.argmin()) if not same.all() else len(same)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..types import Rows
-from .columns import distinct
 
 _MOST_ADDED: Final = 1 << 16  # rows that are noted before they are sorted in; chosen
 _STALE_PARTS: Final = 4  # a list of which so large a part may be stale is looked through; chosen
@@ -33,14 +33,12 @@ class HeldRows:
     def nbytes(self) -> int:
         return self._rows.nbytes + 4 * self._count
 
-    def add(self, rows: Rows | slice, bits: npt.NDArray[np.uint8]) -> None:
+    def add(self, rows: npt.NDArray[Any], bits: npt.NDArray[np.uint8]) -> None:
         """Note rows that were marked in ``bits``, uint8 ``[capacity]``."""
-        if isinstance(rows, slice):
-            rows = np.arange(rows.start, rows.stop, dtype=np.int32)
         rows = np.array(rows, dtype=np.int32, ndmin=1)  # a copy: it may be a part of many others'
         self._added.append(rows)
         self._count += len(rows)
-        if self._count > max(_MOST_ADDED, len(self._rows)):
+        if self._count > _MOST_ADDED:
             self._sort_in(bits)
 
     def marked(self, bits: npt.NDArray[np.uint8], tiers: int) -> Rows:
@@ -66,10 +64,7 @@ class HeldRows:
         """Put the added rows in their places."""
         if not self._added:
             return
-        new = distinct(np.concatenate(self._added))
-        new = new[bits[new] != 0]
-        place = np.searchsorted(self._rows, new)
-        known = np.append(self._rows, np.int32(-1))[place] == new
-        self._rows = np.insert(self._rows, place[~known], new[~known])
+        merged = core.merge(self._rows, np.concatenate(self._added), bits)
+        self._rows = np.frombuffer(merged, dtype=np.int32)
         self._stale += self._count  # as much may have left
         self._added, self._count = [], 0

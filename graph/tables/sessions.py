@@ -94,7 +94,7 @@ class SessionTable(SessionOutlook):
 
     @property
     def nbytes(self) -> int:
-        return self.columns_nbytes + sys.getsizeof(self._rows) + self._name_bytes
+        return self.columns_nbytes(self.size) + sys.getsizeof(self._rows) + self._name_bytes
 
     def copied(self) -> SessionTable:
         """The same sessions as of now, to be ranked by while these change: with the columns that

@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ..compiled import core
 from ..types import MOST_SHARE, NEVER, NO_ROW, Rows, SessionState, StopReason
 from ..wire.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
-from .blocks import BlockTable, Mask
+from .blocks import BlockTable, Counts, Mask
 from .columns import distinct
 from .sessions import SessionTable
 
@@ -200,19 +201,22 @@ class ChainLinks:
         self._count(rows, np.subtract)
         self._blocks.parent[rows] = NO_ROW
 
-    def walk(self, rows: Rows) -> None:
-        """Note that one more request walked these rows, no row twice."""
+    def walk(self, rows: Rows, hits: int, size: int, now: float) -> None:
+        """Note that one more request walked these rows, no row twice, in blocks of ``size`` tokens,
+        and that it found the first ``hits`` of them."""
         blocks = self._blocks
-        walkers = blocks.walkers[rows] + _ONE
-        blocks.walkers[rows] = walkers
-        parents = blocks.parent[rows]
-        shared = (walkers >= 2) & (parents != NO_ROW)
-        if shared.any():
-            walkers, parents = walkers[shared], parents[shared]
-            second = walkers == 2  # the walk before it counts from now on, too
-            np.add.at(blocks.children_walks, parents, second + _ONE)
-            if second.any():
-                np.add.at(blocks.shared_children, parents[second], _ONE)
+        core.walk(
+            blocks.parent, blocks.walkers, blocks.shared_children, blocks.children_walks,
+            blocks.tokens, blocks.hit_count, blocks.last_hit, rows, hits, size, now,
+        )  # fmt: skip
+
+    def columns(self) -> tuple[Rows, Rows, Counts, Counts, Counts, Counts]:
+        """What compiled loops read and write where they link chains."""
+        blocks = self._blocks
+        return (
+            blocks.parent, blocks.depth, blocks.walkers, blocks.children, blocks.shared_children,
+            blocks.children_walks,
+        )  # fmt: skip
 
     def release(self, gone: Mask) -> None:
         """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,33 @@ def test_the_first_system_text_that_is_asked_for_again_is_not_kept_waiting() -> 
         planned.protect(Authority.INFERRED)
         assert planned.ranked.wait(30.0)
         assert planned.planner.latest["a"].protected.tolist() == [1]
+    finally:
+        planned.planner.stop()
+
+
+def test_the_interval_counts_from_the_end_of_a_round_and_not_of_the_rest_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = Planned(interval_s=60.0)
+    rank = planned.graph.rank
+
+    def slept(seconds: float) -> None:
+        planned.clock.now += seconds
+
+    def slowly(engine: str, limit: int) -> EvictionRanking:
+        planned.clock.now += 100.0  # so that the rest is as long as the interval
+        planned.store("a", int(planned.clock.now))
+        return rank(engine, limit)
+
+    monkeypatch.setattr("kvgraph.advisor.planner.time", SimpleNamespace(sleep=slept))
+    monkeypatch.setattr(planned.graph, "rank", slowly)
+    planned.store("a", 500)
+    planned.planner.start()
+    planned.planner.applied(intended=True)
+    try:
+        for _ in range(3):
+            assert planned.ranked.wait(30.0), "the rest took the interval"
+            planned.ranked.clear()
     finally:
         planned.planner.stop()
 

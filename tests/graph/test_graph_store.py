@@ -92,7 +92,7 @@ class Shelf(Columns):
 
 def test_a_rare_column_takes_no_room_before_it_is_written() -> None:
     shelf = Shelf(4)
-    assert shelf.columns_nbytes == 4 * 4
+    assert shelf.columns_nbytes(4) == 4 * 4
     shelf.grow(8)
     assert shelf.label.tolist() == [NO_ROW] * 8
     with pytest.raises(ValueError, match="read-only"):
@@ -101,14 +101,14 @@ def test_a_rare_column_takes_no_room_before_it_is_written() -> None:
     shelf.grow(10)
     shelf.refresh(np.s_[8:])
     assert shelf.label.tolist() == [NO_ROW, NO_ROW, 5] + [NO_ROW] * 5 + [NO_ROW] * 2
-    assert shelf.columns_nbytes == 2 * 4 * 10
+    assert shelf.columns_nbytes(10) == 2 * 4 * 10
 
 
 def test_a_column_comes_back_as_it_was_and_a_rare_one_of_nothing_takes_no_room() -> None:
     shelf, empty, full = Shelf(3), Shelf(5), Shelf(5)
     shelf.size[:] = [1, 2, 3]
     empty.fill(shelf.views(3), 3)
-    assert empty.columns_nbytes == 4 * 5
+    assert empty.columns_nbytes(5) == 4 * 5
     shelf.for_writing("label")[1] = 9
     full.fill(shelf.views(3), 3)
     assert full.size[:3].tolist() == [1, 2, 3]

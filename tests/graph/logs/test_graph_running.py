@@ -236,7 +236,7 @@ def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
     for number, (engine, name) in enumerate([(1, "a"), (0, "b"), (1, "c"), (0, "d")]):
         running.add(name, Running(number, engine, rows, "s"))
         if name == "b":
-            running.doubt(0, 1.0)
+            list(running.doubt(0, 1.0))
     for expected in ((1, "a"), (0, "b")):
         assert running.surplus() == expected
         running.pop(*expected)

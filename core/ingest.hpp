@@ -1,0 +1,882 @@
+// What events do to blocks, chain by chain: columns of the block table are read and written here,
+// and what is rare is told to Python, which sees to it.
+#pragma once
+#include "index.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+namespace ingest {
+
+constexpr int32_t NO_ROW = -1;
+constexpr int32_t UNPLACED = 1 << 20;  // as in graph/tables/blocks.py
+constexpr int32_t DEEPEST = INT32_MAX;
+constexpr uint8_t SUPERSEDED = 1, SHARED = 2;  // types.BlockFlag
+constexpr uint8_t HOT = 1, WARM = 2, COLD = 4;  // types.Tier
+
+inline void check_rows(const Array<const int32_t>& rows, size_t table) {
+    bool all = true;
+    for (int32_t row : rows) all &= (uint32_t)row < table;
+    if (!all) raise_type_error("a row is none of the table's");
+}
+
+inline PyObject* packed(const std::vector<int32_t>& rows) {
+    PyObject* bytes = PyBytes_FromStringAndSize((const char*)rows.data(), (Py_ssize_t)(4 * rows.size()));
+    if (!bytes) throw Raised{};
+    return bytes;
+}
+
+inline PyObject* pair_of(PyObject* first, PyObject* second) {
+    PyObject* both = first && second ? PyTuple_Pack(2, first, second) : nullptr;
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    if (!both) throw Raised{};
+    return both;
+}
+
+// A set of keys, of which it is known how many there are at most.
+class KeySet {
+public:
+    explicit KeySet(size_t most) {
+        size_t size = 16;
+        while (size < 2 * most) size *= 2;
+        slots_.assign(size, 0);
+        shift_ = 64 - __builtin_ctzll(size);
+    }
+    bool has(uint64_t key) const { return key ? slots_[place(key)] == key : zero_; }
+    // Returns whether it was there before.
+    bool add(uint64_t key) {
+        uint64_t& slot = slots_[place(key)];
+        bool before = key ? slot == key : zero_;
+        slot = key ? key : slot;
+        zero_ |= !key;
+        return before;
+    }
+
+private:
+    size_t place(uint64_t key) const {
+        size_t mask = slots_.size() - 1, at = (key * index_::MULTIPLIER) >> shift_;
+        while (slots_[at] && slots_[at] != key) at = (at + 1) & mask;
+        return at;
+    }
+    std::vector<uint64_t> slots_;  // 0: nothing
+    int shift_;
+    bool zero_ = false;  // a key
+};
+
+// find_chains(slots, key column, alive, depth, keys, counts, guessed, rows out, bad out) -> (how many
+// keys are not known, how many chains have a key twice). Chain after chain: each key may be where it
+// was guessed, or behind the one before it; of one that is not known the row is NO_ROW.
+inline PyObject* find_chains(Arguments with, Py_ssize_t count) {
+    expect(count, 9);
+    Array<int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]);
+    Array<const uint8_t> alive(with[2]);
+    Array<const int32_t> depth(with[3]);
+    Array<const uint64_t> keys(with[4]);
+    Array<const int64_t> counts(with[5]);
+    Array<const int32_t> guessed(with[6]);
+    Array<int32_t> rows(with[7]);
+    Array<uint8_t> bad(with[8]);
+    index_::Table table(slots);
+    size_t n = keys.size(), size = std::min({column.size(), alive.size(), depth.size()}), sum = 0;
+    for (int64_t each : counts) sum += (size_t)each;
+    if (sum != n || guessed.size() != n || rows.size() != n || bad.size() != counts.size())
+        raise_type_error("keys, guesses and rows differ in number");
+    check_rows(guessed, size);
+    auto stands = [&](int32_t row, uint64_t key) {
+        return (size_t)row < size && column[(size_t)row] == key && alive[(size_t)row];
+    };
+    size_t unknown = 0, twice = 0, start = 0;
+    for (size_t chain = 0; chain < counts.size(); chain++) {
+        size_t end = start + (size_t)counts[chain], doubtful = 0;
+        for (size_t from = start; from < end; from += index_::AHEAD) {
+            size_t to = std::min(end, from + index_::AHEAD);
+            for (size_t at = from; at < to; at++) {
+                rows[at] = stands(guessed[at], keys[at]) ? guessed[at] : index_::TOMBSTONE;
+                if (rows[at] < 0) table.fetch(keys[at]);
+            }
+            for (size_t at = from; at < to; at++) {
+                if (rows[at] < 0) {
+                    int32_t next = at > start && rows[at - 1] >= 0 ? rows[at - 1] + 1 : 0;
+                    if (stands(next, keys[at])) {
+                        rows[at] = next;
+                    } else {
+                        index_::Probe probe(keys[at], table.mask, table.shift);
+                        int32_t row;
+                        while ((row = table.slots[probe.position]) != index_::EMPTY &&
+                               !(row >= 0 && column[(size_t)row] == keys[at]))
+                            probe.onward();
+                        rows[at] = row;
+                        unknown += row < 0;
+                    }
+                }
+                doubtful += rows[at] < 0 || depth[(size_t)rows[at]] != (int32_t)(at - start);
+            }
+        }
+        // A row has one depth: whatever stands at its own depth here stands here once.
+        bad[chain] = 0;
+        if (doubtful) {
+            KeySet seen(doubtful);
+            for (size_t at = start; at < end && !bad[chain]; at++) {
+                int32_t own = rows[at] < 0 ? 0 : depth[(size_t)rows[at]];
+                if (rows[at] >= 0 && own == (int32_t)(at - start)) continue;
+                bool elsewhere = rows[at] >= 0 && (size_t)own < end - start && rows[start + (size_t)own] == rows[at];
+                bad[chain] = elsewhere || seen.add(keys[at]);
+            }
+            twice += bad[chain];
+        }
+        start = end;
+    }
+    return pair_of(PyLong_FromSize_t(unknown), PyLong_FromSize_t(twice));
+}
+
+// The columns that links of chains are written to.
+struct Links {
+    Array<int32_t> parent, depth;
+    Array<const uint32_t> walkers;
+    Array<uint32_t> children, shared_children, children_walks;
+    size_t size;
+    explicit Links(Arguments with)
+        : parent(with[0]), depth(with[1]), walkers(with[2]), children(with[3]), shared_children(with[4]),
+          children_walks(with[5]),
+          size(std::min({parent.size(), depth.size(), walkers.size(), children.size(), shared_children.size(),
+                         children_walks.size()})) {}
+
+    void link(int32_t row, int32_t above) {
+        parent[(size_t)row] = above;
+        children[(size_t)above]++;
+        if (uint32_t walked = walkers[(size_t)row]; walked >= 2) {
+            shared_children[(size_t)above]++;
+            children_walks[(size_t)above] += walked;
+        }
+    }
+    void cut(int32_t row) {
+        size_t above = (size_t)parent[(size_t)row];
+        children[above]--;
+        if (uint32_t walked = walkers[(size_t)row]; walked >= 2) {
+            shared_children[above]--;
+            children_walks[above] -= walked;
+        }
+        parent[(size_t)row] = NO_ROW;
+    }
+
+    // Set the depths of new rows, and of those without a known place; returns whether any changed.
+    // Before any is set, all are looked at.
+    bool place(const int32_t* rows, const uint8_t* is_new, const int64_t* depths, size_t n) {
+        changing_.clear();
+        for (size_t at = 0; at < n; at++) {
+            int32_t known = depth[(size_t)rows[at]];
+            if ((is_new[at] || (known >= UNPLACED && depths[at] < UNPLACED)) && known != depths[at])
+                changing_.push_back(at);
+        }
+        for (size_t at : changing_) depth[(size_t)rows[at]] = (int32_t)std::min<int64_t>(depths[at], DEEPEST);
+        return !changing_.empty();
+    }
+
+    // Give parents to rows that have none; returns how many links were cut since a chain that was
+    // reported contradicts them. `unfit`: rows whose parents must become shallower first.
+    size_t join(const int32_t* rows, const int32_t* parents, size_t n, bool moved, std::vector<int32_t>& unfit,
+                std::vector<int32_t>& theirs) {
+        size_t astray = 0;
+        if (moved) {
+            changing_.clear();
+            for (size_t at = 0; at < n; at++) {
+                int32_t above = parent[(size_t)rows[at]];
+                if (above >= 0 && depth[(size_t)above] >= depth[(size_t)rows[at]]) changing_.push_back(at);
+            }
+            astray = changing_.size();
+            for (size_t at : changing_)
+                if (parent[(size_t)rows[at]] != NO_ROW) cut(rows[at]);
+        }
+        for (size_t at = 0; at < n; at++) {
+            int32_t row = rows[at], above = parents[at];
+            if (above == NO_ROW || parent[(size_t)row] != NO_ROW) continue;
+            if (depth[(size_t)above] < depth[(size_t)row]) {
+                link(row, above);
+            } else {
+                unfit.push_back(row);
+                theirs.push_back(above);
+            }
+        }
+        return astray;
+    }
+
+private:
+    std::vector<size_t> changing_;
+};
+
+inline PyObject* joined(Links& links, const int32_t* rows, const std::vector<int32_t>& parents, bool moved) {
+    std::vector<int32_t> unfit, theirs;
+    size_t astray = links.join(rows, parents.data(), parents.size(), moved, unfit, theirs);
+    if (!astray && unfit.empty()) return nothing();
+    PyObject* told = Py_BuildValue("(nNN)", (Py_ssize_t)astray, packed(unfit), packed(theirs));
+    if (!told) throw Raised{};
+    return told;
+}
+
+// lay(parent, depth, walkers, children, shared children, children's walks, last attended, rows, new,
+// counts, now) -> None, or (links that were cut, rows whose parents are too deep, these parents)
+inline PyObject* lay(Arguments with, Py_ssize_t count) {
+    expect(count, 11);
+    Links links(with);
+    Array<double> attended(with[6]);
+    Array<const int32_t> rows(with[7]);
+    Array<const uint8_t> is_new(with[8]);
+    Array<const int64_t> counts(with[9]);
+    double now = as_double(with[10]);
+    size_t n = rows.size(), at = 0;
+    check_rows(rows, std::min(links.size, attended.size()));
+    std::vector<int64_t> depths(n);
+    std::vector<int32_t> parents(n);
+    for (int64_t each : counts)
+        for (int64_t within = 0; within < each && at < n; within++, at++) {
+            depths[at] = within;
+            parents[at] = within ? rows[at - 1] : NO_ROW;
+        }
+    if (at != n || is_new.size() != n) raise_type_error("rows and counts differ in number");
+    bool moved = links.place(rows.data(), is_new.data(), depths.data(), n);
+    for (int32_t row : rows) attended[(size_t)row] = now;
+    return joined(links, rows.data(), parents, moved);
+}
+
+// extend(parent, depth, walkers, children, shared children, children's walks, rows, new, before,
+// counts) -> as of lay. Runs of blocks, each behind its own predecessor, or behind nobody.
+inline PyObject* extend(Arguments with, Py_ssize_t count) {
+    expect(count, 10);
+    Links links(with);
+    Array<const int32_t> rows(with[6]);
+    Array<const uint8_t> is_new(with[7]);
+    Array<const int32_t> before(with[8]);
+    Array<const int64_t> counts(with[9]);
+    size_t n = rows.size(), sum = 0;
+    check_rows(rows, links.size);
+    for (int64_t each : counts) {
+        if (each < 1) raise_type_error("a run has no block");
+        sum += (size_t)each;
+    }
+    if (sum != n || is_new.size() != n || before.size() != counts.size())
+        raise_type_error("rows, counts and predecessors differ in number");
+    std::vector<int32_t> parents(n);
+    struct Run {
+        size_t start;
+        int32_t before;
+    };
+    std::vector<Run> runs;
+    uint64_t marks[64] = {};  // which rows may be predecessors
+    auto mark = [&](int32_t row) { return std::pair{((uint32_t)row >> 6) & 63, 1ull << ((uint32_t)row & 63)}; };
+    size_t start = 0;
+    for (size_t run = 0; run < counts.size(); run++) {
+        if (before[run] != NO_ROW && (size_t)before[run] >= links.size) raise_type_error("a row is none of the table's");
+        parents[start] = before[run];
+        for (size_t at = start + 1; at < start + (size_t)counts[run]; at++) parents[at] = rows[at - 1];
+        // What goes on where the run before it stopped is the same run.
+        if (!start || before[run] != rows[start - 1]) {
+            runs.push_back({start, before[run]});
+            if (before[run] >= 0) {
+                auto [word, bit] = mark(before[run]);
+                marks[word] |= bit;
+            }
+        }
+        start += (size_t)counts[run];
+    }
+    bool in_order = false;
+    for (size_t at = 0; at < n && !in_order; at++) {
+        auto [word, bit] = mark(rows[at]);
+        if (marks[word] & bit)
+            for (const Run& run : runs) in_order |= run.before == rows[at];
+    }
+    std::vector<int64_t> depths(n);
+    auto lay_out = [&](size_t run) {
+        size_t from = runs[run].start, to = run + 1 < runs.size() ? runs[run + 1].start : n;
+        int64_t base = runs[run].before < 0 ? 0 : (int64_t)links.depth[(size_t)runs[run].before] + 1;
+        for (size_t at = from; at < to; at++) depths[at] = base + (int64_t)(at - from);
+        return to - from;
+    };
+    bool moved = false;
+    for (size_t run = 0; run < runs.size(); run++) {
+        size_t from = runs[run].start, length = lay_out(run);
+        if (in_order) moved |= links.place(rows.data() + from, is_new.data() + from, depths.data() + from, length);
+    }
+    if (!in_order) moved = links.place(rows.data(), is_new.data(), depths.data(), n);
+    return joined(links, rows.data(), parents, moved);
+}
+
+// refresh(columns, their fresh values as bytes, rows): whatever their types.
+inline PyObject* refresh(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<const int32_t> rows(with[2]);
+    if (!PyList_Check(with[0]) || !PyList_Check(with[1]) || PyList_GET_SIZE(with[0]) != PyList_GET_SIZE(with[1]))
+        raise_type_error("expected two lists of one length");
+    size_t n = rows.size();
+    int32_t least = 0, most = -1;
+    bool consecutive = n > 0;
+    for (size_t at = 0; at < n; at++) {
+        least = std::min(least, rows[at]);
+        most = std::max(most, rows[at]);
+        consecutive &= rows[at] == rows[0] + (int32_t)at;
+    }
+    if (least < 0) raise_type_error("a row is none of the table's");
+    for (Py_ssize_t each = 0; each < PyList_GET_SIZE(with[0]); each++) {
+        Py_buffer column{};
+        PyObject* value = PyList_GET_ITEM(with[1], each);
+        if (PyObject_GetBuffer(PyList_GET_ITEM(with[0], each), &column, PyBUF_ND | PyBUF_WRITABLE) < 0) throw Raised{};
+        bool fits = column.ndim == 1 && column.shape[0] > most && PyBytes_Check(value) &&
+                    PyBytes_GET_SIZE(value) == column.itemsize;
+        auto fill = [&](auto fresh) {
+            using T = decltype(fresh);
+            std::memcpy(&fresh, PyBytes_AS_STRING(value), sizeof(T));
+            T* values = (T*)column.buf;
+            if (consecutive) {
+                std::fill(values + rows[0], values + rows[0] + n, fresh);
+            } else {
+                for (size_t at = 0; at < n; at++) values[rows[at]] = fresh;
+            }
+        };
+        if (fits) switch (column.itemsize) {
+            case 1: fill(uint8_t{}); break;
+            case 2: fill(uint16_t{}); break;
+            case 4: fill(uint32_t{}); break;
+            case 8: fill(uint64_t{}); break;
+            default: fits = false;
+        }
+        PyBuffer_Release(&column);
+        if (!fits) raise_type_error("a column and its fresh value do not fit each other, or the rows");
+    }
+    return nothing();
+}
+
+// walk(parent, walkers, shared children, children's walks, tokens, hit count, last hit, rows, hits,
+// block size, now): one more request walked these rows, no row twice, and found the first `hits`.
+inline PyObject* walk(Arguments with, Py_ssize_t count) {
+    expect(count, 11);
+    Array<const int32_t> parent(with[0]);
+    Array<uint32_t> walkers(with[1]), shared_children(with[2]), children_walks(with[3]);
+    Array<uint16_t> tokens(with[4]);
+    Array<uint32_t> hit_count(with[5]);
+    Array<double> last_hit(with[6]);
+    Array<const int32_t> rows(with[7]);
+    size_t hits = std::min((size_t)std::max<int64_t>(0, as_integer(with[8])), rows.size());
+    uint16_t size = (uint16_t)as_integer(with[9]);
+    double now = as_double(with[10]);
+    check_rows(rows, std::min({parent.size(), walkers.size(), shared_children.size(), children_walks.size(),
+                               tokens.size(), hit_count.size(), last_hit.size()}));
+    for (int32_t row : rows) {
+        tokens[(size_t)row] = size;
+        uint32_t walked = ++walkers[(size_t)row];
+        int32_t above = parent[(size_t)row];
+        if (walked < 2 || above < 0) continue;
+        children_walks[(size_t)above] += walked == 2 ? 2 : 1;  // the walk before it counts from now on, too
+        shared_children[(size_t)above] += walked == 2;
+    }
+    for (size_t at = 0; at < hits; at++) {
+        hit_count[(size_t)rows[at]]++;
+        last_hit[(size_t)rows[at]] = now;
+    }
+    return nothing();
+}
+
+// own(session column, flags, rows, session): the session walked these rows; those that another did
+// before are shared from now on.
+inline void own_rows(const Array<int32_t>& sessions, const Array<uint8_t>& flags, const Array<const int32_t>& rows,
+                     int32_t session) {
+    for (int32_t row : rows) {
+        int32_t before = sessions[(size_t)row];
+        if (before == session) continue;
+        if (before != NO_ROW) flags[(size_t)row] |= SHARED;
+        sessions[(size_t)row] = session;
+    }
+}
+
+inline PyObject* own(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<int32_t> sessions(with[0]);
+    Array<uint8_t> flags(with[1]);
+    Array<const int32_t> rows(with[2]);
+    check_rows(rows, std::min(sessions.size(), flags.size()));
+    own_rows(sessions, flags, rows, (int32_t)as_integer(with[3]));
+    return nothing();
+}
+
+// supersede(parent, depth, session column, flags, salt, rows, session, tip) -> how many blocks of its
+// last turn the session abandoned with this one, whose chain `rows` is; a tip of NO_ROW: none
+inline PyObject* supersede(Arguments with, Py_ssize_t count) {
+    expect(count, 8);
+    Array<const int32_t> parent(with[0]), depth(with[1]), sessions(with[2]);
+    Array<uint8_t> flags(with[3]);
+    Array<const uint64_t> salt(with[4]);
+    Array<const int32_t> rows(with[5]);
+    int32_t session = (int32_t)as_integer(with[6]), tip = (int32_t)as_integer(with[7]);
+    size_t size = std::min({parent.size(), depth.size(), sessions.size(), flags.size(), salt.size()}), n = rows.size();
+    check_rows(rows, size);
+    for (int32_t row : rows) flags[(size_t)row] &= (uint8_t)~SUPERSEDED;
+    if (tip >= 0 && (size_t)tip < size && n && salt[(size_t)tip] != salt[(size_t)rows[0]])
+        return PyLong_FromLong(0);  // a session's turns with another model are a chain of their own
+    size_t left = 0;
+    for (int32_t row = tip; row >= 0 && (size_t)row < size; row = parent[(size_t)row]) {
+        size_t own = (size_t)depth[(size_t)row];
+        if (own < n && rows[own] == row) break;
+        if (sessions[(size_t)row] != session || (flags[(size_t)row] & SHARED)) continue;
+        flags[(size_t)row] |= SUPERSEDED;
+        left++;
+    }
+    return PyLong_FromSize_t(left);
+}
+
+// marked(marks, rows, found, first, reach, of a block that was prefetched, of how one left) -> (how many
+// of those that were found were prefetched, which are no longer, the rows that are computed again)
+inline PyObject* marked(Arguments with, Py_ssize_t count) {
+    expect(count, 7);
+    Array<uint8_t> marks(with[0]);
+    Array<const int32_t> rows(with[1]);
+    size_t n = rows.size();
+    auto place = [&](PyObject* number) { return std::min((size_t)std::max<int64_t>(0, as_integer(number)), n); };
+    size_t found = place(with[2]), first = place(with[3]), reach = place(with[4]);
+    uint8_t prefetched = (uint8_t)as_integer(with[5]), left = (uint8_t)as_integer(with[6]);
+    check_rows(rows, marks.size());
+    size_t brought = 0;
+    for (size_t at = 0; at < found; at++) {
+        uint8_t& mark = marks[(size_t)rows[at]];
+        brought += (mark & prefetched) != 0;
+        mark &= (uint8_t)~prefetched;
+    }
+    std::vector<int32_t> again;
+    for (size_t at = first; at < reach; at++)
+        if (marks[(size_t)rows[at]] & left) again.push_back(rows[at]);
+    return pair_of(PyLong_FromSize_t(brought), packed(again));
+}
+
+// mark(marks, rows, bits)
+inline PyObject* mark(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<uint8_t> marks(with[0]);
+    Array<const int32_t> rows(with[1]);
+    uint8_t bits = (uint8_t)as_integer(with[2]);
+    check_rows(rows, marks.size());
+    for (int32_t row : rows) marks[(size_t)row] |= bits;
+    return nothing();
+}
+
+// unmark(marks, tiers of an engine, rows, bit) -> those that had the bit, and are not in its pool
+inline PyObject* unmark(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<uint8_t> marks(with[0]);
+    Array<const uint8_t> tiers(with[1]);
+    Array<const int32_t> rows(with[2]);
+    uint8_t bit = (uint8_t)as_integer(with[3]);
+    check_rows(rows, std::min(marks.size(), tiers.size()));
+    std::vector<int32_t> open;
+    for (int32_t row : rows) {
+        if ((marks[(size_t)row] & bit) && !(tiers[(size_t)row] & HOT)) open.push_back(row);
+        marks[(size_t)row] &= (uint8_t)~bit;
+    }
+    return packed(open);
+}
+
+// written(tokens, walkers, layer, stated, raised by, importance, rows, block size, layer, importance) ->
+// rows for which Python has to decide: these blocks were written by a model, and no request walked
+// them yet, so they are of that layer, unless somebody stated another.
+inline PyObject* written(Arguments with, Py_ssize_t count) {
+    expect(count, 10);
+    Array<uint16_t> tokens(with[0]);
+    Array<const uint32_t> walkers(with[1]);
+    Array<uint8_t> layers(with[2]);
+    Array<const uint8_t> stated(with[3]);
+    Array<const int32_t> raised_by(with[4]);
+    Array<float> importance(with[5]);
+    Array<const int32_t> rows(with[6]);
+    uint16_t size = (uint16_t)as_integer(with[7]);
+    uint8_t layer = (uint8_t)as_integer(with[8]);
+    float worth = (float)as_double(with[9]);
+    check_rows(rows, std::min({tokens.size(), walkers.size(), layers.size(), stated.size(), raised_by.size(),
+                               importance.size()}));
+    std::vector<int32_t> doubtful;
+    for (int32_t row : rows) {
+        size_t at = (size_t)row;
+        tokens[at] = size;
+        if (walkers[at] || layers[at] == layer) continue;
+        if (raised_by[at] != NO_ROW) doubtful.push_back(row);
+        else if (!stated[at]) layers[at] = layer, importance[at] = worth;
+    }
+    return packed(doubtful);
+}
+
+// of_parent(parent, size, row, most) -> the first rows, ascending, at most so many, whose parent it is
+inline PyObject* of_parent(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<const int32_t> parent(with[0]);
+    size_t size = std::min((size_t)std::max<int64_t>(0, as_integer(with[1])), parent.size());
+    int32_t row = (int32_t)as_integer(with[2]);
+    size_t most = (size_t)std::max<int64_t>(0, as_integer(with[3]));
+    constexpr size_t PART = 256;
+    std::vector<int32_t> found;
+    for (size_t start = 0; start < size && found.size() < most; start += PART) {
+        size_t end = std::min(size, start + PART);
+        uint32_t any = 0;
+        for (size_t at = start; at < end; at++) any |= parent[at] == row;
+        for (size_t at = start; any && at < end && found.size() < most; at++)
+            if (parent[at] == row) found.push_back((int32_t)at);
+    }
+    return packed(found);
+}
+
+// again(tiers of an engine, created, rows, tiers of copies, now) -> how many were there before now, and
+// have no copy
+inline PyObject* again(Arguments with, Py_ssize_t count) {
+    expect(count, 5);
+    Array<const uint8_t> tiers(with[0]);
+    Array<const double> created(with[1]);
+    Array<const int32_t> rows(with[2]);
+    uint8_t copies = (uint8_t)as_integer(with[3]);
+    double now = as_double(with[4]);
+    check_rows(rows, std::min(tiers.size(), created.size()));
+    size_t found = 0;
+    for (int32_t row : rows) found += !(tiers[(size_t)row] & copies) && created[(size_t)row] < now;
+    return PyLong_FromSize_t(found);
+}
+
+// overlap(keys, others) -> whether any of them is one of the others
+inline PyObject* overlap(Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    Array<const uint64_t> keys(with[0]), others(with[1]);
+    KeySet set(keys.size());
+    for (uint64_t key : keys) set.add(key);
+    bool found = false;
+    for (uint64_t key : others) found |= set.has(key);
+    return PyBool_FromLong(found);
+}
+
+// Ascending, by radix: blocks of a chain mostly stand in order already.
+inline void sort_rows(std::vector<int32_t>& rows) {
+    if (std::is_sorted(rows.begin(), rows.end())) return;
+    int32_t most = *std::max_element(rows.begin(), rows.end());
+    std::vector<int32_t> room(rows.size());
+    for (int shift = 0; shift < 31 && most >> shift; shift += 11) {
+        uint32_t starts[2048] = {}, sum = 0;
+        for (int32_t row : rows) starts[(row >> shift) & 2047]++;
+        for (uint32_t& start : starts) {
+            uint32_t size = start;
+            start = sum;
+            sum += size;
+        }
+        for (int32_t row : rows) room[starts[(row >> shift) & 2047]++] = row;
+        rows.swap(room);
+    }
+}
+
+// merge(rows, ascending, each once; more, in any order; tiers of an engine) -> both, ascending, each once:
+// of those that come, the ones that the engine holds
+inline PyObject* merge(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<const int32_t> rows(with[0]), more(with[1]);
+    Array<const uint8_t> tiers(with[2]);
+    check_rows(more, tiers.size());
+    std::vector<int32_t> held, both;
+    for (int32_t row : more)
+        if (tiers[(size_t)row]) held.push_back(row);
+    sort_rows(held);
+    held.erase(std::unique(held.begin(), held.end()), held.end());
+    both.reserve(rows.size() + held.size());
+    std::set_union(rows.begin(), rows.end(), held.begin(), held.end(), std::back_inserter(both));
+    return packed(both);
+}
+
+// unhold(slots, key column, tiers of an engine, keys) -> the rows, ascending, that were in its pool and
+// are no longer
+inline PyObject* unhold(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Array<int32_t> slots(with[0]);
+    Array<const uint64_t> column(with[1]);
+    Array<uint8_t> tiers(with[2]);
+    Array<const uint64_t> keys(with[3]);
+    index_::Table table(slots);
+    std::vector<int32_t> rows(keys.size()), gone;
+    index_::find_all(table, column.data(), keys.data(), keys.size(), rows.data());
+    for (int32_t row : rows) {
+        if (row < 0 || (size_t)row >= tiers.size() || !(tiers[(size_t)row] & HOT)) continue;
+        tiers[(size_t)row] &= (uint8_t)~HOT;
+        gone.push_back(row);
+    }
+    sort_rows(gone);
+    return packed(gone);
+}
+
+// hold(tiers of an engine, tokens, session column, layer, stated, protected layers, rows, counts, sizes,
+// claims) -> how many of them are protected. Runs of blocks, each of so many tokens and stored by a
+// session, which owns those that nobody did; of no session: NO_ROW.
+inline PyObject* hold(Arguments with, Py_ssize_t count) {
+    expect(count, 10);
+    Array<uint8_t> tiers(with[0]);
+    Array<uint16_t> tokens(with[1]);
+    Array<int32_t> sessions(with[2]);
+    Array<const uint8_t> layers(with[3]), stated(with[4]), is_protected(with[5]);
+    Array<const int32_t> rows(with[6]);
+    Array<const int64_t> counts(with[7]);
+    Array<const uint16_t> sizes(with[8]);
+    Array<const int32_t> claims(with[9]);
+    check_rows(rows, std::min({tiers.size(), tokens.size(), sessions.size(), layers.size(), stated.size()}));
+    if (sizes.size() != counts.size() || claims.size() != counts.size() || is_protected.size() != 256)
+        raise_type_error("a size and a session are needed for each run, and a mark for each layer");
+    size_t kept = 0, at = 0;
+    for (size_t run = 0; run < counts.size(); run++)
+        for (int64_t left = counts[run]; left > 0 && at < rows.size(); left--, at++) {
+            size_t row = (size_t)rows[at];
+            tiers[row] |= HOT;
+            tokens[row] = sizes[run];
+            if (sessions[row] == NO_ROW) sessions[row] = claims[run];
+            kept += is_protected[layers[row]] && stated[row];
+        }
+    return PyLong_FromSize_t(kept);
+}
+
+// tally(layer, stated, protected layers, rows, number of layers) -> how many are of each, and last how
+// many are protected
+inline PyObject* tally(Arguments with, Py_ssize_t count) {
+    expect(count, 5);
+    Array<const uint8_t> layers(with[0]), stated(with[1]), is_protected(with[2]);
+    Array<const int32_t> rows(with[3]);
+    size_t kinds = (size_t)std::clamp<int64_t>(as_integer(with[4]), 0, 256);
+    check_rows(rows, std::min(layers.size(), stated.size()));
+    if (is_protected.size() != 256) raise_type_error("a mark is needed for each layer");
+    std::vector<int64_t> counts(kinds + 1, 0);
+    for (int32_t row : rows) {
+        uint8_t layer = layers[(size_t)row];
+        if (layer < kinds) counts[layer]++;
+        counts[kinds] += is_protected[layer] && stated[(size_t)row];
+    }
+    return listed(counts);
+}
+
+// An attribute of an event, owned.
+class Field {
+public:
+    Field(PyObject* event, PyObject* name) : value_(PyObject_GetAttr(event, name)) {
+        if (!value_) throw Raised{};
+    }
+    Field(Field&& other) noexcept : value_(other.value_) { other.value_ = nullptr; }
+    Field(const Field&) = delete;
+    ~Field() { Py_XDECREF(value_); }
+    PyObject* operator*() const { return value_; }
+    const char* bytes() const { return PyBytes_AS_STRING(value_); }
+    size_t size() const { return (size_t)PyBytes_GET_SIZE(value_); }
+
+private:
+    PyObject* value_;
+};
+
+inline PyObject* interned(const char* name) {
+    PyObject* string = PyUnicode_InternFromString(name);
+    if (!string) throw Raised{};
+    return string;
+}
+
+inline Field hashes_of(PyObject* event) {
+    static PyObject* name = interned("hashes");
+    Field hashes(event, name);
+    if (!PyBytes_Check(*hashes)) raise_type_error("hashes are bytes");
+    return hashes;
+}
+
+inline PyObject* bytes_of_all(const std::vector<Field>& parts) {
+    size_t size = 0;
+    for (const Field& part : parts) size += part.size();
+    PyObject* all = PyBytes_FromStringAndSize(nullptr, (Py_ssize_t)size);
+    if (!all) throw Raised{};
+    char* to = PyBytes_AS_STRING(all);
+    for (const Field& part : parts) {
+        std::memcpy(to, part.bytes(), part.size());
+        to += part.size();
+    }
+    return all;
+}
+
+template <class T>
+PyObject* bytes_of_values(const std::vector<T>& values) {
+    PyObject* bytes = PyBytes_FromStringAndSize((const char*)values.data(), (Py_ssize_t)(sizeof(T) * values.size()));
+    if (!bytes) throw Raised{};
+    return bytes;
+}
+
+// A reference that is given up unless somebody takes it.
+class Owned {
+public:
+    explicit Owned(PyObject* object) : object_(object) {
+        if (!object) throw Raised{};
+    }
+    Owned(const Owned&) = delete;
+    ~Owned() { Py_XDECREF(object_); }
+    PyObject* operator*() const { return object_; }
+    PyObject* taken() {
+        PyObject* object = object_;
+        object_ = nullptr;
+        return object;
+    }
+
+private:
+    PyObject* object_;
+};
+
+// churn(events, type of stored blocks) -> (keys that were stored, of each event: how many, the key before
+// them, whether there is one, tokens of a block, its session; keys that were removed, how many events
+// are malformed). Without any session, None stands for all of them.
+inline PyObject* churn(Arguments with, Py_ssize_t count) {
+    expect(count, 2);
+    static PyObject *parent_name = interned("parent"), *size_name = interned("block_size"),
+                    *session_name = interned("session");
+    Owned events(PySequence_Fast(with[0], "expected events"));
+    std::vector<Field> stored, removed, sessions;
+    std::vector<int64_t> counts;
+    std::vector<uint64_t> parents;
+    std::vector<uint8_t> parented;
+    std::vector<uint16_t> sizes;
+    size_t malformed = 0;
+    bool named = false;
+    for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(*events); at++) {
+        PyObject* event = PySequence_Fast_GET_ITEM(*events, at);
+        Field hashes = hashes_of(event);
+        if (hashes.size() % 8) {
+            malformed++;
+        } else if ((PyObject*)Py_TYPE(event) != with[1]) {
+            removed.push_back(std::move(hashes));
+        } else if (hashes.size()) {
+            Field parent(event, parent_name), size(event, size_name);
+            counts.push_back((int64_t)hashes.size() / 8);
+            parented.push_back(*parent != Py_None);
+            parents.push_back(*parent == Py_None ? 0 : PyLong_AsUnsignedLongLong(*parent));
+            if (parents.back() == UINT64_MAX && PyErr_Occurred()) throw Raised{};
+            sizes.push_back((uint16_t)as_integer(*size));
+            sessions.emplace_back(event, session_name);
+            named |= *sessions.back() != Py_None;
+            stored.push_back(std::move(hashes));
+        }
+    }
+    Owned keys(bytes_of_all(stored)), gone(bytes_of_all(removed)), each(bytes_of_values(counts)),
+        before(bytes_of_values(parents)), there(bytes_of_values(parented)), tokens(bytes_of_values(sizes)),
+        names(named ? PyList_New((Py_ssize_t)sessions.size()) : Py_NewRef(Py_None));
+    if (named)
+        for (size_t at = 0; at < sessions.size(); at++)
+            PyList_SET_ITEM(*names, (Py_ssize_t)at, Py_NewRef(*sessions[at]));
+    return Py_BuildValue("(NNNNNNNn)", keys.taken(), each.taken(), before.taken(), there.taken(), tokens.taken(),
+                         names.taken(), gone.taken(), (Py_ssize_t)malformed);
+}
+
+// run_end(events, first, two types, bytes) -> (behind the last of them that are of these types, one after
+// the other, with so many bytes of keys at most; how many they have)
+inline PyObject* run_end(Arguments with, Py_ssize_t count) {
+    expect(count, 4);
+    Owned events(PySequence_Fast(with[0], "expected events"));
+    if (!PyTuple_Check(with[2]) || PyTuple_GET_SIZE(with[2]) != 2) raise_type_error("expected two types");
+    PyObject *one = PyTuple_GET_ITEM(with[2], 0), *other = PyTuple_GET_ITEM(with[2], 1);
+    Py_ssize_t at = (Py_ssize_t)std::max<int64_t>(0, as_integer(with[1]));
+    int64_t most = as_integer(with[3]), size = 0;
+    for (; at < PySequence_Fast_GET_SIZE(*events); at++) {
+        PyObject *event = PySequence_Fast_GET_ITEM(*events, at), *type = (PyObject*)Py_TYPE(event);
+        if (type != one && type != other) break;
+        int64_t own = (int64_t)hashes_of(event).size();
+        if (size + own > most) break;
+        size += own;
+    }
+    return pair_of(PyLong_FromSsize_t(at), PyLong_FromLongLong(size));
+}
+
+// departed(session column, flags, layer, stated, last attended, last hit, states of sessions, state of
+// those that are over, protected layers, rows, places in the ranking, [lru, policy, superseded, session
+// over, unranked] as bytes, whether LRU ranked, rules out, last uses out) -> whether any was protected
+inline PyObject* departed(Arguments with, Py_ssize_t count) {
+    expect(count, 15);
+    Array<const int32_t> sessions(with[0]);
+    Array<const uint8_t> flags(with[1]), layers(with[2]), stated(with[3]);
+    Array<const double> attended(with[4]), hit(with[5]);
+    Array<const uint8_t> states(with[6]);
+    uint8_t over = (uint8_t)as_integer(with[7]);
+    Array<const uint8_t> is_protected(with[8]);
+    Array<const int32_t> rows(with[9]);
+    Array<const uint16_t> places(with[10]);
+    Array<const uint8_t> codes(with[11]);
+    bool is_lru = PyObject_IsTrue(with[12]) == 1;
+    Array<uint8_t> rules(with[13]);
+    Array<double> used(with[14]);
+    size_t n = rows.size();
+    check_rows(rows, std::min({sessions.size(), flags.size(), layers.size(), stated.size(), attended.size(), hit.size()}));
+    if (places.size() != n || rules.size() != n || used.size() != n || is_protected.size() != 256 || codes.size() != 5)
+        raise_type_error("a place and room are needed for each row");
+    constexpr uint16_t UNNAMED = 65535;
+    bool any = false;
+    for (size_t at = 0; at < n; at++) {
+        size_t row = (size_t)rows[at];
+        used[at] = std::max(attended[row], hit[row]);
+        int32_t owner = sessions[row];
+        bool ended = owner >= 0 && (size_t)owner < states.size() && states[(size_t)owner] == over && !(flags[row] & SHARED);
+        any |= is_protected[layers[row]] && stated[row] && !ended;
+        if (is_lru) rules[at] = codes[0];
+        else if (places[at] == UNNAMED) rules[at] = codes[4];
+        else if (flags[row] & SUPERSEDED) rules[at] = codes[2];
+        else rules[at] = codes[ended ? 3 : 1];
+    }
+    return PyBool_FromLong(any);
+}
+
+#pragma pack(push, 1)
+struct Departure {  // as in graph/logs/evictions.py
+    uint64_t key;
+    uint32_t at;
+    uint16_t place;
+    uint8_t why, worth, hits, state, idle, wanted;
+};
+#pragma pack(pop)
+static_assert(sizeof(Departure) == 20);
+
+// A duration on a logarithmic scale, as in graph/logs/requests.py.
+inline uint8_t as_byte(double seconds) {
+    double steps = 1 + 12.0 * std::log2(1.0 + std::max(seconds, 0.0) / 0.1);
+    return (uint8_t)std::min(std::nearbyint(steps), 255.0);
+}
+
+// depart(ring, slot of each row, marks, key column, session column, flags, layer, importance, hit count,
+// tiers of an engine, states of sessions, rows, places, rules, last uses, [id of the first, most
+// records, ticks, mark of who left, state of no session], now)
+inline PyObject* depart(Arguments with, Py_ssize_t count) {
+    expect(count, 17);
+    Array<uint8_t> ring(with[0]);
+    Array<uint16_t> slots(with[1]);
+    Array<uint8_t> marks(with[2]);
+    Array<const uint64_t> keys(with[3]);
+    Array<const int32_t> sessions(with[4]);
+    Array<const uint8_t> flags(with[5]), layers(with[6]);
+    Array<const float> importance(with[7]);
+    Array<const uint32_t> hits(with[8]);
+    Array<const uint8_t> tiers(with[9]), states(with[10]);
+    Array<const int32_t> rows(with[11]);
+    Array<const uint16_t> places(with[12]);
+    Array<const uint8_t> rules(with[13]);
+    Array<const double> used(with[14]);
+    Array<const int64_t> numbers(with[15]);
+    double now = as_double(with[16]);
+    size_t n = rows.size();
+    check_rows(rows, std::min({slots.size(), marks.size(), keys.size(), sessions.size(), flags.size(), layers.size(),
+                               importance.size(), hits.size(), tiers.size()}));
+    if (places.size() != n || rules.size() != n || used.size() != n || numbers.size() != 5)
+        raise_type_error("a place, a rule and a time are needed for each row");
+    size_t first = (size_t)numbers[0], most = (size_t)numbers[1], room = ring.size() / sizeof(Departure);
+    auto* records = (Departure*)ring.data();
+    size_t skipped = n > most ? n - most : 0;
+    if (!most || (room < most && room < first + n)) raise_type_error("the ring has no room");
+    for (size_t at = 0; at < n; at++) {
+        size_t row = (size_t)rows[at], slot = (first + at) % most;
+        marks[row] = (uint8_t)numbers[3];
+        if (at < skipped) continue;
+        int32_t owner = sessions[row];
+        bool owned = owner >= 0 && (size_t)owner < states.size();
+        uint8_t state = owned ? states[(size_t)owner] : (uint8_t)numbers[4];
+        uint8_t shared = (flags[row] & SHARED) != 0, copies = (tiers[row] & (WARM | COLD)) >> 1;
+        records[slot] = {
+            keys[row], (uint32_t)numbers[2], places[at], (uint8_t)(rules[at] << 4 | layers[row]),
+            (uint8_t)std::nearbyint(importance[row] * 255.0f), (uint8_t)std::min<uint32_t>(hits[row], 255),
+            (uint8_t)(copies | state << 2 | shared << 5), as_byte(now - used[at]), 0};
+        slots[row] = (uint16_t)slot;
+    }
+    return nothing();
+}
+
+}  // namespace ingest
