@@ -104,7 +104,7 @@ class SimulatedSidecar:
     def hear(self, engine: str, before: float, others_before: float) -> None:
         """Apply all that happened to an engine before a time.
 
-        What became and ceased to be resident meanwhile is applied last, as two runs: a ranking sees
+        What became and ceased to be resident meanwhile is applied last, in one run: a ranking sees
         the same columns, and the graph applies a run at once.
 
         Args:
@@ -125,9 +125,10 @@ class SimulatedSidecar:
                 changed.setdefault(heard, {}).update(dict.fromkeys(news.blocks, resident))
             self.graph.apply(heard, turns)
         for heard, blocks in changed.items():
-            self.graph.apply(heard, stored.get(heard, []))
+            churn = stored.get(heard, [])
             if removed := [block for block, resident in blocks.items() if not resident]:
-                self.graph.apply(heard, [self.events.removed(removed)])
+                churn.append(self.events.removed(removed))
+            self.graph.apply(heard, churn)
 
     def _next_due(self, engine: str, before: float, others_before: float) -> str | None:
         """Return the engine with the oldest event that may be applied."""

@@ -165,9 +165,11 @@ def rank_by_ruler(
     return _only_kept(view, limit, for_copies)
 
 
-def _keeps_nothing(view: View) -> bool:
+def _keeps_nothing(view: View, for_copies: bool) -> bool:
     """Whether the view's engine has neither tiers nor a block that may be protected or leased: then
     there is nothing to say where LRU rules."""
+    if not for_copies:
+        return not names_anything(view)
     words = view.tables.words.get(view.engine)
     if words is None or words.tiers is not None or words.pressure is None:
         return False  # it may have tiers, and not have said so yet
@@ -178,7 +180,7 @@ def _only_kept(view: View, limit: int, for_copies: bool) -> EvictionRanking:
     """Without an order. What is leased, and what stands before it in its chains, is kept as what is
     protected is; it goes before that, each chain tail first."""
     with view.lock:
-        if _keeps_nothing(view):
+        if _keeps_nothing(view, for_copies):
             return EvictionRanking.empty(view.now)
     ranking = replace(rank(view, LruPolicy(), limit, for_copies), order=as_keys([]))
     with view.lock:
