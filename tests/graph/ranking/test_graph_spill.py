@@ -112,7 +112,8 @@ def test_who_asks_for_no_copies_gets_the_same_order(cache: Cache) -> None:
     cache.turn("other", 1, 5, waiting_for_tool=True)
     whole, bare = cache.graph.rank("e", 100), cache.graph.rank("e", 100, for_copies=False)
     assert bare.order.tolist() == whole.order.tolist()
-    assert whole.spill_first.size and not bare.spill_first.size
+    assert whole.spill_first.size
+    assert not bare.spill_first.size
 
 
 def test_where_ends_are_said_the_others_are_expected_back(cache: Cache) -> None:
