@@ -189,16 +189,19 @@ class KVCacheGraph:
             return None
         return self.referee.rulings().get(self.tables.engines.get(engine, NO_ROW))
 
-    def rank(self, engine: str, limit: int) -> EvictionRanking:
+    def rank(self, engine: str, limit: int, *, for_copies: bool = True) -> EvictionRanking:
         """Rank what this engine should evict first; empty for an unknown engine.
 
         Holds ``lock`` only while it reads columns; a caller that holds it already lets nobody in.
+
+        Args:
+            for_copies: Whether somebody asks which of the blocks are worth a copy.
         """
         column = self.tables.engines.get(engine)
         if column is None:
             return EvictionRanking.empty(self.clock())
         view = replace(self._view(column), lock=self.lock)
-        return rank_by_ruler(view, self.policy, self.referee, limit)
+        return rank_by_ruler(view, self.policy, self.referee, limit, for_copies)
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to evict first; protected ones only when nothing else is left."""

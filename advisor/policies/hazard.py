@@ -17,6 +17,7 @@ All times here are in the model's own seconds: the caller scales them to the pac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
@@ -86,11 +87,11 @@ class ReturnModel:
 
     def log_rates(self, features: Features) -> Singles:
         """float32 ``[n, bins]``: the natural logarithm of the rate in each age bin, 1/s."""
-        return np.asarray(self._forward(self._inputs(features))[-1].mean(axis=0))
+        return np.asarray(self._forward(self._inputs(features)).mean(axis=0))
 
     def learn(
         self,
-        features: Features,
+        features: Callable[[npt.NDArray[np.int64]], Features],
         age: Floats,
         returned: npt.NDArray[np.bool_],
         weight: Floats,
@@ -99,17 +100,18 @@ class ReturnModel:
         """Take ``steps`` gradient steps, each on a random batch.
 
         Args:
-            features: float32 ``[n, features]`` of a cohort of waits; NaN where one does not apply.
-            age: float64 ``[n]``, how long each lasted, or lasts.
+            features: Gives float32 ``[m, features]`` of ``m`` waits of a cohort, by their places in
+                it; NaN where one does not apply. A batch is small beside a cohort.
+            age: float64 ``[n]``, how long each wait of the cohort lasted, or lasts.
             returned: Whether it ended by a return.
             weight: How many waits each stands for.
         """
         waits = float(weight.sum())
         for _ in range(steps):
-            batch = self._rng.integers(0, len(features), _BATCH)
+            batch = self._rng.integers(0, len(age), _BATCH)
             spent, events = exposure(age[batch], returned[batch])
             share = (weight[batch, None] / weight[batch].sum()).astype(np.float32)
-            self._differentiate(self._inputs(features[batch]), spent * share, events * share)
+            self._differentiate(self._inputs(features(batch)), spent * share, events * share)
             self._descend(waits)
 
     def _blank(self) -> Weights:
@@ -131,24 +133,19 @@ class ReturnModel:
         scaled = np.clip(scaled, -FAR, FAR)  # what nobody saw is taken for the farthest seen
         return np.concatenate([scaled, known], axis=1, dtype=np.float32)
 
-    def _forward(self, inputs: Singles) -> tuple[Singles, Singles, Singles, Singles, Singles]:
-        """Return each hidden layer before and after its activation, and log rates ``[networks, n,
-        bins]``."""
+    def _forward(self, inputs: Singles) -> Singles:
+        """float32 ``[networks, n, bins]``: the logarithms of rates."""
         into, bias, across, offset, out, base = self.weights
-        first = inputs @ into + bias
-        bent = _swish(first)
-        second = bent @ across + offset
-        twice = _swish(second)
-        log_rates = np.clip(twice @ out + base, _LEAST_LOG_RATE, _MOST_LOG_RATE)
-        return first, bent, second, twice, log_rates
+        twice = _swish(_line(_swish(_line(inputs, into, bias)), across, offset))
+        return _bounded(_line(twice, out, base), _LEAST_LOG_RATE, _MOST_LOG_RATE)
 
     def _differentiate(self, inputs: Singles, spent: Singles, events: Singles) -> None:
         """Store the loss's gradient."""
         into, bias, across, offset, out, base = self.weights
-        bent, first_slope = _swish_and_slope(inputs @ into + bias)
-        twice, second_slope = _swish_and_slope(bent @ across + offset)
-        log_rates = np.clip(twice @ out + base, _LEAST_LOG_RATE, _MOST_LOG_RATE)
-        rough = np.diff(log_rates, axis=2)
+        bent, first_slope = _swish_and_slope(_line(inputs, into, bias))
+        twice, second_slope = _swish_and_slope(_line(bent, across, offset))
+        log_rates = _bounded(_line(twice, out, base), _LEAST_LOG_RATE, _MOST_LOG_RATE)
+        rough = log_rates[..., 1:] - log_rates[..., :-1]
         rough *= np.float32(2 * _SMOOTH / len(inputs))
         slope = np.exp(log_rates, out=log_rates)
         slope *= spent
@@ -162,7 +159,7 @@ class ReturnModel:
             layers, self._slopes[::2], self._slopes[1::2], strict=True
         ):
             np.matmul(before.swapaxes(1, 2), after, out=into_it)
-            np.sum(after, axis=1, keepdims=True, out=of_base)
+            np.add.reduce(after, axis=1, keepdims=True, out=of_base)
 
     def _descend(self, waits: float) -> None:
         """Take one step of Adam (Kingma & Ba, ICLR 2015), and of the pull, apart from it."""
@@ -183,16 +180,34 @@ def _joined(weights: Weights) -> tuple[Singles, Weights]:
     return flat, [part.reshape(each.shape) for part, each in zip(parts, weights, strict=True)]
 
 
+def _line(values: Singles, slope: Singles, base: Singles) -> Singles:
+    found: Singles = values @ slope
+    found += base
+    return found
+
+
+def _bounded(values: Singles, least: float, most: float) -> Singles:
+    """Clip values in place; ``np.clip`` takes longer to begin than to do it."""
+    np.maximum(values, least, out=values)
+    return np.minimum(values, most, out=values)
+
+
+def _gate(values: Singles) -> Singles:
+    """``1 + exp(-values)``, of values that are bounded."""
+    gate = _bounded(np.array(values), -_BENT, _BENT)
+    np.negative(gate, out=gate)
+    np.exp(gate, out=gate)
+    gate += np.float32(1.0)
+    return gate
+
+
 def _swish(values: Singles) -> Singles:
-    return np.asarray(values / (1.0 + np.exp(-np.clip(values, -_BENT, _BENT))), dtype=np.float32)
+    return np.asarray(values / _gate(values))
 
 
 def _swish_and_slope(values: Singles) -> tuple[Singles, Singles]:
     """Return swish and its derivative."""
-    gate = np.clip(values, -_BENT, _BENT)
-    np.negative(gate, out=gate)
-    np.exp(gate, out=gate)
-    gate += np.float32(1.0)
+    gate = _gate(values)
     bent = values / gate
     np.divide(np.float32(1.0), gate, out=gate)
     slope = np.subtract(np.float32(1.0), gate)

@@ -161,7 +161,9 @@ class Returns:
         steps = min(steps, _MOST_STEPS)
         self._trust_the_prior()
         self._steps += steps
-        self._model.learn(self._fitted(known), age * self.speed, returned, weight, steps)
+        self._model.learn(
+            lambda batch: self._fitted(known(batch)), age * self.speed, returned, weight, steps
+        )
 
     def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
         """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
@@ -194,7 +196,7 @@ class Returns:
             self._as_of = np.append(self._as_of, np.zeros(more, dtype=np.int64))
         fresh = rows[self._since[rows] != sessions.last_seen[rows]]
         stale = rows[self._as_of[rows] + _STALE < self._steps][:_RENEWED]
-        due = np.union1d(fresh, stale)
+        due = np.union1d(fresh, stale) if len(stale) else fresh
         if len(due):
             self._log_rates[due] = self._model.log_rates(self._fitted(features(sessions, due)))
             self._since[due], self._as_of[due] = sessions.last_seen[due], self._steps

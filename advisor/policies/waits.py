@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -63,7 +64,10 @@ def features(sessions: SessionTable, rows: Sessions) -> Features:
     columns += [grown, *(getattr(sessions, name)[rows] for name in _COLUMNS)]
     columns += [_STOPS[sessions.stop[rows]], sessions.tool_pause[rows], sessions.other_pause[rows]]
     columns.append(_stated(sessions, rows))
-    return np.asarray(np.stack(columns, axis=1), dtype=np.float32)
+    known = np.empty((len(rows), len(FEATURES)), dtype=np.float32)
+    for place, column in enumerate(columns):
+        known[:, place] = column
+    return known
 
 
 def fitted(known: Features, log_speed: float, log_size: float) -> Features:
@@ -87,7 +91,7 @@ def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
 class Cohort(NamedTuple):
     """Waits to learn from; see ``ReturnModel.learn``. Seconds are unscaled."""
 
-    features: Features
+    features: Callable[[npt.NDArray[np.int64]], Features]
     age: Floats
     returned: npt.NDArray[np.bool_]
     weight: Floats
@@ -162,8 +166,16 @@ class Waits:
         step = -(-len(waiting) // _KEPT) or 1
         sample = waiting[::step]
         share = len(waiting) / max(1, len(sample))
+
+        def known(places: npt.NDArray[np.int64]) -> Features:
+            found = np.empty((len(places), len(FEATURES)), dtype=np.float32)
+            ended = places < len(done)
+            found[ended] = self._done_features[done[places[ended]]]
+            found[~ended] = self._features[sample[places[~ended] - len(done)]]
+            return found
+
         return Cohort(
-            np.concatenate([self._done_features[done], self._features[sample]]),
+            known,
             np.concatenate([self._done_age[done], now - self._since[sample]]),
             np.repeat([True, False], [len(done), len(sample)]),
             np.repeat([1.0, share], [len(done), len(sample)]),

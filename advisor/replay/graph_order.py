@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from .simulator import EvictionOrder
 from .trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class EngineUpdate:
+class EngineUpdate(NamedTuple):
     """An event of an engine, or, without one, the eviction of blocks.
 
     Attributes:
@@ -100,12 +99,12 @@ class SimulatedSidecar:
     def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
         """Rank an engine's blocks by the events received so far."""
         self.now = now
-        return self.graph.rank(engine, limit)
+        return self.graph.rank(engine, limit, for_copies=False)  # see ``worth_copying``
 
     def hear(self, engine: str, before: float, others_before: float) -> None:
         """Apply all that happened to an engine before a time.
 
-        What became and ceased to be resident meanwhile is applied last, as two runs: a ranking sees
+        What became and ceased to be resident meanwhile is applied last, in one run: a ranking sees
         the same columns, and the graph applies a run at once.
 
         Args:
@@ -126,9 +125,10 @@ class SimulatedSidecar:
                 changed.setdefault(heard, {}).update(dict.fromkeys(news.blocks, resident))
             self.graph.apply(heard, turns)
         for heard, blocks in changed.items():
-            self.graph.apply(heard, stored.get(heard, []))
+            churn = stored.get(heard, [])
             if removed := [block for block, resident in blocks.items() if not resident]:
-                self.graph.apply(heard, [self.events.removed(removed)])
+                churn.append(self.events.removed(removed))
+            self.graph.apply(heard, churn)
 
     def _next_due(self, engine: str, before: float, others_before: float) -> str | None:
         """Return the engine with the oldest event that may be applied."""
@@ -140,7 +140,7 @@ class SimulatedSidecar:
         return first
 
 
-_SLICE: Final = 512  # keys looked up at a time; chosen
+_SLICE: Final = 128  # keys looked up at a time; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +208,20 @@ class GraphOrder(EvictionOrder):
         self._free.update(dict.fromkeys(blocks, now))
 
     def reused(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            del self._free[block]
+        deque(map(self._free.__delitem__, blocks), maxlen=0)
 
     def victims(self, count: int, now: float) -> list[int]:
         self._refresh(now)
         taken: list[int] = []
-        while len(taken) < count and (block := self._next_ranked()) is not None:
-            # What was used since the ranking's moment is not in it.
-            if self._free.get(block, math.inf) <= self._known_of:
-                del self._free[block]
-                taken.append(block)
+        free, known_of = self._free, self._known_of
+        while len(taken) < count and self._look_ahead():
+            ranked = self._slice
+            while ranked and len(taken) < count:
+                block = ranked.pop()
+                # What was used since the ranking's moment is not in it.
+                if free.get(block, math.inf) <= known_of:
+                    del free[block]
+                    taken.append(block)
         taken.extend(self._longest_free() for _ in range(count - len(taken)))
         return taken
 
@@ -268,12 +271,12 @@ class GraphOrder(EvictionOrder):
             self._free.move_to_end(block)
         return self._free.popitem(last=False)[0]
 
-    def _next_ranked(self) -> int | None:
-        """Return the ranking's next block id; keys are looked up one slice at a time."""
+    def _look_ahead(self) -> bool:
+        """Look the ranking's next keys up, one slice at a time; False at its end."""
         if not self._slice:
             self._slice = self._ids(self._ranking[:_SLICE])[::-1]
             self._ranking = self._ranking[_SLICE:]
-        return self._slice.pop() if self._slice else None
+        return bool(self._slice)
 
     def _refresh(self, now: float) -> None:
         """Rank as of the last tick if that was not done yet, or as of now if much was stored

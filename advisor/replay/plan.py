@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..fleet.board import EngineBoard, Speed
-from ..fleet.pools import Link, PoolShadows
 from ..fleet.router import Choice, FleetRouter, Holdings, Wanted
 from .arms import Settings, new_orders, run_cells
 from .simulator import (
@@ -138,27 +137,6 @@ class FleetRouting:
         if self._store is None:
             return Holdings(pool, below, lost=_ALL_LOST)
         return Holdings(pool, pool, int(below.max()), _ALL_LOST)
-
-
-class MemoryRouting(FleetRouting):
-    """Routes as the proxy does where engines have no graph: by shadows of their pools."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace)
-        self._pools = PoolShadows()
-
-    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
-        engine = super().__call__(request, instances)
-        chain = self._links(self._chains[request])
-        self._pools.sent(chain, engine, int(self.router.board.pool[engine]))
-        return engine
-
-    def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
-        chain = self._links(self._chains[request][: self._limits[request]])
-        return self._pools.holdings(chain, len(instances))
-
-    def _links(self, chain: Sequence[int]) -> list[Link]:
-        return [Link(block, self._size * at) for at, block in enumerate(chain, start=1)]
 
 
 Seconds = npt.NDArray[np.float64]

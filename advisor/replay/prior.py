@@ -7,17 +7,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import typer
 from rich.console import Console
 
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import NO_ROW
-from ..policies.hazard import OLDEST, Features, ReturnModel
+from ..policies.hazard import OLDEST, Features, Floats, ReturnModel
 from ..policies.lifecycle import Prior
-from ..policies.waits import STATED_FEATURE, STOP_FEATURES, Cohort, features
+from ..policies.waits import STATED_FEATURE, STOP_FEATURES, features
 from .recordings import RecordedTurn, Session
 
 STEPS: Final = 4000
@@ -54,7 +55,7 @@ def learn_prior(
     for done in range(0, steps, _STRIDE):
         warm = min(1.0, (done + _STRIDE) / (0.2 * steps))
         model.step = _STEP * warm * 0.5 * (1 + np.cos(np.pi * done / steps))
-        model.learn(known, age, returned, weight, min(_STRIDE, steps - done))
+        model.learn(known.__getitem__, age, returned, weight, min(_STRIDE, steps - done))
         progress(done)
     pauses = np.log(np.maximum(whole.age[whole.returned], 0.01))
     return Prior(model.scales, model.weights, float(pauses.mean()))
@@ -69,7 +70,16 @@ def _scales(known: Features) -> Features:
     return scales.astype(np.float32)
 
 
-def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
+class RecordedWaits(NamedTuple):
+    """Waits of recorded sessions; see ``ReturnModel.learn``."""
+
+    features: Features
+    age: Floats
+    returned: npt.NDArray[np.bool_]
+    weight: Floats
+
+
+def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> RecordedWaits:
     """Return every wait of recorded sessions, with all that a caller could state of it."""
     rng = np.random.default_rng(seed)
     known: list[Features] = []
@@ -80,7 +90,7 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
                 known.append(found)
                 ages.append(lasted)
     age = np.array(ages)
-    return Cohort(np.concatenate(known), age, age < OLDEST, np.ones(len(age)))
+    return RecordedWaits(np.concatenate(known), age, age < OLDEST, np.ones(len(age)))
 
 
 def _threads(turns: Sequence[RecordedTurn]) -> list[list[RecordedTurn]]:

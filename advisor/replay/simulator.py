@@ -195,11 +195,8 @@ class Instance:
             limit: How many of them a match may cover.
             unhashed: Blocks for tokens without a hash; returned blank when the request ends.
         """
-        hit = self.match(chain, limit)
+        hit, known, idle, new = self._sorted_out(chain, limit)
         references = self._references
-        known = [b for b in chain if b in references]
-        idle = [b for b in known if not references[b]]
-        new = [b for b in chain if b not in references]
         need = len(new) + unhashed
         if need > self.blank + self._free - len(idle):
             return None
@@ -223,17 +220,42 @@ class Instance:
         self._order.finished(request, now)
         self.blank += self._unhashed.pop(request)
         self.running -= 1
-        freed = []
-        for block in reversed(chain):
-            self._references[block] -= 1
-            if not self._references[block]:
-                freed.append(block)
+        references = self._references
+        if [*map(references.get, chain)].count(1) == len(chain):  # none of it is anybody else's
+            references.update(dict.fromkeys(chain, 0))
+            freed = list(chain[::-1])
+        else:
+            freed = []
+            for block in reversed(chain):
+                references[block] -= 1
+                if not references[block]:
+                    freed.append(block)
         self._free += len(freed)
         self._order.freed(request, freed, now)
 
+    def _sorted_out(
+        self, chain: Sequence[int], limit: int
+    ) -> tuple[int, Sequence[int], Sequence[int], Sequence[int]]:
+        """How many of the first ``limit`` blocks are matched, and which of all are cached, which of
+        these are free, and which are not cached."""
+        held = [*map(self._references.get, chain)]
+        blank = held.count(None)
+        match = held.index(None) if blank else len(chain)
+        known, new = chain[:match], chain[match:]
+        if blank < len(new):  # some are cached behind a gap
+            known = [b for b, uses in zip(chain, held, strict=True) if uses is not None]
+            new = [b for b, uses in zip(chain, held, strict=True) if uses is None]
+        idle = known
+        if held.count(0) < len(known):
+            idle = [b for b in known if not self._references[b]]
+        return min(match, limit), known, idle, new
+
     def _take(self, idle: Sequence[int], known: Sequence[int]) -> None:
-        for block in known:
-            self._references[block] += 1
+        if len(idle) == len(known):
+            self._references.update(dict.fromkeys(known, 1))
+        else:
+            for block in known:
+                self._references[block] += 1
         self._free -= len(idle)
 
     def _make_room(self, need: int, now: float) -> list[int]:

@@ -12,8 +12,9 @@ import numpy as np
 from ..tables.blocks import DEPTH_TIE, Selection, keep_chains_whole
 from ..tables.edges import AllEdges
 from ..tables.front import Front
-from ..types import Rows, layer_mask
+from ..types import Rows
 from .policy import Policy, Scores, View
+from .rules import names_any
 
 Detach = Callable[[View, Rows], Policy]
 
@@ -65,21 +66,14 @@ class Copied(NamedTuple):
 def copied(view: View, policy: Policy, rows: Rows) -> Copied:
     """Copies of rows, int32 ``[n]``, ascending, and what their scores depend on: of runs where
     nothing is asked of single blocks."""
-    runs = hasattr(policy, "detached") and not view.blocks.had_copies
+    # What is kept is counted in blocks, and copies are of blocks. Without the lock this is a guess,
+    # which spares the copies of runs that would be of no use.
+    alone = view.blocks.had_copies or names_any(view, Selection(view.blocks, rows))
+    runs = hasattr(policy, "detached") and not alone
     found = _copied(view, policy, rows, runs)
-    # What is kept is counted in blocks, and copies are of blocks.
-    if runs and (found.front.had_copies or _names_anything(found)):
+    if runs and (found.front.had_copies or names_any(found.view, found.every)):
         return _copied(view, policy, rows, False)
     return found
-
-
-def _names_anything(found: Copied) -> bool:
-    """Whether any block is of a protected layer, or leased."""
-    view, front = found.view, found.front
-    named = np.take(layer_mask(view.rules.protected_layers), front.layer)
-    if front.pinned_until.flags.writeable:
-        named |= front.pinned_until > view.now
-    return bool(named.any())
 
 
 def _copied(view: View, policy: Policy, rows: Rows, runs: bool) -> Copied:

@@ -35,8 +35,9 @@ _NEVER: Final = -np.inf
 _NOBODY: Final = np.zeros(0, dtype=np.bool_)
 
 
-def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
-    """The ``limit`` blocks, protected blocks and copies that the view's engine should lose first.
+def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> EvictionRanking:
+    """The ``limit`` blocks, protected blocks and copies that the view's engine should lose first;
+    ``for_copies``: and which of them are worth a copy.
 
     The ranking has no epoch yet: its publisher numbers it. Whoever holds the graph's lock lets
     nobody in meanwhile; else it is held while columns are copied, part by part.
@@ -50,20 +51,25 @@ def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     there = (tiers & int(Tier.HOT)) != 0
     scores = _ruled_scores(front, policy, there)
     if front.front.lengths is not None:
-        return _of_runs(front, scores, there, limit)
+        return _of_runs(front, scores, there, limit, for_copies)
     demoting = _demoting(scores, blocks, held, tiers, limit)
     scores = _tail_first(scores, blocks, held, there)
     open_to_loss = scores > PROTECTED_BELOW
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
-    wanted = worth_spilling(tables, held.rows[victims], view.now)
-    named = (victims, protected, np.concatenate([victims[wanted], protected]), demoting)
+    spill = victims[:0]
+    if for_copies:
+        wanted = worth_spilling(tables, held.rows[victims], view.now)
+        spill = np.concatenate([victims[wanted], protected])
+    named = (victims, protected, spill, demoting)
     keys, salt = held.of(blocks.keys), tables.salt(view.engine)
     order, late, spill, demote = (np.take(keys, places) ^ salt for places in named)
     return EvictionRanking(0, view.now, order, late, spill, demote)
 
 
-def _of_runs(copied: Copied, scores: Scores, there: Mask, limit: int) -> EvictionRanking:
+def _of_runs(
+    copied: Copied, scores: Scores, there: Mask, limit: int, for_copies: bool
+) -> EvictionRanking:
     """As ``rank``, of runs of blocks none of which is kept, and none of which has a copy."""
     view, front = copied.view, copied.front
     lengths = front.lengths
@@ -73,6 +79,8 @@ def _of_runs(copied: Copied, scores: Scores, there: Mask, limit: int) -> Evictio
     found = core.highest_of_runs(copied.whole(scores), lengths, there, runs, offsets)
     runs, places = runs[:found], front.starts[runs[:found]] + offsets[:found]
     order = front.keys_of_all[places] ^ view.tables.salt(view.engine)
+    if not for_copies:
+        return replace(EvictionRanking.empty(view.now), order=order)
     wanted = worth_spilling(view.tables, copied.every.rows, view.now)[runs]
     return replace(EvictionRanking.empty(view.now), order=order, spill_first=order[wanted])
 
@@ -135,9 +143,10 @@ _FRONT: Final = 4_096  # blocks of a ranking: a second of evictions; chosen
 
 
 def rank_by_ruler(
-    view: View, policy: Policy, referee: Referee | None, limit: int
+    view: View, policy: Policy, referee: Referee | None, limit: int, for_copies: bool = True
 ) -> EvictionRanking:
-    """What the view's engine should lose first, by the policy or by LRU.
+    """What the view's engine should lose first, by the policy or by LRU; ``for_copies`` as in
+    ``rank``.
 
     The policy learns in any case; with a ``limit`` of 0 that is all. Where LRU rules, the ranking
     has no order; but where room is reserved for sessions, it has LRU's order under the rules. The
@@ -150,27 +159,30 @@ def rank_by_ruler(
     if limit <= 0:
         return EvictionRanking.empty(view.now)
     if not is_under_lru(view.engine, policy, referee):
-        return rank(view, policy, limit)
-    has_room = view.rules.reserved > 0
-    return rank(view, LruPolicy(), limit) if has_room else _only_kept(view, limit)
+        return rank(view, policy, limit, for_copies)
+    if view.rules.reserved > 0:
+        return rank(view, LruPolicy(), limit, for_copies)
+    return _only_kept(view, limit, for_copies)
 
 
-def _keeps_nothing(view: View) -> bool:
+def _keeps_nothing(view: View, for_copies: bool) -> bool:
     """Whether the view's engine has neither tiers nor a block that may be protected or leased: then
     there is nothing to say where LRU rules."""
+    if not for_copies:
+        return not names_anything(view)
     words = view.tables.words.get(view.engine)
     if words is None or words.tiers is not None or words.pressure is None:
         return False  # it may have tiers, and not have said so yet
     return not names_anything(view)
 
 
-def _only_kept(view: View, limit: int) -> EvictionRanking:
+def _only_kept(view: View, limit: int, for_copies: bool) -> EvictionRanking:
     """Without an order. What is leased, and what stands before it in its chains, is kept as what is
     protected is; it goes before that, each chain tail first."""
     with view.lock:
-        if _keeps_nothing(view):
+        if _keeps_nothing(view, for_copies):
             return EvictionRanking.empty(view.now)
-    ranking = replace(rank(view, LruPolicy(), limit), order=as_keys([]))
+    ranking = replace(rank(view, LruPolicy(), limit, for_copies), order=as_keys([]))
     with view.lock:
         return _with_leased(view, ranking)
 

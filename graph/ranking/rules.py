@@ -52,10 +52,18 @@ def kept_share(view: View) -> float:
 
 def names_anything(view: View) -> bool:
     """Whether any block of the engine's pool is of a protected layer, or leased."""
-    blocks, resident = view.blocks, view.blocks.holding(view.engine)
-    named = np.take(layer_mask(view.rules.protected_layers), resident.of(blocks.layer))
+    blocks = view.blocks
+    # Mostly none is of those that it held lately either, and these are known sooner.
+    lately = Selection(blocks, blocks.candidates(view.engine))
+    return names_any(view, lately) and names_any(view, blocks.holding(view.engine))
+
+
+def names_any(view: View, picked: Selection) -> bool:
+    """Whether any of these blocks is of a protected layer, or leased."""
+    blocks = view.blocks
+    named = np.take(layer_mask(view.rules.protected_layers), picked.of(blocks.layer))
     if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
-        named |= resident.of(blocks.pinned_until) > view.now
+        named |= picked.of(blocks.pinned_until) > view.now
     return bool(named.any())
 
 
@@ -408,15 +416,15 @@ def _ranks(view: View, picked: Selection, there: Mask | None) -> Ranks:
     has_copies = view.blocks.had_copies
     if has_copies:
         has_copies = bool((view.blocks.own_tiers(view.engine, picked) & COPIES).any())
-    beyond: Mask | None = None  # looked for once something is to be kept
+    protected, leased = is_protected(view, picked), is_pinned(view, picked)
+    kept = protected | leased
+    if kept.any():
+        kept &= limited_by(view, picked, protected, leased, there) == Limit.NONE
+    bounded = {is_protected: protected & kept, is_pinned: leased & kept}
     for rule in RULES:
         if rule.with_copies and not has_copies:
             continue
-        applies = rule.applies(view, picked)
-        if rule.bounded and applies.any():
-            if beyond is None:
-                beyond = np.asarray(limits_of_kept(view, picked, there) != Limit.NONE)
-            applies = applies & ~beyond
+        applies = bounded[rule.applies] if rule.bounded else rule.applies(view, picked)
         if applies.any():
             ranks += applies * np.int8(rule.weight)
     return ranks

@@ -132,8 +132,9 @@ class Front(BlockTable):
         if not len(at):
             return
         ahead = ahead[at]
+        both = np.insert(np.arange(self.size), at + 1, at)
         found = {
-            name: each if name == "keys of all" else np.insert(each, at + 1, each[at])
+            name: each if name == "keys of all" else each[both]
             for name, each in self._found.items()
         }
         new = at + 1 + np.arange(len(at))

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from kvgraph.advisor.replay.fleet_traffic import Signals
-from kvgraph.advisor.replay.plan import MemoryRouting
 from kvgraph.advisor.replay.reader import infer_sessions
 from kvgraph.advisor.replay.simulator import Instance, LruOrder, PrefixAffinity, Router, simulate
 from kvgraph.advisor.replay.trace import Trace
 
 from ..figures import Figures
+from ..lab.seed_workload import MemoryRouting
 from ..policies.policies_fleets import default_sessions, fleet, halves, sessions_in
 
 

@@ -10,12 +10,14 @@ from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
+from kvgraph.advisor.fleet.pools import Link, PoolShadows
+from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.policies.registry import new_policy
 from kvgraph.advisor.replay.analysis import needed_at_once, own_history, session_blocks
 from kvgraph.advisor.replay.arms import BY_DEFAULT, HINTS, Settings, new_orders, run_cells
 from kvgraph.advisor.replay.fast import infinite_hits
 from kvgraph.advisor.replay.graph_order import GraphOrder, SimulatedSidecar
-from kvgraph.advisor.replay.plan import FleetRouting, MemoryRouting, NotingRouter
+from kvgraph.advisor.replay.plan import FleetRouting, NotingRouter
 from kvgraph.advisor.replay.simulator import (
     EvictionOrder,
     HostTier,
@@ -424,6 +426,27 @@ def endless(trace: Trace) -> float:
 
 def _run(shared: tuple[Trace, FleetSize], arm: FleetArm) -> FleetFound:
     return run_fleet(*shared, arm)
+
+
+class MemoryRouting(FleetRouting):
+    """Routes as the proxy does where engines have no graph: by shadows of their pools."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(trace)
+        self._pools = PoolShadows()
+
+    def __call__(self, request: int, instances: Sequence[Instance]) -> int:
+        engine = super().__call__(request, instances)
+        chain = self._links(self._chains[request])
+        self._pools.sent(chain, engine, int(self.router.board.pool[engine]))
+        return engine
+
+    def _holdings(self, request: int, instances: Sequence[Instance]) -> Holdings:
+        chain = self._links(self._chains[request][: self._limits[request]])
+        return self._pools.holdings(chain, len(instances))
+
+    def _links(self, chain: Sequence[int]) -> list[Link]:
+        return [Link(block, self._size * at) for at, block in enumerate(chain, start=1)]
 
 
 def _router(trace: Trace, arm: FleetArm, store: HostTier | None) -> Router:

@@ -107,6 +107,15 @@ def test_nothing_is_copied_of_an_abandoned_branch(cache: Cache) -> None:
     assert cache.spilling == [4, 1]
 
 
+def test_who_asks_for_no_copies_gets_the_same_order(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, 3)
+    cache.turn("other", 1, 5, waiting_for_tool=True)
+    whole, bare = cache.graph.rank("e", 100), cache.graph.rank("e", 100, for_copies=False)
+    assert bare.order.tolist() == whole.order.tolist()
+    assert whole.spill_first.size
+    assert not bare.spill_first.size
+
+
 def test_where_ends_are_said_the_others_are_expected_back(cache: Cache) -> None:
     """Nine of ten sessions have one turn, and say so: of those that do not, all return."""
     for number in range(100):
