@@ -79,9 +79,11 @@ MENDS: Final = (
     Mend("a salt does not follow from a key", "advisor/memory/proxy.py", "digest_size=16, key=key[:64])", "digest_size=16)", _CALLERS),
     # Traces and plans
     Mend("a child before its parent", _READER, "self._same[other] = one", "pass", f"{_TRACES} -k child"),
-    Mend("a byte order mark", "advisor/replay/reader.py", "line = line.removeprefix(_MARK) if number == 1 else line", "pass", f"{_TRACES} -k mark"),
+    Mend("a byte order mark", "advisor/replay/reader.py", "line = line.removeprefix(_MARK)  # of a file that was appended, too", "pass", f"{_TRACES} -k mark"),
     Mend("a byte order mark in a session", "advisor/replay/reader.py", "return data.removeprefix(_MARK)", "return data", f"{_TRAFFIC} -k mark"),
     Mend("null is absent", _FORMATS, "output_length: Tokens | None = None", "output_length: Tokens = 0", f"{_TRACES} -k null"),
+    Mend("a byte order mark of an appended file", _READER, "line = line.removeprefix(_MARK)  #", "line = line.removeprefix(_MARK) if number == 1 else line  #", f"{_TRACES} -k mark"),
+    Mend("empty cells of tables", _FORMATS, "filled = _EMPTY_CELL.sub(rb\"\\1null\", data)", "filled = data", f"{_TRACES} -k null"),
     Mend("numbers of tables", _FORMATS, "msgspec.json.Decoder(Line, strict=False)", "msgspec.json.Decoder(Line)", f"{_TRACES} -k null"),
     Mend("sessions without time stamps", _FORMATS, "timed=False)", "timed=True)", f"{_TRACES} -k stamps"),
     Mend("numbers of sixty-four bits", _WEKA, "hash_ids = array(\"Q\", entry.hash_ids)", "hash_ids = array(\"I\", entry.hash_ids)", f"{_TRAFFIC} -k bits"),
