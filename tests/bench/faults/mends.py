@@ -145,6 +145,7 @@ MENDS: Final = (
     Mend("one caller's cookie is no other's", "advisor/fleet/upstream.py", "cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),", "cookies=CookieJar(),", f"{_HOSTILE} -k cookie"),
     Mend("sessions are their callers' own", "advisor/fleet/callers.py", "parts = [*keys_of(headers), *said]", "parts = [*said]", "tests/fleet/route/test_route_proxy.py -k other_keys"),
     Mend("tools that a server runs run once", "advisor/fleet/callers.py", "if not isinstance(tools, list) or not all(map(_is_clients, tools)):", "if False:", _RETRIES),
+    Mend("a prompt that a server keeps may have tools", "advisor/fleet/callers.py", "    if path == _STORES and fields.get(\"prompt\") is not None:", "    if False:", _RETRIES),
     Mend("a response that is kept is asked for once", "advisor/fleet/callers.py", "return Effect.KEEPS if keeps else Effect.NONE", "return Effect.NONE", _RETRIES),
     Mend("a body that is not read may do anything", "advisor/fleet/callers.py", "if fields is None or any(", "if fields is not None and any(", _RETRIES),
     Mend("names of models are logged escaped", "advisor/fleet/engines.py", "ascii(each)[1:-1] for each in models", "each for each in models", f"{_HOSTILE} -k forges"),
