@@ -392,6 +392,8 @@ def _effect(path: str, fields: Mapping[str, Any] | None) -> Effect:
     tools = fields.get("tools") or []
     if not isinstance(tools, list) or not all(map(_is_clients, tools)):
         return Effect.ACTS
+    if path == _STORES and fields.get("prompt") is not None:  # kept at the server, tools and all
+        return Effect.ACTS
     store = fields.get("store")
     keeps = store is not False if path == _STORES else store not in (None, False)
     return Effect.KEEPS if keeps else Effect.NONE

@@ -46,9 +46,18 @@ def cache_facts(exposition: str) -> CacheFacts:
         return CacheFacts()
     if not ranks or not 0 <= tokens <= _MOST:
         return CacheFacts()
-    algorithm = ranks[0].get("prefix_caching_hash_algo", "")[:_LONGEST_NAME]
-    hashing = f"blocks of {int(ranks[0]['block_size'])} tokens" + f", {algorithm}" * bool(algorithm)
-    return CacheFacts(tokens, hashing)
+    return CacheFacts(tokens, _hashing(ranks[0]))
+
+
+def _hashing(rank: dict[str, str]) -> str:
+    """Describe how a rank hashes blocks; empty where it states no block size, as with a stated
+    capacity it need not."""
+    algorithm = rank.get("prefix_caching_hash_algo", "")[:_LONGEST_NAME]
+    try:
+        size = f"blocks of {int(rank['block_size'])} tokens"
+    except (ValueError, KeyError):
+        return ""
+    return size + f", {algorithm}" * bool(algorithm)
 
 
 def _tokens(rank: dict[str, str]) -> int:

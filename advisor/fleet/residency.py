@@ -16,6 +16,7 @@ from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ...graph.wire.frames import BAD_PAYLOAD
 from ..tools.remote import TOKEN_VARIABLE
 from .router import Holdings
+from .upstream import whole_answer
 
 _MOST_TOKENS: Final = 1 << 40  # of a context; chosen: sums of them fit in 64 bits
 
@@ -238,7 +239,8 @@ class ResidencyView:
         """Poll one sidecar; returns nothing if it does not answer."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer = await self._client.get(
+                answer = await whole_answer(
+                    self._client,
                     f"{sidecar.http}/v1/sessions",
                     params={"limit": MOST_SESSIONS},
                     headers={"Authorization": f"Bearer {sidecar.token}"},
@@ -248,10 +250,13 @@ class ResidencyView:
             if (code := error.response.status_code) != _BUSY:
                 self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
             return {}
+        except httpx.DecodingError as error:
+            self._note(sidecar.http, f"does not answer as a sidecar does ({error})")
+            return {}
         except (httpx.HTTPError, TimeoutError):
             self._note(sidecar.http, "does not answer")
             return {}
-        except (httpx.InvalidURL, ValueError, *BAD_PAYLOAD) as error:  # also what its note says
+        except Exception as error:  # whatever its answer and its note say: others are polled too
             why = str(error) or type(error).__name__
             self._note(sidecar.http, f"does not answer as a sidecar does ({why})")
             return {}
@@ -274,9 +279,9 @@ class ResidencyView:
             return
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer = await self._client.get(f"{sidecar.http}/status")
+                answer = await whole_answer(self._client, f"{sidecar.http}/status")
             told = hashing_in(answer.raise_for_status().content)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, *BAD_PAYLOAD):
+        except (httpx.HTTPError, TimeoutError, *BAD_PAYLOAD):
             return  # it is asked again next time; what it said of sessions stands
         self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
 

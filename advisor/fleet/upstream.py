@@ -7,10 +7,11 @@ import asyncio
 import functools
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -115,6 +116,10 @@ _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
 Chosen."""
 ENGINE_HEADER: Final = b"x-kvgraph-engine"
 """Header of an answer with the engine's number, as in ``GET /fleet``."""
+MOST_ANSWER: Final = 16 << 20
+"""Bytes of an answer to a question of the proxy's own; chosen: several times the largest
+``/metrics``."""
+_OF_LENGTH: Final = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}
@@ -263,7 +268,7 @@ class Upstream:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._client.get(path, timeout=timeout_s)
+                return await whole_answer(self._client, path, timeout=timeout_s)
         except TimeoutError:
             raise httpx.ReadTimeout(f"not all of the answer came in {timeout_s:g} s") from None
 
@@ -350,6 +355,33 @@ class Upstream:
         if not path.startswith(base) or not is_served(path[len(base) :].decode("ascii")):
             raise BadRequestError("the path leads elsewhere than to /v1/…")
         return request
+
+
+async def whole_answer(
+    client: httpx.AsyncClient,
+    url: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    **more: Any,
+) -> httpx.Response:
+    """Return the whole answer to a GET, its content as it was sent.
+
+    What is compressed nevertheless is not unpacked: a few KiB may become gigabytes, and everybody
+    else's requests would wait for that.
+
+    Raises:
+        httpx.HTTPError: There is none, or it is larger than ``MOST_ANSWER``.
+    """
+    asked = {**headers, "Accept-Encoding": "identity"}
+    content = bytearray()
+    async with client.stream("GET", url, headers=asked, **more) as answer:
+        async for chunk in answer.aiter_raw():
+            content += chunk
+            if len(content) > MOST_ANSWER:
+                raise httpx.DecodingError(f"an answer of more than {MOST_ANSWER >> 20} MiB")
+    kept = [each for each in answer.headers.raw if each[0].lower() not in _OF_LENGTH]
+    return httpx.Response(
+        answer.status_code, headers=kept, content=bytes(content), request=answer.request
+    )
 
 
 def _is_preamble(first: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO, cast
+from typing import Annotated, Any, Final, TextIO, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -115,6 +116,8 @@ HEADER_VERSION: Final = 1
 
 # Not strict: exporters of tables write 1024.0 or "1024" where a column has a null.
 _decoder: Final = msgspec.json.Decoder(Line, strict=False)
+_EMPTY_CELL: Final = re.compile(rb'(:\s*)(?:NaN|"")(?=\s*[,}])')
+_T = TypeVar("_T")
 
 
 def decode_line(data: bytes) -> Line:
@@ -124,9 +127,21 @@ def decode_line(data: bytes) -> Line:
         TraceError: It is not JSON, or a field has a wrong type or value. Names the field only.
     """
     try:
-        return _decoder.decode(data)
+        return decoded(_decoder, data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(str(error) or type(error).__name__) from None
+
+
+def decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
+    """Decode JSON in which an empty cell of a table may be NaN or an empty text, if nothing else
+    fits."""
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError:
+        filled = _EMPTY_CELL.sub(rb"\1null", data)
+        if filled == data:
+            raise
+    return decoder.decode(filled)
 
 
 def detect(first: Line) -> Format:
@@ -175,7 +190,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 number += 1
                 if len(line) > MAX_LINE:
                     raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
-                line = line.removeprefix(_MARK) if number == 1 else line
+                line = line.removeprefix(_MARK)  # of a file that was appended, too
                 if line and not line.isspace():
                     yield number, line
     except EOFError:

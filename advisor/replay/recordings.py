@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from .reader import read_whole
+from .reader import decoded, read_whole
 from .trace import TraceError
 
 MAX_FILE: Final = 256 << 20  # bytes, unpacked: chosen; the largest recorded session has 12 MB
@@ -139,7 +139,7 @@ def read_session(path: Path) -> Session:
     """
     data = read_whole(path, MAX_FILE)
     try:
-        file = _decoder.decode(data)
+        file = decoded(_decoder, data)
         scope = file.hash_id_scope or _SCOPES[0]
         if scope not in _SCOPES:
             raise TraceError(f"hash_id_scope = {scope!r}: allowed: {', '.join(_SCOPES)}")

@@ -144,7 +144,7 @@ def answer_to(
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(url, error) from None
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, OverflowError) as error:  # the last: no port is so large
         reason = getattr(error, "reason", error)
         raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
     except (ValueError, RecursionError):

@@ -8,6 +8,7 @@ Message format: https://docs.vllm.ai, ``vllm.distributed.kv_events``.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -93,28 +94,31 @@ KvEvent = _MapEvent | _ArrayEvent
 """An event as the publisher sent it; see ``KvEventDecoder.translate``."""
 
 
+# A batch's time is not read: one that is missing or no number costs no events.
+
+
 class _ArrayOfArrays(msgspec.Struct, array_like=True):
-    ts: float
+    ts: msgspec.Raw
     events: list[_ArrayEvent]
 
 
 class _ArrayOfMaps(msgspec.Struct, array_like=True):
-    ts: float
+    ts: msgspec.Raw
     events: list[_MapEvent]
 
 
 class _MapOfMaps(msgspec.Struct):
-    ts: float
+    ts: msgspec.Raw
     events: list[_MapEvent]
 
 
 class _ArrayOfRaw(msgspec.Struct, array_like=True):
-    ts: float
+    ts: msgspec.Raw
     events: list[msgspec.Raw]
 
 
 class _MapOfRaw(msgspec.Struct):
-    ts: float
+    ts: msgspec.Raw
     events: list[msgspec.Raw]
 
 
@@ -348,7 +352,7 @@ def _key(value: AnyHash) -> int:
 
 
 def _pack(hashes: Hashes) -> bytes:
-    try:
-        return np.array(hashes, dtype="<u8").tobytes()
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_key(value) for value in hashes], dtype="<u8").tobytes()
+    if not any(isinstance(value, bytes) for value in hashes):  # numpy reads digits in them
+        with contextlib.suppress(OverflowError):  # signed ones
+            return np.array(hashes, dtype="<u8").tobytes()
+    return np.array([_key(value) for value in hashes], dtype="<u8").tobytes()

@@ -93,6 +93,7 @@ def test_version(run: Run) -> None:
         (["serve", "--config", "/does/not/exist.toml"], "No such file"),
         (["status"], "no sidecar of this user is running"),
         (["status", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
+        (["status", "--url", "http://127.0.0.1:99999"], "no sidecar answers"),
         (["status", "--url", "ftp://x"], "is not a URL"),
         (["explain", "12", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
     ],

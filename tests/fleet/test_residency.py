@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.fleet import residency
+from kvgraph.advisor.fleet import residency, upstream
 from kvgraph.advisor.fleet.command import sidecars_with
 from kvgraph.advisor.fleet.residency import TIMEOUT_S, ResidencyView
 from kvgraph.advisor.fleet.router import Holdings
@@ -195,6 +196,41 @@ def test_a_sidecar_that_never_ends_its_answer_holds_nobody_up() -> None:
     assert list(view.silent.values()) == ["does not answer", "does not answer", None]
 
 
+def test_an_answer_that_is_compressed_unasked_is_not_unpacked() -> None:
+    """A few KiB may become gigabytes, and everybody else's requests would wait for that."""
+
+    class Compressing(Sidecar):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"ccept-Encoding: identity\r\n" in head
+            is_packed = (b"GET /status" in head) == (self is packed_status)
+            answer = self.status if b"GET /status" in head else self.sessions
+            if is_packed:
+                answer = gzip.compress(answer)
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n")
+            else:
+                writer.write(b"HTTP/1.1 200 OK\r\n")
+            writer.write(b"content-length: %d\r\n\r\n" % len(answer) + answer)
+            await writer.drain()
+            writer.close()
+
+    packed_status = Compressing(session("t", "b", 4), b="sha256 2")
+    view = looked(Compressing(session("s", "a", 4), a="sha256 1"), packed_status)
+    assert len(view) == 1
+    view.note_home("t", 0)
+    assert view.hashing(0) == ""
+
+
+def test_a_sidecar_whose_answer_is_too_large_is_not_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "MOST_ANSWER", 1 << 20)
+    large = Sidecar(session("t" * (1 << 20), "host:1", 4))
+    view = looked(large, Sidecar(session("s", "host:1", 4)))
+    assert len(view) == 1
+    assert "an answer of more than 1 MiB" in " ".join(filter(None, view.silent.values()))
+
+
 def test_how_engines_hash_blocks_is_asked_once_and_known_by_their_sessions() -> None:
     sidecar = Sidecar(session("s", "a", 4), session("t", "b", 4), session("u", "new", 4),
                       a="sha256 1", b="sha256 2")  # fmt: skip
@@ -299,18 +335,21 @@ def test_a_round_that_fails_is_counted_and_followed_by_another(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("note", ["http://[", "http://a b", "x", "http://127.0.0.1:1/\x00"])
+@pytest.mark.parametrize(
+    "note", ["http://[", "http://a b", "x", "http://127.0.0.1:1/\x00", "http://127.0.0.1:99999"]
+)
 def test_a_note_whose_address_is_none_costs_no_other_sidecar(note: str) -> None:
     async def run() -> None:
         sidecar = Sidecar(session("s", "host:1", 4))
         server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        notes = [RunningSidecar(1, "", note, "é"), RunningSidecar(1, "", url, "secret")]
-        view = ResidencyView(lambda: notes)
-        await view.poll()
-        assert len(view) == 1
-        assert view.silent[note] is not None
-        await view.close()
+        for token in ("secret", "é"):
+            notes = [RunningSidecar(1, "", note, token), RunningSidecar(1, "", url, "secret")]
+            view = ResidencyView(lambda notes=notes: notes)
+            await view.poll()
+            assert len(view) == 1
+            assert view.silent[note] is not None
+            await view.close()
         server.close()
 
     asyncio.run(run())

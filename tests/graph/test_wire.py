@@ -263,6 +263,25 @@ def test_an_event_that_means_nothing_costs_only_itself(
     assert decoder.torn == ("medium" not in change or change["medium"] == 7)
 
 
+@pytest.mark.parametrize("ts", [None, "2026-11-29", [], {"at": 1.5}, 1 << 63])
+@pytest.mark.parametrize("known", [True, False], ids=["later", "first"])
+def test_a_batchs_time_costs_no_events_whatever_it_is(ts: object, known: bool) -> None:
+    """Nothing reads it, and a batch that is refused is a gap that no replay fills."""
+    decoder = KvEventDecoder()
+    if known:
+        assert decoder.decode_payload(encode([1.5, [STORED]]))
+    unknown = {"type": "BlockTeleported"}
+    assert decoder.decode_payload(encode([ts, [STORED, unknown, REMOVED]])) == OURS[:2]
+    assert KvEventDecoder().decode_payload(encode({"ts": ts, "events": [STORED]})) == OURS[:1]
+
+
+def test_digits_in_a_hash_are_bytes_like_all_others() -> None:
+    stored = {**STORED, "block_hashes": [b"12345678", 12345678]}
+    (told,) = KvEventDecoder().decode_payload(encode([1.5, [stored]]))
+    number = int.from_bytes(b"12345678", "big")
+    assert told == BlocksStored(pack(number, 12345678), 9, 16, "s")
+
+
 def test_a_copy_need_not_say_more_than_its_hash() -> None:
     """vLLM's OffloadingConnector tells copies without their size, tokens and parent."""
     copy = {**STORED, "medium": "CPU", "block_size": 0, "token_ids": [], "parent_block_hash": None}

@@ -226,6 +226,8 @@ def test_a_byte_order_mark_is_left_out(tmp_path: Path, name: str, rows: list[Any
     assert len(load_trace(path)) == len([row for row in rows if "hash_ids" in row])
     path.write_bytes(b"\xef\xbb\xbf\n" + text.removeprefix(b"\xef\xbb\xbf"))
     assert len(load_trace(path)) > 0
+    path.write_bytes(text + b"\r\n" + text)  # one file appended to the other
+    assert rows is not MOONCAKE or len(load_trace(path)) == 2 * len(rows)
 
 
 def test_what_is_null_is_absent_and_what_a_table_writes_is_a_number(tmp_path: Path) -> None:
@@ -239,6 +241,17 @@ def test_what_is_null_is_absent_and_what_a_table_writes_is_a_number(tmp_path: Pa
     assert trace.input_tokens.tolist() == [1024, 1500]
     with pytest.raises(TraceError, match=r"t\.jsonl:1: .*output_length"):
         load_trace(write(tmp_path / "t.jsonl", [{**MOONCAKE[0], "output_length": 1.5}]))
+
+
+@pytest.mark.parametrize("nothing", ["NaN", '""', "null"])
+def test_a_tables_empty_cells_are_null(tmp_path: Path, nothing: str) -> None:
+    head = '{"session_id": "a", "timestamp": 0, "input_length": 1024, "hash_ids": [1, 2]'
+    path = tmp_path / "t.jsonl"
+    path.write_text(f'{head}, "delay": {nothing}, "output_length":{nothing} }}\n{head}}}\n')
+    assert load_trace(path).output_tokens.tolist() == [0, 0]
+    path.write_text(f'{{"timestamp": 0, "input_length": {nothing}, "hash_ids": [1, 2]}}\n')
+    with pytest.raises(TraceError, match=r"t\.jsonl:1: .*"):
+        load_trace(path)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", '{"kvgraph_trace":1,"block_size":16}\n'])

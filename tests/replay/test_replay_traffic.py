@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -278,6 +279,13 @@ def test_numbers_have_sixty_four_bits_and_what_is_null_is_absent(tmp_path: Path)
     assert (found.turns[0].output_tokens, found.tool_tokens, found.is_global) == (0, 0, False)
     numbers = BlockNumbers(64)
     assert numbers.prompt(play(found)) == [0, 1, 2]
+
+
+def test_a_tables_empty_cell_is_null_in_a_session_too(tmp_path: Path) -> None:
+    asked = {"t": 0, "in": 192, "out": math.nan, "stop": "", "hash_ids": [1, 2, 3]}
+    assert session(tmp_path, [asked]).turns[0].output_tokens == 0
+    with pytest.raises(TraceError, match=r"requests\[0\].in"):
+        session(tmp_path, [{**asked, "in": math.nan}])
 
 
 def test_a_session_of_which_no_time_was_recorded_ends(tmp_path: Path) -> None:

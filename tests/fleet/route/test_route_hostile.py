@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from kvgraph.advisor.cli import main
+from kvgraph.advisor.fleet import upstream as asked_engines
 from kvgraph.advisor.fleet.app import proxy_status
 from kvgraph.advisor.fleet.engines import HealthWatch
 from kvgraph.advisor.fleet.proxy import FleetProxy
@@ -102,6 +104,28 @@ def test_an_answer_that_cannot_be_read_ends_no_watch(path: str) -> None:
                     await asyncio.sleep(0.02)
             engine.raw.clear()
             await fleet.until(True)
+
+    asyncio.run(run())
+
+
+def test_an_engines_answer_to_the_proxy_is_bounded_and_not_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asked_engines, "MOST_ANSWER", 1 << 16)
+    packed = gzip.compress(bytes(1 << 20))
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+
+    async def run() -> None:
+        engine = StandInEngine()
+        engine.raw["/metrics"] = head % len(packed) + packed
+        async with routed([engine]) as fleet:
+            await fleet.until(True)  # it need not say how large its pool is
+            asked = fleet.proxy.engines.upstreams[0]
+            assert (await asked.ask("/metrics", 20.0)).content == packed
+            engine.raw.clear()
+            engine.metrics = "x" * (1 << 17)
+            with pytest.raises(httpx.DecodingError, match="more than 0 MiB"):
+                await asked.ask("/metrics", 20.0)
 
     asyncio.run(run())
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from kvgraph.advisor.fleet.board import EngineBoard
-from kvgraph.advisor.fleet.engines import HealthWatch, cache_facts
+from kvgraph.advisor.fleet.engines import CacheFacts, HealthWatch, cache_facts
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
 
@@ -44,6 +44,21 @@ def said(blocks: str, engine: int = 0) -> str:
 )
 def test_a_pool_is_as_large_as_the_engine_says(exposition: str, tokens: int) -> None:
     assert cache_facts(exposition).tokens == tokens
+
+
+@pytest.mark.parametrize("size", ['block_size="None",', 'block_size="auto",', ""])
+def test_an_engine_that_states_no_block_size_is_up_all_the_same(size: str) -> None:
+    label = f'vllm:cache_config_info{{{size}kv_cache_size_tokens="4096"}} 1.0\n'
+    assert cache_facts(label) == CacheFacts(4096, "")
+
+    async def run() -> None:
+        engine = StandInEngine()
+        engine.metrics = label
+        async with routed([engine]) as fleet:
+            await fleet.until(True)
+            assert fleet.proxy.board.pool.tolist() == [4096]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_an_engine_with_other_blocks_gets_requests_and_is_named() -> None:

@@ -106,6 +106,7 @@ EFFECTS: list[tuple[str, dict[str, Any] | bytes]] = [
     ("/v1/responses", {"store": False, "previous_response_id": "resp_1"}),
     ("/v1/responses", {"store": False, "conversation": {"id": "c"}}),
     ("/v1/responses", {"store": False, "background": True}),
+    ("/v1/responses", {"store": False, "prompt": {"id": "pmpt_1", "version": "2"}}),
     ("/v1/chat/completions", {"store": True}),
     ("/v1/chat/completions", {"store": 1}),
     ("/v1/chat/completions", {"tools": [MCP]}),
@@ -121,6 +122,8 @@ NO_EFFECTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"tools": [OWN, {"type": "custom"}], "store": False}),
     ("/v1/messages", {"tools": [{"name": "bash", "input_schema": {}}]}),
     ("/v1/completions", {"background": None}),
+    ("/v1/completions", {"prompt": "text"}),
+    ("/v1/responses", {"store": False, "prompt": None}),
 ]
 
 
