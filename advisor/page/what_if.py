@@ -26,7 +26,7 @@ from ..policies.registry import POLICIES, new_policy
 from ..shadows.ceiling import Walked, WindowPlay
 from ..shadows.pools import OtherWeights
 from ..words.times import Unix
-from ..words.words import heeded, weight_meanings
+from ..words.words import WEIGHT_MEANINGS, heeded
 from .page import NameQuery, Page, answered, chosen_engine
 from .shadows import Shadows, shadows_of
 
@@ -196,7 +196,7 @@ def weights_of(page: Page, written: Config | None = None) -> Weights:
         protected_layers=sorted(score.protected_layers),
         defaults=_numbers_of(default, numbers),
         edge_type_defaults=default.edge_types.model_dump(),
-        meanings=weight_meanings(),
+        meanings=dict(WEIGHT_MEANINGS),
         layers=list(LAYER_NAMES),
         file=watch.file,
         is_editable=watch.file is not None,

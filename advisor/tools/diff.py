@@ -6,7 +6,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -35,9 +36,8 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compare two recordings, or two stretches of time: what was found, and what moved most."""
-
-    stretches = Stretches(url)
-    found = [stretches.of(name) for name in (before, after)]
+    whole = cache(lambda origin: origin_of(origin or url).happened())
+    found = [stretch(name, whole) for name in (before, after)]
     both = sums_of(found[0]), sums_of(found[1])
     unknown = list(dict.fromkeys(text for each in found for text in each.unknown))
     if as_json:
@@ -52,7 +52,6 @@ def diff(
 
 
 def _is_known(row: Row) -> bool:
-    """Whether a row has a figure other than zero or unknown."""
     return bool(row.before or row.after)
 
 
@@ -91,17 +90,7 @@ def _change(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Totals of a time span; None where the source does not know.
-
-    Attributes:
-        asked: Full prompt blocks.
-        blocks: These blocks by where they came from.
-        reasons: By reason of a miss: requests, and blocks that they computed.
-        evicted: Evicted blocks; ``wanted``: those of them that were requested again.
-        left_by_layer, left_by_rule: Evictions.
-        computed_by: Computed blocks by session.
-        block_sizes: Block sizes of the engines, in tokens.
-    """
+    """Totals of a time span; None where the source does not know."""
 
     name: str
     seconds: float
@@ -109,29 +98,28 @@ class Sums:
     session_count: int | None
     asked_tokens: int
     found_tokens: int
-    asked: int
-    blocks: Mapping[str, int] | None
-    reasons: Mapping[str, tuple[int, int]] | None
+    asked: int  # full prompt blocks
+    blocks: Mapping[str, int] | None  # of these, by where they came from
+    reasons: Mapping[str, tuple[int, int]] | None  # requests, and blocks that they computed
     evicted: int | None
-    wanted: int | None
+    wanted: int | None  # evicted blocks that were requested again
     left_by_layer: Mapping[str, int] | None
     left_by_rule: Mapping[str, int] | None
-    computed_by: Mapping[str, int] | None
-    block_sizes: frozenset[int]
+    computed_by: Mapping[str, int] | None  # blocks by session
+    block_sizes: frozenset[int]  # in tokens
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were not found."""
         return self.asked_tokens - self.found_tokens
 
     @property
     def share(self) -> float | None:
-        """Share of prompt tokens that was found; None without any."""
+        """Share of prompt tokens that was found."""
         return self.found_tokens / self.asked_tokens if self.asked_tokens else None
 
     @property
     def regret(self) -> float | None:
-        """Share of evicted blocks that were requested again; None if unknown."""
+        """Share of evicted blocks that were requested again."""
         return self.wanted / self.evicted if self.evicted and self.wanted is not None else None
 
 
@@ -228,7 +216,7 @@ class Row(NamedTuple):
 
 
 class Mover(NamedTuple):
-    """A part of all requested blocks that changed; ``by`` is the change of its share."""
+    """A part of all requested blocks, and how its share changed."""
 
     what: str
     before: float
@@ -350,7 +338,6 @@ def _found(before: Sums, after: Sums) -> str:
 
 
 def _pool_sizes(before: Sums, after: Sums) -> Iterator[str]:
-    """A warning if block sizes differ."""
     mine, theirs = before.block_sizes, after.block_sizes
     if len(mine | theirs) > 1:
         yield (
@@ -369,7 +356,6 @@ def _meaning(what: str) -> str:
 
 
 def as_data(before: Sums, after: Sums) -> dict[str, Any]:
-    """The comparison as JSON data."""
     return {
         "words": words(before, after),
         "figures": [row._asdict() for row in rows(before, after)],
@@ -394,41 +380,25 @@ class _Named(NamedTuple):
     end: float | None = None
 
 
-class Stretches:
-    """Reads each source once, however many time spans of it are named.
+def stretch(name: str, read: Callable[[str | None], Happened]) -> Happened:
+    """The recording or time span that ``name`` refers to.
 
     Args:
-        url: The sidecar for time spans without a source; None: the one that is running.
+        read: All that happened at an origin; at the default sidecar for None.
+
+    Raises:
+        KvGraphError: It cannot be read, or the name is not valid.
     """
-
-    def __init__(self, url: str | None) -> None:
-        self._url = url
-        self._read: dict[str | None, Happened] = {}
-
-    def of(self, name: str) -> Happened:
-        """Read the recording or time span that ``name`` refers to.
-
-        Raises:
-            KvGraphError: It cannot be read, or the name is not valid.
-        """
-        named = _parsed(name)
-        whole = self._whole(named.origin)
-        if named.begin is None or named.end is None:
-            return whole
-        times = (whole.end - named.begin, whole.end - named.end)
-        begin, end = times if whole.is_live else (named.begin, named.end)
-        if begin >= end:
-            raise ConfigError(f"{name!r} is empty or runs backwards; {_ALLOWED}")
-        cut = whole.between(begin, end, name)
-        for text in _limits(name, whole, begin, end):
-            cut = cut.knowing_less(text)
-        return cut
-
-    def _whole(self, origin: str | None) -> Happened:
-        origin = origin or self._url
-        if origin not in self._read:
-            self._read[origin] = origin_of(origin).happened()
-        return self._read[origin]
+    named = _parsed(name)
+    whole = read(named.origin)
+    if named.begin is None or named.end is None:
+        return whole
+    times = (whole.end - named.begin, whole.end - named.end)
+    begin, end = times if whole.is_live else (named.begin, named.end)
+    if begin >= end:
+        raise ConfigError(f"{name!r} is empty or runs backwards; {_ALLOWED}")
+    cut = whole.between(begin, end, name)
+    return replace(cut, unknown=[*cut.unknown, *_limits(name, whole, begin, end)])
 
 
 def _parsed(name: str) -> _Named:

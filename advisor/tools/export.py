@@ -14,12 +14,10 @@ from pydantic import BaseModel
 
 from ...graph.errors import ConfigError, KvGraphError
 from ..page.graph import GraphView
-from .happened import Happened, Kind, Origin
+from .happened import Happened, Kind, Origin, origin_of
 
 
 class Format(StrEnum):
-    """What can be written."""
-
     PERFETTO = "perfetto"
     GRAPHML = "graphml"
     JSON = "json"
@@ -50,8 +48,6 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Say what was written as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Write what a sidecar or a recording knows, for other tools."""
-    from .happened import origin_of
-
     origin, path = origin_of(source), out or Path(f"kvgraph{_ENDINGS[format]}")
     if path.exists():
         raise ConfigError(f"{path} exists; name another file with --out")
@@ -79,7 +75,6 @@ def _perfetto(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
 
 
 def _json(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
-
     data = node_link(origin.graph())
     with _new(path) as file:
         json.dump(data, file)
@@ -166,7 +161,6 @@ def node_link(view: GraphView) -> dict[str, Any]:
 
 
 def block_rows(view: GraphView) -> Iterator[dict[str, Any]]:
-    """Each block's properties, with names instead of the API's numbers."""
     nodes, names = view.nodes, view.names
     engines = list(enumerate(names.engines))
     for n, key in enumerate(nodes.key):
@@ -188,7 +182,6 @@ def block_rows(view: GraphView) -> Iterator[dict[str, Any]]:
 
 
 def edge_rows(view: GraphView, nodes: list[str]) -> Iterator[dict[str, Any]]:
-    """Each edge, with the names of its ends."""
     links, types = view.links, view.names.types
     columns = zip(links.source, links.target, links.type, links.weight, strict=True)
     for source, target, kind, weight in columns:
@@ -215,17 +208,11 @@ def _block_names(keys: list[str]) -> list[str]:
 
 
 def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
-    """Write requests, evictions, blocks and edges as files into a new directory; returns row
-    counts.
-
-    A snapshot has no requests and a trace has no graph: those files are not written then.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Write requests, evictions, blocks and edges into a new directory; returns row counts."""
     import pyarrow
     import pyarrow.parquet
 
+    # A snapshot has no requests, and a trace no graph.
     tables: dict[str, list[dict[str, Any]]] = {}
     if origin.kind is not Kind.SNAPSHOT:
         tables |= _logs(origin.happened())

@@ -25,13 +25,13 @@ class TraceFile:
     def __init__(self, begin: float) -> None:
         self._begin = begin
 
+    # Groups of tracks, and tracks, are sorted by number.
+
     def process(self, pid: int, name: str) -> Iterator[dict[str, Any]]:
-        """Name a group of tracks; groups are sorted by number."""
         yield _named("process_name", pid, 0, name=name)
         yield _named("process_sort_index", pid, 0, sort_index=pid)
 
     def thread(self, pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
-        """Name a track; tracks are sorted by number."""
         yield _named("thread_name", pid, tid, name=name)
         yield _named("thread_sort_index", pid, tid, sort_index=tid)
 
@@ -93,11 +93,7 @@ _FOUND: Final = ("pool", "loaded", "prefetched", "spliced", "computed")
 
 
 def perfetto(happened: Happened, most_blocks: int) -> dict[str, Any]:
-    """Build a trace as JSON: a track per session, and each engine's pool and evictions.
-
-    Args:
-        most_blocks: Stays of blocks in a pool to include: the last ones.
-    """
+    """A trace as JSON: a track per session, each engine's pool, evictions, and last block stays."""
     return {
         "traceEvents": list(_events(happened, most_blocks)),
         "displayTimeUnit": "ms",
@@ -151,7 +147,6 @@ def _sessions(file: TraceFile, happened: Happened) -> Iterator[dict[str, Any]]:
 
 
 def _waits(file: TraceFile, tid: int, request: RequestView) -> Iterator[dict[str, Any]]:
-    """The spans between a request's arrival and its start."""
     held_s = min(request.waited_s, 0.0 if request.wait is None else request.wait.held_s)
     queued = request.arrived + held_s
     args = {} if request.wait is None else {"why": request.wait.sentence}
@@ -187,7 +182,6 @@ def _end(request: RequestView, end: float) -> float:
 def _pauses(
     file: TraceFile, tid: int, spans: Sequence[tuple[float, float]], requests: list[RequestView]
 ) -> Iterator[dict[str, Any]]:
-    """Times without a running or waiting turn, on the session's first track."""
     busy_until = spans[0][1]
     for (_, end), (before, after) in zip(spans[1:], pairwise(requests), strict=True):
         if after.arrived > busy_until:
@@ -198,7 +192,6 @@ def _pauses(
 
 
 def _tokens(file: TraceFile, pid: int, requests: list[RequestView]) -> Iterator[dict[str, Any]]:
-    """Where prompt tokens came from, as counters per time step."""
     name = f"prompt tokens per {_STEP_S:.0f} s"
     steps = groupby(requests, key=lambda each: each.at // _STEP_S)
     for step, together in steps:
@@ -214,7 +207,6 @@ def _tokens(file: TraceFile, pid: int, requests: list[RequestView]) -> Iterator[
 def _evictions(
     file: TraceFile, pid: int, evictions: Iterable[EvictionView]
 ) -> Iterator[dict[str, Any]]:
-    """Blocks evicted together by the same rule, and those requested again."""
     place = pid, _EVICTIONS
     for (at, rule), left in groupby(evictions, key=lambda each: (each.at, each.rule)):
         together = list(left)
@@ -245,7 +237,6 @@ def _lives(
 
 
 def _date(happened: Happened) -> str:
-    """When the trace begins, or a note that times count from a recording's beginning."""
     if not happened.is_live:
         return "with the recording"
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(happened.begin))

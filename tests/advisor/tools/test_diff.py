@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from command_line import kvgraph
-from kvgraph.advisor.tools.diff import Stretches, Sums, movers, rows, sums_of, words
-from kvgraph.advisor.tools.happened import Happened, Minute
+from kvgraph.advisor.tools.diff import Sums, movers, rows, stretch, sums_of, words
+from kvgraph.advisor.tools.happened import Happened, Minute, origin_of
 from kvgraph.graph.errors import ConfigError
 from page_sidecar import TOKEN, PageSidecar
 from small_world import LoggedWorld
@@ -38,7 +38,7 @@ def both(tmp_path: Path) -> tuple[str, str]:
 
 
 def sums(name: str) -> Sums:
-    return sums_of(Stretches(None).of(name))
+    return sums_of(stretch(name, lambda origin: origin_of(origin).happened()))
 
 
 def test_sums_are_what_happened(both: tuple[str, str]) -> None:
