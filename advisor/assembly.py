@@ -33,15 +33,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The parts of a sidecar, without its HTTP surface.
+    """The parts of a sidecar, without its HTTP surface."""
 
-    Attributes:
-        token: Opens a tcp endpoint, and HTTP answers about sessions and blocks.
-        wake: Wakes the loop.
-    """
-
-    token: str
-    wake: Wake
+    token: str  # opens a tcp endpoint, and HTTP answers about sessions and blocks
+    wake: Wake  # wakes the loop
     front: EngineListener
     graph: KVCacheGraph
     subscriber: EventSubscriber
@@ -68,7 +63,6 @@ def assemble(
 
     Args:
         opened: Receives what must be closed, in that order.
-        path: The configuration's file, watched for changes.
 
     Raises:
         ConfigError: An address cannot be used.
@@ -98,7 +92,6 @@ def assemble(
 
 
 def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
-    """Make an empty graph with the configured policy."""
     return KVCacheGraph(
         policy=config.policy.policy(config.score.weights()),
         rules=config.rules(),
@@ -112,7 +105,7 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
 def _open_sockets(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[EngineListener, list[KvEventSource]]:
-    """Make the socket that engines connect to, and the sources of watched engines."""
+    """The socket that engines connect to, and the sources of watched engines."""
     folder = config.sidecar.keys
     keys = load_sidecar_keys(folder, zmq.curve_public) if folder else None
     front = EngineListener(

@@ -41,31 +41,21 @@ _RENEW: Final = 0.8  # share of its time to live after which an untouched prefix
 
 @dataclass(slots=True)
 class Prefix:
-    """A prefix to keep warm.
-
-    Attributes:
-        stable: Its messages.
-        seconds: Its time to live.
-        touched: When it was last computed or leased, monotonic seconds; None for never.
-        lasts: Seconds that it is kept from then on.
-        broken: Why it is not tried any more; empty while it is.
-    """
+    """A prefix to keep warm."""
 
     key: str
     stable: list[Message]
     tools: tuple[dict[str, Any], ...]
-    seconds: float
-    touched: float | None = None
-    lasts: float = 0.0
-    broken: str = ""
+    seconds: float  # its time to live
+    touched: float | None = None  # when it was last computed or leased
+    lasts: float = 0.0  # seconds that it is kept from then on
+    broken: str = ""  # why it is not tried any more
 
     def touch(self, now: float, leased: float) -> None:
-        """Note that it was computed or leased; ``leased`` seconds may be less than its time to
-        live."""
+        """Note that it was computed, or leased for ``leased`` seconds."""
         self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
 
     def wants(self, now: float) -> bool:
-        """Return whether it is due to be warmed."""
         due = self.touched is None or now - self.touched >= _RENEW * self.lasts
         return due and not self.broken
 
@@ -89,9 +79,9 @@ class Warmed(NamedTuple):
 
 
 Ask = Callable[[str, dict[str, Any] | None], Any]
+# Leases a session's blocks, by its name, for some seconds; returns for how many all of them are
+# leased, and 0 if some are not.
 Lease = Callable[[str, float], float]
-"""Leases a session's blocks, by its name, for some seconds; returns for how many seconds all of
-them are leased, and 0 if some are not."""
 
 
 class Warmer:
@@ -100,12 +90,6 @@ class Warmer:
     If a sidecar leases, a computed prefix is leased at once, so that other traffic does not evict
     it. A prefix that the server refuses is not tried again; one that could not be sent is tried in
     the next sweep.
-
-    Args:
-        ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
-        lease: Asks a sidecar; None without one.
-        clock: Monotonic seconds.
-        sleep: Waits for the sidecar to receive what the engine reports.
     """
 
     def __init__(
@@ -117,13 +101,12 @@ class Warmer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._server = server
-        self._ask = ask or (lambda path, body: ask_server(server, path, body))
+        self._ask = ask or partial(ask_server, server)
         self._lease = lease
         self._clock, self._sleep = clock, sleep
         self._model = server.model
 
     def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
-        """Warm the prefixes that are due; return the results."""
         now = self._clock()
         return [self._keep(each) for each in prefixes if each.wants(now)]
 
@@ -147,7 +130,7 @@ class Warmer:
         return warmed
 
     def _leased(self, prefix: Prefix, tries: int = 1) -> float:
-        """Return for how many seconds a sidecar leases all of it; 0 if it does not."""
+        """For how many seconds a sidecar leases all of it; 0 if it does not."""
         for number in range(tries if self._lease is not None else 0):
             if number:
                 self._sleep(_HEARD_S)
@@ -175,8 +158,7 @@ class Warmer:
 
 
 def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
-    """Return the result for a prefix of which ``cached`` tokens were cached, None if that is not
-    known."""
+    """``cached``: tokens that were cached; None if that is not known."""
     if cached is None:
         return Warmed(prefix.key, "unknown", tokens)
     if 2 * cached > tokens:
@@ -186,11 +168,7 @@ def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
 
 
 class ServerRefusalError(KvGraphError):
-    """A server did not do what was asked.
-
-    Attributes:
-        is_final: Whether it would refuse again.
-    """
+    """A server did not do what was asked; ``is_final``: it would refuse again."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
         super().__init__(message)
@@ -198,11 +176,7 @@ class ServerRefusalError(KvGraphError):
 
 
 def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
-    """Send a body, or a GET without one, and return the JSON answer.
-
-    Raises:
-        ServerRefusalError: The server cannot be reached, or refuses; says with which status.
-    """
+    """Send a body, or a GET without one, and return the JSON answer."""
     if not (server.key.isascii() and server.key.isprintable()):
         words = f"{server.key_variable} holds characters that no header may have"
         raise ServerRefusalError(words, is_final=True)
@@ -224,9 +198,9 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
 
 logger = logging.getLogger(__name__)
 
+# An unused session is not kept warm any more then. Chosen: a session that is never closed must not
+# cost requests for ever.
 FORGOTTEN_S: Final = 3600.0
-"""Seconds after which an unused session is not kept warm any more. Chosen: a session that is never
-closed must not cost requests for ever."""
 _LEASED: Final = ("accepted", "clipped")
 
 
@@ -342,7 +316,6 @@ class PrefixKeeper:
         return done
 
     def _safely(self, sweep: Callable[[], object]) -> None:
-        """Run a sweep; log whatever error it raises."""
         try:
             sweep()
         except Exception as error:
@@ -353,7 +326,7 @@ class PrefixKeeper:
         return self._prefixes.get(prefix.key) is prefix
 
     def _pause(self) -> float:
-        """Return the seconds until the next sweep: at most half of the shortest time to live."""
+        """Seconds until the next sweep: at most half of the shortest time to live."""
         kept = list(self._prefixes.values())
         return min([self._config.sweep_s, *(each.seconds / 2 for each in kept)])
 
@@ -369,7 +342,7 @@ def _named(config: PrecacheConfig, directory: Path) -> dict[str, Prefix]:
 
 
 def _lease() -> Lease | None:
-    """Return a function that asks this user's only sidecar; None without one."""
+    """A function that asks this user's only sidecar; None without one."""
     from ..intents.client import IntentClient
 
     try:
@@ -405,7 +378,6 @@ def precache(
     ] = False,
 ) -> None:
     """Have stable prefixes computed before anybody asks, on any OpenAI-compatible server."""
-
     keeper = PrefixKeeper(file, lambda done: typer.echo(_line(done)))
     if watch:
         keeper.run()

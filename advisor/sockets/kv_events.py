@@ -23,7 +23,7 @@ from ...graph.errors import WireError
 from ...graph.wire.events import AnyEvent
 from ...graph.wire.frames import parse_seq
 from ..config.sections import ObserveConfig
-from ..process.process import Notices
+from ..process.process import RateLimitedLog
 from .kv_order import (
     MAX_PENDING,
     REPLAY_TIMEOUT_S,
@@ -50,7 +50,6 @@ class KvSubscription:
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Sockets to poll."""
         return [self._sub, self._monitor]
 
     def read(self, limit: int) -> Generator[list[bytes], None, bool]:
@@ -77,8 +76,7 @@ class KvSubscription:
 
 logger = logging.getLogger(__name__)
 
-Observed = list[AnyEvent] | None
-"""Events to apply; None: forget the engine's residency."""
+Observed = list[AnyEvent] | None  # events to apply; None: forget the engine's residency
 
 
 class KvEventSource:
@@ -107,7 +105,7 @@ class KvEventSource:
         self.last_left_out = ""
         self.counters: Counter[str] = Counter()
         self._clock = clock
-        self._notices = Notices(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
         self._topic = config.topic.encode()
         self._live = KvSubscription(context, config.endpoint, config.topic)
         self._replay = KvReplay(context, config.replay_endpoint, clock, replay_timeout_s)
@@ -226,7 +224,6 @@ class KvEventSource:
         yield from self._order.take_replayed(seq, events)
 
     def _note_left_out(self) -> None:
-        """Count events that the decoder has skipped since the last call."""
         decoder = self._order.life.decoder
         if not decoder.left_out:
             return
@@ -234,11 +231,11 @@ class KvEventSource:
         self.last_left_out, decoder.left_out = decoder.last_left_out, 0
         if decoder.torn:
             self._order.left_out()
-        self._notices.warn("left_out", "a KV event was left out: %s", self.last_left_out)
+        self._log.warn("left_out", "a KV event was left out: %s", self.last_left_out)
 
     def _refuse(self, error: WireError) -> None:
         self.counters["kv_refused"] += 1
-        self._notices.warn("refused", "a KV-event message was refused: %s", error)
+        self._log.warn("refused", "a KV-event message was refused: %s", error)
 
 
 def _digest(payload: bytes) -> bytes:
