@@ -42,7 +42,6 @@ class Demand:
 
 
 def demand(tables: Tables, engine: int, now: float) -> Demand:
-    """Compute how many blocks of an engine's pool live sessions need now."""
     sessions = tables.sessions
     live, reached = _is_live(sessions, engine, now), _reached(tables, engine)
     rows = np.flatnonzero((2 * reached >= sessions.reach[: sessions.size]) & (reached > 0) & live)

@@ -72,8 +72,24 @@ def assemble(
     token = config.sidecar.token or secrets.token_urlsafe(24)
     front, sources = _open_sockets(config, token, opened, clock)
     publisher = AdvicePublisher(front.socket, clock)
-    subscriber = _subscriber(config, front, publisher, clock)
-    planner = _planner(config, graph, subscriber, wake, clock)
+    sidecar = config.sidecar
+    subscriber = EventSubscriber(
+        front.socket,
+        publisher.request_resync,
+        publisher.refuse,
+        clock,
+        engine_timeout_s=sidecar.engine_timeout_s,
+        capacity=MAX_ENGINES - len(sidecar.observe),
+    )
+    planner = GraphEvictionAdvisor(
+        graph,
+        lambda: {peer.engine: peer.heard for peer in subscriber.peers if peer.synced},
+        interval_s=sidecar.interval_s,
+        max_ranked=sidecar.max_ranked,
+        prefetch=config.prefetch,
+        clock=clock,
+        wake=wake.set,
+    )
     return Sidecar(
         token=token,
         wake=wake,
@@ -84,7 +100,7 @@ def assemble(
         planner=planner,
         publisher=publisher,
         intake=Intake(graph, subscriber, sources, planner, tap, clock),
-        snapshots=_snapshots(config, graph, clock),
+        snapshots=SnapshotKeeper(graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock),
         shadows=ShadowRunner(graph, clock),
         tracing=SpanFeed(graph, sender_for(config.tracing), clock),
         watch=ConfigWatch(config, path, overrides, clock),
@@ -125,39 +141,3 @@ def _open_sockets(
     for source in sources:
         opened.callback(source.close)
     return front, sources
-
-
-def _subscriber(
-    config: Config, front: EngineListener, publisher: AdvicePublisher, clock: Callable[[], float]
-) -> EventSubscriber:
-    return EventSubscriber(
-        front.socket,
-        publisher.request_resync,
-        publisher.refuse,
-        clock,
-        engine_timeout_s=config.sidecar.engine_timeout_s,
-        capacity=MAX_ENGINES - len(config.sidecar.observe),
-    )
-
-
-def _planner(
-    config: Config,
-    graph: KVCacheGraph,
-    subscriber: EventSubscriber,
-    wake: Wake,
-    clock: Callable[[], float],
-) -> GraphEvictionAdvisor:
-    return GraphEvictionAdvisor(
-        graph,
-        lambda: {peer.engine: peer.heard for peer in subscriber.peers if peer.synced},
-        interval_s=config.sidecar.interval_s,
-        max_ranked=config.sidecar.max_ranked,
-        prefetch=config.prefetch,
-        clock=clock,
-        wake=wake.set,
-    )
-
-
-def _snapshots(config: Config, graph: KVCacheGraph, clock: Callable[[], float]) -> SnapshotKeeper:
-    sidecar = config.sidecar
-    return SnapshotKeeper(graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock)

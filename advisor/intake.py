@@ -109,7 +109,6 @@ class Intake:
                 source.lost_step()
 
     def woke(self) -> None:
-        """Note that the loop has stopped waiting."""
         self._woke = self._clock()
 
     def _note_turn(self) -> None:

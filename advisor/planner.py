@@ -155,7 +155,6 @@ class GraphEvictionAdvisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the ranking thread and wait for it."""
         self._stopping = True
         self._urgent.set()
         self._call.set()
@@ -359,6 +358,5 @@ def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:
 
 
 def _tell_anything(rankings: Iterable[EvictionRanking], orders: Iterable[PrefetchOrder]) -> bool:
-    """Whether any engine's advice names a block."""
     told = (len(r.order) + len(r.protected) + len(r.spill_first) for r in rankings)
     return any(told) or any(len(order.keys) for order in orders)

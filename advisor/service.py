@@ -128,7 +128,6 @@ class Service:
                 time.sleep(_AFTER_FAILURE_S)
 
     def _sleep(self) -> None:
-        """Sleep until something arrives, new advice is ready, or a deadline is due."""
         poller = zmq.Poller()
         for socket in self.parts.front.sockets:
             poller.register(socket, zmq.POLLIN)
@@ -190,7 +189,11 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
     try:
         return HttpServer(
             create_app(
-                status, hosts, token, explain.router(status.page), partial(page_router, status.page)
+                status,
+                hosts,
+                token,
+                explain.router(status.page),
+                partial(page_router, status.page),
             ),
             http.host,
             http.port,

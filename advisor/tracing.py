@@ -71,7 +71,6 @@ class SpanFeed:
             self._sender.close()
 
     def tick(self) -> None:
-        """Send all requests that ended since the last tick."""
         assert self._sender is not None
         while ended := self._take():
             is_taken = self._sender.send(ended)
@@ -208,7 +207,6 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
 
 
 def _within(request: RequestView) -> Iterator[SpanRecord]:
-    """The spans of a request's wait, lookup, load and miss."""
     at, blocks = request.at, request.blocks
     if request.wait is not None:
         yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))

@@ -48,7 +48,6 @@ def create_app(
     Wrong input is answered with 4xx and a ``detail``; an unknown block or session with 404.
 
     Args:
-        allowed_hosts: Host names, without port, under which it may be addressed.
         token: The sidecar's secret; see ``access``.
         questions: Paths outside ``/v1`` that name sessions and blocks.
         pages: Makes the router of ``/v1`` from two dependencies: one refuses requests that may not
@@ -124,7 +123,7 @@ def _busy(request: Request, error: Exception) -> Response:
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    """Say which parameter is wrong and what is allowed, without echoing what was sent."""
     assert isinstance(error, RequestValidationError)
+    # What is wrong and what is allowed, without echoing what was sent.
     wrong = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
     return as_json({"detail": "; ".join(wrong)}, 422)

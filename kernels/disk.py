@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 _MAGIC: Final = b"KVGDISK2"
-_HEADER: Final = struct.Struct("<8sQQ16sI")  # magic, record bytes, capacity, identity, checksum
 KEY_BYTES: Final = 32  # a whole block hash, so that nothing but the exact content is matched
 # A void, not a string: numpy strips a string's trailing zero bytes.
 _ENTRY: Final = np.dtype(
@@ -93,11 +92,9 @@ class DiskTier:
         return iter(self._slots)
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Store a copy of ``record``, replacing the oldest one if full; return False if the disk
-        fails.
+        """Store a copy of a buffer of ``record_bytes``, in the oldest one's place if full.
 
-        Args:
-            record: A buffer of ``record_bytes``.
+        Returns False if the disk fails.
         """
         slot = self._slot(key)
         if self._refusing:
@@ -115,10 +112,8 @@ class DiskTier:
         return True
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill a writable buffer with a record; return False if there is no intact one.
-
-        ``into`` is undefined after False.
-        """
+        """Fill a writable buffer with a record; False, and it is undefined, without an intact
+        one."""
         slot = self._slot(key)
         if slot is None:
             return False
@@ -143,7 +138,7 @@ class DiskTier:
             self._entries["age"][slot] = self._clock
 
     def remove(self, key: bytes) -> None:
-        """Forget a record; unknown keys are ignored."""
+        """Forget a record, if there is one."""
         slot = self._slot(key)
         if slot is not None:
             self._free.append(slot)
@@ -182,6 +177,7 @@ class DiskTier:
         return self._slots.get(key)
 
     def _header_of(self, digest: bytes) -> bytes:
+        # Magic, record bytes, capacity, identity, checksum.
         body = struct.pack("<8sQQ16s", _MAGIC, self.record_bytes, self.capacity, digest)
         return body + struct.pack("<I", zlib.crc32(body))
 
@@ -213,7 +209,6 @@ class DiskTier:
         return entries
 
     def _free_slot(self) -> int:
-        """Return a free slot, or the oldest record's."""
         return int(self._free.popleft() if self._free else next(iter(self._slots.values())))
 
     def _erase(self, slot: int) -> None:
@@ -243,11 +238,7 @@ class DiskTier:
 
 
 def remove_unused(paths: Iterable[Path]) -> list[Path]:
-    """Remove tiers' files that no process has open; return the removed ones.
-
-    Raises:
-        StorageError: One cannot be removed.
-    """
+    """Remove tiers' files that no process has open; returns the removed ones."""
     removed = []
     for path in paths:
         with (
@@ -262,8 +253,7 @@ def remove_unused(paths: Iterable[Path]) -> list[Path]:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Reserve all space now, so that a full disk is an error here and not in the middle of a
-    write."""
+    """Reserve all space now, so that a full disk is an error here and not during a write."""
     # Not by ``posix_fallocate``: where a filesystem cannot reserve (a network's), that writes every
     # block, which takes hours. There the free space is checked once, and a write may fail later.
     if _libc().fallocate(file, 0, 0, size) == 0:
@@ -285,7 +275,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _entry_checksum(entry: memoryview) -> int:
-    """Return the checksum of key and data checksum; the age may be stale on disk."""
+    # Of key and data checksum: the age may be stale on disk.
     return zlib.crc32(entry[_DATA_AT : _DATA_AT + 4], zlib.crc32(entry[:KEY_BYTES]))
 
 

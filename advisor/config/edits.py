@@ -173,8 +173,10 @@ class WeightEditor:
         """The file, its text, and its text after the change."""
         _check_names(change)
         text = edited = "" if path is _NO_FILE else read_whole(path)
-        if (error := _toml_error(text)) is not None:
-            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}")
+        try:
+            tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}") from None
         for section, values in change.items():
             try:
                 edited = with_values(edited, section, values)
@@ -190,7 +192,6 @@ class WeightEditor:
         return self._path
 
     def _checked(self, path: Path, text: str, change: Change) -> Config:
-        """The configuration that this text results in."""
         config = self._loaded(path, text)
         for section, values in change.items():
             found: Any = attrgetter(section)(config)
@@ -212,14 +213,6 @@ class WeightEditor:
                 return load(tried, self._overrides)
             except ConfigError as error:
                 raise ConfigError(str(error).replace(str(tried), str(path))) from None
-
-
-def _toml_error(text: str) -> str | None:
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        return str(error)
-    return None
 
 
 def _check_names(change: Change) -> None:

@@ -35,11 +35,7 @@ _BEYOND: Final = {
 
 
 def notices(tables: LoggedTables, status: SidecarStatus | None, now: float) -> list[Notice]:
-    """What needs attention, the most serious first; empty where all is well.
-
-    Args:
-        now: By the graph's clock.
-    """
+    """What needs attention, the most serious first; ``now`` is by the graph's clock."""
     found = list(_found(tables, status, now))
     return sorted(found, key=lambda notice: _ORDER.index(notice.level))
 
@@ -132,7 +128,6 @@ def _no_hits(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator
 
 
 def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
-    """The setting that gives copies room, or more room."""
     tiers = [each.tiers for each in (status.engines if most is None else [most])]
     has_tiers = any(each is not None and each.warm_capacity for each in tiers)
     return "a larger AITHER_KVCACHE_WARM_GIB" if has_tiers else "AITHER_KVCACHE_WARM_GIB"

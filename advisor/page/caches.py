@@ -17,8 +17,7 @@ from ...dashboards.answer import Answer, Part
 from ...graph.wire.events import MAX_NAME
 from .page import Page, answered
 
-MOST_STEPS: Final = 4_096
-"""Of a run, as told at once and as remembered; chosen: some minutes of one chat."""
+MOST_STEPS: Final = 4_096  # of a run, as told and as remembered; chosen: some minutes of one chat
 
 StepsQuery = Annotated[int, Query(ge=1, le=MOST_STEPS)]
 _Steps = Field(max_length=MOST_STEPS)
@@ -63,18 +62,15 @@ class CacheSteps(Part):
         return self
 
     @property
-    def following(self) -> int:
-        """The number of the step behind these."""
+    def following(self) -> int:  # the number of the step behind these
         return self.first + len(self.at)
 
     def latest(self, steps: int) -> CacheSteps:
-        """The last ``steps`` of these."""
         columns = {name: getattr(self, name)[-steps:] for name in self.COLUMNS}
         return self.model_copy(update={**columns, "first": max(self.first, self.following - steps)})
 
     def behind(self, known: CacheSteps) -> CacheSteps:
-        """Those of ``known``, and behind them what is new of these; over a gap, those of ``known``
-        are numbered anew."""
+        """``known`` with what is new of these behind it; over a gap, ``known`` is numbered anew."""
         new = min(max(0, known.following - self.first), len(self.at))
         columns = {n: [*getattr(known, n), *getattr(self, n)[new:]] for n in self.COLUMNS}
         columns["at"] = [*accumulate(columns["at"], max)]  # a clock may be set back
@@ -104,9 +100,8 @@ class Caches(Answer):
     runs: list[CacheSteps]
 
 
-def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None:
     """The view's routes; the one that adds steps needs the edit token."""
-    paths = APIRouter()
     runs = CacheRuns(lambda: page.unix.now())
 
     @paths.get("/caches", response_model=Caches)
@@ -117,22 +112,13 @@ def router(page: Page, edits: Callable[..., None]) -> APIRouter:
     def note_steps(told: CacheSteps) -> Response:
         return answered(runs.note(told))
 
-    return paths
 
-
-MOST_RUNS: Final = 16
-"""More runs than this, and the one silent for longest is forgotten; chosen: what a page shows."""
-SILENT_S: Final = 5.0
-"""After this a run's name is free for another; chosen: ten times the pause between two reports."""
+MOST_RUNS: Final = 16  # beyond, the one silent for longest is forgotten; chosen: what a page shows
+SILENT_S: Final = 5.0  # then a run's name is free for another; chosen: ten pauses between reports
 
 
 class CacheRuns:
-    """The latest steps of the latest runs; thread-safe.
-
-    Args:
-        wall: Unix seconds.
-        clock: Monotonic seconds.
-    """
+    """The latest steps of the latest runs; thread-safe."""
 
     def __init__(
         self, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic

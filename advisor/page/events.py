@@ -54,13 +54,10 @@ class News(Answer):
 
     @property
     def newest(self) -> int | None:
-        """The newest request; None before any."""
         return self.requests[-1].id if self.requests else None
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
+def add_routes(paths: APIRouter, page: Page) -> None:
     news = NewsStream(page)
 
     @paths.get("/events")
@@ -69,8 +66,6 @@ def router(page: Page) -> APIRouter:
         return StreamingResponse(
             news.follow(last_event_id), headers=HEADERS, media_type="text/event-stream"
         )
-
-    return paths
 
 
 class NewsStream:

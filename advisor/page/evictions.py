@@ -76,19 +76,12 @@ class RuleTotal(Part):
 
 
 class EvictionsAsked(NamedTuple):
-    """Which evictions are asked for.
+    """Which evictions are asked for."""
 
-    Attributes:
-        limit: So many at most, the newest.
-        engine: Whose; None: the first one's.
-        before: Only those before this one; None: all.
-        after: The mark of an earlier answer; "": none.
-    """
-
-    limit: int
-    engine: str | None = None
-    before: int | None = None
-    after: str = ""
+    limit: int  # so many at most, the newest
+    engine: str | None = None  # None: the first one
+    before: int | None = None  # only those before this one
+    after: str = ""  # the mark of an earlier answer
 
 
 class Evictions(Answer):
@@ -119,10 +112,7 @@ class Evictions(Answer):
     protected_lost: str | None
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/evictions", response_model=Evictions)
     def evictions(
         engine: NameQuery = None,
@@ -131,8 +121,6 @@ def router(page: Page) -> APIRouter:
         after: MarkQuery = "",
     ) -> Response:
         return answered(evictions_of(page, EvictionsAsked(limit, engine, before, after)))
-
-    return paths
 
 
 _COPIES: Final = {
@@ -146,7 +134,6 @@ _STATES: Final = (*STATE_NAMES, "none")
 
 @recent
 def evictions_of(page: Page, which: EvictionsAsked) -> Evictions:
-    """Recent evictions of one engine, the newest first."""
     tables = page.graph.tables
     with page.questions.turn():
         history, name, since = tables.history, chosen_engine(tables, which.engine), None
@@ -184,7 +171,6 @@ def evictions_of(page: Page, which: EvictionsAsked) -> Evictions:
 def eviction_view(
     tables: LoggedTables, engine: str, log: EvictionLog, number: int, unix: Unix
 ) -> EvictionView:
-    """One block that left."""
     record, left, packed = log.record(number), log.at(number), log.eviction(number)
     place, doing = int(record["place"]), packed.session_state
     idle = seconds_of(record["idle"])

@@ -128,9 +128,8 @@ class BlockView(Answer):
     history: list[Moment]
 
 
-def router(page: Page) -> APIRouter:
+def add_routes(paths: APIRouter, page: Page) -> None:
     """The view's routes; an unchanged graph is answered with 304."""
-    paths = APIRouter()
 
     @paths.get("/graph", response_model=GraphView)
     def graph(
@@ -150,19 +149,15 @@ def router(page: Page) -> APIRouter:
     def block(key: KeyParam) -> Response:
         return answered(block_of(page, parse_key(key)))
 
-    return paths
-
 
 @recent
 def graph_of(page: Page, limit: int, session: str | None = None) -> GraphView:
-    """The graph as columns; only what ``session`` holds if one is named."""
     with page.questions.turn():
         row = None if session is None else session_row(page.graph.tables, session, None)
         return graph_view(page.graph, limit, row, page.unix)
 
 
 def block_of(page: Page, key: int) -> BlockView:
-    """One block, explained, with its history."""
     with page.questions.turn():
         explained = page.graph.explain(key, page.latest())
         history = block_history(page.graph.tables, key, page.unix)
@@ -175,11 +170,7 @@ _LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
 
 
 def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix) -> GraphView:
-    """At most ``limit`` blocks, those used last.
-
-    Args:
-        session: Only blocks of this session's row; None: of all.
-    """
+    """At most ``limit`` blocks, those used last; of a session's row only, if one is given."""
     tables, now = graph.tables, graph.clock()
     rows = _picked(tables, limit, session)
     place = np.full(tables.blocks.size + 1, NO_ROW, dtype=np.int32)  # the last: NO_ROW
@@ -314,11 +305,7 @@ def _engines(tables: Tables) -> list[str]:
 
 
 def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
-    """What the logs say of a block, the newest first.
-
-    Args:
-        key: As engines call it; of several models' blocks of this key, all.
-    """
+    """What the logs say of a block, the newest first; of several models' blocks of a key, all."""
     moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
     return sorted(moments, key=lambda moment: -moment.at)
 

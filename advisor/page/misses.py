@@ -19,7 +19,7 @@ from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, Reason
 from ...graph.logs.requests import Hold, RequestLog
 from ..words.times import Unix
 from ..words.waits import (
-    Missing,
+    FirstMiss,
     WorkAhead,
     could_find_more,
     miss_remedy,
@@ -168,23 +168,14 @@ class RequestView(Part):
 
 
 class RequestsAsked(NamedTuple):
-    """Which requests are asked for.
-
-    Attributes:
-        limit: So many at most.
-        before: Only those that began before this one; None: all.
-        session: Only this one's; None: all.
-        search: Only those whose id, session or tenant contains this.
-        reason: Only those that missed for this one; None: all.
-        is_slowest: Whether those that took longest come first, and not the newest.
-    """
+    """Which requests are asked for."""
 
     limit: int
-    before: int | None = None
+    before: int | None = None  # only those that began before this one
     session: str | None = None
-    search: str = ""
-    reason: str | None = None
-    is_slowest: bool = False
+    search: str = ""  # only those whose id, session or tenant contains this
+    reason: str | None = None  # only those that missed for this one
+    is_slowest: bool = False  # those that took longest come first, and not the newest
 
 
 class Requests(Answer):
@@ -250,10 +241,7 @@ class Misses(Answer):
     loss: Loss
 
 
-def router(page: Page) -> APIRouter:
-    """The view's routes."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/requests", response_model=Requests)
     def requests(
         limit: RecordsQuery = 100,
@@ -270,8 +258,6 @@ def router(page: Page) -> APIRouter:
     def misses() -> Response:
         return answered(misses_of(page))
 
-    return paths
-
 
 # What would have made a request faster, what saves most first.
 
@@ -284,11 +270,7 @@ _ANSWER: Final = (
 
 
 def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
-    """What would have shortened a request's wait, prompt and answer.
-
-    Args:
-        wait: What would have let it begin sooner; None where it hardly waited.
-    """
+    """What would have shortened a request's wait, prompt and answer, what saves most first."""
     record = history.requests.record(number)
     ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
     all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None
@@ -321,7 +303,7 @@ def _prompt_remedy(history: History, number: int, prompt_s: float | None) -> Rem
     record, names = history.requests.record(number), history.requests.names(number)
     reason, detail = Reason(int(record["reason"])), int(record["detail"])
     pool, was_there = history.pool_blocks(names.engine), record["ago"] < record["waited"]
-    missing = Missing(
+    missing = FirstMiss(
         reason, detail, int(record["index"]), int(record["short"]), pool, bool(was_there),
         history.words(names.engine).copy_room,
     )  # fmt: skip
@@ -347,19 +329,11 @@ def _worthwhile(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
 _LEAST_WAIT_S: Final = 0.05  # a shorter wait is not worth a sentence; chosen
 
 
-class Waited(NamedTuple):
-    """What a request waited for, and what would have let it begin sooner."""
-
-    wait: Wait
-    remedy: Remedy
-
-
-def wait_of(history: History, number: int) -> Waited | None:
-    """Why a request waited; None where it hardly did."""
+def wait_of(history: History, number: int) -> tuple[Wait, Remedy] | tuple[None, None]:
     log = history.requests
     waited = float(log.record(number)["waited"])
     if waited < _LEAST_WAIT_S:
-        return None
+        return None, None
     hold, begun, running = log.hold(number), log.ahead(number), log.under_way(number)
     ahead = begun if len(begun) else running[-1:]
     records = log.records(ahead)
@@ -386,7 +360,7 @@ def wait_of(history: History, number: int) -> Waited | None:
         most=0 if most is None else int(computed[most]),
     )
     text, saves_s = wait_remedy(work, hold)
-    return Waited(_wait_view(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
+    return _wait_view(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text)
 
 
 def _wait_view(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
@@ -422,7 +396,6 @@ def _owner_of(log: RequestLog, number: int) -> str:
 
 @recent
 def requests_of(page: Page, which: RequestsAsked) -> Requests:
-    """Recent requests."""
     with page.questions.turn():
         history, now = page.graph.tables.history, page.graph.clock()
         found = list(_request_views(history, which, now, page.unix))
@@ -447,7 +420,7 @@ def _request_views(
 def session_requests(
     history: History, session: str, tenant: str | None, unix: Unix
 ) -> Iterator[RequestView]:
-    """The requests of one session, the newest first; another tenant's may have the same name."""
+    """One session's requests, the newest first; another tenant's may have the same name."""
     log = history.requests
     for number in range(log.next - 1, log.first - 1, -1):
         names = log.names(number)
@@ -466,13 +439,12 @@ def _fits(log: RequestLog, number: int, which: RequestsAsked) -> bool:
 
 
 def request_view(history: History, number: int, unix: Unix) -> RequestView:
-    """One request."""
     record, names = history.requests.record(number), history.requests.names(number)
     asked, pool, loaded, prefetched, spliced = (
         int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
     )
     ran = float(record["ran"]) if record["ran"] >= 0 else None  # NaN: it runs
-    waited = wait_of(history, number)
+    wait, remedy = wait_of(history, number)
     return RequestView(
         id=number,
         request=names.request,
@@ -481,7 +453,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         tenant=names.tenant,
         at=unix(float(record["at"])),
         waited_s=round(float(record["waited"]), 3),
-        wait=None if waited is None else waited.wait,
+        wait=wait,
         prompt_tokens=int(record["tokens"]),
         block_size=int(record["size"]),
         blocks=BlockCounts(
@@ -500,7 +472,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         expected_pause_s=_or_none(float(record["pause"])),
         prompt_s=prompt_seconds(history, number),
         miss=_miss(history, number, unix),
-        remedies=remedies(history, number, None if waited is None else waited.remedy),
+        remedies=remedies(history, number, remedy),
     )
 
 
@@ -549,7 +521,6 @@ _MOST: Final = 0.95  # share of what was lost that the stated capacity would hav
 
 @recent
 def misses_of(page: Page) -> Misses:
-    """Totals by reason, and over the last hours."""
     with page.questions.turn():
         tables, now = page.graph.tables, page.graph.clock()
         history = tables.history

@@ -140,20 +140,14 @@ _NOTHING: Final = "No request was seen yet."
 _STATES: Final = (*STATE_NAMES, _NO_SESSION)
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/now", response_model=Now)
     def now() -> Response:
         return answered(now_of(page))
 
-    return paths
-
 
 @recent
 def now_of(page: Page) -> Now:
-    """Everything on the first screen."""
     status, now, tables = page.status(), page.graph.clock(), page.graph.tables
     engines = status.engines if status is not None else ()
     with page.questions.turn():

@@ -59,30 +59,17 @@ register_url_convertor("anything", _Anything())
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the views read, from any thread.
+    """What the views read, from any thread."""
 
-    Attributes:
-        graph: Read under its lock, one question at a time.
-        questions: Gives each question its turn at the lock.
-        recent: Answers of a moment ago; see ``recent``.
-        status: The sidecar's status; None without a sidecar around the graph.
-        latest: Rankings by engine.
-        admissions: How much new context may start, by engine.
-        shadows: What other policies would find.
-        watch: The configuration in force, and its file.
-        intended: Called when an intent or a signal was done, without the graph's lock.
-        unix: Turns times of the graph's clock into Unix seconds.
-    """
-
-    graph: KVCacheGraph
-    questions: Questions
-    recent: RecentAnswers
-    status: Callable[[], SidecarStatus | None]
-    latest: Callable[[], Mapping[str, EvictionRanking]]
-    admissions: Callable[[], Mapping[str, AdmissionAdvice]]
+    graph: KVCacheGraph  # read under its lock, one question at a time
+    questions: Questions  # gives each question its turn at the lock
+    recent: RecentAnswers  # see the function `recent`
+    status: Callable[[], SidecarStatus | None]  # None without a sidecar around the graph
+    latest: Callable[[], Mapping[str, EvictionRanking]]  # by engine
+    admissions: Callable[[], Mapping[str, AdmissionAdvice]]  # by engine
     shadows: ShadowRunner
     watch: ConfigWatch
-    intended: Callable[[], None]
+    intended: Callable[[], None]  # called without the lock, once an intent or a signal was done
     unix: UnixTime
 
 

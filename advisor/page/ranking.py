@@ -64,20 +64,14 @@ class RankingView(Answer):
     protected: int
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/ranking", response_model=RankingView)
     def ranking(engine: NameQuery = None, limit: RecordsQuery = 100) -> Response:
         return answered(ranking_of(page, engine, limit))
 
-    return paths
-
 
 @recent
 def ranking_of(page: Page, engine: str | None, limit: int) -> RankingView:
-    """The ranking that an engine has now, the next to go first."""
     graph, tables = page.graph, page.graph.tables
     with page.questions.turn():
         now, latest, name = graph.clock(), page.latest(), chosen_engine(tables, engine)

@@ -82,15 +82,10 @@ class Sampled(Answer):
 _SAMPLED_EDGES: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/sampled", response_model=Sampled)
     def sampled(limit: RecordsQuery = 50, session: NameQuery = None) -> Response:
         return answered(sampled_of(page, limit, session))
-
-    return paths
 
 
 @recent

@@ -122,10 +122,7 @@ class SessionTimeline(Answer):
     mark: str | None
 
 
-def router(page: Page) -> APIRouter:
-    """The view's routes."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/sessions", response_model=Sessions)
     def sessions(limit: RecordsQuery = 200, search: NameQuery = None) -> Response:
         return answered(sessions_of(page, limit, search or ""))
@@ -133,8 +130,6 @@ def router(page: Page) -> APIRouter:
     @paths.get("/sessions/{name:anything}", response_model=SessionTimeline)
     def session(name: NameParam, tenant: NameQuery = None, after: MarkQuery = "") -> Response:
         return answered(session_of(page, name, tenant, after))
-
-    return paths
 
 
 # All sessions, and what the engines hold of them.
@@ -164,7 +159,6 @@ def _matches(tables: LoggedTables, row: int, search: str) -> bool:
 
 
 def views_of(tables: LoggedTables, rows: list[int], now: float) -> list[SessionView]:
-    """The sessions of some rows, in their order."""
     sessions, blocks = tables.sessions, tables.blocks
     returns = sessions.return_probability()
     live = blocks.live_rows()
@@ -230,9 +224,7 @@ class _Eviction(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    """Copies of the session's blocks after each change; the first entry of ``warm`` and ``cold`` is
-    before any change."""
-
+    # Of the session's blocks after each change; `warm` and `cold` begin with those before any.
     times: npt.NDArray[np.float64]
     warm: npt.NDArray[np.int64]
     cold: npt.NDArray[np.int64]
@@ -349,8 +341,7 @@ def _residency(
     view: SessionView,
     now: float,
 ) -> Residency:
-    """Its blocks by tier over time: the pool has all of a prompt after each turn and loses each
-    eviction. The last entry is the present."""
+    # The pool has all of a prompt after each turn, and loses each eviction.
     held_now = view.chain_pool if view.chain else view.pool
     pool = [*_in_pool(requests, gone, now), (now, held_now)]
     begin = pool[0][0]

@@ -17,8 +17,7 @@ from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
 from .page import NameQuery, Page, answered, chosen_engine
 from .ranking import who_ranks
 
-Sums = Mapping[str, np.ndarray]
-"""Counts of each step, the oldest first, by the name of what is counted."""
+Sums = Mapping[str, np.ndarray]  # what is counted → its count in each step, the oldest first
 
 MOST_STEPS: Final = 360  # of a history that is shown; chosen
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
@@ -89,19 +88,13 @@ class Shadows(Answer):
     shadows: list[ShadowView]
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/shadows", response_model=Shadows)
     def shadows(engine: NameQuery = None) -> Response:
         return answered(shadows_of(page, engine))
 
-    return paths
-
 
 def shadows_of(page: Page, engine: str | None) -> Shadows:
-    """What other pools would have found."""
     now = page.graph.clock()
     if engine is not None:
         chosen_engine(page.graph.tables, engine)
@@ -115,13 +108,7 @@ def shadows_view(
     unix: Callable[[float], float],
     guard: Callable[[str], str],
 ) -> Shadows:
-    """Shadows of one engine, or of the first that has some.
-
-    Args:
-        now: By the graph's clock.
-        unix: Makes Unix seconds of it.
-        guard: Says in words who ranks an engine's blocks.
-    """
+    """Shadows of one engine, or of the first that has some; ``now`` is by the graph's clock."""
     runner.looked()
     with runner.lock:
         name = engine if engine is not None else next(iter(runner.sets), None)
@@ -249,8 +236,7 @@ def _ceiling(found: ShadowSet) -> ShadowView:
 
 
 def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
-    """A pool twice as large, shown as this one with host memory: a copied block is found as if it
-    had stayed."""
+    """A pool twice as large, shown as host memory: a copied block is found as if it had stayed."""
     name = f"{twice.policy} + host memory"
     said = f"{_ranker(pool)} in a pool as large, with host memory for as many copies"
     return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
@@ -276,8 +262,7 @@ def _sentence(pool: LruPool | PolicyPool) -> str:
 def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> dict[float, int]:
     """Prompt tokens that LRU would have found, by the starts of ten-second steps.
 
-    Args:
-        asked: Tokens of all prompts, by the same starts: engines with shadows stand for them all.
+    ``asked`` is the tokens of all prompts by the same starts: engines with shadows stand for all.
     """
     told = [np.empty((3, 0))]  # starts, tokens, of these found
     with runner.lock:

@@ -126,9 +126,8 @@ class WeightEffect(Answer):
     window: WindowEffect | None
 
 
-def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None:
     """The view's routes; those that change or try something need the edit token."""
-    paths = APIRouter()
 
     @paths.get("/weights", response_model=Weights)
     def weights() -> Response:
@@ -157,8 +156,6 @@ def router(page: Page, edits: Callable[..., None]) -> APIRouter:
     @paths.post("/weights/undo", response_model=Weights, dependencies=[Depends(edits)])
     def undo_weights() -> Response:
         return answered(weights_of(page, page.watch.editor.undo("edit")))
-
-    return paths
 
 
 # What decides the ranking, as configured.
@@ -227,13 +224,8 @@ def weight_effect(
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
     """Compare the live ranking with that of other weights, rules or another policy.
 
-    Args:
-        remembered: Gives an engine's last requests, and the size of the pool to replay them in.
-        policy: Another policy; None: the live one with other weights.
-
-    Returns:
-        The effect on the ranking; and a function that works out the effect on the remembered
-        requests, which takes longer and needs no lock.
+    Returns the effect on the ranking; and a function that works out the effect on the requests that
+    ``remembered`` gives, which takes longer and needs no lock.
     """
     now, name = graph.clock(), chosen_engine(graph.tables, engine)
     if name is None:
@@ -349,7 +341,6 @@ def effect_of(page: Page, change: WeightChange, engine: str | None) -> WeightEff
 
 
 def _try_in_shadow(page: Page, change: WeightChange) -> None:
-    """Run a shadow with the change from now on; the live ranking stays."""
     score, other = _score_after(page, change)
     weights = other_weights(page.graph, score, other)
     said = change_in_words(_by_section(change))

@@ -60,7 +60,7 @@ class Prefix:
         return due and not self.broken
 
 
-class Warmed(NamedTuple):
+class WarmResult(NamedTuple):
     """The result of warming one prefix.
 
     Attributes:
@@ -106,15 +106,15 @@ class Warmer:
         self._clock, self._sleep = clock, sleep
         self._model = server.model
 
-    def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
+    def sweep(self, prefixes: Sequence[Prefix]) -> list[WarmResult]:
         now = self._clock()
         return [self._keep(each) for each in prefixes if each.wants(now)]
 
-    def _keep(self, prefix: Prefix) -> Warmed:
+    def _keep(self, prefix: Prefix) -> WarmResult:
         """Lease a prefix that was warm before, or else have it computed."""
         if prefix.touched is not None and (leased := self._leased(prefix)):
             prefix.touch(self._clock(), leased)
-            return Warmed(prefix.key, "leased")
+            return WarmResult(prefix.key, "leased")
         try:
             answer = self._ask("/chat/completions", self._body(prefix))
             usage = answer.get("usage") or {}
@@ -123,9 +123,11 @@ class Warmer:
             warmed = _warmed(prefix, tokens, None if cached is None else int(cached))
         except ServerRefusalError as error:
             prefix.broken = str(error) if error.is_final else ""
-            return Warmed(prefix.key, "failed", reason=str(error))
+            return WarmResult(prefix.key, "failed", reason=str(error))
         except (AttributeError, LookupError, ValueError, TypeError, OverflowError):
-            return Warmed(prefix.key, "failed", reason=f"{self._server.url} gave no such answer")
+            return WarmResult(
+                prefix.key, "failed", reason=f"{self._server.url} gave no such answer"
+            )
         prefix.touch(self._clock(), self._leased(prefix, _TRIES))
         return warmed
 
@@ -157,14 +159,14 @@ class Warmer:
         return self._model
 
 
-def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
+def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> WarmResult:
     """``cached``: tokens that were cached; None if that is not known."""
     if cached is None:
-        return Warmed(prefix.key, "unknown", tokens)
+        return WarmResult(prefix.key, "unknown", tokens)
     if 2 * cached > tokens:
-        return Warmed(prefix.key, "warm", tokens, cached)
+        return WarmResult(prefix.key, "warm", tokens, cached)
     again = "lost since it was warmed, or shorter than a block of the server's"
-    return Warmed(prefix.key, "cold", tokens, cached, "" if prefix.touched is None else again)
+    return WarmResult(prefix.key, "cold", tokens, cached, "" if prefix.touched is None else again)
 
 
 class ServerRefusalError(KvGraphError):
@@ -226,7 +228,7 @@ class PrefixKeeper:
     def __init__(
         self,
         file: Path | str,
-        say: Callable[[Warmed], None] | None = None,
+        say: Callable[[WarmResult], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         path, self._clock = Path(file), clock
@@ -238,7 +240,7 @@ class PrefixKeeper:
         lease = _lease() if self._config.pin else None
         self._warmer = Warmer(self._config.server, lease=lease, clock=clock)
 
-    def sweep(self) -> list[Warmed]:
+    def sweep(self) -> list[WarmResult]:
         """Warm the prefixes that are due; return the result for each."""
         long_ago = self._clock() - FORGOTTEN_S
         for conversation in [each for each, used in list(self._used.items()) if used < long_ago]:
@@ -309,7 +311,7 @@ class PrefixKeeper:
         if self._used.pop(conversation, None) is not None:
             self._prefixes.pop(prefix_key(conversation), None)
 
-    def _warm(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
+    def _warm(self, prefixes: Sequence[Prefix]) -> list[WarmResult]:
         done = self._warmer.sweep([each for each in prefixes if self._is_kept(each)])
         for each in done:
             self._say(each)
@@ -326,7 +328,6 @@ class PrefixKeeper:
         return self._prefixes.get(prefix.key) is prefix
 
     def _pause(self) -> float:
-        """Seconds until the next sweep: at most half of the shortest time to live."""
         kept = list(self._prefixes.values())
         return min([self._config.sweep_s, *(each.seconds / 2 for each in kept)])
 
@@ -361,7 +362,7 @@ def _lease() -> Lease | None:
     return lease
 
 
-def _log_failure(done: Warmed) -> None:
+def _log_failure(done: WarmResult) -> None:
     if done.how == "failed":
         logger.warning("kvgraph: %s: not warmed: %s", done.key, done.reason)
 
@@ -384,7 +385,7 @@ def precache(
     raise typer.Exit(1 if any(each.how == "failed" for each in keeper.sweep()) else 0)
 
 
-def _line(done: Warmed) -> str:
+def _line(done: WarmResult) -> str:
     if done.how == "failed":
         return f"{done.key}: failed: {done.reason}"
     if done.how == "leased":

@@ -135,7 +135,6 @@ class HeadDeadline(H11Protocol):
         self._wait_for_head()
 
     def pause_writing(self) -> None:
-        """Watch a client that reads more slowly than its answer is produced."""
         super().pause_writing()
         self._watch_reader()
 

@@ -56,7 +56,6 @@ class Authenticator:
         socket.setsockopt(zmq.ZAP_DOMAIN, b"kvgraph")
 
     def answer(self, limit: int) -> None:
-        """Answer up to ``limit`` pending handshakes."""
         for _ in range(limit):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -207,7 +206,6 @@ class EngineListener:
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Sockets to poll."""
         return [self.socket, *([self._authenticator.socket] if self._authenticator else [])]
 
     @property
@@ -229,7 +227,6 @@ class EngineListener:
 
 
 def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """An unbound ROUTER socket for engines."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, RCVHWM)

@@ -165,41 +165,6 @@ class LostEngines:
         return {name: now - at for name, at in self._went.copy().items()}
 
 
-class BatchReader:
-    """Decodes frames into events, and counts and logs refusals by reason."""
-
-    def __init__(self, counters: Counter[str], log: RateLimitedLog) -> None:
-        self._counters = counters
-        self._log = log
-
-    def read(self, frames: list[bytes]) -> EventMessage | None:
-        """Decode a batch; None if the frames are not one."""
-        self._counters["messages"] += 1
-        try:
-            message = wire.decode_events(frames)
-        except VersionError as error:
-            self._counters["refused_version"] += 1
-            self._log.once("version", "a message was refused: %s", error)
-            return None
-        except WireError as error:
-            self._counters["refused_wire"] += 1
-            self._log.warn("wire", "a message was refused: %s", error)
-            return None
-        self._count(message)
-        return message
-
-    def _count(self, message: EventMessage) -> None:
-        self._counters["events"] += len(message.events)
-        if message.unknown:
-            self._counters["unknown_events"] += message.unknown
-            self._log.once(
-                "unknown", "an engine sends events of a kind that this build does not know: skipped"
-            )
-        if message.refused:
-            self._counters["refused_wire"] += 1
-            self._log.warn("event", "an event was refused: %s", message.refused)
-
-
 logger = logging.getLogger(__name__)
 
 Send = Callable[[bytes, str], None]
@@ -243,7 +208,6 @@ class EventSubscriber:
         # Under overload a list of all blocks would cost more events: resyncs wait.
         self.is_patient = False
         self.lost = LostEngines(clock)
-        self._reader = BatchReader(self.counters, self._log)
 
     @property
     def peers(self) -> list[Peer]:
@@ -303,11 +267,35 @@ class EventSubscriber:
             self._resync(peer, "apply failed")
 
     def _take(self, identity: bytes, frames: list[bytes]) -> list[AnyEvent]:
-        message = self._reader.read(frames)
+        message = self._read(frames)
         if message is None:
             return []
         peer = self._peers.get(identity)
         return self._accept_peer(identity, message) if peer is None else self._follow(peer, message)
+
+    def _read(self, frames: list[bytes]) -> EventMessage | None:
+        """Decode a batch; count and log what is refused of it, by reason."""
+        self.counters["messages"] += 1
+        try:
+            message = wire.decode_events(frames)
+        except VersionError as error:
+            self.counters["refused_version"] += 1
+            self._log.once("version", "a message was refused: %s", error)
+            return None
+        except WireError as error:
+            self.counters["refused_wire"] += 1
+            self._log.warn("wire", "a message was refused: %s", error)
+            return None
+        self.counters["events"] += len(message.events)
+        if message.unknown:
+            self.counters["unknown_events"] += message.unknown
+            self._log.once(
+                "unknown", "an engine sends events of a kind that this build does not know: skipped"
+            )
+        if message.refused:
+            self.counters["refused_wire"] += 1
+            self._log.warn("event", "an event was refused: %s", message.refused)
+        return message
 
     def _accept_peer(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
         """Take the first batch of an identity, which must contain a hello."""
@@ -329,7 +317,9 @@ class EventSubscriber:
         self._unknown_peers.forget(identity)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
-        _warn_of_hashing(self._log, hello.model, self.peers)
+        alike = (each.hashing for each in self.peers if each.hello.model == hello.model)
+        for said in disagreements(alike):
+            self._log.warn("hashing", "%s", said)
         return self._graph_events(peer, message._replace(events=events[start:]))
 
     def _follow(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
@@ -401,11 +391,6 @@ class EventSubscriber:
                 f"it serves {self._capacity} engines already; start another "
                 "sidecar for this one (AITHER_KVCACHE_SIDECAR)",
             )
-
-
-def _warn_of_hashing(log: RateLimitedLog, model: str, peers: list[Peer]) -> None:
-    for said in disagreements(each.hashing for each in peers if each.hello.model == model):
-        log.warn("hashing", "%s", said)
 
 
 _REASONS = {

@@ -18,7 +18,7 @@ from ...graph.errors import ConfigError
 from ...graph.logs.history import WINDOW_S
 from ...graph.logs.reasons import REASON_TEXTS
 from ..words.times import seconds
-from .happened import Happened, origin_of
+from .activity import Activity, origin_of
 from .terminal import FirstThatFits, facts_table, plain
 
 _HELP = (
@@ -36,7 +36,7 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compare two recordings, or two stretches of time: what was found, and what moved most."""
-    whole = cache(lambda origin: origin_of(origin or url).happened())
+    whole = cache(lambda origin: origin_of(origin or url).activity())
     found = [stretch(name, whole) for name in (before, after)]
     both = sums_of(found[0]), sums_of(found[1])
     unknown = list(dict.fromkeys(text for each in found for text in each.unknown))
@@ -123,45 +123,45 @@ class Sums:
         return self.wanted / self.evicted if self.evicted and self.wanted is not None else None
 
 
-def sums_of(happened: Happened) -> Sums:
+def sums_of(activity: Activity) -> Sums:
     """Add up a time span: from records if they reach back to its beginning, else from minutes."""
-    reaches = happened.since <= happened.begin or not happened.minutes
-    return _of_records(happened) if reaches else _of_minutes(happened)
+    reaches = activity.since <= activity.begin or not activity.minutes
+    return _of_records(activity) if reaches else _of_minutes(activity)
 
 
-def _of_records(happened: Happened) -> Sums:
-    requests, left = happened.requests, happened.evictions
+def _of_records(activity: Activity) -> Sums:
+    requests, left = activity.requests, activity.evictions
     blocks = Counter[str]()
     for each in requests:
         blocks.update(each.blocks.model_dump())
     return Sums(
-        name=happened.name,
-        seconds=happened.end - happened.begin,
+        name=activity.name,
+        seconds=activity.end - activity.begin,
         requests=len(requests),
         session_count=len({(each.tenant, each.session) for each in requests if each.session}),
         asked_tokens=sum(each.prompt_tokens for each in requests),
         found_tokens=sum((e.blocks.asked - e.blocks.computed) * e.block_size for e in requests),
         asked=blocks.pop("asked", 0),
         blocks=blocks,
-        reasons=_reasons(happened),
+        reasons=_reasons(activity),
         evicted=None if left is None else len(left),
         wanted=None if left is None else sum(e.wanted_after_s is not None for e in left),
         left_by_layer=None if left is None else Counter(each.layer for each in left),
         left_by_rule=None if left is None else Counter(each.rule for each in left),
-        computed_by=_by_session(happened),
-        block_sizes=_sizes(happened),
+        computed_by=_by_session(activity),
+        block_sizes=_sizes(activity),
     )
 
 
-def _of_minutes(happened: Happened) -> Sums:
+def _of_minutes(activity: Activity) -> Sums:
     requests, blocks = Counter[str](), Counter[str]()
-    for each in happened.minutes:
+    for each in activity.minutes:
         requests.update(each.requests)
         blocks.update(each.blocks)
-    minutes = happened.minutes
+    minutes = activity.minutes
     return Sums(
-        name=happened.name,
-        seconds=happened.end - happened.begin,
+        name=activity.name,
+        seconds=activity.end - activity.begin,
         requests=requests.total(),
         session_count=None,
         asked_tokens=sum(each.asked for each in minutes),
@@ -174,28 +174,28 @@ def _of_minutes(happened: Happened) -> Sums:
         left_by_layer=None,
         left_by_rule=None,
         computed_by=None,
-        block_sizes=_sizes(happened),
+        block_sizes=_sizes(activity),
     )
 
 
-def _sizes(happened: Happened) -> frozenset[int]:
-    return frozenset(each.block_size for each in happened.requests)
+def _sizes(activity: Activity) -> frozenset[int]:
+    return frozenset(each.block_size for each in activity.requests)
 
 
-def _reasons(happened: Happened) -> dict[str, tuple[int, int]] | None:
-    if not happened.has_reasons:
+def _reasons(activity: Activity) -> dict[str, tuple[int, int]] | None:
+    if not activity.has_reasons:
         return None
     requests, blocks = Counter[str](), Counter[str]()
-    for each in happened.requests:
+    for each in activity.requests:
         if each.miss is not None:
             requests[each.miss.reason] += 1
             blocks[each.miss.reason] += each.blocks.computed
     return {reason: (count, blocks[reason]) for reason, count in requests.items()}
 
 
-def _by_session(happened: Happened) -> Counter[str]:
+def _by_session(activity: Activity) -> Counter[str]:
     computed = Counter[str]()
-    for each in happened.requests:
+    for each in activity.requests:
         if each.session is not None:
             of = f" of {each.tenant}" if each.tenant else ""
             computed[each.session + of] += each.blocks.computed
@@ -228,7 +228,6 @@ class Mover(NamedTuple):
 
 
 def rows(before: Sums, after: Sums) -> Iterator[Row]:
-    """All figures, in display order."""
     for name, figure, unit in _FIGURES:
         yield Row(name, figure(before), figure(after), unit)
     yield from _reason_rows(before, after)
@@ -306,7 +305,6 @@ def _mover(what: str, mine: int | None, theirs: int | None, before: Sums, after:
 
 
 def words(before: Sums, after: Sums) -> list[str]:
-    """The comparison in sentences."""
     sentences = [_found(before, after), *_pool_sizes(before, after)]
     if before.regret is not None and after.regret is not None:
         sentences.append(
@@ -372,7 +370,7 @@ _ALLOWED: Final = (
 )
 
 
-class _Named(NamedTuple):
+class _ParsedName(NamedTuple):
     """A parsed name; times are in seconds, as given."""
 
     origin: str | None
@@ -380,7 +378,7 @@ class _Named(NamedTuple):
     end: float | None = None
 
 
-def stretch(name: str, read: Callable[[str | None], Happened]) -> Happened:
+def stretch(name: str, read: Callable[[str | None], Activity]) -> Activity:
     """The recording or time span that ``name`` refers to.
 
     Args:
@@ -401,11 +399,11 @@ def stretch(name: str, read: Callable[[str | None], Happened]) -> Happened:
     return replace(cut, unknown=[*cut.unknown, *_limits(name, whole, begin, end)])
 
 
-def _parsed(name: str) -> _Named:
+def _parsed(name: str) -> _ParsedName:
     found = _STRETCH.fullmatch(name)
     if found is None:
-        return _Named(name)
-    return _Named(found["origin"], _seconds(found["begin"]), _seconds(found["end"]))
+        return _ParsedName(name)
+    return _ParsedName(found["origin"], _seconds(found["begin"]), _seconds(found["end"]))
 
 
 def _seconds(moment: str) -> float:
@@ -415,8 +413,7 @@ def _seconds(moment: str) -> float:
     return float(moment.removesuffix(unit)) * _UNITS[unit]
 
 
-def _limits(name: str, whole: Happened, begin: float, end: float) -> Iterator[str]:
-    """What is unknown about a time span of ``whole``, in sentences."""
+def _limits(name: str, whole: Activity, begin: float, end: float) -> Iterator[str]:
     if begin < min((whole.begin, *(each.at for each in whole.minutes[:1]))):
         yield f"{name} begins before what is known: only a part of it is here."
     if whole.evictions and end > whole.end - WINDOW_S:

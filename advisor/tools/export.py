@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ...graph.errors import ConfigError, KvGraphError
 from ..page.graph import GraphView
-from .happened import Happened, Kind, Origin, origin_of
+from .activity import Activity, Kind, Origin, origin_of
 
 
 class Format(StrEnum):
@@ -64,14 +64,14 @@ def export(
 def _perfetto(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
     from .perfetto import perfetto
 
-    happened = origin.happened()
-    trace = perfetto(happened, blocks)
+    activity = origin.activity()
+    trace = perfetto(activity, blocks)
     with _new(path) as file:
         json.dump(trace, file)
-    whole = not any(life.since_use for life in happened.lives)
-    for each in (*happened.unknown, *(() if whole else (_ONLY_UNUSED,))):
+    whole = not any(life.since_use for life in activity.lives)
+    for each in (*activity.unknown, *(() if whole else (_ONLY_UNUSED,))):
         typer.echo(f"note: {each}", err=True)
-    return {"events": len(trace["traceEvents"]), "requests": len(happened.requests)}
+    return {"events": len(trace["traceEvents"]), "requests": len(activity.requests)}
 
 
 def _json(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
@@ -122,7 +122,6 @@ def _new(path: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` into a ConfigError that names the file."""
     try:
         yield
     except OSError as error:
@@ -215,7 +214,7 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
     # A snapshot has no requests, and a trace no graph.
     tables: dict[str, list[dict[str, Any]]] = {}
     if origin.kind is not Kind.SNAPSHOT:
-        tables |= _logs(origin.happened())
+        tables |= _logs(origin.activity())
     if origin.kind is not Kind.TRACE:
         view = origin.graph()
         places = [str(n) for n in range(len(view.nodes.key) + len(view.names.memories))]
@@ -227,10 +226,10 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
     return {name: len(rows) for name, rows in tables.items()}
 
 
-def _logs(happened: Happened) -> dict[str, list[dict[str, Any]]]:
-    logs = {"requests": [_flat(each) for each in happened.requests]}
-    if happened.evictions is not None:
-        logs["evictions"] = [each.model_dump() for each in happened.evictions]
+def _logs(activity: Activity) -> dict[str, list[dict[str, Any]]]:
+    logs = {"requests": [_flat(each) for each in activity.requests]}
+    if activity.evictions is not None:
+        logs["evictions"] = [each.model_dump() for each in activity.evictions]
     return logs
 
 

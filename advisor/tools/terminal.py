@@ -134,7 +134,6 @@ def _sentences(cells: Mapping[str, str]) -> str:
 
 
 def _who_ranks(engine: Mapping[str, Any]) -> str:
-    """Who ranks the blocks, and how the policy compares with LRU."""
     name, ruling = ranker(engine["ranked_by"]), engine["ruling"]
     return name if ruling is None else f"{name} (policy {beside_lru(ruling['ahead'])})"
 
@@ -170,7 +169,6 @@ def status(
 
 
 def status_report(status: Mapping[str, Any]) -> RenderableType:
-    """A sidecar's ``/status`` as tables."""
     parts: list[RenderableType] = [_summary(status), engines_report(status["engines"])]
     if any(engine["graph"] for engine in status["engines"]):
         parts.append(layers_report(status["engines"]))

@@ -12,7 +12,7 @@ from ...graph.wire.events import HOLD_ENDS
 from .times import seconds
 
 
-class Missing(NamedTuple):
+class FirstMiss(NamedTuple):
     """A prompt's first missing block, as ``miss_remedy`` needs it."""
 
     reason: Reason
@@ -24,7 +24,7 @@ class Missing(NamedTuple):
     copies: int = 0  # blocks that the engine's host memory and disk can hold
 
 
-def miss_remedy(missing: Missing) -> str | None:
+def miss_remedy(missing: FirstMiss) -> str | None:
     """What would have let a request find more; None if unknown."""
     detail = missing.detail
     match missing.reason:
@@ -71,7 +71,7 @@ def host_memory(copies: int) -> str:
     return "host memory for copies (AITHER_KVCACHE_WARM_GIB)"
 
 
-def _kept(missing: Missing) -> str:
+def _kept(missing: FirstMiss) -> str:
     larger = larger_pool(missing.short, missing.pool)
     text = f"{larger}, or {_a_copy(missing.copies)}."
     if missing.was_there:
@@ -148,7 +148,6 @@ OFF: Final = "nobody waits: admission is off there (AITHER_KVCACHE_ADMISSION)"
 
 
 def fit_and_live(fitting: int, live: int) -> str:
-    """How many sessions fit and how many are live."""
     return f"{fitting:,} agents fit, {live:,} are live"
 
 
@@ -164,7 +163,6 @@ UNTIL: Final = {  # reason of release → until when the request was held
 
 
 def hold_sentence(hold: Hold) -> str:
-    """How long a request was held, and why it was released."""
     counts = ""
     if hold.live:
         were = "was" if hold.live == 1 else "were"
@@ -271,7 +269,6 @@ class WorkAhead(NamedTuple):
 
 
 def wait_sentence(work: WorkAhead, hold: Hold | None) -> str:
-    """How long a request was held, and what the engine did while it waited."""
     if hold is None:
         return _work_sentence(work)
     held = hold_sentence(hold)

@@ -61,7 +61,7 @@ def miss_sentence(
     where = f"Block {index + 1} of {blocks} "
     if reason is Reason.OTHER_GROUP:
         return where + _other_group(detail, group)
-    text = where + _WHY[reason](detail, gone, session)
+    text = where + (_ALWAYS.get(reason) or _WHY[reason](detail, gone, session))
     if engine is not None and reason is Reason.OTHER_ENGINE:
         text += f" Engine {engine} has it, and would have found it."
     elif engine is not None:
@@ -82,10 +82,6 @@ def _not_cacheable(detail: int, index: int, blocks: int) -> str:
     if not blocks:
         return "The prompt is shorter than a block: nothing of it can be cached."
     return "Nothing was missing: all that can be reused was found; the rest is always computed."
-
-
-def _never_seen(detail: int, gone: Departure, session: str | None) -> str:
-    return "was never asked for before, or longer ago than is remembered."
 
 
 def _diverged(detail: int, gone: Departure, session: str | None) -> str:
@@ -112,17 +108,6 @@ def _copy_lost(detail: int, gone: Departure, session: str | None) -> str:
     return f"{_left(gone)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
 
 
-def _load_slower(detail: int, gone: Departure, session: str | None) -> str:
-    return "has a copy in a colder tier, but computing it was judged faster than loading."
-
-
-def _in_store(detail: int, gone: Departure, session: str | None) -> str:
-    return (
-        "is in the shared store, but did not come from there: computing it was judged faster than "
-        "loading, or the store did not answer in time."
-    )
-
-
 def _other_engine(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.ELSEWHERE:
         return "was never in this engine's pool, but in another one's, which has it no more."
@@ -135,10 +120,6 @@ def _other_group(place: int, group: CacheGroup | None) -> str:
         name += f" ({_KINDS[group.kind].format(window=group.window)})"
     needs = _NEEDS[GroupKind.OTHER if group is None else group.kind]
     return f"is in the pool, but {name} had let go of {needs}."
-
-
-def _reset(detail: int, gone: Departure, session: str | None) -> str:
-    return "was in the pool until the prefix cache was reset."
 
 
 def _other_salt(detail: int, gone: Departure, session: str | None) -> str:
@@ -174,17 +155,21 @@ _NEEDS: Final = {
     GroupKind.CHUNK: "a part of the chunk that it is in",
     GroupKind.STATE: "the state at its end, or never kept it",
 }
+_ALWAYS: Final = {
+    Reason.NEVER_SEEN: "was never asked for before, or longer ago than is remembered.",
+    Reason.LOAD_SLOWER: "has a copy in a colder tier, but computing it was judged faster than "
+    "loading.",
+    Reason.RESET: "was in the pool until the prefix cache was reset.",
+    Reason.IN_STORE: "is in the shared store, but did not come from there: computing it was judged "
+    "faster than loading, or the store did not answer in time.",
+}
 _WHY: Final = {
-    Reason.NEVER_SEEN: _never_seen,
     Reason.DIVERGED: _diverged,
     Reason.EVICTED: _evicted,
     Reason.OTHER_ENGINE: _other_engine,
-    Reason.LOAD_SLOWER: _load_slower,
     Reason.COPY_LOST: _copy_lost,
-    Reason.RESET: _reset,
     Reason.UNKNOWN: _unknown,
     Reason.OTHER_SALT: _other_salt,
-    Reason.IN_STORE: _in_store,
 }
 
 

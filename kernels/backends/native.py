@@ -49,12 +49,9 @@ class RopeArgs(ctypes.Structure):
     """``Rope`` of paged.cpp."""
 
     _fields_ = (
-        ("cos", _POINTER),
-        ("sin", _POINTER),
-        ("start", _NUMBER),
-        ("pairs", _NUMBER),
+        ("cos", _POINTER), ("sin", _POINTER), ("start", _NUMBER), ("pairs", _NUMBER),
         ("neox", _NUMBER),
-    )
+    )  # fmt: skip
 
 
 class MoveArgs(ctypes.Structure):
@@ -80,11 +77,6 @@ class CopyArgs(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the compiled operations.
-
-    Raises:
-        BuildError: They cannot be compiled here.
-    """
     loaded = load_library("paged", [SOURCE], OPTIONS)
     loaded.kv_copy.argtypes = [ctypes.POINTER(CopyArgs)]
     loaded.kv_move.argtypes = [ctypes.POINTER(MoveArgs)]
@@ -93,28 +85,23 @@ def library() -> ctypes.CDLL:
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile the library."""
     library()
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """See ``reference.spill``."""
     _copy_blocks(blocks, records)
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
-    """See ``reference.load``."""
     _copy_blocks(records, blocks)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """See ``reference.splice``."""
     check_same_model(source.layout, target.layout)
     _move(source, target, slot_runs(slots, source.layout.tokens), rope)
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """See ``reference.rotate_in_place``."""
     runs = slot_runs(SlotMap(slots, slots, delta), cache.layout.tokens)
     turned = runs.runs[runs.runs[:, 3] >= 0]
     _move(cache, cache, SlotRuns(turned, runs.deltas), rope, keys_only=True)
@@ -153,7 +140,6 @@ def _move(
 
 @functools.lru_cache(maxsize=64)
 def packed(layout: KvLayout) -> LayoutArgs:
-    """Return a layout as the C++ code reads it."""
     numbers = {name: getattr(layout, name) for name in _LAYOUT}
     return LayoutArgs(**numbers, key=_packed_plane(layout.key), value=_packed_plane(layout.value))
 
@@ -164,5 +150,4 @@ def _packed_plane(plane: Plane) -> PlaneArgs:
 
 
 def _threads(size: int) -> int:
-    """Return as many threads as torch may use, if there is enough work."""
     return min(MOST_THREADS, torch.get_num_threads()) if size >= PARALLEL_BYTES else 1

@@ -18,7 +18,7 @@ from kvgraph.advisor.page.shadows import shadows_of
 from kvgraph.advisor.page.what_if import weights_of
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.tools.terminal import matching, why_sentence
-from kvgraph.advisor.words.waits import Missing, miss_remedy
+from kvgraph.advisor.words.waits import FirstMiss, miss_remedy
 from kvgraph.advisor.words.words import meanings, scored
 from kvgraph.dashboards.answer import mark_of
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
@@ -140,16 +140,16 @@ def test_what_was_computed_again_says_what_would_have_kept_it(world: World, page
 def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
     details = {Reason.EVICTED: list(DepartureRule), Reason.COPY_LOST: list(Cause)[1:]}
     for detail in details.get(reason, list(Detail)):
-        said = miss_remedy(Missing(reason, int(detail), 1, 3))
+        said = miss_remedy(FirstMiss(reason, int(detail), 1, 3))
         assert said is not None
         assert said[0].isupper(), said
         assert said.endswith("."), said
-    evicted = Missing(Reason.EVICTED, int(DepartureRule.LRU), 1, 30, 100)
+    evicted = FirstMiss(Reason.EVICTED, int(DepartureRule.LRU), 1, 30, 100)
     assert "A pool larger by at most 30 blocks" in str(miss_remedy(evicted))
     assert "9 times as many blocks left" in str(miss_remedy(evicted._replace(short=900)))
     assert str(miss_remedy(evicted._replace(was_there=True))).startswith("Its turn sooner: the")
     assert "or a copy: there is room for 50 blocks" in str(miss_remedy(evicted._replace(copies=50)))
-    assert miss_remedy(Missing(Reason.UNKNOWN, Detail.UNHEARD, 1)) is None
+    assert miss_remedy(FirstMiss(Reason.UNKNOWN, Detail.UNHEARD, 1)) is None
 
 
 def test_misses_are_counted_by_reason_and_over_time(world: World, page: Page) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.kernels.backends import emulation
-from kvgraph.kernels.backends.emulation import SHARED_OPT_IN, check_launch
 from kvgraph.kernels.compilers import ARCHITECTURES
 from kvgraph.kernels.errors import BuildError, TransferError
 from kvgraph.kernels.gpu.calls import SHARED_LIMIT, KernelCall, copy_call
 from kvgraph.kernels.gpu.launch import loaded_kernel
 from kvgraph.kernels.layout import Blocks, gpu_layout, new_memory
+from kvgraph_bench.selftest import emulation
+from kvgraph_bench.selftest.emulation import SHARED_OPT_IN, check_launch
 
 KIT = Path(__file__).parents[1] / "kit" / "driver"
 COMPUTE, SIDE = 0x77, 0x99  # streams of cuda_launch.py

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.kernels.backends import emulation, reference
+from kvgraph.kernels.backends import reference
 from kvgraph.kernels.gpu import moves
 from kvgraph.kernels.gpu.method import Method
 from kvgraph.kernels.layout import PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Rope
+from kvgraph_bench.selftest import emulation
 
 CACHE = gpu_layout("LBNHC", 2, 13, 2, 8, 32)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))

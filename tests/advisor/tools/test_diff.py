@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from command_line import kvgraph
+from kvgraph.advisor.tools.activity import Activity, Minute, origin_of
 from kvgraph.advisor.tools.diff import Sums, movers, rows, stretch, sums_of, words
-from kvgraph.advisor.tools.happened import Happened, Minute, origin_of
 from kvgraph.graph.errors import ConfigError
 from page_sidecar import TOKEN, PageSidecar
 from small_world import LoggedWorld
@@ -38,7 +38,7 @@ def both(tmp_path: Path) -> tuple[str, str]:
 
 
 def sums(name: str) -> Sums:
-    return sums_of(stretch(name, lambda origin: origin_of(origin).happened()))
+    return sums_of(stretch(name, lambda origin: origin_of(origin).activity()))
 
 
 def test_sums_are_what_happened(both: tuple[str, str]) -> None:
@@ -103,7 +103,7 @@ def test_minutes_tell_where_records_do_not_reach() -> None:
         for n in range(120)
     ]  # fmt: skip
     end = 1e9 + 7200
-    whole = Happened("x", end - 900, end, {}, [], [], [], [], True, [], minutes, end - 900)
+    whole = Activity("x", end - 900, end, {}, [], [], [], [], True, [], minutes, end - 900)
     first = sums_of(whole.between(1e9, 1e9 + 3600, "first"))
     second = sums_of(whole.between(1e9 + 3600, end, "second"))
     assert (first.share, second.share) == (0.5, 0.75)

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import torch
 from kvgraph.kernels.arena import Arena
-from kvgraph.kernels.backends import emulation
 from kvgraph.kernels.layout import KvLayout, PagedKv, new_memory
+
+from . import emulation
 
 
 class Place(Protocol):

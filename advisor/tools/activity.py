@@ -82,7 +82,7 @@ class Minute:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class Activity:
     """What is known of a time span, in chronological order.
 
     Times are Unix seconds, or seconds since the beginning of a recording.
@@ -106,8 +106,7 @@ class Happened:
         """Whether times are Unix seconds rather than those of a recording."""
         return self.begin > _LONGEST_RECORDING_S
 
-    def between(self, begin: float, end: float, name: str) -> Happened:
-        """The part from ``begin`` until before ``end``."""
+    def between(self, begin: float, end: float, name: str) -> Activity:
         left = self.evictions
         return replace(
             self,
@@ -229,8 +228,8 @@ class PlayedLog:
             self._play(batch)
         self._gather(0)
 
-    def happened(self) -> Happened:
-        return Happened(
+    def activity(self) -> Activity:
+        return Activity(
             name=self._path.name,
             begin=0.0,
             end=self._now,
@@ -310,8 +309,7 @@ _PAGE: Final = 1_000  # records of one answer: the API's bound
 MOST_NODES: Final = 200_000  # the API's bound
 
 
-def happened_at(url: str, most_evictions: int) -> Happened:
-    """Read what a running sidecar's logs still hold, through its HTTP API."""
+def activity_at(url: str, most_evictions: int) -> Activity:
     status = ask_patiently(url, "/v1/engines")
     now, names = status["at"], {each["id"]: each["name"] for each in status["engines"]}
     requests, reach = _requests(url)
@@ -323,7 +321,7 @@ def happened_at(url: str, most_evictions: int) -> Happened:
         )
         evictions += found
     evictions.sort(key=lambda each: each.at)
-    return Happened(
+    return Activity(
         name=url,
         begin=min((*(r.at for r in requests[:1]), *(e.at for e in evictions[:1])), default=now),
         end=now,
@@ -367,7 +365,6 @@ def _minutes(misses: Mapping[str, Any]) -> Iterator[Minute]:
 
 
 def graph_at(url: str) -> GraphView:
-    """A running sidecar's graph, up to ``MOST_NODES``."""
     return GraphView.model_validate(ask_patiently(url, f"/v1/graph?limit={MOST_NODES}", 60.0))
 
 
@@ -406,7 +403,7 @@ _UNKNOWN = (
 )
 
 
-def happened_in_trace(path: Path) -> Happened:
+def activity_in_trace(path: Path) -> Activity:
     """Read the requests of a trace by ``kvgraph record``; traces hold no reasons."""
     requests: list[RequestView] = []
     size = 0
@@ -421,7 +418,7 @@ def happened_in_trace(path: Path) -> Happened:
         except TraceError as error:
             raise TraceError(f"{path}:{number}: {error}") from None
     requests.sort(key=lambda each: each.at)
-    return Happened(
+    return Activity(
         name=path.name,
         begin=0.0,
         end=max((each.ended_at or each.at for each in requests), default=0.0),
@@ -482,15 +479,15 @@ class Origin:
     kind: Kind
     name: str
 
-    def happened(self, most_evictions: int = MOST_EVICTIONS) -> Happened:
+    def activity(self, most_evictions: int = MOST_EVICTIONS) -> Activity:
         """Read what happened; raises KvGraphError where that is not recorded."""
         match self.kind:
             case Kind.SIDECAR:
-                return happened_at(self.name, most_evictions)
+                return activity_at(self.name, most_evictions)
             case Kind.RAW_LOG:
-                return PlayedLog(Path(self.name), most_evictions).happened()
+                return PlayedLog(Path(self.name), most_evictions).activity()
             case Kind.TRACE:
-                return happened_in_trace(Path(self.name))
+                return activity_in_trace(Path(self.name))
             case Kind.SNAPSHOT:
                 raise ConfigError(
                     f"{self.name} is a snapshot: it holds a graph, and not what happened; allowed: "
