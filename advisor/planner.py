@@ -198,15 +198,16 @@ class GraphEvictionAdvisor:
         self._protected_seen = self._graph.counters["blocks_protected"]
         self._try(self._locked(self._forget_gone), "")
         self.order()
-        rankings, words = {}, {}
+        rankings, admissions = {}, {}
         for engine in self._heard:
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
-            if word := self._try(self._locked(self._word), engine) or self.admissions.get(engine):
-                words[engine] = word
+            advice = self._try(self._locked(self._admit), engine)
+            if advice := advice or self.admissions.get(engine):
+                admissions[engine] = advice
         self._bases = {engine: self._bases[engine] for engine in rankings}
         self._ranked_at = {engine: self._ranked_at[engine] for engine in rankings}
-        self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(words)
+        self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(admissions)
 
     def order(self) -> None:
         """Renew the prefetch orders of the last round's engines, and nothing else."""
@@ -238,14 +239,14 @@ class GraphEvictionAdvisor:
 
         return locked
 
-    def _word(self, engine: str) -> AdmissionAdvice | None:
+    def _admit(self, engine: str) -> AdmissionAdvice | None:
         """Advice on admission, in every round: live contexts change without block events."""
         tables = self._graph.tables
         column = tables.engines.get(engine)
         if column is None:
             return None
-        word = self._admission.advise(tables, column, self._clock())
-        return replace(word, heard=self._heard[engine])
+        advice = self._admission.advise(tables, column, self._clock())
+        return replace(advice, heard=self._heard[engine])
 
     def _opinion(self, engine: str) -> EvictionRanking | None:
         with self._graph.lock:
@@ -259,13 +260,14 @@ class GraphEvictionAdvisor:
             self.counters["redated"] += 1
             return replace(previous, ts=now, heard=self._heard[engine])
         self._epoch += 1
-        word = replace(self._ranked(engine), epoch=self._epoch, ts=now, heard=self._heard[engine])
+        ranked, heard = self._ranked(engine), self._heard[engine]
+        ranking = replace(ranked, epoch=self._epoch, ts=now, heard=heard)
         self._ranked_at[engine] = turned
         self.counters["ranked"] += 1
         with self._graph.lock:
-            _note(self._graph, engine, word, self._log)
+            _note(self._graph, engine, ranking, self._log)
         self._bases[engine] = basis  # last: after an error the next round ranks anew
-        return word
+        return ranking
 
     def _ranked(self, engine: str) -> EvictionRanking:
         """Rank an engine; an empty ranking for one with room, which evicts nothing for long."""

@@ -95,8 +95,8 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
     @app.get("/readyz")
     async def readyz() -> Response:
         waits_for = source.not_ready()
-        word = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
-        return as_json(word, 200 if waits_for is None else 503)
+        body = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
+        return as_json(body, 200 if waits_for is None else 503)
 
     @app.get("/status")
     def status() -> Response:

@@ -117,14 +117,14 @@ def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric
         "engine",
     )
     room = _gauge(_PREFIX + "room_blocks", "Blocks of new context that may start", "engine")
-    for label, word in said:
-        live.add_metric([label], word.live_sessions)
-        fits.add_metric([label], word.fitting_sessions)
-        shut.add_metric([label], int(word.room_blocks is not None))
-        again.add_metric([label], word.again)
-        lifted.add_metric([label], word.lifted_pools)
-        if word.room_blocks is not None:
-            room.add_metric([label], word.room_blocks)
+    for label, advice in said:
+        live.add_metric([label], advice.live_sessions)
+        fits.add_metric([label], advice.fitting_sessions)
+        shut.add_metric([label], int(advice.room_blocks is not None))
+        again.add_metric([label], advice.again)
+        lifted.add_metric([label], advice.lifted_pools)
+        if advice.room_blocks is not None:
+            room.add_metric([label], advice.room_blocks)
     yield from (live, fits, shut, again, lifted, room)
 
 

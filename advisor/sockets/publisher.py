@@ -72,8 +72,8 @@ class AdvicePublisher:
                 self._send_ranking(peer.identity, ranking)
             if (order := wanted.get(peer.engine)) is not None:
                 self._send_order(peer.identity, order)
-            if (word := admissions.get(peer.engine)) is not None:
-                self._send_admission(peer.identity, word)
+            if (advice := admissions.get(peer.engine)) is not None:
+                self._send_admission(peer.identity, advice)
 
     def take_unreachable(self) -> set[bytes]:
         """Engines found disconnected when last written to; each is returned once."""
@@ -127,12 +127,12 @@ class AdvicePublisher:
             self._wanted[identity] = order
             self.counters["prefetch"] += 1
 
-    def _send_admission(self, identity: bytes, word: AdmissionAdvice) -> None:
-        if self._admitted.get(identity) == word.ts:
+    def _send_admission(self, identity: bytes, advice: AdmissionAdvice) -> None:
+        if self._admitted.get(identity) == advice.ts:
             return
-        age = max(0.0, self._clock() - word.ts)
-        if self._send(identity, AdmissionMessage.of(word, age)):
-            self._admitted[identity] = word.ts
+        age = max(0.0, self._clock() - advice.ts)
+        if self._send(identity, AdmissionMessage.of(advice, age)):
+            self._admitted[identity] = advice.ts
             self.counters["admissions"] += 1
 
     def _send(self, identity: bytes, advice: AnyAdvice) -> bool:

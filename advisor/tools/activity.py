@@ -129,7 +129,7 @@ class _Stay(NamedTuple):
     key: int
 
 
-class LifeBook:
+class BlockLives:
     """Follows when each block of a recording was stored and left."""
 
     def __init__(self, graph: KVCacheGraph, most: int) -> None:
@@ -212,14 +212,14 @@ class LifeBook:
 _MOST_REQUESTS: Final = 500_000  # gathered from one log; chosen: a kilobyte each
 
 
-class PlayedLog:
+class ReplayedLog:
     """A raw log, replayed through a graph, whose logs are collected before they forget."""
 
     def __init__(self, path: Path, most_evictions: int) -> None:
         self._path, self._now = path, 0.0
         self.graph = KVCacheGraph(clock=lambda: self._now)
         self._names: dict[str, str] = {}
-        self._lives = LifeBook(self.graph, most_evictions)
+        self._lives = BlockLives(self.graph, most_evictions)
         self._requests = deque[RequestView](maxlen=_MOST_REQUESTS)
         self._evictions = deque[EvictionView](maxlen=most_evictions)
         self._taken = 0  # requests that were gathered
@@ -485,7 +485,7 @@ class Origin:
             case Kind.SIDECAR:
                 return activity_at(self.name, most_evictions)
             case Kind.RAW_LOG:
-                return PlayedLog(Path(self.name), most_evictions).activity()
+                return ReplayedLog(Path(self.name), most_evictions).activity()
             case Kind.TRACE:
                 return activity_in_trace(Path(self.name))
             case Kind.SNAPSHOT:
@@ -500,7 +500,7 @@ class Origin:
             case Kind.SIDECAR:
                 return graph_at(self.name)
             case Kind.RAW_LOG:
-                return _view(PlayedLog(Path(self.name), 1).graph)
+                return _view(ReplayedLog(Path(self.name), 1).graph)
             case Kind.SNAPSHOT:
                 graph = KVCacheGraph()
                 load(graph, Path(self.name))

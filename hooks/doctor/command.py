@@ -64,7 +64,7 @@ from .gpu_check import check_gpu
 
 
 def check_hashing() -> Check:
-    told = [each for sidecar in running_sidecars() for each in told_by(sidecar) if each.told]
+    told = [e for sidecar in running_sidecars() for e in hashing_at(sidecar) if e.told]
     if not told:
         return Check("block hashes", None, "no running engine says how it hashes blocks")
     if wrong := disagreements(told):
@@ -73,7 +73,7 @@ def check_hashing() -> Check:
     return Check("block hashes", True, f"engines of one model hash them alike: {kinds}")
 
 
-def told_by(sidecar: RunningSidecar) -> list[BlockHashing]:
+def hashing_at(sidecar: RunningSidecar) -> list[BlockHashing]:
     """How a sidecar's engines hash blocks; nothing where it does not answer."""
     try:
         engines = answer_of(sidecar, "/status")["engines"]

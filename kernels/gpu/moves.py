@@ -141,20 +141,20 @@ def _splice_staged(
     source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, parts: Chunks
 ) -> None:
     device = device_of(target)
-    with bound(device) as index, _Belt(source, parts, device) as belt:
+    with bound(device) as index, _StagingBuffers(source, parts, device) as staging:
         for number in range(min(_BUFFERS, len(parts.ends))):
-            belt.fetch(number)  # on their way while the kernels are prepared
+            staging.fetch(number)  # on their way while the kernels are prepared
         staged = SlotMap(parts.slots, slots.target[parts.order], slots.delta[parts.order])
         whole = move_call(
-            belt.buffers[0], target, staged, rope, grid=RESIDENT_GRID, device=str(device)
+            staging.buffers[0], target, staged, rope, grid=RESIDENT_GRID, device=str(device)
         )
         launch, start = launcher(whole, index), 0
         for number, end in enumerate(parts.ends):
-            belt.compute.wait_event(belt.copied[number])
-            launch(whole.part(start, end - start, source=belt.buffer(number).memory))
-            belt.used.append(belt.compute.record_event())
+            staging.compute.wait_event(staging.copied[number])
+            launch(whole.part(start, end - start, source=staging.buffer(number).memory))
+            staging.used.append(staging.compute.record_event())
             if number + _BUFFERS < len(parts.ends):
-                belt.fetch(number + _BUFFERS)
+                staging.fetch(number + _BUFFERS)
             start = end
 
 
@@ -163,21 +163,21 @@ def _spill_staged(
 ) -> None:
     device = device_of(source)
     staged = SlotMap(slots.source[parts.order], parts.slots, slots.delta[parts.order])
-    with bound(device) as index, _Belt(target, parts, device) as belt:
+    with bound(device) as index, _StagingBuffers(target, parts, device) as staging:
         whole = move_call(
-            source, belt.buffers[0], staged, rope, grid=RESIDENT_GRID, device=str(device)
+            source, staging.buffers[0], staged, rope, grid=RESIDENT_GRID, device=str(device)
         )
         launch, start = launcher(whole, index), 0
         for number, end in enumerate(parts.ends):
             if number >= _BUFFERS:
-                belt.compute.wait_event(belt.copied[number - _BUFFERS])
-            launch(whole.part(start, end - start, target=belt.buffer(number).memory))
-            belt.used.append(belt.compute.record_event())
-            belt.send(number)
+                staging.compute.wait_event(staging.copied[number - _BUFFERS])
+            launch(whole.part(start, end - start, target=staging.buffer(number).memory))
+            staging.used.append(staging.compute.record_event())
+            staging.send(number)
             start = end
 
 
-class _Belt:
+class _StagingBuffers:
     """Two buffers on a GPU that the copy engine fills or empties in turns, ordered by events."""
 
     def __init__(self, far: PagedKv, parts: Chunks, device: torch.device) -> None:
@@ -200,7 +200,7 @@ class _Belt:
         self.copied: list[torch.cuda.Event] = []  # one per copied chunk
         self.used: list[torch.cuda.Event] = []  # one per chunk that a kernel has read or written
 
-    def __enter__(self) -> _Belt:
+    def __enter__(self) -> _StagingBuffers:
         return self
 
     def __exit__(self, *_: object) -> None:

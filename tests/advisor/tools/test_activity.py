@@ -9,7 +9,7 @@ import pytest
 from kvgraph.advisor.page.misses import RequestsAsked, requests_of
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import TraceError
-from kvgraph.advisor.tools.activity import NOT_RECORDED, Kind, PlayedLog, origin_of
+from kvgraph.advisor.tools.activity import NOT_RECORDED, Kind, ReplayedLog, origin_of
 from kvgraph.advisor.tools.remote import RemoteError
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.snapshot import save
@@ -39,7 +39,7 @@ def test_a_raw_log_tells_what_the_sidecar_told(path: Path) -> None:
     world.close()
     page = page_of(world, since=-BEGIN)
     told = requests_of(page, RequestsAsked(10)).requests[::-1]
-    activity = PlayedLog(path, 100).activity()
+    activity = ReplayedLog(path, 100).activity()
     assert len(activity.requests) == len(told) == 4
     for live, played in zip(told, activity.requests, strict=True):
         assert played.model_copy(update={"miss": None}) == live.model_copy(update={"miss": None})
@@ -66,7 +66,7 @@ def test_blocks_live_from_their_storing_to_their_leaving(path: Path) -> None:
     world.tell(BlocksCleared())
     world.tell(BlocksStored(pack(1), None, SIZE))
     world.close()
-    activity = PlayedLog(path, 100).activity()
+    activity = ReplayedLog(path, 100).activity()
     lives = [(int(each.key, 16), each.why) for each in activity.lives]
     assert lives == [
         (3, "evicted"), (2, "news of it was lost"), (1, "reset"), (7, "reset"), (1, None),
@@ -90,11 +90,11 @@ def test_a_log_longer_than_the_rings_is_told_whole(path: Path) -> None:
         world.tell(BlocksStored(keys.tobytes(), None, SIZE))
         world.tell(BlocksRemoved(keys.tobytes()))
     world.close()
-    activity = PlayedLog(path, 100_000).activity()
+    activity = ReplayedLog(path, 100_000).activity()
     assert [each.request for each in activity.requests] == [f"r{n}" for n in range(2_600)]
     assert all(each.finished == "stop" for each in activity.requests)
     assert len({each.key for each in activity.evictions or ()}) == 50_000
-    few = PlayedLog(path, 1_000).activity()
+    few = ReplayedLog(path, 1_000).activity()
     assert len(few.evictions or ()) == 1_000
     assert "49,000 earlier evictions are not here." in few.unknown
 
@@ -173,7 +173,7 @@ def test_a_line_at_no_time_is_named(path: Path, at: str) -> None:
         file.write(f'{{"at": {at}, "engine": "a", "event": "BlocksCleared"}}\n')
     lines = len(path.read_text().splitlines())
     with pytest.raises(TraceError, match=f"raw.jsonl:{lines}: not a line of a raw log"):
-        PlayedLog(path, 100)
+        ReplayedLog(path, 100)
 
 
 def test_a_file_that_is_nested_too_deep_is_no_recording(path: Path) -> None:
