@@ -129,21 +129,17 @@ def sender_for(config: TracingConfig) -> Sender | None:
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
-    if config.endpoint is not None:
-        return _configured(config.endpoint)
+    if (endpoint := config.endpoint) is not None:
+        try:
+            return OtlpSender(endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
+        except ImportError as error:
+            raise ConfigError(
+                f"tracing.endpoint = {endpoint!r} needs OpenTelemetry ({error}): {_INSTALL}"
+            ) from None
     # Variables may have been set for the engine that started the sidecar: what they lack is only a
     # warning.
     named = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
     return None if named is None else _by_variable(named)
-
-
-def _configured(endpoint: str) -> Sender:
-    try:
-        return OtlpSender(_with_path(endpoint))
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing.endpoint = {endpoint!r} needs OpenTelemetry ({error}): {_INSTALL}"
-        ) from None
 
 
 def _by_variable(named: str) -> Sender | None:
@@ -166,11 +162,6 @@ def _by_variable(named: str) -> Sender | None:
             _INSTALL,
         )
         return None
-
-
-def _with_path(endpoint: str) -> str:
-    base = endpoint.rstrip("/")
-    return base if base.endswith(_PATH) else base + _PATH
 
 
 class SpanRecord(NamedTuple):

@@ -35,7 +35,7 @@ class Notice(Part):
 
     Attributes:
         text: One or two sentences: what is wrong and what to do about it.
-        engine: Whose; None: the sidecar's own.
+        engine: The engine that it is about; None: the sidecar itself.
         view: The view of the page that shows more.
     """
 

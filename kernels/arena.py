@@ -34,12 +34,7 @@ _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 
 
 class Arena:
-    """Records of KV bytes within a memory budget.
-
-    Attributes:
-        kv: The records as a paged memory, in which a record's number is its block number.
-        problem: Why there are fewer records than asked for; None otherwise.
-    """
+    """Records of KV bytes within a memory budget."""
 
     def __init__(
         self, record: KvLayout, pin: bool | None = None, slab_bytes: int = SLAB_BYTES
@@ -73,8 +68,10 @@ class Arena:
         # other memory that comes to stand there would not be what CUDA believes.
         self._locked: set[int] = set()
         weakref.finalize(self, _unlock, self._locked)
+        # Why there are fewer records than asked for.
         self.problem = self._lock_all() if self._pin else None
         layout = replace(record, blocks=self.capacity)
+        # The records as a paged memory, in which a record's number is its block number.
         self.kv = PagedKv(memory[: layout.elements], layout)
         self._used = np.zeros(slabs * self.per_slab, dtype=bool)
         self._used[self.capacity :] = True  # what the last slab has beyond the budget

@@ -46,11 +46,6 @@ class DiskTier:
     """Records by key; the least recently written or read one is replaced first.
 
     A key is ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other.
-
-    Attributes:
-        path: The file.
-        damaged: Number of records that did not match their checksum and were forgotten.
-        failed: Number of reads and writes that the disk refused.
     """
 
     def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
@@ -67,7 +62,8 @@ class DiskTier:
             StorageError: No space, no permission, or another process has the file.
         """
         self.path, self.record_bytes, self.capacity = path, record_bytes, capacity
-        self.damaged = self.failed = 0
+        self.damaged = 0  # records that did not match their checksum and were forgotten
+        self.failed = 0  # reads and writes that the disk refused
         self._header = self._header_of(hashlib.sha256(identity.encode()).digest()[:_DIGEST_BYTES])
         self._disowned = self._refusing = False
         self._data_start = -(-(_PAGE + capacity * _ENTRY.itemsize) // _PAGE) * _PAGE
@@ -216,7 +212,7 @@ class DiskTier:
         if self._entries["age"][slot]:
             self._slots.pop(self._entries["key"][slot].tobytes(), None)
         self._entries[slot] = _NO_ENTRY
-        self._write_entry(slot)
+        self._pwrite(_NO_ENTRY.tobytes(), _PAGE + slot * _ENTRY.itemsize)
 
     def _enter(self, slot: int, key: bytes, checksum: int) -> None:
         entry = self._entries[slot : slot + 1].copy()
@@ -227,9 +223,6 @@ class DiskTier:
         self._clock += 1
         self._entries[slot] = entry[0]
         self._slots[key] = slot
-
-    def _write_entry(self, slot: int) -> None:
-        self._pwrite(self._entries[slot].tobytes(), _PAGE + slot * _ENTRY.itemsize)
 
     def _pwrite(self, data: ReadableBuffer, at: int) -> None:
         written = os.pwrite(self._file, data, at)

@@ -31,10 +31,11 @@ class CacheSteps(Part):
 
     Attributes:
         run: Its name.
-        started: When, in Unix seconds, somebody began to tell of it; another start replaces the
-            run of this name, unless that was told of within seconds.
+        started: When reporting of the run began, in Unix seconds. Another start replaces the run of
+            this name, unless that one reported within the last seconds.
         first: The number of the first of these steps, counted from that start.
-        low, high: Tokens of a layer that stay while the model is sure, and while it is not.
+        low, high: Tokens of a layer that are kept while the model is confident, and while it is
+            not.
         at: When each step was, in Unix seconds.
         confidence: From 0 to 1; of a batch, the mean.
         budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
@@ -79,11 +80,11 @@ class CacheSteps(Part):
 
 
 class CacheNoted(Answer):
-    """Whether steps were heard.
+    """Whether reported steps were taken.
 
     Attributes:
-        taken: False: another start of a run of this name is being told of.
-        steps: So many of the run are remembered.
+        taken: False: another start of a run of this name still reports.
+        steps: How many steps of the run are remembered.
     """
 
     taken: bool
@@ -91,10 +92,10 @@ class CacheNoted(Answer):
 
 
 class Caches(Answer):
-    """What runs told of themselves lately.
+    """The latest steps of the latest runs.
 
     Attributes:
-        runs: Who told something last comes first.
+        runs: The latest to report first.
     """
 
     runs: list[CacheSteps]

@@ -23,17 +23,16 @@ from .page import Page, answered
 
 
 class RoomView(Part):
-    """Who waits on one engine until there is room for its context, who did lately, and whether a
-    limit was lifted since it saved nothing.
+    """Requests that one engine holds until there is room for their context, now and lately.
 
     Attributes:
         waiting: Requests that are held now.
-        oldest_s: How long the first of them has been.
-        fitting: Sessions that fit; None where the engine was told nothing yet.
-        live: Sessions that are live; None as above.
-        begun: Requests of the last ten minutes that the log remembers and that were held before.
+        oldest_s: How long the first of them has been held.
+        fitting: Sessions that fit; None before any advice.
+        live: Sessions that are live; None before any advice.
+        begun: Requests of the last ten minutes, as far as the log remembers, that had been held.
         longest_s: The longest that one of these was held.
-        sentence: All that in words.
+        sentence: The same in words; also whether a limit was lifted since it saved nothing.
     """
 
     engine: str

@@ -38,14 +38,15 @@ class EvictionView(Part):
             own order held), ``unranked`` (the ranking did not name it).
         sentence: The same in words.
         ranking: The ranking in force, by its epoch; None without one.
-        place: How many stood before it there; None where it was not named.
+        place: Blocks before it in that ranking; None if the ranking did not name it.
         terms: What its score was made of when it was ranked; None where the ranking did not decide,
             or named it further back than terms are kept, or it left too long ago.
-        layer, importance, hits, idle_s, shared: What was known of it then. ``hits`` stops at 255.
-        session: Whose it was last; None where nobody knows any more.
-        session_state: What that session did then.
+        layer, importance, hits, idle_s, shared: Its state then. ``hits`` stops at 255.
+        session: The session that used it last; None if that is forgotten.
+        session_state: The state of that session then.
         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
-        wanted_after_s: After how long a request wanted it again, within the window; None: none did.
+        wanted_after_s: Seconds after which a request wanted it again, within the window; None if
+            none did.
     """
 
     id: int
@@ -90,13 +91,13 @@ class Evictions(Answer):
     Attributes:
         engines: All engines that have a log.
         window_s: How long after its eviction a block counts as regretted.
-        rules: Since the start, of this engine.
-        since: The eviction of the mark that was asked with: of those up to it, only the ones that
-            were wanted again are told. None: all are told.
-        mark: To ask with for what comes next; None before any.
+        rules: Totals of this engine since the start.
+        since: The eviction of the given mark: up to it, only those are listed that were wanted
+            again. None: all are listed.
+        mark: Pass it as ``after`` to get what follows; None before any eviction.
         kept: How many evictions the log remembers.
-        meanings: What the terms mean, in words.
-        protected_lost: Protected blocks that it lost all the same, and why, in words.
+        meanings: Meanings of the terms, in words.
+        protected_lost: Why protected blocks were evicted all the same, in words.
     """
 
     engine: str | None

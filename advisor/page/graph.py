@@ -120,6 +120,22 @@ class Moment(Part):
     blocks: int | None
 
 
+def moment(
+    at: float,
+    what: str,
+    sentence: str,
+    engine: str | None,
+    *,
+    request: int | None = None,
+    eviction: int | None = None,
+    blocks: int | None = None,
+) -> Moment:
+    return Moment(
+        at=at, what=what, sentence=sentence, engine=engine, request=request, eviction=eviction,
+        blocks=blocks,
+    )  # fmt: skip
+
+
 class BlockView(Answer):
     """One block: ``explain`` is what ``/blocks/KEY/explain`` says; history, the newest first."""
 
@@ -307,7 +323,7 @@ def _engines(tables: Tables) -> list[str]:
 def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     """What the logs say of a block, the newest first; of several models' blocks of a key, all."""
     moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
-    return sorted(moments, key=lambda moment: -moment.at)
+    return sorted(moments, key=lambda each: -each.at)
 
 
 def _evictions(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
@@ -319,13 +335,13 @@ def _evictions(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
         numbers, keys = log.keys_since(-inf)
         for number in numbers[keys == (np.uint64(key) ^ tables.salt(column))].tolist():
             view = eviction_view(tables, engine, log, number, unix)
-            found.append(_moment(view.at, "eviction", view.sentence, engine, eviction=number))
+            found.append(moment(view.at, "eviction", view.sentence, engine, eviction=number))
             if view.wanted_after_s is not None:
                 wanted = (
                     f"A request wanted it again, {view.wanted_after_s:.1f} s after it had left."
                 )
                 at = view.at + view.wanted_after_s
-                found.append(_moment(at, "regret", wanted, engine, eviction=number))
+                found.append(moment(at, "regret", wanted, engine, eviction=number))
     return found
 
 
@@ -335,24 +351,5 @@ def _misses(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     for number in history.requests.missing(key):
         view = request_view(history, number, unix)
         assert view.miss is not None
-        found.append(_moment(view.at, "miss", view.miss.sentence, view.engine, request=number))
+        found.append(moment(view.at, "miss", view.miss.sentence, view.engine, request=number))
     return found
-
-
-def _moment(
-    at: float,
-    what: str,
-    sentence: str,
-    engine: str,
-    request: int | None = None,
-    eviction: int | None = None,
-) -> Moment:
-    return Moment(
-        at=at,
-        what=what,
-        sentence=sentence,
-        engine=engine,
-        request=request,
-        eviction=eviction,
-        blocks=None,
-    )

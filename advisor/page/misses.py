@@ -44,24 +44,26 @@ class BlockCounts(Part):
 
 
 class Miss(Part):
-    """The first block that a prompt did not find, and why; decided when it happened, or when it
-    was heard what its step evicted, within 2 s.
+    """The first block that a prompt did not find, and why.
+
+    The reason is decided at once, or within 2 s, once the engine has reported what that step
+    evicted.
 
     Attributes:
         index: Which block of the prompt it is, from 0.
-        reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
-            ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
-            ``other_salt``, ``in_store``, ``other_group``.
+        reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``, ``load_slower``,
+            ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``, ``other_salt``, ``in_store``,
+            ``other_group``.
         sentence: The reason in words, with names, times and rules.
         key: The block; None for one that has no key (a partial block).
-        token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
-            recent prompt; None where its engine has not both.
-        session: The other session that it is about: from which this one diverged, or whose the
-            block was; None where there is none.
-        engine: The engine that has the block, for ``other_engine``.
+        token: For ``diverged``: index, from 0, of the first prompt token that differs from another
+            recent prompt; None if the engine does not know both.
+        session: The other session involved: the one that this prompt diverged from, or the block's
+            last user.
+        engine: For ``other_engine``: the engine that has the block.
         eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None where
             none is known.
-        evicted_at: When it left; None where it did not.
+        evicted_at: When it was evicted; None if it was not.
     """
 
     index: int
@@ -80,16 +82,15 @@ class Wait(Part):
     """What an engine did while a request waited for its turn there.
 
     Attributes:
-        prompts: That were begun in that time.
-        tokens: That were computed for these; where there were none, for the last one begun before
-            that was under way.
-        again: Of these tokens: how many had been in the engine's pool before.
-        largest: The request's ``id`` for which most was computed; None where nothing was.
-        held_s: How long of it the request was held until there was room for its context; 0: it
+        prompts: Prompts begun in that time.
+        tokens: Tokens computed for these prompts; without any, for the last prompt begun before.
+        again: How many of these tokens had been in the engine's pool before.
+        largest: The ``id`` of the request for which most was computed; None if nothing was.
+        held_s: Seconds for which the request was held until there was room for its context; 0 if it
             was not held.
-        until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
-            ``patience``; None: it was not held.
-        sentence: All that in words.
+        until: Why it was released: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
+            ``patience``; None if it was not held.
+        sentence: The same in words.
     """
 
     prompts: int
@@ -105,8 +106,8 @@ class Remedy(Part):
     """What would have made a request faster.
 
     Attributes:
-        of: Which part of its time: ``wait``, ``prompt`` or ``answer``.
-        saves_s: How much of that, at most; 0: nothing could; None: nobody can tell.
+        of: The part of its time that it shortens: ``wait``, ``prompt`` or ``answer``.
+        saves_s: Seconds that it saves at most; 0: nothing could save any; None: unknown.
         text: The remedy in words.
     """
 
@@ -120,24 +121,24 @@ class RequestView(Part):
 
     Attributes:
         id: Its place in the log.
-        request: What its engine calls it.
+        request: The engine's id of it.
         at: When it was first scheduled, in Unix seconds.
-        waited_s: From its arrival until then; 0 where its engine does not tell.
+        waited_s: Seconds from its arrival until then; 0 if the engine does not report it.
         wait: What it waited for; None where it hardly waited.
         prompt_tokens: All of them, the partial block at the end included.
         block_size: Tokens of a block.
-        again: Of the blocks that it computed: how many had been in this pool before.
-        finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
-            it runs.
-        is_awaited: Whether its end may still be heard of: it runs, or its engine lost news less
-            than ten minutes ago. Of others nothing changes any more.
-        ended_at: When; None while it runs, or where that was not heard of.
+        again: How many of the computed blocks had been in this pool before.
+        finished: Why it ended; ``end_not_heard`` if no end was reported, or not yet; None while it
+            runs.
+        is_awaited: Whether its end may still be reported: it runs, or its engine lost messages less
+            than ten minutes ago. Other requests do not change any more.
+        ended_at: When it ended, in Unix seconds; None while it runs, or if no end was reported.
         answer_tokens: Tokens of its answer; None while it runs.
-        expected_pause_s: How long its session said that it would pause then.
-        prompt_s: How long of its time its prompt took to compute, by the speed that its engine
-            measured; None while it runs, or where none was measured.
+        expected_pause_s: The pause after it that its session announced, in seconds.
+        prompt_s: Seconds that its prompt took to compute, at the prefill rate that its engine
+            measured; None while it runs, or without such a rate.
         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
-        remedies: What would have made it faster, what saves most first.
+        remedies: What would have made it faster, the largest saving first.
     """
 
     id: int
@@ -182,8 +183,8 @@ class Requests(Answer):
     """Recent requests, the newest first.
 
     Attributes:
-        next: Of the last one, if there are more.
-        since: When the oldest began that the log remembers; None where that is not known.
+        next: Pass it as ``before`` to get the next page; None on the last one.
+        since: When the oldest remembered request began; None if unknown.
     """
 
     requests: list[RequestView]
@@ -199,13 +200,13 @@ class ReasonTotal(Part):
 
 
 class Loss(Part):
-    """Blocks computed again though they had been computed before, by whom they were to serve.
+    """Blocks that were computed again, by who needed them.
 
     Attributes:
-        multi_turn: Their own session's: its next turn found less than it left.
-        cross_session: Shared ones, that another session had computed.
-        capacity_multi_turn: Blocks of pool that would have ended it, by the reuse distances of
-            what was lost; None where nothing was lost, or none is known.
+        multi_turn: Of the session itself: its next turn found less than the last one had left.
+        cross_session: Shared blocks, which another session had computed.
+        capacity_multi_turn: The pool size, in blocks, that would have kept nearly all of them, by
+            their reuse distances; None if none were lost.
     """
 
     multi_turn: int

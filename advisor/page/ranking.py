@@ -47,8 +47,8 @@ class RankingView(Answer):
         sentence: Who ranks and why, in words.
         terms: The names of the terms that make a score.
         meanings: What these terms mean, and the rules that bind some of these blocks, in words.
-        ranked: How many blocks the whole order has.
-        protected: How many are to go only when nothing else is left.
+        ranked: How many blocks the whole ranking has.
+        protected: How many go only when nothing else is left.
     """
 
     engine: str | None

@@ -40,14 +40,14 @@ class ShadowView(Part):
     Attributes:
         name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
         sentence: The same in words.
-        policy: Who ranks there.
+        policy: The policy that ranks there.
         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
             engine has.
         blocks: Its size, of the whole pool.
         asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
             known, and else of all.
-        hit_rate: What they say all these requests would find; None before any. The ceiling's is
+        hit_rate: The estimated hit rate of all these requests; None before any. The ceiling's is
             never below that of a pool with no more room.
         ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
         history: Hit rates by step, the oldest first; None where nothing was asked.
@@ -72,9 +72,10 @@ class Shadows(Answer):
     Attributes:
         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
             without an engine.
-        sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
-        sessions: How many these were so far.
-        ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
+        sampled_share: Share of sessions that shadows follow, chosen by a hash of their names.
+        sessions: How many sessions these were so far.
+        ranked_every_s: Seconds between two rankings of shadows of policies; more where ranking
+            takes long.
     """
 
     engine: str | None

@@ -37,14 +37,14 @@ class Weights(Answer):
     Attributes:
         policy, next_policy: The one that ranks, and the one that does from the next start on.
         policies: All that there are.
-        heeds: Which weights the policy that ranks heeds, in words; None where nobody knows.
+        heeds: Which weights the ranking policy uses, in words; None for a custom policy.
         score: [score]'s numbers by name.
         defaults: The same, as they are without configuration.
         meanings: What each number is, and each type of edge, in words.
-        file: Where changes are kept; None: nowhere.
+        file: The file that changes are written to; None without one.
         is_editable: Whether this sidecar writes changes; ``why_not`` says why it does not. They can
             be previewed and tried in any case.
-        undoable: How many changes can be taken back.
+        undoable: How many changes can be undone.
     """
 
     policy: str

@@ -61,21 +61,13 @@ class Prefix:
 
 
 class WarmResult(NamedTuple):
-    """The result of warming one prefix.
-
-    Attributes:
-        how: ``cold``: it was computed; ``warm``: it was cached; ``unknown``: the server does not
-            say which; ``leased``; or ``failed``.
-        tokens: Tokens of the prompt; 0 if the server does not say.
-        cached: How many of them were cached.
-        reason: Why it failed or is cold again, as text.
-    """
+    """The result of warming one prefix."""
 
     key: str
-    how: str
-    tokens: int = 0
+    how: str  # cold (was computed), warm (was cached), unknown which, leased, or failed
+    tokens: int = 0  # of the prompt; 0 if the server does not say
     cached: int = 0
-    reason: str = ""
+    reason: str = ""  # why it failed or is cold again
 
 
 Ask = Callable[[str, dict[str, Any] | None], Any]

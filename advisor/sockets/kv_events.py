@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import zmq
@@ -47,20 +47,22 @@ class KvSubscription:
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._monitor = self._sub.get_monitor_socket(_MONITORED)
         self._sub.connect(endpoint)
+        self.drained = False
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [self._sub, self._monitor]
 
-    def read(self, limit: int) -> Generator[list[bytes], None, bool]:
-        """Yield the frames of up to ``limit`` batches; returns whether the socket is drained."""
+    def read(self, limit: int) -> Iterator[list[bytes]]:
+        """Yield the frames of up to ``limit`` batches; ``drained`` says whether these were all."""
+        self.drained = False
         for _ in range(limit):
             try:
                 frames = self._sub.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return True
+                self.drained = True
+                return
             yield frames
-        return False
 
     def changes(self) -> Iterator[bool]:
         """Connection changes in order: True if it was made, False if it was lost."""
@@ -153,8 +155,9 @@ class KvEventSource:
         for frames in self._replay.read(limit):
             yield from self._take_replayed(frames)
         # What the publisher sent before it went away is read before its going is noticed.
-        drained = yield from self._read_live(limit)
-        if drained:
+        for frames in self._live.read(limit):
+            yield from self._take_live(frames)
+        if self._live.drained:
             yield from self._follow_connection()
         if self._replay.is_late:
             yield from self._order.next_attempt("no answer")
@@ -176,16 +179,6 @@ class KvEventSource:
                 yield None
             else:
                 self._order.connected()
-
-    def _read_live(self, limit: int) -> Generator[Batch, None, bool]:
-        """Yield up to ``limit`` live batches; returns whether the socket is drained."""
-        batches = self._live.read(limit)
-        while True:
-            try:
-                frames = next(batches)
-            except StopIteration as end:
-                return bool(end.value)
-            yield from self._take_live(frames)
 
     def _take_live(self, frames: list[bytes]) -> Iterator[Batch]:
         # ZeroMQ subscribes by prefix: `kv@pod-1` brings what `kv@pod-10` publishes, too.

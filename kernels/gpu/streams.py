@@ -20,13 +20,9 @@ _FIRST: Final = -1  # CUDA's priority of work that goes before the ordinary, 0
 
 
 class Fence(NamedTuple):
-    """A point in one stream's work; a move after it sees all that came before.
+    """A point in one stream's work; a move after it sees all that came before."""
 
-    Attributes:
-        event: A CUDA event; None if there is nothing to wait for.
-    """
-
-    event: torch.cuda.Event | None
+    event: torch.cuda.Event | None  # None: there is nothing to wait for
 
 
 def mark(device: torch.device) -> Fence:
