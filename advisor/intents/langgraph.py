@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from cachetools import FIFOCache
-
 from ...graph.errors import KvGraphError
 from .client import IntentClient
 
@@ -189,8 +187,9 @@ class LangGraphCallbacks(BaseCallbackHandler):
         self, url: str | None = None, token: str | None = None, tenant: str | None = None
     ) -> None:
         self._signals = SessionSignals(lambda: IntentClient(url, token), tenant)
-        self._graphs: FIFOCache[UUID, str] = FIFOCache(_MOST_RUNS)  # thread by run, of whole graphs
-        self._tools: FIFOCache[UUID, str] = FIFOCache(_MOST_RUNS)
+        # Each step of an OrderedDict is atomic: callbacks come from several threads.
+        self._graphs: OrderedDict[UUID, str] = OrderedDict()  # thread by run, of whole graphs
+        self._tools: OrderedDict[UUID, str] = OrderedDict()
 
     @property
     def ignore_llm(self) -> bool:
@@ -270,11 +269,13 @@ class LangGraphCallbacks(BaseCallbackHandler):
 
 
 def _begin(
-    runs: FIFOCache[UUID, str], run_id: UUID, metadata: Mapping[str, Any] | None
+    runs: OrderedDict[UUID, str], run_id: UUID, metadata: Mapping[str, Any] | None
 ) -> str | None:
     """Remember and return a run's thread; None if it has none."""
     thread = (metadata or {}).get("thread_id")
     if thread is None or thread == "":
         return None
     runs[run_id] = str(thread)
+    if len(runs) > _MOST_RUNS:
+        runs.popitem(last=False)
     return str(thread)

@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...dashboards.answer import Answer, mark_of, number_in
 from ...graph.errors import KvGraphError
-from .misses import RequestsAsked, RequestView, requests_of
+from .misses import RequestQuery, RequestView, requests_of
 from .now import Now, TokenHistory, now_of
 from .page import HEADERS, Page
 
@@ -115,7 +115,7 @@ class NewsStream:
 
     def _gather(self) -> News:
         version, now = self._page.graph.changes.total, now_of(self._page)
-        recent = requests_of(self._page, RequestsAsked(RECENT))
+        recent = requests_of(self._page, RequestQuery(RECENT))
         steps, requests = len(now.history.starts), recent.requests[::-1]
         return News(
             at=now.at, version=version, now=now, steps=steps, requests=requests, is_gap=False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -76,15 +76,6 @@ class RuleTotal(Part):
     wanted: int
 
 
-class EvictionsAsked(NamedTuple):
-    """Which evictions are asked for."""
-
-    limit: int  # so many at most, the newest
-    engine: str | None = None  # None: the first one
-    before: int | None = None  # only those before this one
-    after: str = ""  # the mark of an earlier answer
-
-
 class Evictions(Answer):
     """Recent evictions of one engine, the newest first.
 
@@ -121,7 +112,7 @@ def add_routes(paths: APIRouter, page: Page) -> None:
         before: NumberQuery = None,
         after: MarkQuery = "",
     ) -> Response:
-        return answered(evictions_of(page, EvictionsAsked(limit, engine, before, after)))
+        return answered(evictions_of(page, limit, engine, before, after))
 
 
 _COPIES: Final = {
@@ -134,16 +125,20 @@ _STATES: Final = (*STATE_NAMES, "none")
 
 
 @recent
-def evictions_of(page: Page, which: EvictionsAsked) -> Evictions:
+def evictions_of(
+    page: Page, limit: int, engine: str | None = None, before: int | None = None, after: str = ""
+) -> Evictions:
+    """The newest ``limit`` evictions of an engine, or of the first one: those before a number, or
+    those that are new since the mark ``after``."""
     tables = page.graph.tables
     with page.questions.turn():
-        history, name, since = tables.history, chosen_engine(tables, which.engine), None
+        history, name, since = tables.history, chosen_engine(tables, engine), None
         log = history.evictions.get(tables.engines[name]) if name is not None else None
         views: list[EvictionView] = []
         if log is not None and name is not None:
-            newest = log.next if which.before is None else min(which.before, log.next)
-            numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
-            since = number_in(which.after, log.name, log.next)
+            newest = log.next if before is None else min(before, log.next)
+            numbers = range(newest - 1, max(newest - 1 - limit, log.first - 1), -1)
+            since = number_in(after, log.name, log.next)
             views = [
                 eviction_view(tables, name, log, number, page.unix)
                 for number in numbers

@@ -168,7 +168,7 @@ class RequestView(Part):
         return self.at - self.waited_s
 
 
-class RequestsAsked(NamedTuple):
+class RequestQuery(NamedTuple):
     """Which requests are asked for."""
 
     limit: int
@@ -252,8 +252,8 @@ def add_routes(paths: APIRouter, page: Page) -> None:
         reason: ReasonQuery = None,
         order: Literal["newest", "slowest"] = "newest",
     ) -> Response:
-        which = RequestsAsked(limit, before, session, search or "", reason, order == "slowest")
-        return answered(requests_of(page, which))
+        query = RequestQuery(limit, before, session, search or "", reason, order == "slowest")
+        return answered(requests_of(page, query))
 
     @paths.get("/misses", response_model=Misses)
     def misses() -> Response:
@@ -396,25 +396,25 @@ def _owner_of(log: RequestLog, number: int) -> str:
 
 
 @recent
-def requests_of(page: Page, which: RequestsAsked) -> Requests:
+def requests_of(page: Page, query: RequestQuery) -> Requests:
     with page.questions.turn():
         history, now = page.graph.tables.history, page.graph.clock()
-        found = list(_request_views(history, which, now, page.unix))
-        more = len(found) == which.limit and found[-1].id > history.requests.first
-        following = found[-1].id if more and not which.is_slowest else None
+        found = list(_request_views(history, query, now, page.unix))
+        more = len(found) == query.limit and found[-1].id > history.requests.first
+        following = found[-1].id if more and not query.is_slowest else None
         since = page.unix(history.requests.oldest) if history.requests.next else None
     return Requests(at=page.unix.now(), requests=found, next=following, since=since)
 
 
 def _request_views(
-    history: History, which: RequestsAsked, now: float, unix: Unix
+    history: History, query: RequestQuery, now: float, unix: Unix
 ) -> Iterator[RequestView]:
     log = history.requests
-    newest = log.next if which.before is None else min(which.before, log.next)
+    newest = log.next if query.before is None else min(query.before, log.next)
     in_order = range(newest - 1, log.first - 1, -1)
-    numbers = log.slowest(now).tolist() if which.is_slowest else in_order
-    wanted = (number for number in numbers if number < newest and _fits(log, number, which))
-    for number in islice(wanted, which.limit):
+    numbers = log.slowest(now).tolist() if query.is_slowest else in_order
+    wanted = (number for number in numbers if number < newest and _fits(log, number, query))
+    for number in islice(wanted, query.limit):
         yield request_view(history, number, unix)
 
 
@@ -429,11 +429,11 @@ def session_requests(
             yield request_view(history, number, unix)
 
 
-def _fits(log: RequestLog, number: int, which: RequestsAsked) -> bool:
-    names, search = log.names(number), which.search.lower()
-    if which.session not in (None, names.session):
+def _fits(log: RequestLog, number: int, query: RequestQuery) -> bool:
+    names, search = log.names(number), query.search.lower()
+    if query.session not in (None, names.session):
         return False
-    if which.reason not in (None, REASON_NAMES[log.record(number)["reason"]]):
+    if query.reason not in (None, REASON_NAMES[log.record(number)["reason"]]):
         return False
     said = names.request, names.session or "", names.tenant or ""
     return not search or any(search in each.lower() for each in said)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.advisor.page.misses import RequestsAsked, requests_of
+from kvgraph.advisor.page.misses import RequestQuery, requests_of
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import TraceError
 from kvgraph.advisor.tools.activity import NOT_RECORDED, Kind, ReplayedLog, origin_of
@@ -38,7 +38,7 @@ def test_a_raw_log_tells_what_the_sidecar_told(path: Path) -> None:
     world.start(1, 2, 3, 4, found=3)
     world.close()
     page = page_of(world, since=-BEGIN)
-    told = requests_of(page, RequestsAsked(10)).requests[::-1]
+    told = requests_of(page, RequestQuery(10)).requests[::-1]
     activity = ReplayedLog(path, 100).activity()
     assert len(activity.requests) == len(told) == 4
     for live, played in zip(told, activity.requests, strict=True):
