@@ -196,7 +196,7 @@ class GraphEvictionAdvisor:
         """Advise every live engine once; see ``latest``, ``orders`` and ``admissions``."""
         self._heard = self._engines()  # first: a ranking knows at least what it says it does
         self._protected_seen = self._graph.counters["blocks_protected"]
-        self._try(self._locked(self._forget_gone), "")
+        self._try(self._locked(self._forget_gone))
         self.order()
         rankings, admissions = {}, {}
         for engine in self._heard:
@@ -211,7 +211,7 @@ class GraphEvictionAdvisor:
 
     def order(self) -> None:
         """Renew the prefetch orders of the last round's engines, and nothing else."""
-        self._try(self._locked(self.orders.look), "")
+        self._try(self._locked(self.orders.look))
         orders, before = {}, self.orders.latest
         for engine in self._heard:
             if order := self._try(self._locked(self.orders.made), engine) or before.get(engine):
@@ -222,14 +222,16 @@ class GraphEvictionAdvisor:
         """Drop admission state of engines that are gone, before their columns are reused."""
         self._admission.forget_all_but(set(self._graph.tables.engines.values()))
 
-    def _try(self, advise: Callable[[str], _T | None], engine: str) -> _T | None:
+    def _try(
+        self, advise: Callable[[str], _T | None], engine: str = "", what: str = "ranking"
+    ) -> _T | None:
         """Run one kind of advice; None after an error: the previous advice stays, and expires."""
         try:
             return advise(engine)
         except Exception as error:
             self.counters["failed"] += 1
-            self._log.warn("rank", "ranking failed (%s)", type(error).__name__)
-            logger.debug("ranking failed", exc_info=True)
+            self._log.warn(what, "%s failed (%s)", what, type(error).__name__)
+            logger.debug("%s failed", what, exc_info=True)
             return None
 
     def _locked(self, advise: Callable[[str], _T]) -> Callable[[str], _T]:
@@ -294,19 +296,10 @@ class GraphEvictionAdvisor:
                 self._rest(self._clock() - began, _ORDERS_APART_S)
                 continue
             self._rank_now = False
-            self._try_tick()
+            self._try(lambda _: self.tick(), what="a round of ranking")
             self._wake()
             self._rest(self._clock() - began)
             due = self._clock() + self._interval_s
-
-    def _try_tick(self) -> None:
-        """Run a round; an error is logged, and advice expires until the next one."""
-        try:
-            self.tick()
-        except Exception as error:
-            self.counters["failed"] += 1
-            self._log.warn("tick", "a round of ranking failed (%s)", type(error).__name__)
-            logger.debug("a round of ranking failed", exc_info=True)
 
     def _rest(self, took_s: float, least_s: float = 0.0) -> None:
         """Rest after each ranking, however fast engines evict; longer while no advice is in use."""

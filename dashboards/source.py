@@ -36,12 +36,12 @@ class EngineStatus:
     silent_s: float | None
     gaps: int
     resyncs: int
-    ranking_epoch: int | None
-    ranking_age_s: float | None  # of the last one sent to it
-    ranked: int
-    ranked_protected: int
-    graph: EngineStats | None
-    tiers: TierReport | None  # None without colder tiers
+    ranking_epoch: int | None = None
+    ranking_age_s: float | None = None  # of the last one sent to it
+    ranked: int = 0
+    ranked_protected: int = 0
+    graph: EngineStats | None = None
+    tiers: TierReport | None = None  # None without colder tiers
     ruling: Ruling | None = None  # of policy and LRU; None where nothing is compared
     room: AdmissionAdvice | None = None  # how much new context may start there
     ranked_by: str = "lru"  # a policy's name; lru where the engine keeps its own order

@@ -177,12 +177,7 @@ class Status:
                 silent_s=None if seen is None else round(now - seen, 3),
                 gaps=source.sequence.gaps,
                 resyncs=source.replays,
-                ranking_epoch=None,
-                ranking_age_s=None,
-                ranked=0,
-                ranked_protected=0,
                 graph=stats.engines.get(source.engine),
-                tiers=None,
                 left_out=source.counters["kv_left_out"],
                 last_left_out=source.last_left_out,
             )
