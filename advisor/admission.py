@@ -182,7 +182,9 @@ class Admission:
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
-        valve.update(prompts.asked, prompts.again, wanted, holds=_holds(tables, engine))
+        report = tables.words[engine].admission
+        holds = report is None or report.waiting > 0  # true of an engine that does not report
+        valve.update(prompts.asked, prompts.again, wanted, holds=holds)
         self._epoch += 1
         advice = _advice(self._epoch, now, valve, wanted)
         if was_open != (valve.limit is None):
@@ -197,12 +199,6 @@ class Admission:
         if valve is None or valve.pool != max(1, pool):
             valve = self._valves[engine] = Valve(max(1, pool))
         return valve
-
-
-def _holds(tables: Tables, engine: int) -> bool:
-    """Whether requests waited there when it last reported; True where it does not report."""
-    report = tables.words[engine].admission
-    return report is None or report.waiting > 0
 
 
 def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAdvice:

@@ -99,7 +99,9 @@ class Intake:
                 logger.debug("a source could not be followed", exc_info=True)
                 source.lost_step()
                 self._forget(source.engine)
-        self._note_turn()
+        self.last_turn = self._clock()
+        self.busy.worked(self._woke, self.last_turn)
+        self._subscriber.is_patient = self.busy.overloaded
 
     def _watch(self, source: KvEventSource) -> None:
         for observed in source.receive(MESSAGES_A_TURN):
@@ -110,11 +112,6 @@ class Intake:
 
     def woke(self) -> None:
         self._woke = self._clock()
-
-    def _note_turn(self) -> None:
-        self.last_turn = self._clock()
-        self.busy.worked(self._woke, self.last_turn)
-        self._subscriber.is_patient = self.busy.overloaded
 
     def seconds_to_wait(self, most: float) -> float:
         """Seconds until the next deadline, at most ``most``."""

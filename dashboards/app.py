@@ -68,14 +68,12 @@ def create_app(
     page = pages(access.reads(), access.edits())
     app.include_router(page)
     add_schema(app, page)
-    _add_open(app, access)
-    return app
 
-
-def _add_open(app: FastAPI, access: Access) -> None:
     @app.get("/open")
     def open_page(request: Request, token: Annotated[str, Query(max_length=256)] = "") -> Response:
         return access.opened(request, token)
+
+    return app
 
 
 def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistry) -> None:

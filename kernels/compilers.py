@@ -89,7 +89,8 @@ def load_library(name: str, sources: list[Path], options: list[str]) -> ctypes.C
     if compiler is None:
         raise BuildError("no C++ compiler found: install g++ (apt-get install g++)")
     texts = [source.read_text() for source in sources]
-    ingredients = [*texts, *options, compiler, _version(compiler), _processor()]
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    ingredients = [*texts, *options, compiler, version, _processor()]
 
     def build(path: Path) -> None:
         command = [compiler, "-std=c++17", "-shared", "-fPIC", "-pthread", *options]
@@ -100,10 +101,6 @@ def load_library(name: str, sources: list[Path], options: list[str]) -> ctypes.C
             raise BuildError(f"{compiler} refuses {sources[0].name}:\n{done.stderr[-2000:]}")
 
     return ctypes.CDLL(str(compiled(f"{name}.so", ingredients, build)))
-
-
-def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
 
 
 def _processor() -> str:

@@ -95,7 +95,8 @@ class DiskTier:
         slot = self._slot(key)
         if self._refusing:
             return False
-        slot = self._free_slot() if slot is None else slot
+        if slot is None:
+            slot = self._free.popleft() if self._free else next(iter(self._slots.values()))
         checksum = zlib.crc32(record)  # first: what changes while it is written is not matched
         try:
             self._erase(slot)
@@ -203,9 +204,6 @@ class DiskTier:
         ]
         entries[broken] = _NO_ENTRY
         return entries
-
-    def _free_slot(self) -> int:
-        return int(self._free.popleft() if self._free else next(iter(self._slots.values())))
 
     def _erase(self, slot: int) -> None:
         """Erase a record in memory first, so that it is not found again whatever the disk says."""

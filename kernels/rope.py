@@ -109,7 +109,9 @@ def rope_from_config(
         raise RopeError(f"{name}: rope type {kind!r} is not known; allowed: {allowed}")
     dims, start = _rotated(model, settings)
     try:
-        base = _base_frequencies(float(settings["rope_theta"]), dims)
+        # In float32, as the models themselves compute them.
+        exponents = torch.arange(0, dims, 2, dtype=torch.int64).float() / dims
+        base = 1.0 / (float(settings["rope_theta"]) ** exponents)
         inv_freq = _VARIANTS[kind](_Model(name, model, settings, max_model_len), base)
     except KeyError as missing:
         raise RopeError(f"{name}: rope type {kind!r} lacks the setting {missing}") from None
@@ -205,11 +207,6 @@ _VARIANTS: Final[dict[str, Callable[[_Model, Tensor], Tensor]]] = {
     "longrope": _longrope,
     "su": _longrope,
 }
-
-
-def _base_frequencies(theta: float, dims: int) -> Tensor:
-    # In float32, as the models themselves compute them.
-    return 1.0 / (theta ** (torch.arange(0, dims, 2, dtype=torch.int64).float() / dims))
 
 
 def _text_config(config: Any) -> Settings:

@@ -59,7 +59,9 @@ def _found(tables: LoggedTables, status: SidecarStatus | None, now: float) -> It
         )
     if error := status.snapshot.get("error"):
         yield Notice(level="warning", text=f"The snapshot is not written: {error}")
-    yield from _unlike_hashes(status)
+    hashing = (BlockHashing(each.name, each.model, each.hashing) for each in status.engines)
+    for said in disagreements(hashing):
+        yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
     yield from _thrashing(tables, status, now)
     for engine in status.engines:
         yield from _engine_notices(tables, engine, now)
@@ -73,12 +75,6 @@ def _lost_engines(status: SidecarStatus) -> Iterator[Notice]:
                 text=f"{name} went {seconds(ago_s)} ago, or fell silent: what it held is "
                 "forgotten, and it gets no advice. If it should still serve, its own log says why.",
             )
-
-
-def _unlike_hashes(status: SidecarStatus) -> Iterator[Notice]:
-    told = (BlockHashing(each.name, each.model, each.hashing) for each in status.engines)
-    for said in disagreements(told):
-        yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
 
 
 def _recomputes_most(

@@ -81,7 +81,11 @@ def ranking_of(page: Page, engine: str | None, limit: int) -> RankingView:
         view = View(tables, graph.rules, tables.engines[name], now)
         by_policy = bool(len(ranking.order))
         policy: Policy = graph.policy if by_policy else LruPolicy()
-        rows, ranked = _by_policy(view, ranking) if by_policy else _longest_unused(view, ranking)
+        if by_policy:
+            rows = view.blocks.find(ranking.order[:MOST], tables.salt(view.engine))
+            ranked = len(ranking.order)
+        else:
+            rows, ranked = _longest_unused(view, ranking)
         rows = rows[: min(limit, MOST)]
         known = rows[rows != NO_ROW]
         terms = terms_of(policy, view, Selection(view.blocks, known)) if len(known) else {}
@@ -101,11 +105,6 @@ def ranking_of(page: Page, engine: str | None, limit: int) -> RankingView:
             ranked=ranked,
             protected=len(ranking.protected),
         )
-
-
-def _by_policy(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
-    salt = view.tables.salt(view.engine)
-    return view.blocks.find(ranking.order[:MOST], salt), len(ranking.order)
 
 
 def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:

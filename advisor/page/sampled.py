@@ -103,11 +103,12 @@ def sampled_of(page: Page, limit: int, session: str | None = None) -> Sampled:
             looked_at = looked_at[blocks.session[looked_at] == row]
             asked = asked[asked == row]
         counts = tables.all_edges.counts()
+        most = np.argsort(-blocks.attention[looked_at], kind="stable")
         least_sure = asked[np.argsort(confidence[asked], kind="stable")]
         return Sampled(
             at=page.unix(page.graph.clock()),
             layers=_layers(tables, looked_at),
-            blocks=[_block(tables, row) for row in _most_attended(tables, looked_at, limit)],
+            blocks=[_block(tables, row) for row in looked_at[most[:limit]].tolist()],
             sessions=[_session(tables, row) for row in least_sure[:limit].tolist()],
             confidence=round(float(confidence[asked].mean()), 4) if len(asked) else None,
             edges={kind.name.lower(): int(counts[kind]) for kind in _SAMPLED_EDGES},
@@ -124,11 +125,6 @@ def _layers(tables: Tables, rows: Rows) -> list[LayerAttention]:
         for at, name in enumerate(LAYER_NAMES)
         if blocks[at]
     ]
-
-
-def _most_attended(tables: Tables, rows: Rows, limit: int) -> list[int]:
-    found: list[int] = rows[np.argsort(-tables.blocks.attention[rows], kind="stable")].tolist()
-    return found[:limit]
 
 
 def _block(tables: Tables, row: int) -> AttendedBlock:

@@ -243,13 +243,11 @@ def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
     return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
 
 
-def _named_order(policy: str) -> str:
-    return "stock vLLM's order" if policy == "lru" else f"the policy {policy}"
-
-
 def _ranker(pool: LruPool | PolicyPool) -> str:
     is_guarded = isinstance(pool, PolicyPool) and pool.pool.is_guarded
-    return _named_order(pool.policy_name) + (", guarded as ours is," if is_guarded else "")
+    name = pool.policy_name
+    who = "stock vLLM's order" if name == "lru" else f"the policy {name}"
+    return f"{who}, guarded as ours is," if is_guarded else who
 
 
 def _sentence(pool: LruPool | PolicyPool) -> str:

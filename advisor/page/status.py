@@ -128,16 +128,16 @@ class Status:
             uptime_s=round(self._clock() - self._started, 3),
             endpoint=self._parts.front.endpoint,
             http=self.http,
-            engines=(*self._hooked_engines(stats), *self._watched_engines(stats)),
+            engines=(
+                *(self._engine(peer, stats) for peer in self._parts.subscriber.peers),
+                *self._watched_engines(stats),
+            ),
             graph=stats,
             counters=self._counters(stats),
             snapshot=self._parts.snapshots.status(),
             config={"error": self._parts.watch.last_error},
             lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
         )
-
-    def _hooked_engines(self, stats: GraphStats) -> Iterable[EngineStatus]:
-        return [self._engine(peer, stats) for peer in self._parts.subscriber.peers]
 
     def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
         ranking, now = self._planner.latest.get(peer.engine), self._clock()

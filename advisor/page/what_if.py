@@ -210,16 +210,12 @@ _LEAST: Final = 10  # blocks to compare in any case; chosen
 _MOVERS: Final = 50  # blocks to name
 
 
-def _nothing(engine: str) -> tuple[list[Walked], int]:
-    return [], 0
-
-
 def weight_effect(
     graph: KVCacheGraph,
     score: ScoreConfig,
     engine: str | None,
     unix: Unix,
-    remembered: Callable[[str], tuple[list[Walked], int]] = _nothing,
+    remembered: Callable[[str], tuple[list[Walked], int]] = lambda _: ([], 0),
     policy: Policy | None = None,
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
     """Compare the live ranking with that of other weights, rules or another policy.

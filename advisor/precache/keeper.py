@@ -304,7 +304,9 @@ class PrefixKeeper:
             self._prefixes.pop(prefix_key(conversation), None)
 
     def _warm(self, prefixes: Sequence[Prefix]) -> list[WarmResult]:
-        done = self._warmer.sweep([each for each in prefixes if self._is_kept(each)])
+        done = self._warmer.sweep(
+            [each for each in prefixes if self._prefixes.get(each.key) is each]
+        )
         for each in done:
             self._say(each)
         return done
@@ -315,9 +317,6 @@ class PrefixKeeper:
         except Exception as error:
             logger.warning("kvgraph: prefixes are not warmed: %s", type(error).__name__)
             logger.debug("kvgraph: prefixes are not warmed", exc_info=True)
-
-    def _is_kept(self, prefix: Prefix) -> bool:
-        return self._prefixes.get(prefix.key) is prefix
 
     def _pause(self) -> float:
         kept = list(self._prefixes.values())

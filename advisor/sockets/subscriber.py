@@ -303,8 +303,9 @@ class EventSubscriber:
         start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
         if start is None:
             self.counters["batches_before_hello"] += 1
-            if events:
-                self._ask_unknown_peer(identity)
+            if events and self._unknown_peers.note_answer(identity):
+                self.counters["resyncs"] += 1
+                self._request_resync(identity, "unknown engine")
             return []
         if len(self._peers) >= self._capacity:
             self.counters["engines_refused"] += 1
@@ -377,11 +378,6 @@ class EventSubscriber:
         self.counters["resyncs"] += 1
         self._log.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
         self._request_resync(peer.identity, reason)
-
-    def _ask_unknown_peer(self, identity: bytes) -> None:
-        if self._unknown_peers.note_answer(identity):
-            self.counters["resyncs"] += 1
-            self._request_resync(identity, "unknown engine")
 
     def _refuse_peer(self, identity: bytes) -> None:
         self._log.warn("capacity", "an engine was refused: %d are served already", self._capacity)

@@ -226,7 +226,9 @@ class ReplayedLog:
         self._taken_of: dict[str, tuple[EvictionLog, int]] = {}
         for batch in read_raw_log(path):
             self._play(batch)
-        self._gather(0)
+        self._gather_requests(0)
+        for engine in self.graph.engines:
+            self._gather_evictions(engine, 0)
 
     def activity(self) -> Activity:
         return Activity(
@@ -261,11 +263,6 @@ class ReplayedLog:
         if self.graph.tables.history.requests.next - self._taken > REQUESTS_KEPT // 2:
             self._gather_requests(REQUESTS_KEPT // 4)
         self._gather_evictions(batch.engine, EVICTIONS_KEPT // 2)
-
-    def _gather(self, left: int) -> None:
-        self._gather_requests(left)
-        for engine in self.graph.engines:
-            self._gather_evictions(engine, left)
 
     def _gather_requests(self, left: int) -> None:
         """Collect all requests but the newest ``left``, which may still change."""

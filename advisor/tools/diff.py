@@ -46,13 +46,11 @@ def diff(
     console = Console()
     for sentence in words(*both):
         console.print(plain(sentence))
-    console.print(_table((both[0].name, both[1].name), [r for r in rows(*both) if _is_known(r)]))
+    console.print(
+        _table((both[0].name, both[1].name), [r for r in rows(*both) if r.before or r.after])
+    )
     for text in unknown:
         console.print(plain(f"note: {text}"))
-
-
-def _is_known(row: Row) -> bool:
-    return bool(row.before or row.after)
 
 
 def _table(names: tuple[str, str], rows: list[Row]) -> FirstThatFits:

@@ -112,7 +112,8 @@ def top_screen(watched: Sequence[Watched]) -> RenderableType:
 
 def _sidecar(watched: Watched) -> Iterable[RenderableType]:
     now = watched.now
-    yield Rule(plain(f"kvgraph {watched.url}{_clock(now)}"), align="left")
+    clock = "" if now is None else f", {time_of_day(now['at'])}"
+    yield Rule(plain(f"kvgraph {watched.url}{clock}"), align="left")
     if watched.trouble is not None:
         yield Text(f"! {plain(watched.trouble).plain}", style="bold red")
     if now is None:
@@ -126,10 +127,6 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
         yield _pool(pool, now)
     if watched.misses is not None:
         yield _misses(watched.misses)
-
-
-def _clock(now: Mapping[str, Any] | None) -> str:
-    return "" if now is None else f", {time_of_day(now['at'])}"
 
 
 def _notice(notice: Mapping[str, Any]) -> Text:

@@ -137,7 +137,10 @@ class ConfKVCache(Cache):  # type: ignore[misc]
             raise UnsupportedError(f"every layer of {config.model_type} has a sliding window")
         self.trace: deque[Step] = deque(maxlen=_REMEMBERED)
         self._drops_at = _drops_at(config.get_text_config(decoder=True))
-        self._adopt(config)
+        # The model's attention runs through a function of ours from here on.
+        attention.register()
+        config.get_text_config(decoder=True)._attn_implementation = attention.NAME
+        self._watch = LogitsWatch(self, ConfKVCache.observe)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConfKVCache:
         """Refuse to copy, since a copy would receive no logits.
@@ -191,11 +194,6 @@ class ConfKVCache(Cache):  # type: ignore[misc]
 
     def _ours(self) -> Sequence[ConfLayer]:
         return [layer for layer in self.layers if isinstance(layer, ConfLayer)]
-
-    def _adopt(self, config: Any) -> None:
-        attention.register()
-        config.get_text_config(decoder=True)._attn_implementation = attention.NAME
-        self._watch = LogitsWatch(self, ConfKVCache.observe)
 
 
 def _served(layer: Any, ours: ConfLayer) -> Any:

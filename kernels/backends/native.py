@@ -134,7 +134,8 @@ def _move(
         target=target.memory.data_ptr(), target_layout=ctypes.pointer(packed(target.layout)),
         target_type=_TYPES[target.layout.dtype],
         runs=runs.runs.ctypes.data, n_runs=len(runs.runs), rope=ctypes.pointer(turn),
-        keys_only=keys_only, threads=_threads(moved),
+        keys_only=keys_only,
+        threads=min(MOST_THREADS, torch.get_num_threads()) if moved >= PARALLEL_BYTES else 1,
     ))  # fmt: skip
 
 
@@ -147,7 +148,3 @@ def packed(layout: KvLayout) -> LayoutArgs:
 def _packed_plane(plane: Plane) -> PlaneArgs:
     numbers = {name: getattr(plane, name) for name in _PLANE}
     return PlaneArgs(**{**numbers, "scale": -1 if plane.scale is None else plane.scale})
-
-
-def _threads(size: int) -> int:
-    return min(MOST_THREADS, torch.get_num_threads()) if size >= PARALLEL_BYTES else 1
