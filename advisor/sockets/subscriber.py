@@ -205,7 +205,7 @@ class EventSubscriber:
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
-        # Under overload a list of all blocks would cost more events: resyncs wait.
+        # Set under overload: resyncs wait, since a list of all blocks would cost more events.
         self.is_patient = False
         self.lost = LostEngines(clock)
 
@@ -233,7 +233,8 @@ class EventSubscriber:
 
     def expire(self) -> list[str]:
         """Forget engines that have been silent for too long; returns their ids."""
-        # Up to when the socket was drained: after a stall, engines' messages still wait there.
+        # Silence counts up to when the socket was last drained: after a stall of the sidecar, what
+        # engines sent still waits there.
         if self._emptied_at is None:
             return []
         oldest = self._emptied_at - self._timeout_s

@@ -45,7 +45,7 @@ class Store(Protocol):
 class FloatStore:
     """Keys and values in the model's own type, contiguous; both [batch, heads, held, dims].
 
-    Its first tensors are examples; ``most`` is its capacity, unless a prompt brings more.
+    ``keys`` and ``values`` are examples; ``most`` is its capacity, unless a prompt brings more.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:

@@ -81,7 +81,8 @@ class TransferStream:
     def run(self, fence: Fence, operation: Callable[[], None]) -> Ticket:
         """Queue ``operation``'s work, to begin when the fence is passed.
 
-        What ``operation`` raises comes after its earlier work is over: its memory may be reused.
+        What ``operation`` raises is raised once its earlier work is over, so that its memory may be
+        reused.
         """
         if self._stream is None:
             began = time.perf_counter()
