@@ -25,9 +25,7 @@ from .words.waits import OFF
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
-LIVE_S: Final = 600.0
-"""Seconds of silence after which a session is not live; chosen: its user turned to something
-else."""
+LIVE_S: Final = 600.0  # of silence, and a session is not live: its user turned away; chosen
 
 _FADE_S: Final = 300.0  # over which silence makes a return unlikely (to 1/e); chosen
 _OF_A_PAUSE: Final = 2.0  # a tool may take this many times the expected pause; chosen
@@ -35,23 +33,15 @@ _OF_A_PAUSE: Final = 2.0  # a tool may take this many times the expected pause; 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The blocks of one engine's pool that live sessions need.
+    """The blocks of one engine's pool that live sessions need."""
 
-    Attributes:
-        live: Sessions that run, or were seen within ``LIVE_S`` and have not ended.
-        warm: Live sessions of whose context half or more is in the pool.
-        blocks: Blocks of the warm contexts, each times the probability of a return soon.
-        usual: Mean context of a warm session, in blocks; at least 1.
-    """
-
-    live: int
-    warm: int
-    blocks: int
-    usual: int
+    live: int  # sessions that run, or were seen within `LIVE_S` and have not ended
+    warm: int  # of these, with half or more of their context in the pool
+    blocks: int  # of warm contexts, each times the probability of a return soon
+    usual: int  # mean context of a warm session, in blocks; at least 1
 
 
 def demand(tables: Tables, engine: int, now: float) -> Demand:
-    """Compute how many blocks of an engine's pool live sessions need now."""
     sessions = tables.sessions
     live, reached = _is_live(sessions, engine, now), _reached(tables, engine)
     rows = np.flatnonzero((2 * reached >= sessions.reach[: sessions.size]) & (reached > 0) & live)
@@ -108,15 +98,10 @@ _MOST_FAILED: Final = 6  # such times that are counted
 
 @dataclass(slots=True)
 class Valve:
-    """Limits by feedback how much of one engine's pool live contexts may take.
+    """Limits by feedback how much of one engine's pool live contexts may take."""
 
-    Attributes:
-        pool: Blocks of the pool.
-        limit: Blocks that live contexts may take; None: open, as many as come.
-    """
-
-    pool: int
-    limit: float | None = None
+    pool: int  # blocks
+    limit: float | None = None  # blocks that live contexts may take; None: open
     _asked: float = 0.0  # blocks; fades
     _again: float = 0.0  # of these, computed again
     _roomy: float = 0.0  # blocks asked since room was last short
@@ -127,12 +112,12 @@ class Valve:
 
     @property
     def regret(self) -> float:
-        """Return the share of recently asked blocks that were computed again."""
+        """Share of recently asked blocks that were computed again."""
         return self._again / max(self._asked, self.pool)
 
     @property
     def barred_pools(self) -> int:
-        """Return how many pools' worth of blocks must be asked before it may close again."""
+        """Pools' worth of blocks that must be asked before it may close again."""
         return math.ceil(max(0.0, self._barred) / self.pool)
 
     def update(self, asked: int, again: int, demand: Demand, *, holds: bool = True) -> None:
@@ -141,7 +126,6 @@ class Valve:
         Args:
             asked: Blocks of all prompts so far.
             again: Of these, blocks computed again.
-            demand: What live sessions need of the pool now.
             holds: Whether the engine holds requests: while it does not, a limit is not on trial.
         """
         new = self._note(asked, again)
@@ -198,7 +182,9 @@ class Admission:
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
-        valve.update(prompts.asked, prompts.again, wanted, holds=_holds(tables, engine))
+        report = tables.words[engine].admission
+        holds = report is None or report.waiting > 0  # true of an engine that does not report
+        valve.update(prompts.asked, prompts.again, wanted, holds=holds)
         self._epoch += 1
         advice = _advice(self._epoch, now, valve, wanted)
         if was_open != (valve.limit is None):
@@ -206,7 +192,6 @@ class Admission:
         return advice
 
     def forget_all_but(self, engines: set[int]) -> None:
-        """Forget every engine but ``engines``."""
         self._valves = {engine: self._valves[engine] for engine in self._valves.keys() & engines}
 
     def _valve(self, engine: int, pool: int) -> Valve:
@@ -214,12 +199,6 @@ class Admission:
         if valve is None or valve.pool != max(1, pool):
             valve = self._valves[engine] = Valve(max(1, pool))
         return valve
-
-
-def _holds(tables: Tables, engine: int) -> bool:
-    """Tell whether requests waited there when it last reported; True where it does not report."""
-    report = tables.words[engine].admission
-    return report is None or report.waiting > 0
 
 
 def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAdvice:

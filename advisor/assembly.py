@@ -33,15 +33,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """The parts of a sidecar, without its HTTP surface.
+    """The parts of a sidecar, without its HTTP surface."""
 
-    Attributes:
-        token: Opens a tcp endpoint, and HTTP answers about sessions and blocks.
-        wake: Wakes the loop.
-    """
-
-    token: str
-    wake: Wake
+    token: str  # opens a tcp endpoint, and HTTP answers about sessions and blocks
+    wake: Wake  # wakes the loop
     front: EngineListener
     graph: KVCacheGraph
     subscriber: EventSubscriber
@@ -68,7 +63,6 @@ def assemble(
 
     Args:
         opened: Receives what must be closed, in that order.
-        path: The configuration's file, watched for changes.
 
     Raises:
         ConfigError: An address cannot be used.
@@ -78,8 +72,24 @@ def assemble(
     token = config.sidecar.token or secrets.token_urlsafe(24)
     front, sources = _open_sockets(config, token, opened, clock)
     publisher = AdvicePublisher(front.socket, clock)
-    subscriber = _subscriber(config, front, publisher, clock)
-    planner = _planner(config, graph, subscriber, wake, clock)
+    sidecar = config.sidecar
+    subscriber = EventSubscriber(
+        front.socket,
+        publisher.request_resync,
+        publisher.refuse,
+        clock,
+        engine_timeout_s=sidecar.engine_timeout_s,
+        capacity=MAX_ENGINES - len(sidecar.observe),
+    )
+    planner = GraphEvictionAdvisor(
+        graph,
+        lambda: {peer.engine: peer.heard for peer in subscriber.peers if peer.synced},
+        interval_s=sidecar.interval_s,
+        max_ranked=sidecar.max_ranked,
+        prefetch=config.prefetch,
+        clock=clock,
+        wake=wake.set,
+    )
     return Sidecar(
         token=token,
         wake=wake,
@@ -90,7 +100,7 @@ def assemble(
         planner=planner,
         publisher=publisher,
         intake=Intake(graph, subscriber, sources, planner, tap, clock),
-        snapshots=_snapshots(config, graph, clock),
+        snapshots=SnapshotKeeper(graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock),
         shadows=ShadowRunner(graph, clock),
         tracing=SpanFeed(graph, sender_for(config.tracing), clock),
         watch=ConfigWatch(config, path, overrides, clock),
@@ -98,7 +108,6 @@ def assemble(
 
 
 def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
-    """Make an empty graph with the configured policy."""
     return KVCacheGraph(
         policy=config.policy.policy(config.score.weights()),
         rules=config.rules(),
@@ -112,7 +121,7 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
 def _open_sockets(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[EngineListener, list[KvEventSource]]:
-    """Make the socket that engines connect to, and the sources of watched engines."""
+    """The socket that engines connect to, and the sources of watched engines."""
     folder = config.sidecar.keys
     keys = load_sidecar_keys(folder, zmq.curve_public) if folder else None
     front = EngineListener(
@@ -132,39 +141,3 @@ def _open_sockets(
     for source in sources:
         opened.callback(source.close)
     return front, sources
-
-
-def _subscriber(
-    config: Config, front: EngineListener, publisher: AdvicePublisher, clock: Callable[[], float]
-) -> EventSubscriber:
-    return EventSubscriber(
-        front.socket,
-        publisher.request_resync,
-        publisher.refuse,
-        clock,
-        engine_timeout_s=config.sidecar.engine_timeout_s,
-        capacity=MAX_ENGINES - len(config.sidecar.observe),
-    )
-
-
-def _planner(
-    config: Config,
-    graph: KVCacheGraph,
-    subscriber: EventSubscriber,
-    wake: Wake,
-    clock: Callable[[], float],
-) -> GraphEvictionAdvisor:
-    return GraphEvictionAdvisor(
-        graph,
-        lambda: {peer.engine: peer.heard for peer in subscriber.peers if peer.synced},
-        interval_s=config.sidecar.interval_s,
-        max_ranked=config.sidecar.max_ranked,
-        prefetch=config.prefetch,
-        clock=clock,
-        wake=wake.set,
-    )
-
-
-def _snapshots(config: Config, graph: KVCacheGraph, clock: Callable[[], float]) -> SnapshotKeeper:
-    sidecar = config.sidecar
-    return SnapshotKeeper(graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock)

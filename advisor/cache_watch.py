@@ -99,7 +99,7 @@ class CacheWatch:
 
     @property
     def told(self) -> int:
-        """Return how many steps were reported, or skipped as too many at once."""
+        """How many steps were reported, or skipped as too many at once."""
         return self._told[1]
 
     def __enter__(self) -> Self:
@@ -157,7 +157,7 @@ class CacheWatch:
             _log.warning("run %r is shown now", self._run)  # as loud as that it was not
 
     def _steps_after(self, last: TracedStep | None) -> list[TracedStep]:
-        """Return the steps behind ``last``, as far as the cache remembers them."""
+        """The steps behind ``last``, as far as the cache remembers them."""
         found: list[TracedStep] = []
         # The model's thread adds to the trace meanwhile; a copy is made without a pause.
         for step in reversed(self._cache.trace.copy()):
@@ -168,6 +168,6 @@ class CacheWatch:
 
 
 def _sure(step: TracedStep) -> float:
-    """Return the mean confidence of a batch; 0 where logits are not numbers."""
+    """The mean confidence of a batch; 0 where logits are not numbers."""
     mean = sum(step.confidence) / len(step.confidence)
     return mean if 0.0 <= mean <= 1.0 else 0.0

@@ -28,17 +28,12 @@ _BUILD: Final = "Build and measure kvgraph"
 
 
 class _Command(NamedTuple):
-    """How a command is listed before its module is imported.
-
-    Attributes:
-        place: ``module:name`` below this package; None: an entry point has it.
-        extra: The extra without which its module cannot be imported.
-    """
+    """How a command is listed before its module is imported."""
 
     panel: str
-    place: str | None
+    place: str | None  # `module:name` below this package; None: an entry point has it
     help: str
-    extra: str | None = None
+    extra: str | None = None  # without which its module cannot be imported
 
 
 # In the order in which `kvgraph --help` lists them; a test compares the texts with the commands'.

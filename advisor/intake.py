@@ -13,7 +13,7 @@ from ..graph.errors import GraphError
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.wire.events import AnyEvent, BlocksResident
 from .planner import GraphEvictionAdvisor
-from .process.process import Notices
+from .process.process import RateLimitedLog
 from .sockets.kv_events import KvEventSource
 from .sockets.subscriber import EventSubscriber, ReceivedBatch
 
@@ -23,21 +23,12 @@ _EASED: Final = 0.4  # … until its share is below this; chosen
 
 
 class BusyMeter:
-    """Measures which share of its time the sidecar's loop works.
-
-    Args:
-        now: Monotonic seconds; the loop begins now.
-
-    Attributes:
-        share: Share of the last seconds spent working, in [0, 1].
-        overloaded: Whether the loop is too busy, or was and has hardly eased since.
-        overloads: How often it became so.
-    """
+    """Measures which share of its time the sidecar's loop works."""
 
     def __init__(self, now: float) -> None:
-        self.share = 0.0
-        self.overloaded = False
-        self.overloads = 0
+        self.share = 0.0  # of the last seconds, spent working
+        self.overloaded = False  # too busy, or was and has hardly eased since
+        self.overloads = 0  # how often it became so
         self._last = now
 
     def worked(self, began: float, ended: float) -> None:
@@ -60,8 +51,7 @@ logger = logging.getLogger(__name__)
 Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256  # chosen
-TURN_S: Final = 0.25
-"""Seconds of receiving before advice goes out again; chosen."""
+TURN_S: Final = 0.25  # of receiving before advice goes out again; chosen
 KEYS_AT_ONCE: Final = 1 << 16  # chosen
 _BREATH_S: Final = 1e-4  # a pause, so that others get the graph's lock; chosen
 _AUDIT_EVERY_S: Final = 1.0  # chosen
@@ -69,17 +59,7 @@ _AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are r
 
 
 class Intake:
-    """Receives events and applies them; the thread that calls it owns the sockets.
-
-    Args:
-        planner: Is notified of each run of events that was applied.
-        tap: Called with every engine's events after they were applied.
-        clock: Monotonic seconds.
-
-    Attributes:
-        last_turn: When everything that had arrived was last read.
-        busy: Whether more arrives than can be applied.
-    """
+    """Receives events and applies them; the thread that calls it owns the sockets."""
 
     def __init__(
         self,
@@ -96,7 +76,8 @@ class Intake:
         self._planner = planner
         self._tap = tap
         self._clock = clock
-        self._notices = Notices(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
+        # `last_turn`: when everything that had arrived was last read.
         self._next_audit = self._woke = self.last_turn = clock()
         self.busy = BusyMeter(self.last_turn)
         self.counters: Counter[str] = Counter()
@@ -112,13 +93,15 @@ class Intake:
                 self._watch(source)
             except Exception as error:  # this source has to resync; the others are not affected
                 self.counters["watch_failed"] += 1
-                self._notices.warn(
+                self._log.warn(
                     "watch", "%s could not be followed (%s)", source.engine, type(error).__name__
                 )
                 logger.debug("a source could not be followed", exc_info=True)
                 source.lost_step()
                 self._forget(source.engine)
-        self._note_turn()
+        self.last_turn = self._clock()
+        self.busy.worked(self._woke, self.last_turn)
+        self._subscriber.is_patient = self.busy.overloaded
 
     def _watch(self, source: KvEventSource) -> None:
         for observed in source.receive(MESSAGES_A_TURN):
@@ -128,16 +111,10 @@ class Intake:
                 source.lost_step()
 
     def woke(self) -> None:
-        """Note that the loop has stopped waiting."""
         self._woke = self._clock()
 
-    def _note_turn(self) -> None:
-        self.last_turn = self._clock()
-        self.busy.worked(self._woke, self.last_turn)
-        self._subscriber.is_patient = self.busy.overloaded
-
     def seconds_to_wait(self, most: float) -> float:
-        """Return the seconds until the next deadline, at most ``most``."""
+        """Seconds until the next deadline, at most ``most``."""
         due = [self._subscriber.next_expiry(), *(source.deadline for source in self._sources)]
         soonest = min((each - self._clock() for each in due if each is not None), default=most)
         return min(max(soonest, 0.0), most)
@@ -156,10 +133,10 @@ class Intake:
             self._in_slices(self._graph.slices(engine, events))
         except GraphError as error:
             self.counters["apply_refused"] += 1
-            self._notices.warn("refused", "events were refused: %s", error)
+            self._log.warn("refused", "events were refused: %s", error)
         except Exception as error:
             self.counters["apply_failed"] += 1
-            self._notices.warn("failed", "events could not be applied (%s)", type(error).__name__)
+            self._log.warn("failed", "events could not be applied (%s)", type(error).__name__)
             logger.debug("events could not be applied", exc_info=True)
         else:
             if (peer := self._subscriber.peer(engine)) is not None:
@@ -177,9 +154,7 @@ class Intake:
                 self._tap(engine, events)
         except Exception as error:  # the graph has taken the events all the same
             self.counters["told_on_failed"] += 1
-            self._notices.warn(
-                "told_on", "applied events were not told on (%s)", type(error).__name__
-            )
+            self._log.warn("told_on", "applied events were not told on (%s)", type(error).__name__)
             logger.debug("applied events were not told on", exc_info=True)
 
     def _in_slices(self, work: Iterator[None]) -> None:
@@ -206,7 +181,7 @@ class Intake:
             name, most = peer.hello.engine, peer.hello.num_blocks
             if held > most + _AUDIT_SLACK:
                 self.counters["engines_overfull"] += 1
-                self._notices.warn(
+                self._log.warn(
                     "overfull", "engine %r lists %d blocks of %d: forgotten", name, held, most
                 )
                 self._forget(peer.engine)

@@ -20,7 +20,7 @@ from ..graph.types import NO_ROW, Keys
 from ..graph.wire.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
 from .admission import Admission
 from .config.sections import PrefetchConfig
-from .process.process import Notices
+from .process.process import RateLimitedLog
 
 
 class PrefetchOrder(NamedTuple):
@@ -33,15 +33,6 @@ class PrefetchOrder(NamedTuple):
 class PrefetchOrders:
     """Keeps one prefetch order per engine. Callers hold the graph's lock unless a method says
     otherwise.
-
-    Args:
-        graph: Whose copies and sessions are meant.
-        bounds: Bounds of each order; may be replaced.
-        clock: Monotonic seconds.
-
-    Attributes:
-        due: Rows of sessions that were expected back at the last ``look``.
-        latest: engine → order, replaced whole by one assignment; read it from any thread.
     """
 
     def __init__(
@@ -50,20 +41,18 @@ class PrefetchOrders:
         self._graph = graph
         self._clock = clock
         self._versions: dict[str, int] = {}  # the graph's, when each engine's order was made
-        self.bounds = bounds
-        self.due: list[int] = []
+        self.bounds = bounds  # of each order; may be replaced
+        self.due: list[int] = []  # rows of sessions that were expected back at the last `look`
+        # Engine → order, replaced whole by one assignment; read it from any thread.
         self.latest: Mapping[str, PrefetchOrder] = MappingProxyType({})
 
     def cannot_wait(self, seconds: float) -> bool:
-        """Tell whether a session is expected back within ``seconds`` that was not due before. Takes
-        no lock.
-
-        False where no engine has tiers.
-        """
+        """Whether a session is expected back within ``seconds`` that was not due before. Takes no
+        lock."""
         tables, within_s = self._graph.tables, min(seconds, self._graph.rules.horizon_s)
         if not self.bounds.enabled or tables.sessions.soonest >= self._clock() + within_s:
             return False
-        return any(words.tiers is not None for words in list(tables.words.values()))
+        return any(words.tiers for words in list(tables.words.values()))
 
     def look(self, _: str = "") -> None:
         """Note which sessions of any engine are expected back soon."""
@@ -72,8 +61,7 @@ class PrefetchOrders:
         self.due = sessions.soon(self._graph.rules.horizon_s, self._clock()).tolist()
 
     def made(self, engine: str) -> PrefetchOrder:
-        """Return an engine's order, recomputed unless graph and due sessions are unchanged and it
-        is empty."""
+        """An engine's order; kept if it is empty, and neither graph nor due sessions changed."""
         # With a session due it is computed even for an unchanged graph: its return comes closer.
         version, before = self._graph.changes.of(engine), self.latest.get(engine)
         idle = before is not None and not len(before.keys) and not self.due
@@ -92,17 +80,15 @@ class PrefetchOrders:
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+# Even an unchanged graph is ranked again then, since hints expire. Age alone moves all blocks by
+# the same amount and reorders nothing.
 RERANK_AFTER_S: Final = 10.0
-"""Seconds after which even an unchanged graph is ranked again, since hints expire. Age alone moves
-all blocks by the same amount and reorders nothing."""
-
-
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
 _ORDERS_APART_S: Final = 0.02  # seconds of rest at least where only orders were made; chosen
+# Seconds of rest per second of ranking while rankings and orders are all empty, at most
+# `_LONGEST_REST_S`: a fortieth of a core. Chosen; docs/results.md says what it loses.
 _LONG_REST: Final = 39.0
-"""Seconds of rest per second of ranking while rankings and orders are all empty, at most
-``_LONGEST_REST_S``: a fortieth of a core. Chosen; docs/results.md says what it loses."""
 _LONGEST_REST_S: Final = 0.6  # chosen: advice that names nothing is hardly older than other
 
 
@@ -114,7 +100,7 @@ class _Basis(NamedTuple):
     at: float
 
     def is_as_good_as(self, before: _Basis) -> bool:
-        """Tell whether ranking again now would give the same as ranking from ``before``."""
+        """Whether ranking again now would give the same as ranking from ``before``."""
         unchanged = self.version == before.version and self.due == before.due
         return unchanged and self.at - before.at < RERANK_AFTER_S
 
@@ -128,11 +114,6 @@ class GraphEvictionAdvisor:
         engines: Returns the ids of engines whose residency is known for sure, each with how many of
             its batches the graph has applied.
         wake: Called after each round, from this object's thread.
-
-    Attributes:
-        latest: engine → ranking, replaced whole by one assignment; read it from any thread.
-        admissions: engine → how much new context may start there, likewise.
-        orders: What each engine should prefetch.
     """
 
     def __init__(
@@ -157,7 +138,7 @@ class GraphEvictionAdvisor:
         self._admission = Admission()
         self._bases: dict[str, _Basis] = {}
         self._epoch = 0
-        self._notices = Notices(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
         self._ranked_at: dict[str, int] = {}  # each engine's turnover at its last ranking
         self._protected_seen = 0  # of what the graph counts, when it was last ranked
         self._stopping = False
@@ -165,16 +146,15 @@ class GraphEvictionAdvisor:
         self._call = threading.Event()
         self._urgent = threading.Event()  # ends a long rest
         self._thread = threading.Thread(target=self._run, name="kvgraph-planner", daemon=True)
+        # Replaced whole by one assignment; read them from any thread.
         self.latest: Mapping[str, EvictionRanking] = MappingProxyType({})
         self.admissions: Mapping[str, AdmissionAdvice] = MappingProxyType({})
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Start the ranking thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the ranking thread and wait for it."""
         self._stopping = True
         self._urgent.set()
         self._call.set()
@@ -216,21 +196,22 @@ class GraphEvictionAdvisor:
         """Advise every live engine once; see ``latest``, ``orders`` and ``admissions``."""
         self._heard = self._engines()  # first: a ranking knows at least what it says it does
         self._protected_seen = self._graph.counters["blocks_protected"]
-        self._try(self._locked(self._forget_gone), "")
+        self._try(self._locked(self._forget_gone))
         self.order()
-        rankings, words = {}, {}
+        rankings, admissions = {}, {}
         for engine in self._heard:
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
-            if word := self._try(self._locked(self._word), engine) or self.admissions.get(engine):
-                words[engine] = word
+            advice = self._try(self._locked(self._admit), engine)
+            if advice := advice or self.admissions.get(engine):
+                admissions[engine] = advice
         self._bases = {engine: self._bases[engine] for engine in rankings}
         self._ranked_at = {engine: self._ranked_at[engine] for engine in rankings}
-        self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(words)
+        self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(admissions)
 
     def order(self) -> None:
         """Renew the prefetch orders of the last round's engines, and nothing else."""
-        self._try(self._locked(self.orders.look), "")
+        self._try(self._locked(self.orders.look))
         orders, before = {}, self.orders.latest
         for engine in self._heard:
             if order := self._try(self._locked(self.orders.made), engine) or before.get(engine):
@@ -241,33 +222,33 @@ class GraphEvictionAdvisor:
         """Drop admission state of engines that are gone, before their columns are reused."""
         self._admission.forget_all_but(set(self._graph.tables.engines.values()))
 
-    def _try(self, advise: Callable[[str], _T | None], engine: str) -> _T | None:
+    def _try(
+        self, advise: Callable[[str], _T | None], engine: str = "", what: str = "ranking"
+    ) -> _T | None:
         """Run one kind of advice; None after an error: the previous advice stays, and expires."""
         try:
             return advise(engine)
         except Exception as error:
             self.counters["failed"] += 1
-            self._notices.warn("rank", "ranking failed (%s)", type(error).__name__)
-            logger.debug("ranking failed", exc_info=True)
+            self._log.warn(what, "%s failed (%s)", what, type(error).__name__)
+            logger.debug("%s failed", what, exc_info=True)
             return None
 
     def _locked(self, advise: Callable[[str], _T]) -> Callable[[str], _T]:
-        """Make a function run under the graph's lock."""
-
         def locked(engine: str) -> _T:
             with self._graph.lock:
                 return advise(engine)
 
         return locked
 
-    def _word(self, engine: str) -> AdmissionAdvice | None:
-        """Return advice on admission, in every round: live contexts change without block events."""
+    def _admit(self, engine: str) -> AdmissionAdvice | None:
+        """Advice on admission, in every round: live contexts change without block events."""
         tables = self._graph.tables
         column = tables.engines.get(engine)
         if column is None:
             return None
-        word = self._admission.advise(tables, column, self._clock())
-        return replace(word, heard=self._heard[engine])
+        advice = self._admission.advise(tables, column, self._clock())
+        return replace(advice, heard=self._heard[engine])
 
     def _opinion(self, engine: str) -> EvictionRanking | None:
         with self._graph.lock:
@@ -281,13 +262,14 @@ class GraphEvictionAdvisor:
             self.counters["redated"] += 1
             return replace(previous, ts=now, heard=self._heard[engine])
         self._epoch += 1
-        word = replace(self._ranked(engine), epoch=self._epoch, ts=now, heard=self._heard[engine])
+        ranked, heard = self._ranked(engine), self._heard[engine]
+        ranking = replace(ranked, epoch=self._epoch, ts=now, heard=heard)
         self._ranked_at[engine] = turned
         self.counters["ranked"] += 1
         with self._graph.lock:
-            _note(self._graph, engine, word, self._notices)
+            _note(self._graph, engine, ranking, self._log)
         self._bases[engine] = basis  # last: after an error the next round ranks anew
-        return word
+        return ranking
 
     def _ranked(self, engine: str) -> EvictionRanking:
         """Rank an engine; an empty ranking for one with room, which evicts nothing for long."""
@@ -314,20 +296,11 @@ class GraphEvictionAdvisor:
                 self._rest(self._clock() - began, _ORDERS_APART_S)
                 continue
             self._rank_now = False
-            self._try_tick()
+            self._try(lambda _: self.tick(), what="a round of ranking")
             self._wake()
             ended = self._clock()
             self._rest(ended - began)
             due = ended + self._interval_s
-
-    def _try_tick(self) -> None:
-        """Run a round; an error is logged, and advice expires until the next one."""
-        try:
-            self.tick()
-        except Exception as error:
-            self.counters["failed"] += 1
-            self._notices.warn("tick", "a round of ranking failed (%s)", type(error).__name__)
-            logger.debug("a round of ranking failed", exc_info=True)
 
     def _rest(self, took_s: float, least_s: float = 0.0) -> None:
         """Rest after each ranking, however fast engines evict; longer while no advice is in use."""
@@ -337,7 +310,7 @@ class GraphEvictionAdvisor:
             self._urgent.wait(min(_LONG_REST * took_s, _LONGEST_REST_S) - rest_s)
 
 
-def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, notices: Notices) -> None:
+def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, log: RateLimitedLog) -> None:
     """Tell the log of evictions by which ranking an engine evicts from now on."""
     column = graph.tables.engines.get(engine)
     if column is None:
@@ -345,19 +318,19 @@ def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, notices: N
     history, terms = graph.tables.history, None
     if history.wants_terms(column, ranking.ts):
         view = View(graph.tables, graph.rules, column, ranking.ts)
-        terms = _terms(graph, view, ranking, notices)
+        terms = _terms(graph, view, ranking, log)
     history.ranked(column, ranking, graph.rules.protected_layers, terms)
 
 
 def _terms(
-    graph: KVCacheGraph, view: View, ranking: EvictionRanking, notices: Notices
+    graph: KVCacheGraph, view: View, ranking: EvictionRanking, log: RateLimitedLog
 ) -> TermsThen:
-    """Return the score's terms of a ranking's first blocks; none where a custom policy fails to
-    state them."""
+    """The score's terms of a ranking's first blocks; none where a custom policy fails to state
+    them."""
     try:
         return TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
     except Exception as error:
-        notices.once(
+        log.once(
             "terms",
             "the policy %s does not tell the terms of its scores (%s: %s): evictions are logged "
             "without them",
@@ -367,7 +340,7 @@ def _terms(
 
 
 def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:
-    """Tell whether an engine without tiers has many blank blocks, and no block is ``protected``."""
+    """Whether an engine without tiers has many blank blocks, and no block is ``protected``."""
     tables = graph.tables
     words = tables.words.get(tables.engines.get(engine, NO_ROW))
     if words is None or words.pressure is None or words.tiers is not None or protected:
@@ -381,10 +354,5 @@ def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:
 
 
 def _tell_anything(rankings: Iterable[EvictionRanking], orders: Iterable[PrefetchOrder]) -> bool:
-    """Tell whether any engine's advice names a block."""
-    told = [len(keys) for ranking in rankings for keys in _told(ranking)]
+    told = (len(r.order) + len(r.protected) + len(r.spill_first) for r in rankings)
     return any(told) or any(len(order.keys) for order in orders)
-
-
-def _told(ranking: EvictionRanking) -> tuple[Keys, Keys, Keys]:
-    return ranking.order, ranking.protected, ranking.spill_first

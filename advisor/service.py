@@ -31,14 +31,12 @@ from .page import explain
 from .page.routes import page_router
 from .page.status import Status
 from .policies.registry import set_weights
-from .process.process import Notices, ParentWatch
+from .process.process import ParentWatch, RateLimitedLog
 from .shadows.pools import OtherWeights
 
 logger = logging.getLogger(__name__)
 
-_AFTER_FAILURE_S: Final = (
-    0.05  # what failed may fail again at once: it must not take a core; chosen
-)
+_AFTER_FAILURE_S: Final = 0.05  # what failed may fail again: it must not take a core; chosen
 _LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are checked; chosen
 
 
@@ -46,12 +44,10 @@ class Service:
     """One sidecar. Everything that touches a socket happens in the thread that calls ``run``.
 
     Args:
-        config: As loaded.
         path: The configuration's file, watched for changes.
         overrides: Settings of the command line; they win over the file at each reload.
         parent: Process id; the sidecar exits when that process is gone.
         tap: Called with every engine's events after they were applied, on ``run``'s thread.
-        clock: Monotonic seconds.
 
     Raises:
         ConfigError: An address cannot be used.
@@ -68,7 +64,7 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stopping = False
-        self._notices = Notices(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
         self._parent = ParentWatch(parent) if parent is not None else None
         with ExitStack() as opened:
             if self._parent is not None:
@@ -83,23 +79,18 @@ class Service:
 
     @property
     def graph(self) -> KVCacheGraph:
-        """Return the graph of all engines."""
         return self.parts.graph
 
     @property
     def token(self) -> str:
-        """Return the secret that opens a tcp endpoint, and HTTP answers about sessions and
-        blocks."""
         return self.parts.token
 
     @property
     def endpoint(self) -> str:
-        """Return the address that engines connect to."""
         return self.parts.front.endpoint
 
     @property
     def http(self) -> str:
-        """Return the HTTP surface's URL."""
         return self._http.url
 
     def run(self) -> None:
@@ -132,12 +123,11 @@ class Service:
                 step()
             except Exception as error:  # the others go on, and the next turn may go better
                 self.parts.intake.counters["turns_failed"] += 1
-                self._notices.warn(name, "%s failed (%s)", name, type(error).__name__)
+                self._log.warn(name, "%s failed (%s)", name, type(error).__name__)
                 logger.debug("%s failed", name, exc_info=True)
                 time.sleep(_AFTER_FAILURE_S)
 
     def _sleep(self) -> None:
-        """Sleep until something arrives, new advice is ready, or a deadline is due."""
         poller = zmq.Poller()
         for socket in self.parts.front.sockets:
             poller.register(socket, zmq.POLLIN)
@@ -199,7 +189,11 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
     try:
         return HttpServer(
             create_app(
-                status, hosts, token, explain.router(status.page), partial(page_router, status.page)
+                status,
+                hosts,
+                token,
+                explain.router(status.page),
+                partial(page_router, status.page),
             ),
             http.host,
             http.port,
@@ -213,10 +207,7 @@ def _http_server(status: Status, http: HttpConfig, token: str) -> HttpServer:
 def serve(
     path: Path | None, overrides: Mapping[str, Any], parent: int | None, tap: Tap | None = None
 ) -> None:
-    """Serve until a signal, or until process ``parent`` is gone; raises ConfigError.
-
-    ``tap`` is called with every event (see ``Service``).
-    """
+    """Serve until a signal, or until process ``parent`` is gone; raises ConfigError."""
     logging.basicConfig(
         level=logging.INFO, format="kvgraph sidecar %(asctime)s %(levelname)s %(message)s"
     )

@@ -16,7 +16,7 @@ from ..graph.errors import ConfigError
 from ..graph.kvcache_graph import KVCacheGraph
 from .config.sections import TracingConfig
 from .page.misses import Miss, RequestView, Wait, request_view
-from .process.process import Notices
+from .process.process import RateLimitedLog
 from .words.times import UnixTime
 
 logger = logging.getLogger(__name__)
@@ -37,17 +37,7 @@ class Sender(Protocol):
 
 
 class SpanFeed:
-    """Takes finished requests from the log and sends them, on a thread of its own.
-
-    Args:
-        sender: None: nothing is read and nothing is sent.
-        clock: Monotonic seconds, the graph's.
-        wall: Unix seconds.
-
-    Attributes:
-        counters: Requests ``sent``; ``dropped`` by the receiver; ``overtaken``: the log forgot them
-            before they could be sent; and ``failed``: rounds that an error of ours ended.
-    """
+    """Takes finished requests from the log and sends them, on a thread of its own."""
 
     def __init__(
         self,
@@ -59,15 +49,16 @@ class SpanFeed:
         self._graph = graph
         self._sender = sender
         self._unix = UnixTime(clock, wall)
-        self._notices = Notices(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-traces", daemon=True)
         self._next = 0  # the first request of the log that was not read
         self._running: list[int] = []  # read, and not ended yet
+        # Requests `sent`, `dropped` by the receiver, `overtaken` (the log forgot them before they
+        # could be sent), and rounds that `failed`.
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Start the thread, if there is a sender."""
         if self._sender is not None:
             self._thread.start()
 
@@ -80,19 +71,18 @@ class SpanFeed:
             self._sender.close()
 
     def tick(self) -> None:
-        """Send all requests that ended since the last tick."""
         assert self._sender is not None
         while ended := self._take():
             is_taken = self._sender.send(ended)
             self.counters["sent" if is_taken else "dropped"] += len(ended)
             if not is_taken:
-                self._notices.warn(
+                self._log.warn(
                     "dropped",
                     "no traces are taken at the OTLP endpoint: requests are left out of them",
                 )
 
     def _take(self) -> list[RequestView]:
-        """Return up to ``BATCH`` requests that ended, the oldest first."""
+        """Up to ``BATCH`` requests that ended, the oldest first."""
         with self._graph.lock:
             history = self._graph.tables.history
             log = history.requests
@@ -120,7 +110,7 @@ class SpanFeed:
             self.tick()
         except Exception as error:
             self.counters["failed"] += 1
-            self._notices.warn("failed", "traces could not be made (%s)", type(error).__name__)
+            self._log.warn("failed", "traces could not be made (%s)", type(error).__name__)
             logger.debug("traces could not be made", exc_info=True)
 
 
@@ -132,30 +122,24 @@ _INSTALL: Final = "pip install 'kvgraph[otel]'"
 
 
 def sender_for(config: TracingConfig) -> Sender | None:
-    """Make a sender by the configuration or by OpenTelemetry's variables; None where neither names
-    an endpoint.
-
-    Variables may have been set for the engine that started the sidecar, so what they ask for and is
-    missing is a warning. What the configuration asks for must be there.
+    """A sender, by the configuration or by OpenTelemetry's variables; None without an endpoint.
 
     Raises:
         ConfigError: ``tracing.endpoint`` is set, and OpenTelemetry is not installed.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
-    if config.endpoint is not None:
-        return _configured(config.endpoint)
+    if (endpoint := config.endpoint) is not None:
+        try:
+            return OtlpSender(endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
+        except ImportError as error:
+            raise ConfigError(
+                f"tracing.endpoint = {endpoint!r} needs OpenTelemetry ({error}): {_INSTALL}"
+            ) from None
+    # Variables may have been set for the engine that started the sidecar: what they lack is only a
+    # warning.
     named = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
     return None if named is None else _by_variable(named)
-
-
-def _configured(endpoint: str) -> Sender:
-    try:
-        return OtlpSender(_with_path(endpoint))
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing.endpoint = {endpoint!r} needs OpenTelemetry ({error}): {_INSTALL}"
-        ) from None
 
 
 def _by_variable(named: str) -> Sender | None:
@@ -178,11 +162,6 @@ def _by_variable(named: str) -> Sender | None:
             _INSTALL,
         )
         return None
-
-
-def _with_path(endpoint: str) -> str:
-    base = endpoint.rstrip("/")
-    return base if base.endswith(_PATH) else base + _PATH
 
 
 class SpanRecord(NamedTuple):
@@ -219,7 +198,6 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
 
 
 def _within(request: RequestView) -> Iterator[SpanRecord]:
-    """Yield the spans of a request's wait, lookup, load and miss."""
     at, blocks = request.at, request.blocks
     if request.wait is not None:
         yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))
@@ -267,13 +245,8 @@ _NS: Final = 1_000_000_000
 class OtlpSender:
     """Sends requests as spans over OTLP/HTTP, with OpenTelemetry's own encoder and client.
 
-    Samplers, headers, certificates and timeouts are those of OpenTelemetry's own variables.
-
-    Args:
-        url: Where to send, with its path; None: where OpenTelemetry's variables say.
-
-    Raises:
-        ImportError: OpenTelemetry, the extra ``otel``, is not installed.
+    Samplers, headers, certificates and timeouts are those of OpenTelemetry's variables, and so is
+    the address without ``url``.
     """
 
     def __init__(self, url: str | None) -> None:

@@ -30,23 +30,19 @@ from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
 # Tokens derived from a sidecar's secret, and the page's address.
 
-EDIT_HEADER: Final = "X-Kvgraph-Edit"
-"""The header that carries the edit token."""
+EDIT_HEADER: Final = "X-Kvgraph-Edit"  # carries the edit token
 
 
 def page_token(secret: str) -> str:
-    """The token that reads the page and its API."""
     return derived(secret, "page")
 
 
 def edit_token(secret: str) -> str:
-    """The token that allows changes over the page."""
     return derived(secret, "edit")
 
 
 def page_address(url: str, secret: str, *, edit: bool = False) -> str:
-    """The page's address for a browser, for the sidecar at ``url``; with ``edit``, one that allows
-    changes."""
+    """The page's address for a browser; with ``edit``, one that allows changes."""
     address = f"{url}/open?token={page_token(secret)}"
     return f"{address}#edit={edit_token(secret)}" if edit else address
 
@@ -64,11 +60,8 @@ _REFUSAL: Final = (
 
 
 class Access:
-    """Checks the tokens and cookies of requests.
-
-    Args:
-        secret: The sidecar's token.
-    """
+    """Checks the tokens and cookies of requests, which are derived from the sidecar's
+    ``secret``."""
 
     def __init__(self, secret: str) -> None:
         self._bearers = [secret, page_token(secret)]
@@ -164,14 +157,12 @@ class PageFile:
 
 @cache
 def page_file(path: Path) -> PageFile:
-    """A file of the page, read and compressed once."""
     body = path.read_bytes()
     tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
     return PageFile(body, gzip.compress(body, mtime=0), _TYPES[path.suffix], tag)
 
 
 def add_assets(app: FastAPI) -> None:
-    """Serve the files that ``index.html`` names."""
     assets = {path.name: path for path in sorted((PAGE / "assets").glob("*"))}
 
     @app.get("/assets/{name}")
@@ -182,12 +173,10 @@ def add_assets(app: FastAPI) -> None:
 
 
 def index(request: Request) -> Response:
-    """The page itself."""
     return sent(page_file(PAGE / "index.html"), request)
 
 
 def wants_page(request: Request) -> bool:
-    """Whether the client is a browser that accepts HTML."""
     return "text/html" in request.headers.get("accept", "")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from math import inf
 from typing import Any, Literal
 
@@ -36,7 +35,7 @@ class Notice(Part):
 
     Attributes:
         text: One or two sentences: what is wrong and what to do about it.
-        engine: Whose; None: the sidecar's own.
+        engine: The engine that it is about; None: the sidecar itself.
         view: The view of the page that shows more.
     """
 
@@ -56,8 +55,6 @@ def as_json(content: Any, status_code: int = 200) -> Response:
 def _plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
     return str(value)
 
 
@@ -86,8 +83,7 @@ def mark_of(name: str, number: int) -> str:
 
 
 def number_in(mark: str, name: str, end: float = inf) -> int | None:
-    """The record that a mark of the log ``name`` stands for; None for another log's mark, or a
-    record from ``end`` on, which the log does not have yet."""
+    """The record of a mark of the log ``name``; None for another log's, or one from ``end`` on."""
     whose, _, number = mark.partition("-")
     is_number = number.isascii() and number.isdigit()
     known = int(number) if whose == name and is_number else None

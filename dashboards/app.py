@@ -48,7 +48,6 @@ def create_app(
     Wrong input is answered with 4xx and a ``detail``; an unknown block or session with 404.
 
     Args:
-        allowed_hosts: Host names, without port, under which it may be addressed.
         token: The sidecar's secret; see ``access``.
         questions: Paths outside ``/v1`` that name sessions and blocks.
         pages: Makes the router of ``/v1`` from two dependencies: one refuses requests that may not
@@ -69,14 +68,12 @@ def create_app(
     page = pages(access.reads(), access.edits())
     app.include_router(page)
     add_schema(app, page)
-    _add_open(app, access)
-    return app
 
-
-def _add_open(app: FastAPI, access: Access) -> None:
     @app.get("/open")
     def open_page(request: Request, token: Annotated[str, Query(max_length=256)] = "") -> Response:
         return access.opened(request, token)
+
+    return app
 
 
 def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistry) -> None:
@@ -96,8 +93,8 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
     @app.get("/readyz")
     async def readyz() -> Response:
         waits_for = source.not_ready()
-        word = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
-        return as_json(word, 200 if waits_for is None else 503)
+        body = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
+        return as_json(body, 200 if waits_for is None else 503)
 
     @app.get("/status")
     def status() -> Response:
@@ -124,7 +121,7 @@ def _busy(request: Request, error: Exception) -> Response:
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    """Say which parameter is wrong and what is allowed, without echoing what was sent."""
     assert isinstance(error, RequestValidationError)
+    # What is wrong and what is allowed, without echoing what was sent.
     wrong = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
     return as_json({"detail": "; ".join(wrong)}, 422)

@@ -37,11 +37,11 @@ _STYLE: Final = (
     "th,td{text-align:left;vertical-align:top;padding:.2rem .6rem;border-top:1px solid #8886}"
     "section{margin:1.5rem 0}"
 )
+# The page runs nothing, loads nothing and is styled by its own text alone.
 POLICY: Final = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src "
     f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
 )
-"""The page runs nothing, loads nothing and is styled by its own text alone."""
 
 _MODELS: Final = "#/components/schemas/"
 

@@ -27,24 +27,17 @@ def cut(text: str) -> str:
 
 
 def log_metrics(totals: LogTotals) -> Iterator[Metric]:
-    """Metric families labelled by the sidecar's own words and engines' ids."""
-    yield GaugeMetricFamily("kvgraph_log_bytes", "Memory of the logs", value=totals.log_bytes)
-    tokens = CounterMetricFamily(
-        "kvgraph_prompt_tokens", "Prompt tokens by where they came from", labels=["source"]
-    )
+    yield _value("kvgraph_log_bytes", "Memory of the logs", totals.log_bytes)
+    tokens = _counter("kvgraph_prompt_tokens", "Prompt tokens by where they came from", "source")
     for source, count in totals.tokens.items():
         tokens.add_metric([source], count)
-    misses = CounterMetricFamily(
-        "kvgraph_misses", "Requests by why they found no more", labels=["reason"]
-    )
-    blocks = CounterMetricFamily(
-        "kvgraph_missed_blocks", "Blocks that they computed for it", labels=["reason"]
-    )
+    misses = _counter("kvgraph_misses", "Requests by why they found no more", "reason")
+    blocks = _counter("kvgraph_missed_blocks", "Blocks that they computed for it", "reason")
     for reason, (requests, missed) in totals.reasons.items():
         misses.add_metric([reason], requests)
         blocks.add_metric([reason], missed)
-    lost = CounterMetricFamily(
-        "kvgraph_recomputed_blocks", "Blocks computed again, by whose they were", labels=["whose"]
+    lost = _counter(
+        "kvgraph_recomputed_blocks", "Blocks computed again, by whose they were", "whose"
     )
     for whose, count in totals.lost.items():
         lost.add_metric([whose], count)
@@ -52,12 +45,11 @@ def log_metrics(totals: LogTotals) -> Iterator[Metric]:
 
 
 def _by_rule(totals: LogTotals) -> Iterator[Metric]:
-    left = CounterMetricFamily(
-        "kvgraph_evictions", "Blocks that left a pool, by what decided it",
-        labels=["engine", "rule"],
-    )  # fmt: skip
-    wanted = CounterMetricFamily(
-        "kvgraph_regrets", "Of these: wanted again within ten minutes", labels=["engine", "rule"]
+    left = _counter(
+        "kvgraph_evictions", "Blocks that left a pool, by what decided it", "engine", "rule"
+    )
+    wanted = _counter(
+        "kvgraph_regrets", "Of these: wanted again within ten minutes", "engine", "rule"
     )
     for (engine, rule), (evicted, regretted) in totals.rules.items():
         left.add_metric([cut(engine), rule], evicted)
@@ -66,13 +58,10 @@ def _by_rule(totals: LogTotals) -> Iterator[Metric]:
 
 
 def _by_shadow(totals: LogTotals) -> Iterator[Metric]:
-    asked = CounterMetricFamily(
-        "kvgraph_shadow_asked_blocks", "Blocks that shadows were asked for",
-        labels=["engine", "shadow"],
-    )  # fmt: skip
-    found = CounterMetricFamily(
-        "kvgraph_shadow_found_blocks", "Of these: found", labels=["engine", "shadow"]
+    asked = _counter(
+        "kvgraph_shadow_asked_blocks", "Blocks that shadows were asked for", "engine", "shadow"
     )
+    found = _counter("kvgraph_shadow_found_blocks", "Of these: found", "engine", "shadow")
     for (engine, shadow), (wanted, hits) in totals.shadows.items():
         asked.add_metric([cut(engine), shadow], wanted)
         found.add_metric([cut(engine), shadow], hits)
@@ -97,21 +86,19 @@ _COUNTS: Final = (
 
 
 def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterator[Metric]:
-    """Metric families of engines' reports, by label."""
     for name, field, text in _LEVELS:
-        level = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
+        level = _gauge(_PREFIX + name, text, "engine")
         for label, report in reports:
             level.add_metric([label], getattr(report, field))
         yield level
     for name, field, text in _COUNTS:
-        count = CounterMetricFamily(_PREFIX + name, text, labels=["engine"])
+        count = _counter(_PREFIX + name, text, "engine")
         for label, report in reports:
             count.add_metric([label], getattr(report, field))
         yield count
-    ends = CounterMetricFamily(
-        _PREFIX + "released", "Held requests by why they wait no longer",
-        labels=["engine", "reason"],
-    )  # fmt: skip
+    ends = _counter(
+        _PREFIX + "released", "Held requests by why they wait no longer", "engine", "reason"
+    )
     for label, report in reports:
         for reason, released in zip(HOLD_ENDS, report.released, strict=False):
             ends.add_metric([label, reason], released)
@@ -120,27 +107,24 @@ def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterato
 
 def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric]:
     """Metric families of engines' advice, by label; room only where it is limited."""
-    live = GaugeMetricFamily(_PREFIX + "live_sessions", "Sessions that are live", labels=["engine"])
-    fits = GaugeMetricFamily(_PREFIX + "fitting_sessions", "Sessions that fit", labels=["engine"])
-    shut = GaugeMetricFamily(_PREFIX + "closed", "1: new context needs room", labels=["engine"])
-    again = GaugeMetricFamily(
-        _PREFIX + "computed_again", "Share of the latest prompts", labels=["engine"]
+    live = _gauge(_PREFIX + "live_sessions", "Sessions that are live", "engine")
+    fits = _gauge(_PREFIX + "fitting_sessions", "Sessions that fit", "engine")
+    shut = _gauge(_PREFIX + "closed", "1: new context needs room", "engine")
+    again = _gauge(_PREFIX + "computed_again", "Share of the latest prompts", "engine")
+    lifted = _gauge(
+        _PREFIX + "lifted_pools",
+        "Pools' worth of prompts without a limit: one saved nothing",
+        "engine",
     )
-    lifted = GaugeMetricFamily(
-        _PREFIX + "lifted_pools", "Pools' worth of prompts without a limit: one saved nothing",
-        labels=["engine"],
-    )  # fmt: skip
-    room = GaugeMetricFamily(
-        _PREFIX + "room_blocks", "Blocks of new context that may start", labels=["engine"]
-    )
-    for label, word in said:
-        live.add_metric([label], word.live_sessions)
-        fits.add_metric([label], word.fitting_sessions)
-        shut.add_metric([label], int(word.room_blocks is not None))
-        again.add_metric([label], word.again)
-        lifted.add_metric([label], word.lifted_pools)
-        if word.room_blocks is not None:
-            room.add_metric([label], word.room_blocks)
+    room = _gauge(_PREFIX + "room_blocks", "Blocks of new context that may start", "engine")
+    for label, advice in said:
+        live.add_metric([label], advice.live_sessions)
+        fits.add_metric([label], advice.fitting_sessions)
+        shut.add_metric([label], int(advice.room_blocks is not None))
+        again.add_metric([label], advice.again)
+        lifted.add_metric([label], advice.lifted_pools)
+        if advice.room_blocks is not None:
+            room.add_metric([label], advice.room_blocks)
     yield from (live, fits, shut, again, lifted, room)
 
 
@@ -160,9 +144,8 @@ class SidecarCollector(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, from one read of the status."""
         status = self._source.status()
-        yield _gauge("kvgraph_uptime_seconds", "Seconds since the sidecar started", status.uptime_s)
+        yield _value("kvgraph_uptime_seconds", "Seconds since the sidecar started", status.uptime_s)
         yield from _graph(status)
         yield from _engines(status.engines)
         yield from _reports(status.engines)
@@ -184,30 +167,28 @@ class SidecarCollector(Collector):
 
 def _graph(status: SidecarStatus) -> Iterator[Metric]:
     graph = status.graph
-    yield _gauge("kvgraph_blocks", "Blocks known, resident or not", graph.blocks)
-    yield _gauge("kvgraph_graph_bytes", "Memory of the graph", graph.bytes)
+    yield _value("kvgraph_blocks", "Blocks known, resident or not", graph.blocks)
+    yield _value("kvgraph_graph_bytes", "Memory of the graph", graph.bytes)
     yield _labelled("kvgraph_edges", "Edges by type", "type", graph.edges)
     yield _labelled("kvgraph_sessions", "Sessions by state", "state", graph.sessions)
     written = status.snapshot.get("age_s")
     if written is not None:
-        yield _gauge("kvgraph_snapshot_age_seconds", "Age of the last good snapshot", written)
+        yield _value("kvgraph_snapshot_age_seconds", "Age of the last good snapshot", written)
 
 
 def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
     info = InfoMetricFamily("kvgraph_engine", "Who an engine is", labels=["engine"])
-    state = GaugeMetricFamily("kvgraph_engine_state", "1 for the state it is in",
-                              labels=["engine", "state"])  # fmt: skip
-    age = GaugeMetricFamily("kvgraph_ranking_age_seconds", "Age of its ranking", labels=["engine"])
-    blocks = GaugeMetricFamily("kvgraph_resident_blocks", "Blocks in its prefix cache",
-                               labels=["engine", "layer"])  # fmt: skip
-    rules = GaugeMetricFamily("kvgraph_policy_rules", "1 while the policy ranks, 0 while LRU does",
-                              labels=["engine"])  # fmt: skip
-    ahead = GaugeMetricFamily("kvgraph_policy_ahead_blocks",
-                              "Blocks that the policy found more than LRU, lately",
-                              labels=["engine"])  # fmt: skip
-    changes = CounterMetricFamily("kvgraph_ruling_changes", "Times that LRU and policy changed",
-                                  labels=["engine"])  # fmt: skip
-    gaps = CounterMetricFamily("kvgraph_sequence_gaps", "Gaps in its events", labels=["engine"])
+    state = _gauge("kvgraph_engine_state", "1 for the state it is in", "engine", "state")
+    age = _gauge("kvgraph_ranking_age_seconds", "Age of its ranking", "engine")
+    blocks = _gauge("kvgraph_resident_blocks", "Blocks in its prefix cache", "engine", "layer")
+    rules = _gauge("kvgraph_policy_rules", "1 while the policy ranks, 0 while LRU does", "engine")
+    ahead = _gauge(
+        "kvgraph_policy_ahead_blocks",
+        "Blocks that the policy found more than LRU, lately",
+        "engine",
+    )
+    changes = _counter("kvgraph_ruling_changes", "Times that LRU and policy changed", "engine")
+    gaps = _counter("kvgraph_sequence_gaps", "Gaps in its events", "engine")
     for engine in engines:
         label = [cut(engine.id)]
         names = {"name": cut(engine.name), "model": cut(engine.model),
@@ -228,10 +209,10 @@ def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
 
 def _reports(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
     """Counters that engines report, since their own start."""
-    advice = CounterMetricFamily("kvgraph_advice_applied", "What an engine did with rankings",
-                                 labels=["engine", "what"])  # fmt: skip
-    dropped = CounterMetricFamily("kvgraph_events_dropped", "Events that its full queue dropped",
-                                  labels=["engine"])  # fmt: skip
+    advice = _counter(
+        "kvgraph_advice_applied", "What an engine did with rankings", "engine", "what"
+    )
+    dropped = _counter("kvgraph_events_dropped", "Events that its full queue dropped", "engine")
     for engine in engines:
         applied = engine.graph.applied if engine.graph is not None else None
         if applied is None:
@@ -243,14 +224,18 @@ def _reports(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
 
 
 def _protection(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily("kvgraph_protection_blocks",
-                               "Blocks that are named to be kept, by whether they are",
-                               labels=["engine", "kept"])  # fmt: skip
-    share = GaugeMetricFamily("kvgraph_protection_share", "Of a pool, that may be kept",
-                              labels=["engine"])  # fmt: skip
-    price = GaugeMetricFamily("kvgraph_protection_price_points",
-                              "Points of what is found that this costs, lately",
-                              labels=["engine"])  # fmt: skip
+    blocks = _gauge(
+        "kvgraph_protection_blocks",
+        "Blocks that are named to be kept, by whether they are",
+        "engine",
+        "kept",
+    )
+    share = _gauge("kvgraph_protection_share", "Of a pool, that may be kept", "engine")
+    price = _gauge(
+        "kvgraph_protection_price_points",
+        "Points of what is found that this costs, lately",
+        "engine",
+    )
     for engine in engines:
         known, label = engine.graph, cut(engine.id)
         if known is None:
@@ -264,19 +249,17 @@ def _protection(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
 
 
 def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
-    level = GaugeMetricFamily("kvgraph_tier_blocks", "Blocks in a tier", labels=["engine", "tier"])
-    room = GaugeMetricFamily("kvgraph_tier_capacity_blocks", "Blocks that fit into a tier",
-                             labels=["engine", "tier"])  # fmt: skip
-    counts = CounterMetricFamily("kvgraph_tier_events", "Counted by an engine's tiers",
-                                 labels=["engine", "what"])  # fmt: skip
-    moved = CounterMetricFamily("kvgraph_tier_bytes", "Moved between tiers, on one worker",
-                                labels=["engine", "direction"])  # fmt: skip
-    rates = GaugeMetricFamily("kvgraph_tier_bytes_per_second", "What a transfer reaches",
-                              labels=["engine", "direction"])  # fmt: skip
-    prefill = GaugeMetricFamily("kvgraph_prefill_tokens_per_second", "What computing reaches",
-                                labels=["engine"])  # fmt: skip
-    stalls = CounterMetricFamily("kvgraph_stall_seconds", "Requests waited for loads",
-                                 labels=["engine"])  # fmt: skip
+    level = _gauge("kvgraph_tier_blocks", "Blocks in a tier", "engine", "tier")
+    room = _gauge("kvgraph_tier_capacity_blocks", "Blocks that fit into a tier", "engine", "tier")
+    counts = _counter("kvgraph_tier_events", "Counted by an engine's tiers", "engine", "what")
+    moved = _counter(
+        "kvgraph_tier_bytes", "Moved between tiers, on one worker", "engine", "direction"
+    )
+    rates = _gauge(
+        "kvgraph_tier_bytes_per_second", "What a transfer reaches", "engine", "direction"
+    )
+    prefill = _gauge("kvgraph_prefill_tokens_per_second", "What computing reaches", "engine")
+    stalls = _counter("kvgraph_stall_seconds", "Requests waited for loads", "engine")
     for engine in engines:
         tiers, known, label = engine.tiers, engine.graph, cut(engine.id)
         if tiers is None:
@@ -300,14 +283,22 @@ def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
 
 def _counters(status: SidecarStatus) -> Iterator[Metric]:
     for group, counts in status.counters.items():
-        family = CounterMetricFamily(f"kvgraph_{group}", f"Counted by {group}", labels=["what"])
+        family = _counter(f"kvgraph_{group}", f"Counted by {group}", "what")
         for what, count in counts.items():
             family.add_metric([what], count)
         yield family
 
 
-def _gauge(name: str, help_text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, help_text, value=value)
+def _value(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=labels)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=labels)
 
 
 def _labelled(name: str, help_text: str, label: str, values: dict[str, int]) -> Metric:

@@ -20,16 +20,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Deadlines for HTTP connections: silent clients and slow readers are cut off.
 
+# For a whole request to arrive, and for its answer to be read; chosen, far above any need.
 DEADLINE_S: Final = 8.0
-"""For a whole request to arrive, and for its answer to be read; chosen, far above any need."""
-
+# Then the kernel drops data of a closed connection that its client does not take.
 _ORPHAN_MS: Final = int(2e3 * DEADLINE_S)
-"""After this time the kernel drops data of a closed connection that its client does not take."""
-
 MAX_CONNECTIONS: Final = 256
+# Per remote address. On loopback all clients share one address, so only silence is bounded.
 MAX_OF_A_CLIENT: Final = 64
-"""Per remote address. On loopback all clients share one address, so only silence is bounded."""
-
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 
 
@@ -47,7 +44,6 @@ class TimeoutProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection, cutting a silent one if there are too many."""
         super().connection_made(transport)
         self._since = self.loop.time()
         connection = transport.get_extra_info("socket")
@@ -57,19 +53,17 @@ class TimeoutProtocol(H11Protocol):
         self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Start the deadline for the client to read the answer or ask again."""
         self._since = self.loop.time()
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, but not while its answer is unread: the kernel would keep the
-        answer and the client not notice. Such a connection is cut at its deadline."""
+        # Not while an answer is unread: the kernel would keep it and the client not notice. Such a
+        # connection is cut at its deadline.
         if not self._unread:
             super().timeout_keep_alive_handler()
 
@@ -134,9 +128,6 @@ def held_by_kernel(connection: socket.socket | None) -> int:
 class HttpServer:
     """Listens at once, serves after ``start``; see ``TimeoutProtocol`` for its deadlines.
 
-    Args:
-        port: 0 picks a free one; see ``url``.
-
     Raises:
         OSError: The address cannot be had.
     """
@@ -168,16 +159,13 @@ class HttpServer:
 
     @property
     def is_serving(self) -> bool:
-        """Whether its thread runs."""
         return self._thread.is_alive()
 
     @property
     def connections(self) -> int:
-        """Clients that are connected now."""
         return len(self._server.server_state.connections)
 
     def start(self) -> None:
-        """Start serving."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -211,8 +199,7 @@ class _QuietServer(uvicorn.Server):
 
 # Refuses bodies longer than any question: they are read before a token is checked.
 
-MOST_BODY_BYTES: Final = 2 << 20
-"""Largest body; chosen: the longest valid one (256 wishes, all names escaped) has 1.2 MB."""
+MOST_BODY_BYTES: Final = 2 << 20  # chosen: the longest valid body (256 wishes) has 1.2 MB
 _REFUSED: Final = f"the body is too long; allowed: {MOST_BODY_BYTES} bytes"
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD"})  # their bodies are not read
@@ -225,7 +212,6 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on requests with a short enough body."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         lengths = [int(value) for key, value in scope["headers"] if key == b"content-length"]
@@ -245,7 +231,6 @@ class _Counted:
         self._bytes = 0
 
     async def __call__(self) -> Any:
-        """The next message; raises HTTPException 413 beyond the limit."""
         message = await self._receive()
         self._bytes += len(message.get("body", b""))
         if self._bytes > MOST_BODY_BYTES:
@@ -262,11 +247,9 @@ _log = logging.getLogger(__name__)
 
 
 class TrustedHosts:
-    """ASGI middleware: answers only requests whose Host, and Origin if any, is among ``hosts``;
-    logs each other name once.
+    """ASGI middleware: answers only requests whose Host, and Origin if any, is among ``hosts``.
 
-    Args:
-        option: The setting that allows another host, for the log.
+    Each other name is logged once, with the setting ``option`` that would allow it.
     """
 
     def __init__(
@@ -278,7 +261,6 @@ class TrustedHosts:
         self._named: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a trusted request on; answer any other with 400 or 403."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = scope["headers"]
@@ -295,7 +277,6 @@ class TrustedHosts:
         return await self._app(scope, receive, send)
 
     def _name(self, header: str, refused: str) -> None:
-        """Log a refused name, bounded in number and length."""
         said = f"{header} {refused[:_LONGEST_NAME]!r}"
         if said not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(said)

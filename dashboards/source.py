@@ -14,12 +14,7 @@ from ..graph.wire.events import TierReport
 
 
 class BusyError(KvGraphError):
-    """The graph is too busy to answer.
-
-    Args:
-        why: The reason, in words.
-        again_in_s: Whole seconds after which to ask again.
-    """
+    """The graph is too busy to answer, for ``again_in_s`` seconds."""
 
     def __init__(self, why: str, again_in_s: int) -> None:
         super().__init__(f"{why}; try again in {again_in_s} s")
@@ -28,63 +23,42 @@ class BusyError(KvGraphError):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """One engine that the sidecar follows.
+    """One engine that the sidecar follows."""
 
-    Attributes:
-        id: Stable for the life of the engine process.
-        kind: ``hook`` (takes advice) or ``kv_events`` (watched only).
-        state: ``synced``; ``resyncing``, ``waiting``, ``replaying``: advice is withheld for now;
-            ``partial``, ``degraded``: some of its history is lost for good.
-        ranking_age_s: Age of the last ranking sent to it; None before any.
-        tiers: State and counters of its colder tiers; None without any.
-        ruling: The guard's comparison of policy and LRU; None where it compares nothing.
-        room: How much new context may start there; None before any advice.
-        ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
-        hashing: How it hashes blocks, in words; empty if unknown.
-        left_out: KV events of a watched engine that could not be read and do not count.
-        last_left_out: Why the last of these could not be read.
-    """
-
-    id: str
+    id: str  # stable for the life of the engine process
     name: str
     model: str
     version: str
-    kind: str
+    kind: str  # `hook` (takes advice) or `kv_events` (watched only)
+    # synced; resyncing, waiting, replaying: it gets no advice for now; partial, degraded: some of
+    # its history is lost for good.
     state: str
     silent_s: float | None
     gaps: int
     resyncs: int
-    ranking_epoch: int | None
-    ranking_age_s: float | None
-    ranked: int
-    ranked_protected: int
-    graph: EngineStats | None
-    tiers: TierReport | None
-    ruling: Ruling | None = None
-    room: AdmissionAdvice | None = None
-    ranked_by: str = "lru"
-    hashing: str = ""
-    left_out: int = 0
-    last_left_out: str = ""
+    ranking_epoch: int | None = None
+    ranking_age_s: float | None = None  # of the last one sent to it
+    ranked: int = 0
+    ranked_protected: int = 0
+    graph: EngineStats | None = None
+    tiers: TierReport | None = None  # None without colder tiers
+    ruling: Ruling | None = None  # of policy and LRU; None where nothing is compared
+    room: AdmissionAdvice | None = None  # how much new context may start there
+    ranked_by: str = "lru"  # a policy's name; lru where the engine keeps its own order
+    hashing: str = ""  # how it hashes blocks, in words
+    left_out: int = 0  # KV events of a watched engine that could not be read …
+    last_left_out: str = ""  # … and why the last of them
 
 
 @dataclass(frozen=True, slots=True)
 class LogTotals:
-    """What the logs counted since the start, for metrics.
+    """What the logs counted since the start, for metrics."""
 
-    Attributes:
-        tokens: Prompt tokens by source: pool, loaded, prefetched, computed.
-        reasons: Requests and the blocks that they computed, by reason of their miss.
-        lost: Recomputed blocks, by whether they were of own turns or shared prefixes.
-        rules: Evictions and regretted evictions, by engine and rule.
-        shadows: Blocks asked for and found, by engine and shadow; ``ours`` is the live pool.
-        log_bytes: Memory of the logs.
-    """
-
-    tokens: Mapping[str, int]
-    reasons: Mapping[str, tuple[int, int]]
-    lost: Mapping[str, int]
-    rules: Mapping[tuple[str, str], tuple[int, int]]
+    tokens: Mapping[str, int]  # of prompts, by source: pool, loaded, prefetched, computed
+    reasons: Mapping[str, tuple[int, int]]  # reason of a miss → requests, blocks they computed
+    lost: Mapping[str, int]  # recomputed blocks, by whether they were own turns' or shared
+    rules: Mapping[tuple[str, str], tuple[int, int]]  # engine, rule → evictions, regretted ones
+    # Engine, shadow → blocks asked for, found; `ours` is the live pool.
     shadows: Mapping[tuple[str, str], tuple[int, int]]
     log_bytes: int
 

@@ -22,7 +22,7 @@ import torch
 
 from .errors import LayoutError, SlotError, TransferError
 from .layout import KvLayout, PagedKv
-from .tensors import Bools, Int64s, Integers, Tensor
+from .tensors import Bools, Int64s, Integers
 
 Handles: TypeAlias = Integers | Sequence[int]
 SLAB_BYTES: Final = 64 << 20  # committed and given back at a time; chosen
@@ -34,12 +34,7 @@ _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 
 
 class Arena:
-    """Records of KV bytes within a memory budget.
-
-    Attributes:
-        kv: The records as a paged memory, in which a record's number is its block number.
-        problem: Why there are fewer records than asked for; None otherwise.
-    """
+    """Records of KV bytes within a memory budget."""
 
     def __init__(
         self, record: KvLayout, pin: bool | None = None, slab_bytes: int = SLAB_BYTES
@@ -73,8 +68,11 @@ class Arena:
         # other memory that comes to stand there would not be what CUDA believes.
         self._locked: set[int] = set()
         weakref.finalize(self, _unlock, self._locked)
+        # Why there are fewer records than asked for.
         self.problem = self._lock_all() if self._pin else None
-        self.kv = _records_in(memory, record, self.capacity)
+        layout = replace(record, blocks=self.capacity)
+        # The records as a paged memory, in which a record's number is its block number.
+        self.kv = PagedKv(memory[: layout.elements], layout)
         self._used = np.zeros(slabs * self.per_slab, dtype=bool)
         self._used[self.capacity :] = True  # what the last slab has beyond the budget
         self._generation = np.ones(self.capacity, dtype=np.int64)
@@ -97,7 +95,6 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Number of allocated records."""
         return int(self._slab_records.sum())
 
     @property
@@ -106,12 +103,10 @@ class Arena:
         return int(self._committed.sum()) * self.per_slab * self.record_bytes
 
     def can_allocate(self, count: int) -> bool:
-        """Return whether ``allocate(count)`` would succeed."""
         return count <= self.capacity - self.used
 
     def allocate(self, count: int) -> Int64s:
-        """Allocate ``count`` records; return their handles, int64 [count]. Their content is
-        undefined.
+        """Allocate records of undefined content; returns their handles, int64 [count].
 
         Raises:
             SlotError: There are fewer free records.
@@ -140,7 +135,7 @@ class Arena:
         self._take_back(slots)
 
     def valid(self, handles: Handles) -> Bools:
-        """Return which handles still name the record that they were given for; bool [n]."""
+        """Which handles still name the record that they were given for; bool [n]."""
         handles = np.asarray(handles, dtype=np.int64)
         slots = handles & _SLOT_MASK
         known = slots < self.capacity
@@ -160,7 +155,6 @@ class Arena:
         return np.asarray(handles, dtype=np.int64) & _SLOT_MASK
 
     def record_view(self, handle: int) -> memoryview:
-        """The bytes of one record, writable."""
         start = int(self.slots([handle])[0]) * self.record_bytes
         return memoryview(self._map)[start : start + self.record_bytes]
 
@@ -204,11 +198,8 @@ class Arena:
         return None
 
     def _leave_some(self, locked: int, error: TransferError) -> None:
-        """Release some of the ``locked`` slabs, so that the engine's own buffers can be locked too.
-
-        Raises:
-            TransferError: None would be left.
-        """
+        """Release some of the ``locked`` slabs, so that the engine's own buffers can be locked
+        too."""
         kept = locked - max(_LEFT_SLABS, round(locked * _LEFT_SHARE))
         self._release(np.arange(max(kept, 0), locked))
         if kept <= 0:
@@ -227,11 +218,6 @@ class Arena:
     def _slab_span(self, slab: int) -> tuple[int, int]:
         size = self.per_slab * self.record_bytes
         return self._start + int(slab) * size, size
-
-
-def _records_in(memory: Tensor, record: KvLayout, count: int) -> PagedKv:
-    layout = replace(record, blocks=count)
-    return PagedKv(memory[: layout.elements], layout)
 
 
 def _lock(address: int, size: int) -> None:
@@ -253,6 +239,6 @@ def _unlock(locked: set[int]) -> None:
 
 
 def _records_per_slab(record_bytes: int, slab_bytes: int) -> int:
-    """Return how many records make about ``slab_bytes`` and whole pages, as madvise needs."""
+    """How many records make about ``slab_bytes`` and whole pages, as madvise needs."""
     step = mmap.PAGESIZE // np.gcd(record_bytes, mmap.PAGESIZE)
     return int(max(1, slab_bytes // (record_bytes * step)) * step)

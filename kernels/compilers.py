@@ -29,7 +29,6 @@ CACHE_ENV: Final = "AITHER_KVCACHE_KERNEL_CACHE"
 
 
 def cache_directory() -> Path:
-    """Return the directory of compiled kernels; it need not exist yet."""
     chosen = os.environ.get(CACHE_ENV)
     if chosen:
         return Path(chosen)
@@ -38,12 +37,11 @@ def cache_directory() -> Path:
 
 
 def compiled(name: str, ingredients: list[str], build: Callable[[Path], None]) -> Path:
-    """Return the file that ``build`` makes from ``ingredients``, made once per machine.
+    """The file that ``build`` makes from ``ingredients``, made once per machine.
 
     Args:
         name: File name, to which a digest of the ingredients is added.
         ingredients: Everything that the result depends on: sources, options, compiler, processor.
-        build: Writes the result to the given path.
 
     Raises:
         BuildError: The directory cannot be written, or what ``build`` raises.
@@ -91,7 +89,8 @@ def load_library(name: str, sources: list[Path], options: list[str]) -> ctypes.C
     if compiler is None:
         raise BuildError("no C++ compiler found: install g++ (apt-get install g++)")
     texts = [source.read_text() for source in sources]
-    ingredients = [*texts, *options, compiler, _version(compiler), _processor()]
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    ingredients = [*texts, *options, compiler, version, _processor()]
 
     def build(path: Path) -> None:
         command = [compiler, "-std=c++17", "-shared", "-fPIC", "-pthread", *options]
@@ -104,12 +103,7 @@ def load_library(name: str, sources: list[Path], options: list[str]) -> ctypes.C
     return ctypes.CDLL(str(compiled(f"{name}.so", ingredients, build)))
 
 
-def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-
-
 def _processor() -> str:
-    """Return what ``-march=native`` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -121,8 +115,7 @@ OLDEST: Final = 8  # major compute capability: kernels copy to shared memory asy
 
 
 def driver_cuda() -> str | None:
-    """Return the newest CUDA that the driver supports, such as ``12.8``; None if it does not
-    say."""
+    """The newest CUDA that the driver supports, such as ``12.8``; None if it does not say."""
     try:
         from cuda.bindings import driver
 
@@ -133,7 +126,6 @@ def driver_cuda() -> str | None:
 
 
 def compiler_cuda() -> str | None:
-    """Return NVRTC's CUDA version; None if it is missing."""
     try:
         from cuda.bindings import nvrtc
 
@@ -144,7 +136,7 @@ def compiler_cuda() -> str | None:
 
 
 def why_not_loaded(kernel: str, error: Exception) -> str:
-    """Return why a driver may have refused a kernel compiled for its GPU, and what to do."""
+    """Why a driver may have refused a kernel compiled for its GPU, and what to do."""
     has, made_by = driver_cuda(), compiler_cuda()
     said = f"the driver does not load {kernel} ({type(error).__name__}: {error})"
     if has is None or made_by is None or _major(has) >= _major(made_by):
@@ -169,24 +161,18 @@ _MISSING: Final = "CUDA kernels need NVRTC and cuda.core: pip install 'kvgraph[c
 
 @dataclass(frozen=True)
 class Compiled:
-    """Machine code of one kernel for one architecture.
-
-    Attributes:
-        registers: Registers per thread.
-        spilled_bytes: Bytes per thread stored to local memory for want of registers.
-        stack_bytes: Bytes per thread of local memory, such as arrays that have no registers.
-    """
+    """Machine code of one kernel for one architecture; numbers are per thread."""
 
     kernel: str
     architecture: str
     code: bytes
     registers: int
-    spilled_bytes: int
-    stack_bytes: int
+    spilled_bytes: int  # stored to local memory for want of registers
+    stack_bytes: int  # of local memory, such as arrays that have no registers
 
 
 def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Compiled:
-    """Return the machine code of ``cuda/<kernel>.cu``, compiled or from the cache.
+    """The machine code of ``cuda/<kernel>.cu``, compiled or from the cache.
 
     Args:
         defines: Macros as ``NAME=value``.
@@ -211,7 +197,7 @@ def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Co
 
 
 def kernel_source(kernel: str) -> str:
-    """Return a kernel's source with its header pasted in, so that NVRTC needs no files."""
+    """A kernel's source with its header pasted in, so that NVRTC needs no files."""
     common = (SOURCES / "common.cuh").read_text()
     return (SOURCES / f"{kernel}.cu").read_text().replace('#include "common.cuh"', common)
 
@@ -233,8 +219,7 @@ def _compile(
 
 
 def _resources(log: str) -> list[int]:
-    """Return registers, spilled bytes and bytes of stack from the assembler's log; 0 where it says
-    nothing."""
+    """Registers, spilled bytes and bytes of stack from the assembler's log; 0 where unknown."""
     wanted = (r"Used (\d+) registers", r"(\d+) bytes spill stores", r"(\d+) bytes stack frame")
     found = (re.search(pattern, log) for pattern in wanted)
     return [int(match[1]) if match else 0 for match in found]

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 _MAGIC: Final = b"KVGDISK2"
-_HEADER: Final = struct.Struct("<8sQQ16sI")  # magic, record bytes, capacity, identity, checksum
 KEY_BYTES: Final = 32  # a whole block hash, so that nothing but the exact content is matched
 # A void, not a string: numpy strips a string's trailing zero bytes.
 _ENTRY: Final = np.dtype(
@@ -47,11 +46,6 @@ class DiskTier:
     """Records by key; the least recently written or read one is replaced first.
 
     A key is ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other.
-
-    Attributes:
-        path: The file.
-        damaged: Number of records that did not match their checksum and were forgotten.
-        failed: Number of reads and writes that the disk refused.
     """
 
     def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
@@ -68,7 +62,8 @@ class DiskTier:
             StorageError: No space, no permission, or another process has the file.
         """
         self.path, self.record_bytes, self.capacity = path, record_bytes, capacity
-        self.damaged = self.failed = 0
+        self.damaged = 0  # records that did not match their checksum and were forgotten
+        self.failed = 0  # reads and writes that the disk refused
         self._header = self._header_of(hashlib.sha256(identity.encode()).digest()[:_DIGEST_BYTES])
         self._disowned = self._refusing = False
         self._data_start = -(-(_PAGE + capacity * _ENTRY.itemsize) // _PAGE) * _PAGE
@@ -93,16 +88,15 @@ class DiskTier:
         return iter(self._slots)
 
     def write(self, key: bytes, record: ReadableBuffer) -> bool:
-        """Store a copy of ``record``, replacing the oldest one if full; return False if the disk
-        fails.
+        """Store a copy of a buffer of ``record_bytes``, in the oldest one's place if full.
 
-        Args:
-            record: A buffer of ``record_bytes``.
+        Returns False if the disk fails.
         """
         slot = self._slot(key)
         if self._refusing:
             return False
-        slot = self._free_slot() if slot is None else slot
+        if slot is None:
+            slot = self._free.popleft() if self._free else next(iter(self._slots.values()))
         checksum = zlib.crc32(record)  # first: what changes while it is written is not matched
         try:
             self._erase(slot)
@@ -115,10 +109,8 @@ class DiskTier:
         return True
 
     def read(self, key: bytes, into: WriteableBuffer) -> bool:
-        """Fill a writable buffer with a record; return False if there is no intact one.
-
-        ``into`` is undefined after False.
-        """
+        """Fill a writable buffer with a record; False, and it is undefined, without an intact
+        one."""
         slot = self._slot(key)
         if slot is None:
             return False
@@ -143,7 +135,7 @@ class DiskTier:
             self._entries["age"][slot] = self._clock
 
     def remove(self, key: bytes) -> None:
-        """Forget a record; unknown keys are ignored."""
+        """Forget a record, if there is one."""
         slot = self._slot(key)
         if slot is not None:
             self._free.append(slot)
@@ -182,6 +174,7 @@ class DiskTier:
         return self._slots.get(key)
 
     def _header_of(self, digest: bytes) -> bytes:
+        # Magic, record bytes, capacity, identity, checksum.
         body = struct.pack("<8sQQ16s", _MAGIC, self.record_bytes, self.capacity, digest)
         return body + struct.pack("<I", zlib.crc32(body))
 
@@ -212,16 +205,12 @@ class DiskTier:
         entries[broken] = _NO_ENTRY
         return entries
 
-    def _free_slot(self) -> int:
-        """Return a free slot, or the oldest record's."""
-        return int(self._free.popleft() if self._free else next(iter(self._slots.values())))
-
     def _erase(self, slot: int) -> None:
         """Erase a record in memory first, so that it is not found again whatever the disk says."""
         if self._entries["age"][slot]:
             self._slots.pop(self._entries["key"][slot].tobytes(), None)
         self._entries[slot] = _NO_ENTRY
-        self._write_entry(slot)
+        self._pwrite(_NO_ENTRY.tobytes(), _PAGE + slot * _ENTRY.itemsize)
 
     def _enter(self, slot: int, key: bytes, checksum: int) -> None:
         entry = self._entries[slot : slot + 1].copy()
@@ -233,9 +222,6 @@ class DiskTier:
         self._entries[slot] = entry[0]
         self._slots[key] = slot
 
-    def _write_entry(self, slot: int) -> None:
-        self._pwrite(self._entries[slot].tobytes(), _PAGE + slot * _ENTRY.itemsize)
-
     def _pwrite(self, data: ReadableBuffer, at: int) -> None:
         written = os.pwrite(self._file, data, at)
         if written != memoryview(data).nbytes:
@@ -243,11 +229,7 @@ class DiskTier:
 
 
 def remove_unused(paths: Iterable[Path]) -> list[Path]:
-    """Remove tiers' files that no process has open; return the removed ones.
-
-    Raises:
-        StorageError: One cannot be removed.
-    """
+    """Remove tiers' files that no process has open; returns the removed ones."""
     removed = []
     for path in paths:
         with (
@@ -262,8 +244,7 @@ def remove_unused(paths: Iterable[Path]) -> list[Path]:
 
 
 def _reserve(file: int, size: int) -> None:
-    """Reserve all space now, so that a full disk is an error here and not in the middle of a
-    write."""
+    """Reserve all space now, so that a full disk is an error here and not during a write."""
     # Not by ``posix_fallocate``: where a filesystem cannot reserve (a network's), that writes every
     # block, which takes hours. There the free space is checked once, and a write may fail later.
     if _libc().fallocate(file, 0, 0, size) == 0:
@@ -285,7 +266,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _entry_checksum(entry: memoryview) -> int:
-    """Return the checksum of key and data checksum; the age may be stale on disk."""
+    # Of key and data checksum: the age may be stale on disk.
     return zlib.crc32(entry[_DATA_AT : _DATA_AT + 4], zlib.crc32(entry[:KEY_BYTES]))
 
 

@@ -28,25 +28,20 @@ class Plane:
 
     ``base + (n // token_tile)·token_outer + (n % token_tile)·token_inner + (d //
     dim_tile)·dim_outer + (d % dim_tile)·dim_inner``
-
-    Attributes:
-        dims: Values per token; 0 if there is no such plane (V under MLA).
-        scale: Offset of token 0's fp32 scale in an int8 cell; the next is ``token_outer`` further.
     """
 
     base: int
-    dims: int
+    dims: int  # values per token; 0 if there is no such plane (V under MLA)
     token_outer: int
     token_inner: int = 0
     token_tile: int = 1
     dim_outer: int = 1
     dim_inner: int = 0
     dim_tile: int = 1
-    scale: int | None = None
+    scale: int | None = None  # of token 0's fp32 scale; the next is `token_outer` further
 
     def offset(self, token: Numbers, dim: Numbers) -> Numbers:
-        """Return offsets in elements from the start of the (layer, block, head); ints, numpy or
-        torch integers."""
+        """Offsets in elements from the start of the (layer, block, head); ints, numpy or torch."""
         return (
             self.base
             + token // self.token_tile * self.token_outer
@@ -57,7 +52,6 @@ class Plane:
 
     @property
     def dims_adjoin(self) -> bool:
-        """Whether a token's values are contiguous."""
         return self.dim_tile == 1 and self.dim_outer == 1
 
 
@@ -79,19 +73,12 @@ class KvLayout:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
         return int(self.dtype.itemsize)
-
-    @property
-    def quantized(self) -> bool:
-        """Whether values are int8 cells with a scale per token and head."""
-        return bool(self.dtype == torch.int8)
 
     @property
     def cell(self) -> int:
         """Elements of one token in one head, scales included."""
-        scales = sum(SCALE_BYTES for plane in (self.key, self.value) if plane.scale is not None)
-        return self.key.dims + self.value.dims + scales
+        return _cell(self.key, self.value)
 
     @property
     def interleaved(self) -> bool:
@@ -105,7 +92,6 @@ class KvLayout:
 
     @property
     def slots(self) -> int:
-        """Token slots in all blocks."""
         return self.blocks * self.tokens
 
     @property
@@ -122,20 +108,19 @@ class KvLayout:
         return self.tokens * self.cell if self.interleaved else self.cell
 
     def axes(self) -> list[tuple[int, int]]:
-        """Return (extent, stride) of L, H and, unless tokens interleave, N."""
+        """(extent, stride) of L, H and, unless tokens interleave, N."""
         axes = [(self.layers, self.layer_stride), (self.heads, self.head_stride)]
         return axes if self.interleaved else [*axes, (self.tokens, self.key.token_outer)]
 
     def address(
         self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers, dim: Numbers
     ) -> Numbers:
-        """Return the element offset of one value; arguments broadcast like numpy or torch
-        integers."""
+        """The element offset of one value; arguments broadcast like numpy or torch integers."""
         page = slot // self.tokens * self.block_stride + layer * self.layer_stride
         return page + head * self.head_stride + plane.offset(slot % self.tokens, dim)
 
     def scale_address(self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers) -> Numbers:
-        """Return the element offset of an int8 cell's fp32 scale.
+        """The element offset of an int8 cell's fp32 scale.
 
         Raises:
             LayoutError: The layout has no scales.
@@ -146,8 +131,7 @@ class KvLayout:
         return page + head * self.head_stride + plane.scale + slot % self.tokens * plane.token_outer
 
     def record(self, blocks: int) -> KvLayout:
-        """Return the arena's layout for this cache: blocks outermost and contiguous, inner order
-        kept."""
+        """The arena's layout for this cache: blocks outermost and contiguous, inner order kept."""
         strides = _compact([stride for _, stride in self.axes()], self.axes(), self.unit)
         size = math.prod(extent for extent, _ in self.axes()) * self.unit
         key, value = self.key, self.value
@@ -160,8 +144,7 @@ class KvLayout:
         )  # fmt: skip
 
     def int8_record(self, blocks: int) -> KvLayout:
-        """Return the arena's layout for int8 copies of this cache: [B, L, H, N, K | scale | V |
-        scale]."""
+        """The arena's layout for int8 copies of this cache: [B, L, H, N, K, scale, V, scale]."""
         return gpu_layout(
             "BLHNC", self.layers, blocks, self.heads, self.tokens,
             self.key.dims, self.value.dims, torch.int8,
@@ -169,13 +152,9 @@ class KvLayout:
 
 
 class PagedKv(NamedTuple):
-    """A memory with its layout.
+    """A memory with its layout."""
 
-    Attributes:
-        memory: 1-D tensor of ``layout.dtype`` whose element 0 is layer 0, block 0, head 0.
-    """
-
-    memory: Tensor
+    memory: Tensor  # 1-D, of `layout.dtype`; element 0 is layer 0, block 0, head 0
     layout: KvLayout
 
 
@@ -183,9 +162,9 @@ def gpu_layout(
     order: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
     value_dim: int | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
-    """Return a packed cache layout of vLLM's; ``order`` names its axes from outer to inner.
+    """A packed cache layout of vLLM's; ``order`` names its axes from outer to inner.
 
-    With ``dtype=torch.int8`` cells are vLLM's ``int8_per_token_head``: K | fp32 | V | fp32. MLA is
+    With ``dtype=torch.int8`` cells are vLLM's ``int8_per_token_head``: K, fp32, V, fp32. MLA is
     ``heads=1, head_dim=576, value_dim=0``.
 
     Raises:
@@ -208,12 +187,11 @@ def gpu_layout(
 
 
 def new_memory(layout: KvLayout, device: str = "cpu") -> PagedKv:
-    """Allocate zeroed memory for a layout."""
     return PagedKv(torch.zeros(layout.elements, dtype=layout.dtype, device=device), layout)
 
 
 def packed_planes(key_dims: int, value_dims: int, dtype: torch.dtype) -> tuple[Plane, Plane]:
-    """Return K then V of one token, int8 with a scale after each; the caller sets token strides."""
+    """K then V of one token, int8 with a scale after each; the caller sets token strides."""
     check_dtype(dtype)
     if dtype != torch.int8:
         return Plane(0, key_dims, 0), Plane(key_dims, value_dims, 0)
@@ -239,7 +217,7 @@ def _cell(key: Plane, value: Plane) -> int:
 
 
 def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> list[int]:
-    """Return packed strides for the axes, in the order of their present strides."""
+    """Packed strides for the axes, in the order of their present strides."""
     packed, step = [0] * len(axes), unit
     # An axis of extent 1 may carry any stride; by extent first, it sorts behind its equals.
     for i in sorted(range(len(axes)), key=lambda i: (strides[i], axes[i][0])):
@@ -249,37 +227,24 @@ def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> 
 
 
 class Blocks(NamedTuple):
-    """Some blocks of one memory, in the order in which they are moved.
+    """Some blocks of one memory, in the order in which they are moved."""
 
-    Attributes:
-        kv: The memory: an engine's cache, or an arena, whose blocks are its records.
-        numbers: int64 [n], block numbers; no duplicates where blocks are written.
-    """
-
-    kv: PagedKv
-    numbers: Tensor
+    kv: PagedKv  # an engine's cache, or an arena, whose blocks are its records
+    numbers: Tensor  # int64 [n]; no duplicates where blocks are written
 
     @property
     def layout(self) -> KvLayout:
-        """The memory's layout."""
         return self.kv.layout
 
 
 class SlotMap(NamedTuple):
-    """Which token slot is copied to which, and how far its position moves.
+    """Which token slot is copied to which, and how far its position moves; each int64 [T]."""
 
-    Attributes:
-        source: int64 [T], slots of the source memory; a pair with a negative slot is skipped.
-        target: int64 [T], slots of the target memory; no duplicates.
-        delta: int64 [T], Δ: new position minus old, in tokens.
-    """
-
-    source: Tensor
-    target: Tensor
-    delta: Tensor
+    source: Tensor  # slots of the source memory; a pair with a negative slot is skipped
+    target: Tensor  # slots of the target memory; no duplicates
+    delta: Tensor  # Δ: new position minus old, in tokens
 
     def kept(self) -> SlotMap:
-        """Return the pairs without a negative slot."""
         keep = (self.source >= 0) & (self.target >= 0)
         return SlotMap(*(column[keep] for column in self))
 

@@ -20,8 +20,7 @@ def cpu_layout(
     isa: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
-    """Return a cache layout of vLLM's CPU backend: LBHNC, K and V interleaved inside a (block,
-    head).
+    """A cache layout of vLLM's CPU backend: LBHNC, K and V interleaved inside a (block, head).
 
     Raises:
         LayoutError: The instruction set or the dtype is not known, or the sizes do not fit it.
@@ -79,8 +78,7 @@ def from_views(
 
 
 def cpu_isa(dtype: torch.dtype, tokens: int, head_dim: int) -> str:
-    """Return the instruction set that vLLM's CPU backend chooses on x86; it decides the
-    interleaving."""
+    """The instruction set, and so the interleaving, that vLLM's CPU backend chooses on x86."""
     if head_dim % 32 != 0 and head_dim % 16 == 0:
         return "vec16"
     if torch.cpu._is_amx_tile_supported() and dtype == torch.bfloat16 and tokens % 32 == 0:
@@ -89,7 +87,7 @@ def cpu_isa(dtype: torch.dtype, tokens: int, head_dim: int) -> str:
 
 
 def _whole_blocks(view: Tensor, tokens: int) -> Tensor:
-    """Return a view [B, H, tokens, C] of whole blocks, given one of parts [B · parts, H, N, C]."""
+    """A view [B, H, tokens, C] of whole blocks, given one of parts [B · parts, H, N, C]."""
     rows, heads, each, cell = view.shape
     parts, rest = divmod(tokens, each)
     if parts == 1 and not rest:

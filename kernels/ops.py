@@ -10,18 +10,21 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
-from .backends import mixed
+from .backends import attention, device, mixed, native, reference
 from .backends.base import Backend, Observer
-from .backends.choice import SWITCH, fastest, observer_named
-from .backends.mixed import Attended, KvPart
-from .errors import BuildError, SlotError
+from .backends.mixed import AttentionResult, KvPart
+from .errors import BuildError, KernelError, SlotError
 from .gpu.calls import uploaded
 from .layout import Blocks, PagedKv, SlotMap
 from .rope import Rope
 from .tensors import Tensor
+
+SWITCH: Final = "AITHER_KVCACHE_KERNELS"
+CHOICES: Final = ("auto", "reference")
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
@@ -71,7 +74,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 
 
 def backend(*memories: PagedKv) -> Backend:
-    """Return the back end that moves bytes between these memories.
+    """The back end that moves bytes between these memories.
 
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
@@ -81,16 +84,39 @@ def backend(*memories: PagedKv) -> Backend:
 
 
 def observer(cache: PagedKv) -> Observer:
-    """Return the back end that reads a decode step's attention in this memory.
+    """The back end that reads a decode step's attention in this memory; raises like ``backend``."""
+    return device if cache.memory.is_cuda else attention
+
+
+@functools.cache
+def fastest(on_gpu: bool) -> Backend:
+    """The back end for memory on a GPU or on the host; the switch is read at the first call.
 
     Raises:
-        BuildError: Memory is on a GPU and its kernels cannot be compiled.
+        KernelError: The switch has an unknown value.
     """
-    return observer_named("device" if cache.memory.is_cuda else "attention")
+    chosen = os.environ.get(SWITCH, "auto")
+    if chosen not in CHOICES:
+        raise KernelError(f"{SWITCH}={chosen!r} is not known; allowed: {', '.join(CHOICES)}")
+    if chosen == "reference":
+        return reference
+    if on_gpu:
+        return device
+    return reference if native_problem() else native
+
+
+@functools.cache
+def native_problem() -> str | None:
+    """Why host memory is moved by torch and not by compiled C++; None if it is compiled."""
+    try:
+        native.library()
+    except BuildError as error:
+        return str(error)
+    return None
 
 
 def brought(cache: PagedKv, numbers: Tensor) -> Tensor:
-    """Return a small host tensor on the cache's device, without waiting for the GPU."""
+    """A small host tensor on the cache's device, without waiting for the GPU."""
     if not cache.memory.is_cuda:
         return numbers
     return uploaded((numbers,), str(cache.memory.device))[0]
@@ -103,8 +129,7 @@ def _check_blocks(blocks: Blocks, records: Blocks) -> None:
 
 
 def _check(kv: PagedKv, numbers: Tensor, limit: int, what: str, lowest: int | None = 0) -> None:
-    """Refuse numbers out of range; those on a GPU are trusted, since reading them would wait for
-    it."""
+    """Refuse numbers out of range; those on a GPU are trusted: reading them would wait for it."""
     if numbers.is_cuda or not numbers.numel():
         return
     smallest, largest = (int(value) for value in numbers.aminmax())
@@ -123,7 +148,7 @@ def _check_pairs(*lists: Tensor) -> None:
 
 def mixed_attention(
     queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float
-) -> Attended:
+) -> AttentionResult:
     """Attend to tokens stored in parts, by compiled C++ if possible; see ``backends.mixed``."""
     if mixed.serves(queries, parts) and _is_compiled():
         threads = torch.get_num_threads()
@@ -133,7 +158,6 @@ def mixed_attention(
 
 @functools.cache
 def _is_compiled() -> bool:
-    """Return whether the compiled path is wanted and available."""
     if os.environ.get(SWITCH, "auto") == "reference":
         return False
     try:

@@ -11,16 +11,10 @@ MIN_SCALE = 1e-6  # vLLM's: a row of zeros still has a scale to divide by
 
 
 def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows symmetrically.
+    """Quantise rows symmetrically: float32 […, dims] → int8 […, dims] and float32 scales […].
 
     ``scale = max(max|x| / 127, 1e-6)``, ``q = round_half_away(x · (1 / scale))`` in [−128, 127].
     The error is at most half a step: 0.4 % of the row's largest magnitude.
-
-    Args:
-        values: float32 […, dims].
-
-    Returns:
-        int8 […, dims] and float32 scales […].
     """
     scale = (values.abs().amax(-1) / 127.0).clamp_min(MIN_SCALE)
     steps = values * (1.0 / scale)[..., None]
@@ -30,7 +24,7 @@ def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(cells: Tensor, scale: Tensor) -> Tensor:
-    """Return rows in float32 from int8 […, dims] and float32 scales […]."""
+    """Rows in float32 from int8 […, dims] and float32 scales […]."""
     return cells.to(torch.float32) * scale[..., None]
 
 
@@ -40,24 +34,21 @@ STEPS = 127.0
 
 
 def channel_scale(values: Tensor) -> Tensor:
-    """Return the smallest symmetric scale that fits all tokens; [batch, heads, tokens, dims] →
-    [batch, heads, dims]."""
+    """The smallest scale for all tokens; [batch, heads, tokens, dims] → [batch, heads, dims]."""
     return (values.to(torch.float32).abs().amax(2) / STEPS).clamp_min(MIN_SCALE)
 
 
 def to_cells(values: Tensor, scale: Tensor) -> Tensor:
-    """Quantise values [batch, heads, tokens, dims] to int8; the error is at most half a step of
-    ``scale``."""
+    """Quantise [batch, heads, tokens, dims] to int8; the error is at most half a step."""
     steps = values.to(torch.float32) / scale[:, :, None, :]
     return steps.round_().clamp_(-STEPS, STEPS).to(torch.int8)
 
 
 def from_cells(cells: Tensor, scale: Tensor) -> Tensor:
-    """Dequantise cells to float32."""
     return cells.to(torch.float32) * scale[:, :, None, :]
 
 
 def rescaled(cells: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Requantise cells from ``old`` to the wider scale ``new``; cells whose scale did not change
-    keep their bits."""
+    """Requantise to the wider scale ``new``; where a scale did not change, cells keep their
+    bits."""
     return to_cells(from_cells(cells, old), new)

@@ -43,16 +43,10 @@ class Pairing(Enum):
 
 @dataclass(frozen=True)
 class Rope:
-    """The rotation of one attention layer's keys.
+    """The rotation of one attention layer's keys."""
 
-    Attributes:
-        inv_freq: Radians per position, one per pair; float64 [pairs].
-        start: First rotated dimension of a cell (512 in DeepSeek's MLA latent).
-        pairing: Which dimensions form a pair.
-    """
-
-    inv_freq: Tensor
-    start: int = 0
+    inv_freq: Tensor  # radians per position, one per pair; float64 [pairs]
+    start: int = 0  # first rotated dimension of a cell (512 in DeepSeek's MLA latent)
     pairing: Pairing = Pairing.NEOX
 
     @property
@@ -61,13 +55,12 @@ class Rope:
         return 2 * int(self.inv_freq.shape[0])
 
     def rotation(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of Δ·inv_freq, computed in float64; float32 [T, pairs] for ``delta``
-        int [T]."""
+        """Cos and sin of Δ·inv_freq for int [T], computed in float64; both float32 [T, pairs]."""
         angle = delta.to(torch.float64)[:, None] * self.inv_freq[None, :].to(delta.device)
         return angle.cos().to(torch.float32), angle.sin().to(torch.float32)
 
     def rotate(self, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate keys: ``key`` is float [T, heads, dims of a cell], cos and sin are [T, pairs].
+        """Rotate keys, float [T, heads, dims of a cell], by cos and sin [T, pairs].
 
         Computed in the dtype of ``cos``: two products and one sum per value, not fused, so that
         every back end rounds alike.
@@ -94,7 +87,7 @@ def rope_from_config(
     layer_type: str | None = None,
     pairing: Pairing | None = None,
 ) -> Rope:
-    """Return the rotation that a model applies, from its Hugging Face configuration.
+    """The rotation that a model applies, from its Hugging Face configuration.
 
     Args:
         config: A ``PretrainedConfig`` or its ``to_dict()``.
@@ -116,7 +109,9 @@ def rope_from_config(
         raise RopeError(f"{name}: rope type {kind!r} is not known; allowed: {allowed}")
     dims, start = _rotated(model, settings)
     try:
-        base = _base_frequencies(float(settings["rope_theta"]), dims)
+        # In float32, as the models themselves compute them.
+        exponents = torch.arange(0, dims, 2, dtype=torch.int64).float() / dims
+        base = 1.0 / (float(settings["rope_theta"]) ** exponents)
         inv_freq = _VARIANTS[kind](_Model(name, model, settings, max_model_len), base)
     except KeyError as missing:
         raise RopeError(f"{name}: rope type {kind!r} lacks the setting {missing}") from None
@@ -214,11 +209,6 @@ _VARIANTS: Final[dict[str, Callable[[_Model, Tensor], Tensor]]] = {
 }
 
 
-def _base_frequencies(theta: float, dims: int) -> Tensor:
-    """Return the frequencies in float32, as the models themselves compute them."""
-    return 1.0 / (theta ** (torch.arange(0, dims, 2, dtype=torch.int64).float() / dims))
-
-
 def _text_config(config: Any) -> Settings:
     if not isinstance(config, Mapping):
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -236,7 +226,7 @@ def _refuse_other_positions(model: Settings, name: str) -> None:
 
 
 def _settings(model: Settings, name: str, layer_type: str | None) -> dict[str, Any]:
-    """Return the rotation's settings, from either place that configurations use."""
+    """The rotation's settings, from either place that configurations use."""
     found = model.get("rope_parameters") or model.get("rope_scaling") or {}
     by_layer = {key: value for key, value in found.items() if isinstance(value, Mapping)}
     if by_layer:
@@ -255,7 +245,7 @@ def _settings(model: Settings, name: str, layer_type: str | None) -> dict[str, A
 
 
 def _rotated(model: Settings, settings: Settings) -> tuple[int, int]:
-    """Return how many dimensions of a cell are rotated, and the first of them."""
+    """How many dimensions of a cell are rotated, and the first of them."""
     if model.get("kv_lora_rank"):  # MLA: a latent vector, then the part with positions
         return int(model["qk_rope_head_dim"]), int(model["kv_lora_rank"])
     head = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]

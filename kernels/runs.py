@@ -14,19 +14,14 @@ from .tensors import Bools, Int64s, Integers, Tensor
 
 
 class CopyPlan(NamedTuple):
-    """How a block's bytes in one layout map to another's: runs that repeat over axes.
+    """How a block's bytes in one layout map to another's: runs that repeat over axes."""
 
-    Attributes:
-        run: Elements of one contiguous run.
-        axes: (extent, source stride, target stride) of each repetition within a block.
-    """
-
-    run: int
-    axes: list[tuple[int, int, int]]
+    run: int  # elements of one contiguous run
+    axes: list[tuple[int, int, int]]  # (extent, source stride, target stride) of each repetition
 
 
 def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
-    """Return the longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
+    """The longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
 
     Raises:
         LayoutError: The layouts differ inside a block, so that bytes cannot be copied unchanged.
@@ -50,21 +45,15 @@ def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
 
 
 class ByteRuns(NamedTuple):
-    """The runs of a copy, all of one size.
+    """The runs of a copy, all of one size."""
 
-    Attributes:
-        sources: int64 [R], byte offsets in the source memory.
-        targets: int64 [R], byte offsets in the target memory.
-        size: Bytes of one run.
-    """
-
-    sources: Int64s
-    targets: Int64s
-    size: int
+    sources: Int64s  # [R], byte offsets in the source memory
+    targets: Int64s  # [R], byte offsets in the target memory
+    size: int  # bytes of one run
 
 
 def block_runs(source: Blocks, target: Blocks) -> ByteRuns:
-    """Return the runs that copy whole blocks between two memories; raises like ``copy_plan``."""
+    """The runs that copy whole blocks between two memories; raises like ``copy_plan``."""
     plan = copy_plan(source.layout, target.layout)
     sources, targets = (
         _starts(blocks, [(axis[0], axis[which]) for axis in plan.axes])
@@ -100,23 +89,14 @@ def _interior(layout: KvLayout) -> tuple[Plane, Plane]:
 
 
 class SlotRuns(NamedTuple):
-    """A slot map, cut where either side leaves its block or Δ changes.
+    """A slot map, cut where either side leaves its block or Δ changes."""
 
-    Attributes:
-        runs: int64 [R, 4]: source slot, target slot, length, row of ``deltas`` or −1 for Δ = 0.
-        deltas: int64 [D], each Δ once.
-    """
-
-    runs: Int64s
-    deltas: Tensor
+    runs: Int64s  # [R, 4]: source slot, target slot, length, row of `deltas` or −1 for Δ = 0
+    deltas: Tensor  # int64 [D], each Δ once
 
 
 def slot_runs(slots: SlotMap, tokens: int) -> SlotRuns:
-    """Cut a slot map [T] into runs; pairs with a negative slot are left out.
-
-    Args:
-        tokens: Tokens per block.
-    """
+    """Cut a slot map [T] into runs; pairs with a negative slot are left out."""
     old, new, moved = (_array(column) for column in slots.kept())
     deltas, rows = np.unique(moved, return_inverse=True)
     rows = np.where(moved == 0, -1, rows)

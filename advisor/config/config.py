@@ -43,8 +43,7 @@ _SECRET: Final = ".token"  # a key whose value is not shown
 _LISTS: Final = frozenset({"tuple_type", "list_type", "frozen_set_type"})
 _SHOWN: Final = 80  # characters shown of a wrong value; chosen
 
-Layers = Mapping[str, Mapping[str, Any]]
-"""Values by layer, for naming their origin: layer name (highest priority first) → content."""
+Layers = Mapping[str, Mapping[str, Any]]  # name, highest priority first → content
 
 
 def explain_errors(error: ValidationError, model: type[BaseModel], layers: Layers) -> ConfigError:
@@ -89,7 +88,6 @@ def _shown(value: object, quote: bool = True) -> str:
 
 
 def _origin(path: tuple[int | str, ...], layers: Layers) -> str:
-    """The layer that the value at ``path`` came from."""
     for name, content in layers.items():
         here: Any = content
         for step in path:
@@ -141,7 +139,6 @@ class Config(BaseSettings):
     tracing: TracingConfig = TracingConfig()
 
     def rules(self) -> Rules:
-        """The rules that bind every policy, for the graph."""
         return self.score.rules(self.prefetch.horizon_s)
 
     def profile(self) -> ScoreProfile:
@@ -158,9 +155,7 @@ class Config(BaseSettings):
         *others: PydanticBaseSettingsSource,
         **more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only passed-in values: ``load`` has merged the layers, so that errors can name
-        them."""
-        return (init_settings,)
+        return (init_settings,)  # `load` has merged the layers, so that errors can name them
 
 
 class _Environment(EnvSettingsSource):
@@ -202,7 +197,6 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
 
 
 def config_path() -> Path | None:
-    """The file that ``KVGRAPH_CONFIG`` names; None if unset."""
     named = os.environ.get(ENV_CONFIG)
     return Path(named) if named else None
 
@@ -226,7 +220,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``above`` over ``below``, section by section."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -247,7 +240,7 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(given: Any) -> Any:
-    """Parse a command-line value that is a JSON list; return other values unchanged."""
+    """A command-line value that is a JSON list, parsed; others unchanged."""
     try:
         return json.loads(given) if isinstance(given, str) and given.startswith("[") else given
     except ValueError:

@@ -30,10 +30,7 @@ from .sections import EdgeTypesConfig, ScoreConfig
 
 
 def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
-    """Set these keys of a section in the text of a TOML file.
-
-    Everything else stays as it was: comments, also after a changed value, and line ends. Only
-    comments between the items of an array are lost with the array.
+    """Set these keys of a section in the text of a TOML file, and leave everything else as it was.
 
     Raises:
         ValueError: The text is not TOML.
@@ -56,11 +53,7 @@ def with_values(text: str, section: str, values: Mapping[str, Any]) -> str:
 
 
 def read_whole(path: Path) -> str:
-    """The text of a file with its line ends; empty if there is no file.
-
-    Raises:
-        ConfigError: The file cannot be read, or is not UTF-8.
-    """
+    """The text of a file with its line ends; empty if there is no file. Raises ConfigError."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -72,13 +65,10 @@ def read_whole(path: Path) -> str:
 
 
 def replace_whole(path: Path, text: str) -> None:
-    """Replace a file's content atomically.
+    """Replace a file's content atomically; raises ConfigError.
 
     A symbolic link stays, and its target is written. The mode stays, and so do owner and group
     where this user may set them; no other user can read the text while it is written.
-
-    Raises:
-        ConfigError: The file cannot be written.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -124,16 +114,14 @@ NO_FILE: Final = (
 )
 _KEPT: Final = 32  # changes that can be taken back
 
-Change = Mapping[str, Mapping[str, Any]]
-"""Section (``score``, ``score.edge_types`` or ``policy``) → key → value."""
+Change = Mapping[str, Mapping[str, Any]]  # score, score.edge_types or policy → key → value
 
 
 class WeightEditor:
     """Edits the [score] and [policy] sections of one configuration file; callable from any thread.
 
-    Args:
-        path: The file; None: there is none, and nothing can be changed.
-        overrides: The command line's values, which take precedence over the file.
+    Every method raises ConfigError where there is no file, it cannot be read or written, or a value
+    is not allowed or is overridden by the environment or the command line.
     """
 
     def __init__(self, path: Path | None, overrides: Mapping[str, Any]) -> None:
@@ -144,19 +132,11 @@ class WeightEditor:
 
     @property
     def undoable(self) -> int:
-        """How many changes can be undone."""
         return len(self._changes)
 
     def apply(self, change: Change, who: str) -> Config:
-        """Write a change; returns the configuration that results.
-
-        Args:
-            who: Name of the token that allowed it, for the log.
-
-        Raises:
-            ConfigError: There is no file; a value is not allowed, or is overridden by the
-                environment or the command line; or the file cannot be read or written.
-        """
+        """Write a change; returns the resulting configuration. ``who``: the token's name, for the
+        log."""
         with self._lock:
             path, text, edited = self._edited(change, self._file())
             config = self._checked(path, edited, change)
@@ -166,22 +146,13 @@ class WeightEditor:
         return config
 
     def tried(self, change: Change) -> Config:
-        """The configuration that a change would result in; nothing is written.
-
-        Raises:
-            ConfigError: A value is not allowed, or is overridden.
-        """
+        """The configuration that a change would result in; nothing is written."""
         with self._lock:
             path, _, edited = self._edited(change, self._path or _NO_FILE)
             return self._checked(path, edited, change)
 
     def undo(self, who: str) -> Config:
-        """Undo the last change; returns the configuration that results.
-
-        Raises:
-            ConfigError: There is no change; the file was edited by hand since; or it cannot be read
-                or written.
-        """
+        """Undo the last change, unless the file was edited since; returns the configuration."""
         with self._lock:
             path = self._file()
             if not self._changes:
@@ -202,8 +173,10 @@ class WeightEditor:
         """The file, its text, and its text after the change."""
         _check_names(change)
         text = edited = "" if path is _NO_FILE else read_whole(path)
-        if (error := _toml_error(text)) is not None:
-            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}")
+        try:
+            tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}") from None
         for section, values in change.items():
             try:
                 edited = with_values(edited, section, values)
@@ -219,7 +192,6 @@ class WeightEditor:
         return self._path
 
     def _checked(self, path: Path, text: str, change: Change) -> Config:
-        """The configuration that this text results in; ConfigError if it is not acceptable."""
         config = self._loaded(path, text)
         for section, values in change.items():
             found: Any = attrgetter(section)(config)
@@ -243,15 +215,6 @@ class WeightEditor:
                 raise ConfigError(str(error).replace(str(tried), str(path))) from None
 
 
-def _toml_error(text: str) -> str | None:
-    """Why a text is not TOML; None if it is."""
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        return str(error)
-    return None
-
-
 def _check_names(change: Change) -> None:
     """Allow only known keys, layers and policies, since they become text of the file."""
     known = {
@@ -272,7 +235,6 @@ def _check_names(change: Change) -> None:
 
 
 def change_in_words(change: Change) -> str:
-    """Format a change for the log."""
     return ", ".join(
         f"{section}.{key} = {value}"
         for section, values in change.items()
@@ -281,10 +243,8 @@ def change_in_words(change: Change) -> str:
 
 
 POLL_EVERY_S: Final = 1.0  # chosen
-LIVE_SECTIONS: Final = ("score", "graph", "prefetch")
-"""Sections that take effect while running; others need a restart."""
-LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
-"""Keys of [graph] that need a restart, since they size existing tables."""
+LIVE_SECTIONS: Final = ("score", "graph", "prefetch")  # others need a restart
+LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")  # do, since they size existing tables
 
 
 class ConfigWatch:
@@ -313,7 +273,6 @@ class ConfigWatch:
 
     @property
     def file(self) -> str | None:
-        """The watched file; None without one."""
         return None if self._path is None else str(self._path)
 
     def ask(self) -> None:

@@ -31,18 +31,12 @@ _REST_S: Final = 10.0  # without a question to a sidecar that did not answer; ch
 
 
 class _Due(NamedTuple):
-    """A signal that waits to be sent.
+    """A signal that waits to be sent."""
 
-    Attributes:
-        at: When it is due, in monotonic seconds.
-        waits: Whether it states that the session waits for a tool.
-        again: Whether it was sent before, to a sidecar that did not know the session yet.
-    """
-
-    at: float
+    at: float  # when it is due, in monotonic seconds
     signal: Signal
-    waits: bool
-    again: bool = False
+    waits: bool  # it states that the session waits for a tool
+    again: bool = False  # it was sent before, to a sidecar that did not know the session yet
 
 
 class SessionSignals:
@@ -52,11 +46,6 @@ class SessionSignals:
     its session replaces it. A busy sidecar may not know a session yet: then the signal is sent once
     more, after the same delay. If no sidecar answers, signals are dropped for ten seconds, with one
     log line until one answers again.
-
-    Args:
-        connect: Creates the client; called again after each failure.
-        tenant: The sessions' tenant; None: none.
-        settle_s: Seconds before a signal is sent.
     """
 
     def __init__(
@@ -75,7 +64,6 @@ class SessionSignals:
         self._logged: set[str] = set()
 
     def waits(self, session: str, tool: str | None) -> None:
-        """Signal that a session waits for a tool."""
         name, tool = session[:_NAME], (tool or "")[:_NAME] or None
         self._put(session, lambda to: to.waiting(name, tool, tenant=self._tenant), waits=True)
 
@@ -86,11 +74,9 @@ class SessionSignals:
                 del self._signals[session]
 
     def turn_ended(self, session: str) -> None:
-        """Signal that a session waits for a person."""
         self._put(session, lambda to: to.turn_ended(session[:_NAME], self._tenant))
 
     def ended(self, session: str) -> None:
-        """Signal that a session is over."""
         self._put(session, lambda to: to.ended(session[:_NAME], self._tenant))
 
     def close(self, wait_s: float = 1.0) -> None:
@@ -152,8 +138,7 @@ class SessionSignals:
             )
 
     def _queue_again(self, session: str, due: _Due) -> bool:
-        """Queue a signal once more if it was sent only once; whether the session has a pending
-        one."""
+        """Queue a signal once more; returns whether the session has a pending one."""
         with self._changed:
             if session not in self._signals and not due.again and not self._closing:
                 at = time.monotonic() + self._settle_s
@@ -202,6 +187,7 @@ class LangGraphCallbacks(BaseCallbackHandler):
         self, url: str | None = None, token: str | None = None, tenant: str | None = None
     ) -> None:
         self._signals = SessionSignals(lambda: IntentClient(url, token), tenant)
+        # Each step of an OrderedDict is atomic: callbacks come from several threads.
         self._graphs: OrderedDict[UUID, str] = OrderedDict()  # thread by run, of whole graphs
         self._tools: OrderedDict[UUID, str] = OrderedDict()
 
@@ -292,4 +278,4 @@ def _begin(
     runs[run_id] = str(thread)
     if len(runs) > _MOST_RUNS:
         runs.popitem(last=False)
-    return runs[run_id]
+    return str(thread)

@@ -35,11 +35,7 @@ _BEYOND: Final = {
 
 
 def notices(tables: LoggedTables, status: SidecarStatus | None, now: float) -> list[Notice]:
-    """What needs attention, the most serious first; empty where all is well.
-
-    Args:
-        now: By the graph's clock.
-    """
+    """What needs attention, the most serious first; ``now`` is by the graph's clock."""
     found = list(_found(tables, status, now))
     return sorted(found, key=lambda notice: _ORDER.index(notice.level))
 
@@ -63,7 +59,9 @@ def _found(tables: LoggedTables, status: SidecarStatus | None, now: float) -> It
         )
     if error := status.snapshot.get("error"):
         yield Notice(level="warning", text=f"The snapshot is not written: {error}")
-    yield from _unlike_hashes(status)
+    hashing = (BlockHashing(each.name, each.model, each.hashing) for each in status.engines)
+    for said in disagreements(hashing):
+        yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
     yield from _thrashing(tables, status, now)
     for engine in status.engines:
         yield from _engine_notices(tables, engine, now)
@@ -77,12 +75,6 @@ def _lost_engines(status: SidecarStatus) -> Iterator[Notice]:
                 text=f"{name} went {seconds(ago_s)} ago, or fell silent: what it held is "
                 "forgotten, and it gets no advice. If it should still serve, its own log says why.",
             )
-
-
-def _unlike_hashes(status: SidecarStatus) -> Iterator[Notice]:
-    told = (BlockHashing(each.name, each.model, each.hashing) for each in status.engines)
-    for said in disagreements(told):
-        yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
 
 
 def _recomputes_most(
@@ -132,7 +124,6 @@ def _no_hits(tables: LoggedTables, engine: EngineStatus, now: float) -> Iterator
 
 
 def _more_copies(status: SidecarStatus, most: EngineStatus | None) -> str:
-    """The setting that gives copies room, or more room."""
     tiers = [each.tiers for each in (status.engines if most is None else [most])]
     has_tiers = any(each is not None and each.warm_capacity for each in tiers)
     return "a larger AITHER_KVCACHE_WARM_GIB" if has_tiers else "AITHER_KVCACHE_WARM_GIB"

@@ -17,8 +17,7 @@ from ...dashboards.answer import Answer, Part
 from ...graph.wire.events import MAX_NAME
 from .page import Page, answered
 
-MOST_STEPS: Final = 4_096
-"""Of a run, as told at once and as remembered; chosen: some minutes of one chat."""
+MOST_STEPS: Final = 4_096  # of a run, as told and as remembered; chosen: some minutes of one chat
 
 StepsQuery = Annotated[int, Query(ge=1, le=MOST_STEPS)]
 _Steps = Field(max_length=MOST_STEPS)
@@ -32,10 +31,11 @@ class CacheSteps(Part):
 
     Attributes:
         run: Its name.
-        started: When, in Unix seconds, somebody began to tell of it; another start replaces the
-            run of this name, unless that was told of within seconds.
+        started: When reporting of the run began, in Unix seconds. Another start replaces the run of
+            this name, unless that one reported within the last seconds.
         first: The number of the first of these steps, counted from that start.
-        low, high: Tokens of a layer that stay while the model is sure, and while it is not.
+        low, high: Tokens of a layer that are kept while the model is confident, and while it is
+            not.
         at: When each step was, in Unix seconds.
         confidence: From 0 to 1; of a batch, the mean.
         budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
@@ -63,18 +63,15 @@ class CacheSteps(Part):
         return self
 
     @property
-    def following(self) -> int:
-        """The number of the step behind these."""
+    def following(self) -> int:  # the number of the step behind these
         return self.first + len(self.at)
 
     def latest(self, steps: int) -> CacheSteps:
-        """The last ``steps`` of these."""
         columns = {name: getattr(self, name)[-steps:] for name in self.COLUMNS}
         return self.model_copy(update={**columns, "first": max(self.first, self.following - steps)})
 
     def behind(self, known: CacheSteps) -> CacheSteps:
-        """Those of ``known``, and behind them what is new of these; over a gap, those of ``known``
-        are numbered anew."""
+        """``known`` with what is new of these behind it; over a gap, ``known`` is numbered anew."""
         new = min(max(0, known.following - self.first), len(self.at))
         columns = {n: [*getattr(known, n), *getattr(self, n)[new:]] for n in self.COLUMNS}
         columns["at"] = [*accumulate(columns["at"], max)]  # a clock may be set back
@@ -83,11 +80,11 @@ class CacheSteps(Part):
 
 
 class CacheNoted(Answer):
-    """Whether steps were heard.
+    """Whether reported steps were taken.
 
     Attributes:
-        taken: False: another start of a run of this name is being told of.
-        steps: So many of the run are remembered.
+        taken: False: another start of a run of this name still reports.
+        steps: How many steps of the run are remembered.
     """
 
     taken: bool
@@ -95,18 +92,17 @@ class CacheNoted(Answer):
 
 
 class Caches(Answer):
-    """What runs told of themselves lately.
+    """The latest steps of the latest runs.
 
     Attributes:
-        runs: Who told something last comes first.
+        runs: The latest to report first.
     """
 
     runs: list[CacheSteps]
 
 
-def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None:
     """The view's routes; the one that adds steps needs the edit token."""
-    paths = APIRouter()
     runs = CacheRuns(lambda: page.unix.now())
 
     @paths.get("/caches", response_model=Caches)
@@ -117,22 +113,13 @@ def router(page: Page, edits: Callable[..., None]) -> APIRouter:
     def note_steps(told: CacheSteps) -> Response:
         return answered(runs.note(told))
 
-    return paths
 
-
-MOST_RUNS: Final = 16
-"""More runs than this, and the one silent for longest is forgotten; chosen: what a page shows."""
-SILENT_S: Final = 5.0
-"""After this a run's name is free for another; chosen: ten times the pause between two reports."""
+MOST_RUNS: Final = 16  # beyond, the one silent for longest is forgotten; chosen: what a page shows
+SILENT_S: Final = 5.0  # then a run's name is free for another; chosen: ten pauses between reports
 
 
 class CacheRuns:
-    """The latest steps of the latest runs; thread-safe.
-
-    Args:
-        wall: Unix seconds.
-        clock: Monotonic seconds.
-    """
+    """The latest steps of the latest runs; thread-safe."""
 
     def __init__(
         self, wall: Callable[[], float], clock: Callable[[], float] = time.monotonic

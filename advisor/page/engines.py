@@ -23,17 +23,16 @@ from .page import Page, answered
 
 
 class RoomView(Part):
-    """Who waits on one engine until there is room for its context, who did lately, and whether a
-    limit was lifted since it saved nothing.
+    """Requests that one engine holds until there is room for their context, now and lately.
 
     Attributes:
         waiting: Requests that are held now.
-        oldest_s: How long the first of them has been.
-        fitting: Sessions that fit; None where the engine was told nothing yet.
-        live: Sessions that are live; None as above.
-        begun: Requests of the last ten minutes that the log remembers and that were held before.
+        oldest_s: How long the first of them has been held.
+        fitting: Sessions that fit; None before any advice.
+        live: Sessions that are live; None before any advice.
+        begun: Requests of the last ten minutes, as far as the log remembers, that had been held.
         longest_s: The longest that one of these was held.
-        sentence: All that in words.
+        sentence: The same in words; also whether a limit was lifted since it saved nothing.
     """
 
     engine: str
@@ -114,15 +113,10 @@ class Engines(Answer):
     counters: dict[str, dict[str, int]]
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/engines", response_model=Engines)
     def engines() -> Response:
         return answered(engines_of(page))
-
-    return paths
 
 
 # Requests held until there is room for their context: now, lately, and since the engine started.
@@ -131,8 +125,7 @@ _LATELY_S: Final = 600.0  # the second window of Now
 
 
 def rooms(log: RequestLog, engines: Iterable[EngineStatus], now: float) -> list[RoomView]:
-    """Of engines that hold a request, began one lately that they had held, or may hold none since
-    that saved nothing."""
+    """Of engines that hold a request, did so lately, or may hold none since that saved nothing."""
     return [room for each in engines if (room := _room(log, each, now)) is not None]
 
 
@@ -162,11 +155,7 @@ def _room(log: RequestLog, engine: EngineStatus, now: float) -> RoomView | None:
 
 
 def admission_view(engine: EngineStatus, status: dict[str, Any]) -> AdmissionView | None:
-    """Whom an engine holds and held since its start; None where it never held anybody.
-
-    Args:
-        status: The engine's entry of ``/status``.
-    """
+    """Whom an engine holds and held since its start; None where it never held anybody."""
     report = _report(engine)
     if report is None or not report.held:
         return None
@@ -184,7 +173,6 @@ def _report(engine: EngineStatus) -> AdmissionReport | None:
 
 
 def engines_of(page: Page) -> Engines:
-    """All engines; an empty list without a sidecar."""
     status, history, at = page.status(), page.graph.tables.history, page.unix.now()
     if status is None:
         return Engines(at=at, version="", uptime_s=0.0, endpoint="", engines=[], counters={})
@@ -256,7 +244,6 @@ def _guard(engine: EngineStatus) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Structs and dataclasses as plain JSON values."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...dashboards.answer import Answer, mark_of, number_in
 from ...graph.errors import KvGraphError
-from .misses import RequestsAsked, RequestView, requests_of
+from .misses import RequestQuery, RequestView, requests_of
 from .now import Now, TokenHistory, now_of
 from .page import HEADERS, Page
 
@@ -54,13 +54,10 @@ class News(Answer):
 
     @property
     def newest(self) -> int | None:
-        """The newest request; None before any."""
         return self.requests[-1].id if self.requests else None
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
+def add_routes(paths: APIRouter, page: Page) -> None:
     news = NewsStream(page)
 
     @paths.get("/events")
@@ -69,8 +66,6 @@ def router(page: Page) -> APIRouter:
         return StreamingResponse(
             news.follow(last_event_id), headers=HEADERS, media_type="text/event-stream"
         )
-
-    return paths
 
 
 class NewsStream:
@@ -120,7 +115,7 @@ class NewsStream:
 
     def _gather(self) -> News:
         version, now = self._page.graph.changes.total, now_of(self._page)
-        recent = requests_of(self._page, RequestsAsked(RECENT))
+        recent = requests_of(self._page, RequestQuery(RECENT))
         steps, requests = len(now.history.starts), recent.requests[::-1]
         return News(
             at=now.at, version=version, now=now, steps=steps, requests=requests, is_gap=False

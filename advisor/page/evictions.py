@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -38,14 +38,15 @@ class EvictionView(Part):
             own order held), ``unranked`` (the ranking did not name it).
         sentence: The same in words.
         ranking: The ranking in force, by its epoch; None without one.
-        place: How many stood before it there; None where it was not named.
+        place: Blocks before it in that ranking; None if the ranking did not name it.
         terms: What its score was made of when it was ranked; None where the ranking did not decide,
             or named it further back than terms are kept, or it left too long ago.
-        layer, importance, hits, idle_s, shared: What was known of it then. ``hits`` stops at 255.
-        session: Whose it was last; None where nobody knows any more.
-        session_state: What that session did then.
+        layer, importance, hits, idle_s, shared: Its state then. ``hits`` stops at 255.
+        session: The session that used it last; None if that is forgotten.
+        session_state: The state of that session then.
         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
-        wanted_after_s: After how long a request wanted it again, within the window; None: none did.
+        wanted_after_s: Seconds after which a request wanted it again, within the window; None if
+            none did.
     """
 
     id: int
@@ -75,35 +76,19 @@ class RuleTotal(Part):
     wanted: int
 
 
-class EvictionsAsked(NamedTuple):
-    """Which evictions are asked for.
-
-    Attributes:
-        limit: So many at most, the newest.
-        engine: Whose; None: the first one's.
-        before: Only those before this one; None: all.
-        after: The mark of an earlier answer; "": none.
-    """
-
-    limit: int
-    engine: str | None = None
-    before: int | None = None
-    after: str = ""
-
-
 class Evictions(Answer):
     """Recent evictions of one engine, the newest first.
 
     Attributes:
         engines: All engines that have a log.
         window_s: How long after its eviction a block counts as regretted.
-        rules: Since the start, of this engine.
-        since: The eviction of the mark that was asked with: of those up to it, only the ones that
-            were wanted again are told. None: all are told.
-        mark: To ask with for what comes next; None before any.
+        rules: Totals of this engine since the start.
+        since: The eviction of the given mark: up to it, only those are listed that were wanted
+            again. None: all are listed.
+        mark: Pass it as ``after`` to get what follows; None before any eviction.
         kept: How many evictions the log remembers.
-        meanings: What the terms mean, in words.
-        protected_lost: Protected blocks that it lost all the same, and why, in words.
+        meanings: Meanings of the terms, in words.
+        protected_lost: Why protected blocks were evicted all the same, in words.
     """
 
     engine: str | None
@@ -119,10 +104,7 @@ class Evictions(Answer):
     protected_lost: str | None
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/evictions", response_model=Evictions)
     def evictions(
         engine: NameQuery = None,
@@ -130,9 +112,7 @@ def router(page: Page) -> APIRouter:
         before: NumberQuery = None,
         after: MarkQuery = "",
     ) -> Response:
-        return answered(evictions_of(page, EvictionsAsked(limit, engine, before, after)))
-
-    return paths
+        return answered(evictions_of(page, limit, engine, before, after))
 
 
 _COPIES: Final = {
@@ -145,17 +125,20 @@ _STATES: Final = (*STATE_NAMES, "none")
 
 
 @recent
-def evictions_of(page: Page, which: EvictionsAsked) -> Evictions:
-    """Recent evictions of one engine, the newest first."""
+def evictions_of(
+    page: Page, limit: int, engine: str | None = None, before: int | None = None, after: str = ""
+) -> Evictions:
+    """The newest ``limit`` evictions of an engine, or of the first one: those before a number, or
+    those that are new since the mark ``after``."""
     tables = page.graph.tables
     with page.questions.turn():
-        history, name, since = tables.history, chosen_engine(tables, which.engine), None
+        history, name, since = tables.history, chosen_engine(tables, engine), None
         log = history.evictions.get(tables.engines[name]) if name is not None else None
         views: list[EvictionView] = []
         if log is not None and name is not None:
-            newest = log.next if which.before is None else min(which.before, log.next)
-            numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
-            since = number_in(which.after, log.name, log.next)
+            newest = log.next if before is None else min(before, log.next)
+            numbers = range(newest - 1, max(newest - 1 - limit, log.first - 1), -1)
+            since = number_in(after, log.name, log.next)
             views = [
                 eviction_view(tables, name, log, number, page.unix)
                 for number in numbers
@@ -184,7 +167,6 @@ def evictions_of(page: Page, which: EvictionsAsked) -> Evictions:
 def eviction_view(
     tables: LoggedTables, engine: str, log: EvictionLog, number: int, unix: Unix
 ) -> EvictionView:
-    """One block that left."""
     record, left, packed = log.record(number), log.at(number), log.eviction(number)
     place, doing = int(record["place"]), packed.session_state
     idle = seconds_of(record["idle"])

@@ -120,6 +120,22 @@ class Moment(Part):
     blocks: int | None
 
 
+def moment(
+    at: float,
+    what: str,
+    sentence: str,
+    engine: str | None,
+    *,
+    request: int | None = None,
+    eviction: int | None = None,
+    blocks: int | None = None,
+) -> Moment:
+    return Moment(
+        at=at, what=what, sentence=sentence, engine=engine, request=request, eviction=eviction,
+        blocks=blocks,
+    )  # fmt: skip
+
+
 class BlockView(Answer):
     """One block: ``explain`` is what ``/blocks/KEY/explain`` says; history, the newest first."""
 
@@ -128,9 +144,8 @@ class BlockView(Answer):
     history: list[Moment]
 
 
-def router(page: Page) -> APIRouter:
+def add_routes(paths: APIRouter, page: Page) -> None:
     """The view's routes; an unchanged graph is answered with 304."""
-    paths = APIRouter()
 
     @paths.get("/graph", response_model=GraphView)
     def graph(
@@ -150,19 +165,15 @@ def router(page: Page) -> APIRouter:
     def block(key: KeyParam) -> Response:
         return answered(block_of(page, parse_key(key)))
 
-    return paths
-
 
 @recent
 def graph_of(page: Page, limit: int, session: str | None = None) -> GraphView:
-    """The graph as columns; only what ``session`` holds if one is named."""
     with page.questions.turn():
         row = None if session is None else session_row(page.graph.tables, session, None)
         return graph_view(page.graph, limit, row, page.unix)
 
 
 def block_of(page: Page, key: int) -> BlockView:
-    """One block, explained, with its history."""
     with page.questions.turn():
         explained = page.graph.explain(key, page.latest())
         history = block_history(page.graph.tables, key, page.unix)
@@ -175,11 +186,7 @@ _LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
 
 
 def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix) -> GraphView:
-    """At most ``limit`` blocks, those used last.
-
-    Args:
-        session: Only blocks of this session's row; None: of all.
-    """
+    """At most ``limit`` blocks, those used last; of a session's row only, if one is given."""
     tables, now = graph.tables, graph.clock()
     rows = _picked(tables, limit, session)
     place = np.full(tables.blocks.size + 1, NO_ROW, dtype=np.int32)  # the last: NO_ROW
@@ -314,13 +321,9 @@ def _engines(tables: Tables) -> list[str]:
 
 
 def block_history(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
-    """What the logs say of a block, the newest first.
-
-    Args:
-        key: As engines call it; of several models' blocks of this key, all.
-    """
+    """What the logs say of a block, the newest first; of several models' blocks of a key, all."""
     moments = [*_evictions(tables, key, unix), *_misses(tables, key, unix)]
-    return sorted(moments, key=lambda moment: -moment.at)
+    return sorted(moments, key=lambda each: -each.at)
 
 
 def _evictions(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
@@ -332,13 +335,13 @@ def _evictions(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
         numbers, keys = log.keys_since(-inf)
         for number in numbers[keys == (np.uint64(key) ^ tables.salt(column))].tolist():
             view = eviction_view(tables, engine, log, number, unix)
-            found.append(_moment(view.at, "eviction", view.sentence, engine, eviction=number))
+            found.append(moment(view.at, "eviction", view.sentence, engine, eviction=number))
             if view.wanted_after_s is not None:
                 wanted = (
                     f"A request wanted it again, {view.wanted_after_s:.1f} s after it had left."
                 )
                 at = view.at + view.wanted_after_s
-                found.append(_moment(at, "regret", wanted, engine, eviction=number))
+                found.append(moment(at, "regret", wanted, engine, eviction=number))
     return found
 
 
@@ -348,24 +351,5 @@ def _misses(tables: LoggedTables, key: int, unix: Unix) -> list[Moment]:
     for number in history.requests.missing(key):
         view = request_view(history, number, unix)
         assert view.miss is not None
-        found.append(_moment(view.at, "miss", view.miss.sentence, view.engine, request=number))
+        found.append(moment(view.at, "miss", view.miss.sentence, view.engine, request=number))
     return found
-
-
-def _moment(
-    at: float,
-    what: str,
-    sentence: str,
-    engine: str,
-    request: int | None = None,
-    eviction: int | None = None,
-) -> Moment:
-    return Moment(
-        at=at,
-        what=what,
-        sentence=sentence,
-        engine=engine,
-        request=request,
-        eviction=eviction,
-        blocks=None,
-    )

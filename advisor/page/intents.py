@@ -72,7 +72,6 @@ class IntentWish(_Closed):
 
     @property
     def key(self) -> int | None:
-        """The block's key."""
         return None if self.block is None else _key_of(self.block)
 
     @field_validator("block")
@@ -122,19 +121,13 @@ class IntentReplies(_Closed):
     answers: list[IntentReply]
 
 
-def router(page: Page, edits: Callable[..., None]) -> APIRouter:
-    """The view's route, which needs the edit token."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None:
     @paths.post("/intents", response_model=IntentReplies, dependencies=[Depends(edits)])
     def intend(wishes: IntentWishes) -> Response:
         return answered(replies_of(page, wishes))
 
-    return paths
-
 
 def replies_of(page: Page, wishes: IntentWishes) -> IntentReplies:
-    """Carry out all wishes; one reply for each, in their order."""
     with page.questions.turn():
         page.graph.changes.all_changed()
         replies = [_reply(_done(page.graph, wish)) for wish in wishes.intents]

@@ -19,7 +19,7 @@ from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, Reason
 from ...graph.logs.requests import Hold, RequestLog
 from ..words.times import Unix
 from ..words.waits import (
-    Missing,
+    FirstMiss,
     WorkAhead,
     could_find_more,
     miss_remedy,
@@ -44,24 +44,26 @@ class BlockCounts(Part):
 
 
 class Miss(Part):
-    """The first block that a prompt did not find, and why; decided when it happened, or when it
-    was heard what its step evicted, within 2 s.
+    """The first block that a prompt did not find, and why.
+
+    The reason is decided at once, or within 2 s, once the engine has reported what that step
+    evicted.
 
     Attributes:
         index: Which block of the prompt it is, from 0.
-        reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
-            ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
-            ``other_salt``, ``in_store``, ``other_group``.
+        reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``, ``load_slower``,
+            ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``, ``other_salt``, ``in_store``,
+            ``other_group``.
         sentence: The reason in words, with names, times and rules.
         key: The block; None for one that has no key (a partial block).
-        token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
-            recent prompt; None where its engine has not both.
-        session: The other session that it is about: from which this one diverged, or whose the
-            block was; None where there is none.
-        engine: The engine that has the block, for ``other_engine``.
+        token: For ``diverged``: index, from 0, of the first prompt token that differs from another
+            recent prompt; None if the engine does not know both.
+        session: The other session involved: the one that this prompt diverged from, or the block's
+            last user.
+        engine: For ``other_engine``: the engine that has the block.
         eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None where
             none is known.
-        evicted_at: When it left; None where it did not.
+        evicted_at: When it was evicted; None if it was not.
     """
 
     index: int
@@ -80,16 +82,15 @@ class Wait(Part):
     """What an engine did while a request waited for its turn there.
 
     Attributes:
-        prompts: That were begun in that time.
-        tokens: That were computed for these; where there were none, for the last one begun before
-            that was under way.
-        again: Of these tokens: how many had been in the engine's pool before.
-        largest: The request's ``id`` for which most was computed; None where nothing was.
-        held_s: How long of it the request was held until there was room for its context; 0: it
+        prompts: Prompts begun in that time.
+        tokens: Tokens computed for these prompts; without any, for the last prompt begun before.
+        again: How many of these tokens had been in the engine's pool before.
+        largest: The ``id`` of the request for which most was computed; None if nothing was.
+        held_s: Seconds for which the request was held until there was room for its context; 0 if it
             was not held.
-        until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
-            ``patience``; None: it was not held.
-        sentence: All that in words.
+        until: Why it was released: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
+            ``patience``; None if it was not held.
+        sentence: The same in words.
     """
 
     prompts: int
@@ -105,8 +106,8 @@ class Remedy(Part):
     """What would have made a request faster.
 
     Attributes:
-        of: Which part of its time: ``wait``, ``prompt`` or ``answer``.
-        saves_s: How much of that, at most; 0: nothing could; None: nobody can tell.
+        of: The part of its time that it shortens: ``wait``, ``prompt`` or ``answer``.
+        saves_s: Seconds that it saves at most; 0: nothing could save any; None: unknown.
         text: The remedy in words.
     """
 
@@ -120,24 +121,24 @@ class RequestView(Part):
 
     Attributes:
         id: Its place in the log.
-        request: What its engine calls it.
+        request: The engine's id of it.
         at: When it was first scheduled, in Unix seconds.
-        waited_s: From its arrival until then; 0 where its engine does not tell.
+        waited_s: Seconds from its arrival until then; 0 if the engine does not report it.
         wait: What it waited for; None where it hardly waited.
         prompt_tokens: All of them, the partial block at the end included.
         block_size: Tokens of a block.
-        again: Of the blocks that it computed: how many had been in this pool before.
-        finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
-            it runs.
-        is_awaited: Whether its end may still be heard of: it runs, or its engine lost news less
-            than ten minutes ago. Of others nothing changes any more.
-        ended_at: When; None while it runs, or where that was not heard of.
+        again: How many of the computed blocks had been in this pool before.
+        finished: Why it ended; ``end_not_heard`` if no end was reported, or not yet; None while it
+            runs.
+        is_awaited: Whether its end may still be reported: it runs, or its engine lost messages less
+            than ten minutes ago. Other requests do not change any more.
+        ended_at: When it ended, in Unix seconds; None while it runs, or if no end was reported.
         answer_tokens: Tokens of its answer; None while it runs.
-        expected_pause_s: How long its session said that it would pause then.
-        prompt_s: How long of its time its prompt took to compute, by the speed that its engine
-            measured; None while it runs, or where none was measured.
+        expected_pause_s: The pause after it that its session announced, in seconds.
+        prompt_s: Seconds that its prompt took to compute, at the prefill rate that its engine
+            measured; None while it runs, or without such a rate.
         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
-        remedies: What would have made it faster, what saves most first.
+        remedies: What would have made it faster, the largest saving first.
     """
 
     id: int
@@ -167,32 +168,23 @@ class RequestView(Part):
         return self.at - self.waited_s
 
 
-class RequestsAsked(NamedTuple):
-    """Which requests are asked for.
-
-    Attributes:
-        limit: So many at most.
-        before: Only those that began before this one; None: all.
-        session: Only this one's; None: all.
-        search: Only those whose id, session or tenant contains this.
-        reason: Only those that missed for this one; None: all.
-        is_slowest: Whether those that took longest come first, and not the newest.
-    """
+class RequestQuery(NamedTuple):
+    """Which requests are asked for."""
 
     limit: int
-    before: int | None = None
+    before: int | None = None  # only those that began before this one
     session: str | None = None
-    search: str = ""
-    reason: str | None = None
-    is_slowest: bool = False
+    search: str = ""  # only those whose id, session or tenant contains this
+    reason: str | None = None  # only those that missed for this one
+    is_slowest: bool = False  # those that took longest come first, and not the newest
 
 
 class Requests(Answer):
     """Recent requests, the newest first.
 
     Attributes:
-        next: Of the last one, if there are more.
-        since: When the oldest began that the log remembers; None where that is not known.
+        next: Pass it as ``before`` to get the next page; None on the last one.
+        since: When the oldest remembered request began; None if unknown.
     """
 
     requests: list[RequestView]
@@ -208,13 +200,13 @@ class ReasonTotal(Part):
 
 
 class Loss(Part):
-    """Blocks computed again though they had been computed before, by whom they were to serve.
+    """Blocks that were computed again, by who needed them.
 
     Attributes:
-        multi_turn: Their own session's: its next turn found less than it left.
-        cross_session: Shared ones, that another session had computed.
-        capacity_multi_turn: Blocks of pool that would have ended it, by the reuse distances of
-            what was lost; None where nothing was lost, or none is known.
+        multi_turn: Of the session itself: its next turn found less than the last one had left.
+        cross_session: Shared blocks, which another session had computed.
+        capacity_multi_turn: The pool size, in blocks, that would have kept nearly all of them, by
+            their reuse distances; None if none were lost.
     """
 
     multi_turn: int
@@ -250,10 +242,7 @@ class Misses(Answer):
     loss: Loss
 
 
-def router(page: Page) -> APIRouter:
-    """The view's routes."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/requests", response_model=Requests)
     def requests(
         limit: RecordsQuery = 100,
@@ -263,14 +252,12 @@ def router(page: Page) -> APIRouter:
         reason: ReasonQuery = None,
         order: Literal["newest", "slowest"] = "newest",
     ) -> Response:
-        which = RequestsAsked(limit, before, session, search or "", reason, order == "slowest")
-        return answered(requests_of(page, which))
+        query = RequestQuery(limit, before, session, search or "", reason, order == "slowest")
+        return answered(requests_of(page, query))
 
     @paths.get("/misses", response_model=Misses)
     def misses() -> Response:
         return answered(misses_of(page))
-
-    return paths
 
 
 # What would have made a request faster, what saves most first.
@@ -284,11 +271,7 @@ _ANSWER: Final = (
 
 
 def remedies(history: History, number: int, wait: Remedy | None) -> tuple[Remedy, ...]:
-    """What would have shortened a request's wait, prompt and answer.
-
-    Args:
-        wait: What would have let it begin sooner; None where it hardly waited.
-    """
+    """What would have shortened a request's wait, prompt and answer, what saves most first."""
     record = history.requests.record(number)
     ran, prompt_s = float(record["ran"]), prompt_seconds(history, number)
     all_s = float(record["waited"]) + max(0.0, ran) if ran == ran else None
@@ -321,7 +304,7 @@ def _prompt_remedy(history: History, number: int, prompt_s: float | None) -> Rem
     record, names = history.requests.record(number), history.requests.names(number)
     reason, detail = Reason(int(record["reason"])), int(record["detail"])
     pool, was_there = history.pool_blocks(names.engine), record["ago"] < record["waited"]
-    missing = Missing(
+    missing = FirstMiss(
         reason, detail, int(record["index"]), int(record["short"]), pool, bool(was_there),
         history.words(names.engine).copy_room,
     )  # fmt: skip
@@ -347,19 +330,11 @@ def _worthwhile(found: list[Remedy], all_s: float | None) -> tuple[Remedy, ...]:
 _LEAST_WAIT_S: Final = 0.05  # a shorter wait is not worth a sentence; chosen
 
 
-class Waited(NamedTuple):
-    """What a request waited for, and what would have let it begin sooner."""
-
-    wait: Wait
-    remedy: Remedy
-
-
-def wait_of(history: History, number: int) -> Waited | None:
-    """Why a request waited; None where it hardly did."""
+def wait_of(history: History, number: int) -> tuple[Wait, Remedy] | tuple[None, None]:
     log = history.requests
     waited = float(log.record(number)["waited"])
     if waited < _LEAST_WAIT_S:
-        return None
+        return None, None
     hold, begun, running = log.hold(number), log.ahead(number), log.under_way(number)
     ahead = begun if len(begun) else running[-1:]
     records = log.records(ahead)
@@ -386,7 +361,7 @@ def wait_of(history: History, number: int) -> Waited | None:
         most=0 if most is None else int(computed[most]),
     )
     text, saves_s = wait_remedy(work, hold)
-    return Waited(_wait_view(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
+    return _wait_view(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text)
 
 
 def _wait_view(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
@@ -421,33 +396,32 @@ def _owner_of(log: RequestLog, number: int) -> str:
 
 
 @recent
-def requests_of(page: Page, which: RequestsAsked) -> Requests:
-    """Recent requests."""
+def requests_of(page: Page, query: RequestQuery) -> Requests:
     with page.questions.turn():
         history, now = page.graph.tables.history, page.graph.clock()
-        found = list(_request_views(history, which, now, page.unix))
-        more = len(found) == which.limit and found[-1].id > history.requests.first
-        following = found[-1].id if more and not which.is_slowest else None
+        found = list(_request_views(history, query, now, page.unix))
+        more = len(found) == query.limit and found[-1].id > history.requests.first
+        following = found[-1].id if more and not query.is_slowest else None
         since = page.unix(history.requests.oldest) if history.requests.next else None
     return Requests(at=page.unix.now(), requests=found, next=following, since=since)
 
 
 def _request_views(
-    history: History, which: RequestsAsked, now: float, unix: Unix
+    history: History, query: RequestQuery, now: float, unix: Unix
 ) -> Iterator[RequestView]:
     log = history.requests
-    newest = log.next if which.before is None else min(which.before, log.next)
+    newest = log.next if query.before is None else min(query.before, log.next)
     in_order = range(newest - 1, log.first - 1, -1)
-    numbers = log.slowest(now).tolist() if which.is_slowest else in_order
-    wanted = (number for number in numbers if number < newest and _fits(log, number, which))
-    for number in islice(wanted, which.limit):
+    numbers = log.slowest(now).tolist() if query.is_slowest else in_order
+    wanted = (number for number in numbers if number < newest and _fits(log, number, query))
+    for number in islice(wanted, query.limit):
         yield request_view(history, number, unix)
 
 
 def session_requests(
     history: History, session: str, tenant: str | None, unix: Unix
 ) -> Iterator[RequestView]:
-    """The requests of one session, the newest first; another tenant's may have the same name."""
+    """One session's requests, the newest first; another tenant's may have the same name."""
     log = history.requests
     for number in range(log.next - 1, log.first - 1, -1):
         names = log.names(number)
@@ -455,24 +429,23 @@ def session_requests(
             yield request_view(history, number, unix)
 
 
-def _fits(log: RequestLog, number: int, which: RequestsAsked) -> bool:
-    names, search = log.names(number), which.search.lower()
-    if which.session not in (None, names.session):
+def _fits(log: RequestLog, number: int, query: RequestQuery) -> bool:
+    names, search = log.names(number), query.search.lower()
+    if query.session not in (None, names.session):
         return False
-    if which.reason not in (None, REASON_NAMES[log.record(number)["reason"]]):
+    if query.reason not in (None, REASON_NAMES[log.record(number)["reason"]]):
         return False
     said = names.request, names.session or "", names.tenant or ""
     return not search or any(search in each.lower() for each in said)
 
 
 def request_view(history: History, number: int, unix: Unix) -> RequestView:
-    """One request."""
     record, names = history.requests.record(number), history.requests.names(number)
     asked, pool, loaded, prefetched, spliced = (
         int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
     )
     ran = float(record["ran"]) if record["ran"] >= 0 else None  # NaN: it runs
-    waited = wait_of(history, number)
+    wait, remedy = wait_of(history, number)
     return RequestView(
         id=number,
         request=names.request,
@@ -481,7 +454,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         tenant=names.tenant,
         at=unix(float(record["at"])),
         waited_s=round(float(record["waited"]), 3),
-        wait=None if waited is None else waited.wait,
+        wait=wait,
         prompt_tokens=int(record["tokens"]),
         block_size=int(record["size"]),
         blocks=BlockCounts(
@@ -500,7 +473,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         expected_pause_s=_or_none(float(record["pause"])),
         prompt_s=prompt_seconds(history, number),
         miss=_miss(history, number, unix),
-        remedies=remedies(history, number, None if waited is None else waited.remedy),
+        remedies=remedies(history, number, remedy),
     )
 
 
@@ -549,7 +522,6 @@ _MOST: Final = 0.95  # share of what was lost that the stated capacity would hav
 
 @recent
 def misses_of(page: Page) -> Misses:
-    """Totals by reason, and over the last hours."""
     with page.questions.turn():
         tables, now = page.graph.tables, page.graph.clock()
         history = tables.history

@@ -29,10 +29,11 @@ class TokenWindow(Part):
         pool: Found in an engine's pool, where requests had left them.
         loaded: Brought back from a colder tier for a request that waited.
         prefetched: Found in the pool because they were brought back before anyone asked.
-        lru: What stock LRU would have found in a pool as large; None where no shadow counts.
+        lru: What stock LRU would have found in a pool as large; None without a shadow of LRU.
         saved_s: Seconds of computing that cached tokens stand for, at the measured prefill rate;
             None before one was measured.
-        saved_beside_lru_s: Of these: beyond what LRU would have saved; may be negative.
+        saved_beside_lru_s: The part of these beyond what LRU would have saved; negative where LRU
+            would have saved more.
         verdict: One sentence: whether it is helping, and by how much.
     """
 
@@ -67,12 +68,12 @@ class PoolView(Part):
     """What an engine's pool holds, in blocks.
 
     Attributes:
-        blocks: The pool's size; None where the engine never said.
+        blocks: The pool's size; None if the engine never reported it.
         layers: Cached blocks by source layer, all ten of them.
-        states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended,
-            or none for blocks of no session.
-        protected: Of these: kept by their layer.
-        protection: What is kept whatever scores say, and what that costs, in words.
+        states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended, or
+            none for blocks of no session.
+        protected: Cached blocks that are protected by their layer.
+        protection: What is protected whatever the scores, and what that costs, in words.
     """
 
     engine: str
@@ -116,9 +117,9 @@ class Now(Answer):
         windows: The last minute, ten minutes, hour and four hours; the newest first.
         prefill_tokens_per_s: As engines measured it; None before that.
         stale_s: With advice older than this an engine evicts as stock vLLM does.
-        rooms: Of engines that hold a request, began one lately that they had held, or hold none
-            since that saved nothing.
-        attention: What needs it, the most serious first; empty when nothing does.
+        rooms: Engines that hold requests until there is room, did so lately, or stopped since it
+            saved nothing.
+        attention: Problems, the most serious first.
     """
 
     verdict: str
@@ -140,20 +141,14 @@ _NOTHING: Final = "No request was seen yet."
 _STATES: Final = (*STATE_NAMES, _NO_SESSION)
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/now", response_model=Now)
     def now() -> Response:
         return answered(now_of(page))
 
-    return paths
-
 
 @recent
 def now_of(page: Page) -> Now:
-    """Everything on the first screen."""
     status, now, tables = page.status(), page.graph.clock(), page.graph.tables
     engines = status.engines if status is not None else ()
     with page.questions.turn():

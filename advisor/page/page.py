@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Concatenate, Final, ParamSpec, TypeVar
 
 import orjson
+from cachetools import FIFOCache, cached
 from fastapi import Path, Query
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -58,30 +59,17 @@ register_url_convertor("anything", _Anything())
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the views read, from any thread.
+    """What the views read, from any thread."""
 
-    Attributes:
-        graph: Read under its lock, one question at a time.
-        questions: Gives each question its turn at the lock.
-        recent: Answers of a moment ago; see ``recent``.
-        status: The sidecar's status; None without a sidecar around the graph.
-        latest: Rankings by engine.
-        admissions: How much new context may start, by engine.
-        shadows: What other policies would find.
-        watch: The configuration in force, and its file.
-        intended: Called when an intent or a signal was done, without the graph's lock.
-        unix: Turns times of the graph's clock into Unix seconds.
-    """
-
-    graph: KVCacheGraph
-    questions: Questions
-    recent: RecentAnswers
-    status: Callable[[], SidecarStatus | None]
-    latest: Callable[[], Mapping[str, EvictionRanking]]
-    admissions: Callable[[], Mapping[str, AdmissionAdvice]]
+    graph: KVCacheGraph  # read under its lock, one question at a time
+    questions: Questions  # gives each question its turn at the lock
+    recent: RecentAnswers  # see the function `recent`
+    status: Callable[[], SidecarStatus | None]  # None without a sidecar around the graph
+    latest: Callable[[], Mapping[str, EvictionRanking]]  # by engine
+    admissions: Callable[[], Mapping[str, AdmissionAdvice]]  # by engine
     shadows: ShadowRunner
     watch: ConfigWatch
-    intended: Callable[[], None]
+    intended: Callable[[], None]  # called without the lock, once an intent or a signal was done
     unix: UnixTime
 
 
@@ -105,26 +93,13 @@ def chosen_engine(tables: Tables, engine: str | None) -> str | None:
     return engine
 
 
-class _Written:
-    """The last answers as JSON: the same object is written once, however many ask for it."""
-
-    def __init__(self) -> None:
-        self._bodies: OrderedDict[int, tuple[BaseModel, bytes]] = OrderedDict()
-
-    def body(self, model: BaseModel) -> bytes:
-        known = self._bodies.get(id(model))
-        if known is not None and known[0] is model:
-            return known[1]
-        body = orjson.dumps(model.model_dump())
-        self._bodies[id(model)] = model, body
-        while len(self._bodies) > _WRITTEN:
-            self._bodies.popitem(last=False)
-        return body
-
-
-_written: Final = _Written()
+@cached(FIFOCache(_WRITTEN), key=id, lock=Lock())
+def _written(model: BaseModel) -> tuple[BaseModel, bytes]:
+    """An answer's JSON, written once however many ask; its model is kept, so that no other gets its
+    id."""
+    return model, orjson.dumps(model.model_dump())
 
 
 def answered(model: BaseModel) -> Response:
     """A model as JSON; what is there was checked where it was made."""
-    return Response(_written.body(model), headers=HEADERS, media_type="application/json")
+    return Response(_written(model)[1], headers=HEADERS, media_type="application/json")

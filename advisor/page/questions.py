@@ -28,14 +28,8 @@ class Questions:
     """Allows one question about the graph at a time, and leaves time between two of them.
 
     The graph's lock is not fair: threads that ask without a pause would keep it to themselves while
-    batches wait to be applied and rankings grow old.
-
-    Args:
-        lock: The graph's lock.
-        clock: Monotonic seconds.
-        sleep: Waits for so many seconds.
-        worked: CPU seconds of the calling thread, so that a busy machine does not count as a slow
-            question.
+    batches wait to be applied and rankings grow old. ``worked`` is CPU seconds of the calling
+    thread, so that a busy machine does not count as a slow question.
     """
 
     def __init__(
@@ -78,7 +72,6 @@ class Questions:
             self._room.release()
 
     def _wait(self) -> None:
-        """Wait for our turn, and until the graph has rested."""
         deadline = self._clock() + PATIENCE_S
         if not self._turn.acquire(timeout=PATIENCE_S):
             self._refuse(_MANY_ASK)
@@ -99,9 +92,6 @@ class RecentAnswers:
 
     While one thread works out a new answer, or the graph is busy, others get the previous one, up
     to ``STALE_S`` old.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -47,8 +47,8 @@ class RankingView(Answer):
         sentence: Who ranks and why, in words.
         terms: The names of the terms that make a score.
         meanings: What these terms mean, and the rules that bind some of these blocks, in words.
-        ranked: How many blocks the whole order has.
-        protected: How many are to go only when nothing else is left.
+        ranked: How many blocks the whole ranking has.
+        protected: How many go only when nothing else is left.
     """
 
     engine: str | None
@@ -64,20 +64,14 @@ class RankingView(Answer):
     protected: int
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/ranking", response_model=RankingView)
     def ranking(engine: NameQuery = None, limit: RecordsQuery = 100) -> Response:
         return answered(ranking_of(page, engine, limit))
 
-    return paths
-
 
 @recent
 def ranking_of(page: Page, engine: str | None, limit: int) -> RankingView:
-    """The ranking that an engine has now, the next to go first."""
     graph, tables = page.graph, page.graph.tables
     with page.questions.turn():
         now, latest, name = graph.clock(), page.latest(), chosen_engine(tables, engine)
@@ -87,7 +81,11 @@ def ranking_of(page: Page, engine: str | None, limit: int) -> RankingView:
         view = View(tables, graph.rules, tables.engines[name], now)
         by_policy = bool(len(ranking.order))
         policy: Policy = graph.policy if by_policy else LruPolicy()
-        rows, ranked = _by_policy(view, ranking) if by_policy else _longest_unused(view, ranking)
+        if by_policy:
+            rows = view.blocks.find(ranking.order[:MOST], tables.salt(view.engine))
+            ranked = len(ranking.order)
+        else:
+            rows, ranked = _longest_unused(view, ranking)
         rows = rows[: min(limit, MOST)]
         known = rows[rows != NO_ROW]
         terms = terms_of(policy, view, Selection(view.blocks, known)) if len(known) else {}
@@ -107,11 +105,6 @@ def ranking_of(page: Page, engine: str | None, limit: int) -> RankingView:
             ranked=ranked,
             protected=len(ranking.protected),
         )
-
-
-def _by_policy(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
-    salt = view.tables.salt(view.engine)
-    return view.blocks.find(ranking.order[:MOST], salt), len(ranking.order)
 
 
 def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:

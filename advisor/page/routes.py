@@ -25,27 +25,11 @@ from .page import Page
 
 
 def page_router(page: Page, guard: Callable[..., None], edits: Callable[..., None]) -> APIRouter:
-    """All of ``/v1``.
-
-    Args:
-        guard: A dependency that refuses whoever may not read names.
-        edits: One that refuses whoever may not change anything.
-    """
-    all_of_v1 = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
-    for router in (
-        now.router(page),
-        misses.router(page),
-        evictions.router(page),
-        ranking.router(page),
-        graph.router(page),
-        sessions.router(page),
-        engines.router(page),
-        shadows.router(page),
-        sampled.router(page),
-        caches.router(page, edits),
-        what_if.router(page, edits),
-        intents.router(page, edits),
-        events.router(page),
-    ):
-        all_of_v1.include_router(router)
-    return all_of_v1
+    """All of ``/v1``; the dependencies refuse whoever may not read names, or change anything."""
+    paths = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
+    for view in (now, misses, evictions, ranking, graph, sessions, engines, shadows, sampled):
+        view.add_routes(paths, page)
+    for editable in (caches, what_if, intents):
+        editable.add_routes(paths, page, edits)
+    events.add_routes(paths, page)
+    return paths

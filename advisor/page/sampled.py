@@ -15,12 +15,12 @@ from ...graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows, Tie
 from .page import NameQuery, Page, RecordsQuery, answered, recent
 
 
-class LayerLooks(Part):
-    """What the blocks of one source layer get.
+class LayerAttention(Part):
+    """Attention to the blocks of one source layer.
 
     Attributes:
         blocks: Blocks of the layer that were sampled.
-        attention: Their share of all the attention that was sampled, from 0 to 1.
+        attention: Their share of all sampled attention, from 0 to 1.
     """
 
     layer: str
@@ -28,14 +28,14 @@ class LayerLooks(Part):
     attention: float
 
 
-class LookedAt(Part):
-    """One block that is looked at.
+class AttendedBlock(Part):
+    """One block that gets attention.
 
     Attributes:
-        session: The last that asked for it; None where nobody knows.
+        session: The session that used it last; None if unknown.
         identity: The segment that it is part of, where a request named it.
         attention: A running mean of its share of the attention in the samples that it was in.
-        importance: What it is worth, from 0 to 1; much attention raises it where nobody stated it.
+        importance: From 0 to 1; much attention raises it where no request stated it.
         in_pool: Whether an engine's pool holds it.
     """
 
@@ -48,8 +48,8 @@ class LookedAt(Part):
     in_pool: bool
 
 
-class SureOf(Part):
-    """How sure the model is of what it writes to one session.
+class SessionConfidence(Part):
+    """The model's confidence in its answers to one session.
 
     Attributes:
         confidence: A running mean, from 0 to 1; no probability of being right.
@@ -62,19 +62,19 @@ class SureOf(Part):
 
 
 class Sampled(Answer):
-    """What sampling found; all of it empty where no engine samples.
+    """Sampled attention and confidence; empty where no engine samples.
 
     Attributes:
         layers: In the order of the layers' authority, those that were sampled.
         blocks: The most attended, most first.
         sessions: The least sure first.
-        confidence: The mean over all sampled sessions; None where none was.
+        confidence: The mean over all sampled sessions; None without any.
         edges: How many edges samples made, by type.
     """
 
-    layers: list[LayerLooks]
-    blocks: list[LookedAt]
-    sessions: list[SureOf]
+    layers: list[LayerAttention]
+    blocks: list[AttendedBlock]
+    sessions: list[SessionConfidence]
     confidence: float | None
     edges: dict[str, int]
 
@@ -82,15 +82,10 @@ class Sampled(Answer):
 _SAMPLED_EDGES: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/sampled", response_model=Sampled)
     def sampled(limit: RecordsQuery = 50, session: NameQuery = None) -> Response:
         return answered(sampled_of(page, limit, session))
-
-    return paths
 
 
 @recent
@@ -108,38 +103,34 @@ def sampled_of(page: Page, limit: int, session: str | None = None) -> Sampled:
             looked_at = looked_at[blocks.session[looked_at] == row]
             asked = asked[asked == row]
         counts = tables.all_edges.counts()
+        most = np.argsort(-blocks.attention[looked_at], kind="stable")
         least_sure = asked[np.argsort(confidence[asked], kind="stable")]
         return Sampled(
             at=page.unix(page.graph.clock()),
             layers=_layers(tables, looked_at),
-            blocks=[_block(tables, row) for row in _most_attended(tables, looked_at, limit)],
+            blocks=[_block(tables, row) for row in looked_at[most[:limit]].tolist()],
             sessions=[_session(tables, row) for row in least_sure[:limit].tolist()],
             confidence=round(float(confidence[asked].mean()), 4) if len(asked) else None,
             edges={kind.name.lower(): int(counts[kind]) for kind in _SAMPLED_EDGES},
         )
 
 
-def _layers(tables: Tables, rows: Rows) -> list[LayerLooks]:
+def _layers(tables: Tables, rows: Rows) -> list[LayerAttention]:
     layer, attention = tables.blocks.layer[rows], tables.blocks.attention[rows]
     blocks = np.bincount(layer, minlength=len(LAYER_NAMES)).tolist()
     looks = np.bincount(layer, weights=attention, minlength=len(LAYER_NAMES))
     shares = (looks / max(looks.sum(), np.finfo(float).tiny)).tolist()
     return [
-        LayerLooks(layer=name, blocks=blocks[at], attention=round(shares[at], 4))
+        LayerAttention(layer=name, blocks=blocks[at], attention=round(shares[at], 4))
         for at, name in enumerate(LAYER_NAMES)
         if blocks[at]
     ]
 
 
-def _most_attended(tables: Tables, rows: Rows, limit: int) -> list[int]:
-    found: list[int] = rows[np.argsort(-tables.blocks.attention[rows], kind="stable")].tolist()
-    return found[:limit]
-
-
-def _block(tables: Tables, row: int) -> LookedAt:
+def _block(tables: Tables, row: int) -> AttendedBlock:
     blocks = tables.blocks
     session = int(blocks.session[row])
-    return LookedAt(
+    return AttendedBlock(
         key=block_name(int(blocks.wire_keys(row))),
         layer=LAYER_NAMES[blocks.layer[row]],
         session=None if session == NO_ROW else tables.sessions.names[session],
@@ -150,9 +141,9 @@ def _block(tables: Tables, row: int) -> LookedAt:
     )
 
 
-def _session(tables: Tables, row: int) -> SureOf:
+def _session(tables: Tables, row: int) -> SessionConfidence:
     sessions = tables.sessions
-    return SureOf(
+    return SessionConfidence(
         session=sessions.names[row],
         tenant=tables.tenants.name(int(sessions.tenant[row])),
         state=STATE_NAMES[sessions.state[row]],

@@ -21,7 +21,7 @@ from ...graph.logs.requests import UNHEARD
 from ...graph.stats import held_chains, shared_chains
 from ...graph.types import NEVER, NO_ROW, STATE_NAMES, Tier
 from ..words.times import Unix
-from .graph import Moment
+from .graph import Moment, moment
 from .misses import RequestView, session_requests
 from .page import MarkQuery, NameParam, NameQuery, Page, RecordsQuery, answered, recent
 
@@ -31,11 +31,11 @@ class SessionView(Part):
 
     Attributes:
         state: ``idle``, ``running``, ``waiting_for_tool``, ``ended``.
-        inferred: Nobody named it: it was told from its blocks.
-        tokens: Of its last prompt, with the answer once that is known.
+        inferred: Whether it was inferred from its blocks, since no request named it.
+        tokens: Tokens of its last prompt, and of the answer once that is known.
         pool, warm, cold: Blocks in each tier of any engine.
-        engine: That ran its last request.
-        chain: Blocks of its last request, from its prompt's start; 0: nobody knows them.
+        engine: The engine of its last request.
+        chain: Blocks of its last request, from the prompt's start; 0 if they are unknown.
         chain_pool: How many of these, from the start, are in that engine's pool.
         chain_copied: How many are there or in that engine's tiers below.
         chain_shared: How many are in a store that engines share.
@@ -75,10 +75,11 @@ class Turn(Part):
     """One turn: when it was scheduled and ended, and the pause that followed.
 
     Attributes:
-        waited_s: From its arrival until ``at``; 0 where its engine does not tell.
-        ended_at: None while it runs; its beginning, where its end was not heard of.
+        waited_s: Seconds from its arrival until ``at``; 0 if the engine does not report it.
+        ended_at: None while it runs; its beginning, if no end was reported.
         pause_s: Until the next turn arrived; None: there was none yet.
-        expected_pause_s: As it was expected when the turn ended; None: nobody said.
+        expected_pause_s: The pause that was expected when the turn ended; None if nobody announced
+            one.
         found_blocks: Blocks of its prompt that it found.
     """
 
@@ -108,9 +109,9 @@ class SessionTimeline(Answer):
     ``moments`` are the newest first; ``turns`` the oldest first.
 
     Attributes:
-        since: The request of the mark that was asked with: turns, moments and residency begin with
-            it. None: all is told.
-        mark: To ask with for what comes next; None while no turn is over.
+        since: The request of the given mark: turns, moments and residency begin with it. None: they
+            are complete.
+        mark: Pass it as ``after`` to get what follows; None while no turn is over.
     """
 
     session: SessionView
@@ -122,10 +123,7 @@ class SessionTimeline(Answer):
     mark: str | None
 
 
-def router(page: Page) -> APIRouter:
-    """The view's routes."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/sessions", response_model=Sessions)
     def sessions(limit: RecordsQuery = 200, search: NameQuery = None) -> Response:
         return answered(sessions_of(page, limit, search or ""))
@@ -133,8 +131,6 @@ def router(page: Page) -> APIRouter:
     @paths.get("/sessions/{name:anything}", response_model=SessionTimeline)
     def session(name: NameParam, tenant: NameQuery = None, after: MarkQuery = "") -> Response:
         return answered(session_of(page, name, tenant, after))
-
-    return paths
 
 
 # All sessions, and what the engines hold of them.
@@ -164,7 +160,6 @@ def _matches(tables: LoggedTables, row: int, search: str) -> bool:
 
 
 def views_of(tables: LoggedTables, rows: list[int], now: float) -> list[SessionView]:
-    """The sessions of some rows, in their order."""
     sessions, blocks = tables.sessions, tables.blocks
     returns = sessions.return_probability()
     live = blocks.live_rows()
@@ -230,9 +225,7 @@ class _Eviction(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    """Copies of the session's blocks after each change; the first entry of ``warm`` and ``cold`` is
-    before any change."""
-
+    # Of the session's blocks after each change; `warm` and `cold` begin with those before any.
     times: npt.NDArray[np.float64]
     warm: npt.NDArray[np.int64]
     cold: npt.NDArray[np.int64]
@@ -349,8 +342,7 @@ def _residency(
     view: SessionView,
     now: float,
 ) -> Residency:
-    """Its blocks by tier over time: the pool has all of a prompt after each turn and loses each
-    eviction. The last entry is the present."""
+    # The pool has all of a prompt after each turn, and loses each eviction.
     held_now = view.chain_pool if view.chain else view.pool
     pool = [*_in_pool(requests, gone, now), (now, held_now)]
     begin = pool[0][0]
@@ -409,17 +401,16 @@ def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Evictio
     for (at, engine, rule), left in groupby(gone, key=lambda g: (g.at, g.engine, g.rule)):
         together = list(left)
         moments.append(
-            Moment(
-                at=at,
-                what="eviction",
-                sentence=f"{len(together)} of its blocks left the pool; {RULE_TEXTS[rule]}.",
-                engine=engine,
-                request=None,
+            moment(
+                at,
+                "eviction",
+                f"{len(together)} of its blocks left the pool; {RULE_TEXTS[rule]}.",
+                engine,
                 eviction=together[-1].number,
                 blocks=len(together),
             )
         )
-    return sorted(moments, key=lambda moment: -moment.at)
+    return sorted(moments, key=lambda each: -each.at)
 
 
 def _turn_moments(turn: RequestView) -> list[Moment]:
@@ -435,33 +426,16 @@ def _turn_moments(turn: RequestView) -> list[Moment]:
 
 
 def _moment(turn: RequestView, what: str, sentence: str, blocks: int) -> Moment:
-    return Moment(
-        at=turn.at,
-        what=what,
-        sentence=sentence,
-        engine=turn.engine,
-        request=turn.id,
-        eviction=turn.miss.eviction if what == "miss" and turn.miss is not None else None,
-        blocks=blocks,
+    left = turn.miss.eviction if what == "miss" and turn.miss is not None else None
+    return moment(
+        turn.at, what, sentence, turn.engine, request=turn.id, eviction=left, blocks=blocks
     )
-
-
-def _as_expected(turn: RequestView) -> str:
-    expected = turn.expected_pause_s
-    return "" if expected is None else f"; {expected:.1f} s were expected"
 
 
 def _pause_moment(before: RequestView, at: float, pause_s: float) -> Moment:
-    return Moment(
-        at=at,
-        what="pause",
-        sentence=(
-            f"It paused for {pause_s:.1f} s{_as_expected(before)}."
-            if pause_s
-            else "Its next turn came before this one had ended."
-        ),
-        engine=before.engine,
-        request=before.id,
-        eviction=None,
-        blocks=None,
-    )
+    expected = before.expected_pause_s
+    as_expected = "" if expected is None else f"; {expected:.1f} s were expected"
+    sentence = "Its next turn came before this one had ended."
+    if pause_s:
+        sentence = f"It paused for {pause_s:.1f} s{as_expected}."
+    return moment(at, "pause", sentence, before.engine, request=before.id)

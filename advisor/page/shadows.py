@@ -17,8 +17,7 @@ from ..shadows.runner import STEP_S, ShadowRunner, ShadowSet
 from .page import NameQuery, Page, answered, chosen_engine
 from .ranking import who_ranks
 
-Sums = Mapping[str, np.ndarray]
-"""Counts of each step, the oldest first, by the name of what is counted."""
+Sums = Mapping[str, np.ndarray]  # what is counted → its count in each step, the oldest first
 
 MOST_STEPS: Final = 360  # of a history that is shown; chosen
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
@@ -41,14 +40,14 @@ class ShadowView(Part):
     Attributes:
         name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
         sentence: The same in words.
-        policy: Who ranks there.
+        policy: The policy that ranks there.
         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
             engine has.
         blocks: Its size, of the whole pool.
         asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
             known, and else of all.
-        hit_rate: What they say all these requests would find; None before any. The ceiling's is
+        hit_rate: The estimated hit rate of all these requests; None before any. The ceiling's is
             never below that of a pool with no more room.
         ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
         history: Hit rates by step, the oldest first; None where nothing was asked.
@@ -73,9 +72,10 @@ class Shadows(Answer):
     Attributes:
         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
             without an engine.
-        sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
-        sessions: How many these were so far.
-        ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
+        sampled_share: Share of sessions that shadows follow, chosen by a hash of their names.
+        sessions: How many sessions these were so far.
+        ranked_every_s: Seconds between two rankings of shadows of policies; more where ranking
+            takes long.
     """
 
     engine: str | None
@@ -89,19 +89,13 @@ class Shadows(Answer):
     shadows: list[ShadowView]
 
 
-def router(page: Page) -> APIRouter:
-    """The view's route."""
-    paths = APIRouter()
-
+def add_routes(paths: APIRouter, page: Page) -> None:
     @paths.get("/shadows", response_model=Shadows)
     def shadows(engine: NameQuery = None) -> Response:
         return answered(shadows_of(page, engine))
 
-    return paths
-
 
 def shadows_of(page: Page, engine: str | None) -> Shadows:
-    """What other pools would have found."""
     now = page.graph.clock()
     if engine is not None:
         chosen_engine(page.graph.tables, engine)
@@ -115,13 +109,7 @@ def shadows_view(
     unix: Callable[[float], float],
     guard: Callable[[str], str],
 ) -> Shadows:
-    """Shadows of one engine, or of the first that has some.
-
-    Args:
-        now: By the graph's clock.
-        unix: Makes Unix seconds of it.
-        guard: Says in words who ranks an engine's blocks.
-    """
+    """Shadows of one engine, or of the first that has some; ``now`` is by the graph's clock."""
     runner.looked()
     with runner.lock:
         name = engine if engine is not None else next(iter(runner.sets), None)
@@ -249,20 +237,17 @@ def _ceiling(found: ShadowSet) -> ShadowView:
 
 
 def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
-    """A pool twice as large, shown as this one with host memory: a copied block is found as if it
-    had stayed."""
+    """A pool twice as large, shown as host memory: a copied block is found as if it had stayed."""
     name = f"{twice.policy} + host memory"
     said = f"{_ranker(pool)} in a pool as large, with host memory for as many copies"
     return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
 
 
-def _named_order(policy: str) -> str:
-    return "stock vLLM's order" if policy == "lru" else f"the policy {policy}"
-
-
 def _ranker(pool: LruPool | PolicyPool) -> str:
     is_guarded = isinstance(pool, PolicyPool) and pool.pool.is_guarded
-    return _named_order(pool.policy_name) + (", guarded as ours is," if is_guarded else "")
+    name = pool.policy_name
+    who = "stock vLLM's order" if name == "lru" else f"the policy {name}"
+    return f"{who}, guarded as ours is," if is_guarded else who
 
 
 def _sentence(pool: LruPool | PolicyPool) -> str:
@@ -276,8 +261,7 @@ def _sentence(pool: LruPool | PolicyPool) -> str:
 def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> dict[float, int]:
     """Prompt tokens that LRU would have found, by the starts of ten-second steps.
 
-    Args:
-        asked: Tokens of all prompts, by the same starts: engines with shadows stand for them all.
+    ``asked`` is the tokens of all prompts by the same starts: engines with shadows stand for all.
     """
     told = [np.empty((3, 0))]  # starts, tokens, of these found
     with runner.lock:

@@ -62,22 +62,13 @@ FRESH_S = 0.25  # an older status is worked out again; chosen
 
 
 class Status:
-    """Implements ``dashboards.source.StatusSource`` for a running sidecar; thread-safe.
-
-    Args:
-        max_stale_s: Age in seconds from which a ranking is a fault.
-        clock: Monotonic seconds.
-
-    Attributes:
-        page: What the page's views read.
-        http: The HTTP surface's URL, once it is known.
-    """
+    """``dashboards.source.StatusSource`` of a running sidecar; thread-safe."""
 
     def __init__(self, parts: Sidecar, max_stale_s: float, clock: Callable[[], float]) -> None:
         self._parts = parts
         self._graph = parts.graph
         self._planner = parts.planner
-        self._max_stale_s = max_stale_s
+        self._max_stale_s = max_stale_s  # from which age a ranking is a fault
         self._clock = clock
         self._started = clock()
         self._questions = Questions(parts.graph.lock, clock)
@@ -94,16 +85,14 @@ class Status:
             unix=UnixTime(parts.graph.clock),
         )
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
-        self.http = ""
+        self.http = ""  # the HTTP surface's URL, once it is known
 
     def is_healthy(self) -> bool:
-        """Whether the loop turns and no engine's advice is stale."""
         now = self._clock()
         fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
         return fresh and now - self._parts.intake.last_turn < STALLED_AFTER_S
 
     def not_ready(self) -> str | None:
-        """Why engines get no advice yet, in words; None where all that are linked get theirs."""
         if not self.is_healthy():
             return "the sidecar's loop is stalled, or its rankings are old"
         latest = self._planner.latest
@@ -114,7 +103,6 @@ class Status:
         return None
 
     def totals(self) -> LogTotals:
-        """What the logs counted."""
         return log_totals(self._graph.tables, self._parts.shadows)
 
     def status(self) -> SidecarStatus:
@@ -140,16 +128,16 @@ class Status:
             uptime_s=round(self._clock() - self._started, 3),
             endpoint=self._parts.front.endpoint,
             http=self.http,
-            engines=(*self._hooked_engines(stats), *self._watched_engines(stats)),
+            engines=(
+                *(self._engine(peer, stats) for peer in self._parts.subscriber.peers),
+                *self._watched_engines(stats),
+            ),
             graph=stats,
             counters=self._counters(stats),
             snapshot=self._parts.snapshots.status(),
             config={"error": self._parts.watch.last_error},
             lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
         )
-
-    def _hooked_engines(self, stats: GraphStats) -> Iterable[EngineStatus]:
-        return [self._engine(peer, stats) for peer in self._parts.subscriber.peers]
 
     def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
         ranking, now = self._planner.latest.get(peer.engine), self._clock()
@@ -189,12 +177,7 @@ class Status:
                 silent_s=None if seen is None else round(now - seen, 3),
                 gaps=source.sequence.gaps,
                 resyncs=source.replays,
-                ranking_epoch=None,
-                ranking_age_s=None,
-                ranked=0,
-                ranked_protected=0,
                 graph=stats.engines.get(source.engine),
-                tiers=None,
                 left_out=source.counters["kv_left_out"],
                 last_left_out=source.last_left_out,
             )

@@ -26,7 +26,7 @@ from ..policies.registry import POLICIES, new_policy
 from ..shadows.ceiling import Walked, WindowPlay
 from ..shadows.pools import OtherWeights
 from ..words.times import Unix
-from ..words.words import heeded, weight_meanings
+from ..words.words import WEIGHT_MEANINGS, heeded
 from .page import NameQuery, Page, answered, chosen_engine
 from .shadows import Shadows, shadows_of
 
@@ -37,14 +37,14 @@ class Weights(Answer):
     Attributes:
         policy, next_policy: The one that ranks, and the one that does from the next start on.
         policies: All that there are.
-        heeds: Which weights the policy that ranks heeds, in words; None where nobody knows.
+        heeds: Which weights the ranking policy uses, in words; None for a custom policy.
         score: [score]'s numbers by name.
         defaults: The same, as they are without configuration.
         meanings: What each number is, and each type of edge, in words.
-        file: Where changes are kept; None: nowhere.
+        file: The file that changes are written to; None without one.
         is_editable: Whether this sidecar writes changes; ``why_not`` says why it does not. They can
             be previewed and tried in any case.
-        undoable: How many changes can be taken back.
+        undoable: How many changes can be undone.
     """
 
     policy: str
@@ -126,9 +126,8 @@ class WeightEffect(Answer):
     window: WindowEffect | None
 
 
-def router(page: Page, edits: Callable[..., None]) -> APIRouter:
+def add_routes(paths: APIRouter, page: Page, edits: Callable[..., None]) -> None:
     """The view's routes; those that change or try something need the edit token."""
-    paths = APIRouter()
 
     @paths.get("/weights", response_model=Weights)
     def weights() -> Response:
@@ -157,8 +156,6 @@ def router(page: Page, edits: Callable[..., None]) -> APIRouter:
     @paths.post("/weights/undo", response_model=Weights, dependencies=[Depends(edits)])
     def undo_weights() -> Response:
         return answered(weights_of(page, page.watch.editor.undo("edit")))
-
-    return paths
 
 
 # What decides the ranking, as configured.
@@ -196,7 +193,7 @@ def weights_of(page: Page, written: Config | None = None) -> Weights:
         protected_layers=sorted(score.protected_layers),
         defaults=_numbers_of(default, numbers),
         edge_type_defaults=default.edge_types.model_dump(),
-        meanings=weight_meanings(),
+        meanings=dict(WEIGHT_MEANINGS),
         layers=list(LAYER_NAMES),
         file=watch.file,
         is_editable=watch.file is not None,
@@ -213,27 +210,18 @@ _LEAST: Final = 10  # blocks to compare in any case; chosen
 _MOVERS: Final = 50  # blocks to name
 
 
-def _nothing(engine: str) -> tuple[list[Walked], int]:
-    return [], 0
-
-
 def weight_effect(
     graph: KVCacheGraph,
     score: ScoreConfig,
     engine: str | None,
     unix: Unix,
-    remembered: Callable[[str], tuple[list[Walked], int]] = _nothing,
+    remembered: Callable[[str], tuple[list[Walked], int]] = lambda _: ([], 0),
     policy: Policy | None = None,
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
     """Compare the live ranking with that of other weights, rules or another policy.
 
-    Args:
-        remembered: Gives an engine's last requests, and the size of the pool to replay them in.
-        policy: Another policy; None: the live one with other weights.
-
-    Returns:
-        The effect on the ranking; and a function that works out the effect on the remembered
-        requests, which takes longer and needs no lock.
+    Returns the effect on the ranking; and a function that works out the effect on the requests that
+    ``remembered`` gives, which takes longer and needs no lock.
     """
     now, name = graph.clock(), chosen_engine(graph.tables, engine)
     if name is None:
@@ -349,7 +337,6 @@ def effect_of(page: Page, change: WeightChange, engine: str | None) -> WeightEff
 
 
 def _try_in_shadow(page: Page, change: WeightChange) -> None:
-    """Run a shadow with the change from now on; the live ranking stays."""
     score, other = _score_after(page, change)
     weights = other_weights(page.graph, score, other)
     said = change_in_words(_by_section(change))

@@ -41,57 +41,39 @@ _RENEW: Final = 0.8  # share of its time to live after which an untouched prefix
 
 @dataclass(slots=True)
 class Prefix:
-    """A prefix to keep warm.
-
-    Attributes:
-        stable: Its messages.
-        seconds: Its time to live.
-        touched: When it was last computed or leased, monotonic seconds; None for never.
-        lasts: Seconds that it is kept from then on.
-        broken: Why it is not tried any more; empty while it is.
-    """
+    """A prefix to keep warm."""
 
     key: str
     stable: list[Message]
     tools: tuple[dict[str, Any], ...]
-    seconds: float
-    touched: float | None = None
-    lasts: float = 0.0
-    broken: str = ""
+    seconds: float  # its time to live
+    touched: float | None = None  # when it was last computed or leased
+    lasts: float = 0.0  # seconds that it is kept from then on
+    broken: str = ""  # why it is not tried any more
 
     def touch(self, now: float, leased: float) -> None:
-        """Note that it was computed or leased; ``leased`` seconds may be less than its time to
-        live."""
+        """Note that it was computed, or leased for ``leased`` seconds."""
         self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
 
     def wants(self, now: float) -> bool:
-        """Return whether it is due to be warmed."""
         due = self.touched is None or now - self.touched >= _RENEW * self.lasts
         return due and not self.broken
 
 
-class Warmed(NamedTuple):
-    """The result of warming one prefix.
-
-    Attributes:
-        how: ``cold``: it was computed; ``warm``: it was cached; ``unknown``: the server does not
-            say which; ``leased``; or ``failed``.
-        tokens: Tokens of the prompt; 0 if the server does not say.
-        cached: How many of them were cached.
-        reason: Why it failed or is cold again, as text.
-    """
+class WarmResult(NamedTuple):
+    """The result of warming one prefix."""
 
     key: str
-    how: str
-    tokens: int = 0
+    how: str  # cold (was computed), warm (was cached), unknown which, leased, or failed
+    tokens: int = 0  # of the prompt; 0 if the server does not say
     cached: int = 0
-    reason: str = ""
+    reason: str = ""  # why it failed or is cold again
 
 
 Ask = Callable[[str, dict[str, Any] | None], Any]
+# Leases a session's blocks, by its name, for some seconds; returns for how many all of them are
+# leased, and 0 if some are not.
 Lease = Callable[[str, float], float]
-"""Leases a session's blocks, by its name, for some seconds; returns for how many seconds all of
-them are leased, and 0 if some are not."""
 
 
 class Warmer:
@@ -100,12 +82,6 @@ class Warmer:
     If a sidecar leases, a computed prefix is leased at once, so that other traffic does not evict
     it. A prefix that the server refuses is not tried again; one that could not be sent is tried in
     the next sweep.
-
-    Args:
-        ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
-        lease: Asks a sidecar; None without one.
-        clock: Monotonic seconds.
-        sleep: Waits for the sidecar to receive what the engine reports.
     """
 
     def __init__(
@@ -117,21 +93,20 @@ class Warmer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._server = server
-        self._ask = ask or (lambda path, body: ask_server(server, path, body))
+        self._ask = ask or partial(ask_server, server)
         self._lease = lease
         self._clock, self._sleep = clock, sleep
         self._model = server.model
 
-    def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
-        """Warm the prefixes that are due; return the results."""
+    def sweep(self, prefixes: Sequence[Prefix]) -> list[WarmResult]:
         now = self._clock()
         return [self._keep(each) for each in prefixes if each.wants(now)]
 
-    def _keep(self, prefix: Prefix) -> Warmed:
+    def _keep(self, prefix: Prefix) -> WarmResult:
         """Lease a prefix that was warm before, or else have it computed."""
         if prefix.touched is not None and (leased := self._leased(prefix)):
             prefix.touch(self._clock(), leased)
-            return Warmed(prefix.key, "leased")
+            return WarmResult(prefix.key, "leased")
         try:
             answer = self._ask("/chat/completions", self._body(prefix))
             usage = answer.get("usage") or {}
@@ -140,14 +115,16 @@ class Warmer:
             warmed = _warmed(prefix, tokens, None if cached is None else int(cached))
         except ServerRefusalError as error:
             prefix.broken = str(error) if error.is_final else ""
-            return Warmed(prefix.key, "failed", reason=str(error))
+            return WarmResult(prefix.key, "failed", reason=str(error))
         except (AttributeError, LookupError, ValueError, TypeError, OverflowError):
-            return Warmed(prefix.key, "failed", reason=f"{self._server.url} gave no such answer")
+            return WarmResult(
+                prefix.key, "failed", reason=f"{self._server.url} gave no such answer"
+            )
         prefix.touch(self._clock(), self._leased(prefix, _TRIES))
         return warmed
 
     def _leased(self, prefix: Prefix, tries: int = 1) -> float:
-        """Return for how many seconds a sidecar leases all of it; 0 if it does not."""
+        """For how many seconds a sidecar leases all of it; 0 if it does not."""
         for number in range(tries if self._lease is not None else 0):
             if number:
                 self._sleep(_HEARD_S)
@@ -174,23 +151,18 @@ class Warmer:
         return self._model
 
 
-def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> Warmed:
-    """Return the result for a prefix of which ``cached`` tokens were cached, None if that is not
-    known."""
+def _warmed(prefix: Prefix, tokens: int, cached: int | None) -> WarmResult:
+    """``cached``: tokens that were cached; None if that is not known."""
     if cached is None:
-        return Warmed(prefix.key, "unknown", tokens)
+        return WarmResult(prefix.key, "unknown", tokens)
     if 2 * cached > tokens:
-        return Warmed(prefix.key, "warm", tokens, cached)
+        return WarmResult(prefix.key, "warm", tokens, cached)
     again = "lost since it was warmed, or shorter than a block of the server's"
-    return Warmed(prefix.key, "cold", tokens, cached, "" if prefix.touched is None else again)
+    return WarmResult(prefix.key, "cold", tokens, cached, "" if prefix.touched is None else again)
 
 
 class ServerRefusalError(KvGraphError):
-    """A server did not do what was asked.
-
-    Attributes:
-        is_final: Whether it would refuse again.
-    """
+    """A server did not do what was asked; ``is_final``: it would refuse again."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
         super().__init__(message)
@@ -198,11 +170,7 @@ class ServerRefusalError(KvGraphError):
 
 
 def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
-    """Send a body, or a GET without one, and return the JSON answer.
-
-    Raises:
-        ServerRefusalError: The server cannot be reached, or refuses; says with which status.
-    """
+    """Send a body, or a GET without one, and return the JSON answer."""
     if not (server.key.isascii() and server.key.isprintable()):
         words = f"{server.key_variable} holds characters that no header may have"
         raise ServerRefusalError(words, is_final=True)
@@ -224,9 +192,9 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
 
 logger = logging.getLogger(__name__)
 
+# An unused session is not kept warm any more then. Chosen: a session that is never closed must not
+# cost requests for ever.
 FORGOTTEN_S: Final = 3600.0
-"""Seconds after which an unused session is not kept warm any more. Chosen: a session that is never
-closed must not cost requests for ever."""
 _LEASED: Final = ("accepted", "clipped")
 
 
@@ -252,7 +220,7 @@ class PrefixKeeper:
     def __init__(
         self,
         file: Path | str,
-        say: Callable[[Warmed], None] | None = None,
+        say: Callable[[WarmResult], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         path, self._clock = Path(file), clock
@@ -264,7 +232,7 @@ class PrefixKeeper:
         lease = _lease() if self._config.pin else None
         self._warmer = Warmer(self._config.server, lease=lease, clock=clock)
 
-    def sweep(self) -> list[Warmed]:
+    def sweep(self) -> list[WarmResult]:
         """Warm the prefixes that are due; return the result for each."""
         long_ago = self._clock() - FORGOTTEN_S
         for conversation in [each for each, used in list(self._used.items()) if used < long_ago]:
@@ -335,25 +303,22 @@ class PrefixKeeper:
         if self._used.pop(conversation, None) is not None:
             self._prefixes.pop(prefix_key(conversation), None)
 
-    def _warm(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
-        done = self._warmer.sweep([each for each in prefixes if self._is_kept(each)])
+    def _warm(self, prefixes: Sequence[Prefix]) -> list[WarmResult]:
+        done = self._warmer.sweep(
+            [each for each in prefixes if self._prefixes.get(each.key) is each]
+        )
         for each in done:
             self._say(each)
         return done
 
     def _safely(self, sweep: Callable[[], object]) -> None:
-        """Run a sweep; log whatever error it raises."""
         try:
             sweep()
         except Exception as error:
             logger.warning("kvgraph: prefixes are not warmed: %s", type(error).__name__)
             logger.debug("kvgraph: prefixes are not warmed", exc_info=True)
 
-    def _is_kept(self, prefix: Prefix) -> bool:
-        return self._prefixes.get(prefix.key) is prefix
-
     def _pause(self) -> float:
-        """Return the seconds until the next sweep: at most half of the shortest time to live."""
         kept = list(self._prefixes.values())
         return min([self._config.sweep_s, *(each.seconds / 2 for each in kept)])
 
@@ -369,7 +334,7 @@ def _named(config: PrecacheConfig, directory: Path) -> dict[str, Prefix]:
 
 
 def _lease() -> Lease | None:
-    """Return a function that asks this user's only sidecar; None without one."""
+    """A function that asks this user's only sidecar; None without one."""
     from ..intents.client import IntentClient
 
     try:
@@ -388,7 +353,7 @@ def _lease() -> Lease | None:
     return lease
 
 
-def _log_failure(done: Warmed) -> None:
+def _log_failure(done: WarmResult) -> None:
     if done.how == "failed":
         logger.warning("kvgraph: %s: not warmed: %s", done.key, done.reason)
 
@@ -405,14 +370,13 @@ def precache(
     ] = False,
 ) -> None:
     """Have stable prefixes computed before anybody asks, on any OpenAI-compatible server."""
-
     keeper = PrefixKeeper(file, lambda done: typer.echo(_line(done)))
     if watch:
         keeper.run()
     raise typer.Exit(1 if any(each.how == "failed" for each in keeper.sweep()) else 0)
 
 
-def _line(done: Warmed) -> str:
+def _line(done: WarmResult) -> str:
     if done.how == "failed":
         return f"{done.key}: failed: {done.reason}"
     if done.how == "leased":

@@ -18,20 +18,16 @@ from ...graph.errors import ConfigError
 from ..config.edits import read_whole
 
 Message = dict[str, Any]
+# Makes the messages of a turn from its variables; everything before the mark must be stable.
 Render = Callable[[Mapping[str, str]], Sequence[Message]]
-"""Makes the messages of a turn from its variables; everything before the mark must be stable."""
 
-NOTHING: Final = "."
-"""Text of a warming request's last message, in place of a user's."""
+NOTHING: Final = "."  # text of a warming request's last message, in place of a user's
 
 
 def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
-    """Return the messages before the mark; the message that contains it is cut there.
+    """The messages before the mark ``drop_from``; the one that contains it is cut there.
 
     The renderer of real turns also renders this, so that both begin with the same bytes.
-
-    Args:
-        drop_from: The mark: it stands where a turn's own text begins.
 
     Raises:
         ConfigError: No message contains the mark, so that the whole turn would count as stable; or
@@ -48,12 +44,7 @@ def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]
 
 
 def as_messages(made: object, what: str = "messages") -> list[Message]:
-    """Return messages, or another such list named ``what``, checked to be objects that JSON can
-    hold.
-
-    Raises:
-        ConfigError: They are something else; says what.
-    """
+    """A list named ``what``, checked to be objects that JSON can hold; raises ConfigError."""
     if not isinstance(made, list | tuple):
         raise ConfigError(f"{what}: {type(made).__name__!r}; allowed: a list of objects")
     for number, each in enumerate(made):
@@ -68,19 +59,14 @@ def as_messages(made: object, what: str = "messages") -> list[Message]:
 
 
 def warming_messages(stable: Sequence[Message]) -> list[Message]:
-    """Return the messages to send for a stable prefix; templates need a user's message at the
-    end."""
+    """The messages to send for a prefix; templates need a user's message at the end."""
     if stable and stable[-1].get("role") == "user":
         return [*stable]
     return [*stable, {"role": "user", "content": NOTHING}]
 
 
 def renderer(name: str, directory: Path) -> Render:
-    """Return the function that ``FILE.py:FUNCTION`` names, relative to ``directory``.
-
-    Raises:
-        ConfigError: There is no such file or function, or the file cannot be run.
-    """
+    """The function that ``FILE.py:FUNCTION`` names, relative to ``directory``."""
     file, _, function = name.rpartition(":")
     path = directory / file
     spec = importlib.util.spec_from_file_location(path.stem, path) if file else None
@@ -97,8 +83,7 @@ def renderer(name: str, directory: Path) -> Render:
     return found
 
 
-SYSTEM_PREFIX: Final = "conv:__system_prefix__"
-"""Key of a system prefix without a conversation."""
+SYSTEM_PREFIX: Final = "conv:__system_prefix__"  # key of a system prefix without a conversation
 
 
 def prefix_key(
@@ -107,14 +92,7 @@ def prefix_key(
     prefix: str | None = None,
     request: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the first of the keys ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that the arguments
-    allow.
-
-    Args:
-        segments: The stable parts of a prompt, in order.
-        prefix: The whole text of its stable prefix.
-        request: The request to send.
-    """
+    """The first of the keys ``conv:``, ``seg:``, ``pfx:`` and ``v5:`` that the arguments allow."""
     if conversation:
         return f"conv:{conversation}"
     if segments:
@@ -199,15 +177,10 @@ class PrefixConfig(_Section):
 
     @property
     def seconds(self) -> float:
-        """The time to live in seconds."""
         return TTL_S[self.ttl]
 
     def stable(self, directory: Path) -> list[Message]:
-        """Return its messages up to the mark.
-
-        Raises:
-            ConfigError: A file cannot be read or run, or the mark is missing.
-        """
+        """Its messages up to the mark."""
         if self.render:
             return stable_messages(renderer(self.render, directory), self.drop_from, {})
         head = [{"role": "system", "content": _text(self.system, directory)}] if self.system else []
@@ -217,7 +190,7 @@ class PrefixConfig(_Section):
         return stable_messages(lambda _: whole, self.drop_from, {})
 
     def key(self, directory: Path) -> str:
-        """Return its key: from its conversation, its tools, its texts, or all of its messages."""
+        """Its key: from its conversation, its tools, its texts, or all of its messages."""
         if self.conversation:
             return prefix_key(self.conversation)
         stable = self.stable(directory)
@@ -247,11 +220,7 @@ class PrecacheConfig(_Section):
 
 
 def read_precache(path: Path) -> PrecacheConfig:
-    """Read and check the file.
-
-    Raises:
-        ConfigError: Names the key that is wrong, its value and what is allowed.
-    """
+    """Read and check the file; a ConfigError names the key that is wrong, and what is allowed."""
     text = read_whole(path)
     if not text:
         raise ConfigError(f"{path}: there is no such file, or it is empty")
@@ -266,11 +235,7 @@ def read_precache(path: Path) -> PrecacheConfig:
 
 
 def new_prefix(**fields: Any) -> PrefixConfig:
-    """Return an application's prefix, checked as one of a file.
-
-    Raises:
-        ConfigError: Names the field that is wrong, and what is allowed.
-    """
+    """An application's prefix, checked as one of a file."""
     try:
         return PrefixConfig.model_validate(fields)
     except ValidationError as error:

@@ -28,11 +28,7 @@ _NAME: Final = re.compile(r"[\w.-]{1,64}")
 
 
 def new_sidecar_keys(folder: Path) -> None:
-    """Create a sidecar's key folder.
-
-    Raises:
-        ConfigError: It has keys already, or cannot be written.
-    """
+    """Create a sidecar's key folder; raises ConfigError if it has keys already."""
     with explained(folder):
         folder.mkdir(0o700, parents=True, exist_ok=True)
         (folder / ALLOWED).mkdir(0o700, exist_ok=True)
@@ -47,10 +43,6 @@ def new_sidecar_keys(folder: Path) -> None:
 
 def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
     """Create an engine's key folder and allow it at the sidecar; returns the file that allows it.
-
-    Args:
-        sidecar: The sidecar's folder.
-        name: The engine's name at the sidecar.
 
     Raises:
         ConfigError: The name is invalid or taken, or a folder is wrong; nothing is left behind.
@@ -77,7 +69,6 @@ def new_engine_keys(sidecar: Path, name: str, folder: Path) -> Path:
 
 
 def _text(public: bytes, secret: bytes | None = None) -> str:
-    """Format a certificate as ZeroMQ's tools do."""
     lines = ["#   made by `kvgraph keys`", "metadata", "curve"]
     lines.append(f'    public-key = "{public.decode()}"')
     if secret is not None:

@@ -25,15 +25,11 @@ from ...graph.wire.endpoints import LOOPBACK_HOSTS, is_alive, is_loopback
 
 
 class ParentWatch:
-    """Detects that process ``pid`` has ended; immediately if the kernel has pidfds.
-
-    Attributes:
-        fd: Becomes readable when the process ends; None without pidfds.
-    """
+    """Detects that process ``pid`` has ended; immediately if the kernel has pidfds."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self.fd: int | None = None
+        self.fd: int | None = None  # becomes readable when the process ends; None without pidfds
         self._gone = not is_alive(pid)
         with contextlib.suppress(AttributeError, OSError):  # no pidfds: ``is_gone`` asks each time
             self.fd = os.pidfd_open(pid)
@@ -49,9 +45,8 @@ class ParentWatch:
             self.fd = None
 
 
-class Notices:
-    """Logs each kind of problem at most once per ``every_s`` seconds, with the count of omitted
-    lines.
+class RateLimitedLog:
+    """Logs each kind of problem at most once per ``every_s``, with the count of omitted lines.
 
     Kinds are constants, never input, so that their number is bounded.
     """
@@ -83,17 +78,12 @@ class Notices:
             self._logger.warning(message, *args)
 
 
+# uvicorn logs this when an answer ends early, as ours do when an engine is gone, which we log.
 _TRUNCATED: Final = "ASGI callable returned without completing response"
-"""uvicorn logs this when an answer ends early. We end an answer early when its engine is gone, and
-log that engine ourselves."""
 
 
 def refuse_remote(host: str, allow_remote: bool) -> None:
-    """Refuse to listen beyond loopback unless ``allow_remote`` is set.
-
-    Raises:
-        ConfigError: ``host`` is not loopback, and ``allow_remote`` is not set.
-    """
+    """Raise ConfigError where ``host`` is not loopback, and ``allow_remote`` is not set."""
     if not (is_loopback(host) or allow_remote):
         raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
 
@@ -102,41 +92,29 @@ def log_for_people() -> None:
     """Log to standard error, without lines for our own requests and truncated answers."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
-
-
-def _is_worth_logging(line: logging.LogRecord) -> bool:
-    return _TRUNCATED not in line.getMessage()
+    logging.getLogger("uvicorn.error").addFilter(lambda line: _TRUNCATED not in line.getMessage())
 
 
 # HTTP serving in front of engines.
 
-PROBES: Final = frozenset({"/health", "/healthz", "/ping"})
-"""Paths at which load balancers and orchestrators check readiness."""
+PROBES: Final = frozenset({"/health", "/healthz", "/ping"})  # of load balancers, orchestrators
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# A stopping service still serves for so long, but tells probes that it is stopping. Chosen:
+# Kubernetes' proxies and most load balancers have noticed by then.
 NOT_READY_S: Final = 5.0
-"""Seconds for which a stopping service still serves, but tells probes that it is stopping. Chosen:
-Kubernetes' proxies and most load balancers have noticed by then."""
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
-_STOP_S: Final = 24
-"""Seconds for running requests to finish; chosen: Kubernetes gives a pod 30 s in all."""
+_STOP_S: Final = 24  # for running requests to finish; chosen: Kubernetes gives a pod 30 s in all
 _CHECKS: Final = 5  # at a client that does not read, in ``read_s``; chosen
 _LEAST_READ: Final = 16 << 10  # bytes of an answer that one reads between two of them; chosen
 _NAME: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class HeadDeadline(H11Protocol):
-    """Closes connections that send no request in time, or do not read their answer.
+    """Closes connections that send no request in time, or do not read their answer."""
 
-    uvicorn's own HTTP/1.1 protocol waits for ever for both.
-
-    Attributes:
-        head_s: Seconds for a request's whole head; chosen: as long as for a whole body.
-        read_s: Seconds for which a client may leave an answer unread once buffers are full; chosen.
-    """
-
-    head_s: float = 25.0
-    read_s: float = 25.0
+    # uvicorn's own HTTP/1.1 protocol waits for ever for both. Chosen: as long as for a whole body.
+    head_s: float = 25.0  # for a request's whole head
+    read_s: float = 25.0  # that a client may leave an answer unread once buffers are full
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -153,17 +131,14 @@ class HeadDeadline(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request after an answer was written."""
         super().on_response_complete()
         self._wait_for_head()
 
     def pause_writing(self) -> None:
-        """Watch a client that reads more slowly than its answer is produced."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Stop watching a client that has read on."""
         self._cancel_watch()
         super().resume_writing()
 
@@ -208,22 +183,17 @@ class ApiGate:
     """ASGI middleware: allows only API methods, and tells probes when the service is stopping.
 
     Args:
-        app: Answers requests, probes included.
         hosts: Host names under which it may be addressed; None: any. Probes may use others.
-
-    Attributes:
-        leaving: Whether it was told to stop.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str] | None) -> None:
-        self.leaving = False
+        self.leaving = False  # it was told to stop
         self._app = app
         self._guarded: ASGIApp = app
         if hosts is not None:
             self._guarded = TrustedHosts(app, hosts, "--allowed-host")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it to the application."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         is_probe = scope["path"] in PROBES
@@ -252,18 +222,13 @@ class _Server(uvicorn.Server):
         self._front.leaving = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop now."""
         if self._front.leaving and time.monotonic() >= self._until:
             super().handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter)
 
 
 def checked_hosts(names: Sequence[str]) -> list[str]:
-    """Return ``names`` if all are valid host names.
-
-    Raises:
-        ConfigError: A name is invalid.
-    """
+    """``names``; raises ConfigError if one is no valid host name."""
     for name in names:
         if not _NAME.fullmatch(name) and not _is_ipv6(name):
             raise ConfigError(
@@ -283,9 +248,8 @@ def _is_ipv6(name: str) -> bool:
 async def serve_at(app: ASGIApp, host: str, port: int, allowed_hosts: Sequence[str] = ()) -> None:
     """Serve until told to stop, then finish running requests.
 
-    Args:
-        allowed_hosts: Further host names, such as a reverse proxy's. Beyond loopback, any name is
-            accepted if there are none.
+    ``allowed_hosts`` are further names, such as a reverse proxy's. Beyond loopback, any name is
+    accepted if there are none.
     """
     # A page of another origin must not reach engines through a browser on this machine.
     guards = is_loopback(host) or allowed_hosts

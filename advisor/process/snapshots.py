@@ -69,7 +69,6 @@ class SnapshotKeeper:
         self.counters["saved"] += 1
 
     def status(self) -> dict[str, Any]:
-        """Path, age of the last good snapshot, and the present error."""
         saved_at = self._saved_at
         return {
             "path": None if self._path is None else str(self._path),
@@ -78,12 +77,10 @@ class SnapshotKeeper:
         }
 
     def start(self) -> None:
-        """Start saving periodically, if there is a path."""
         if self._path is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """Save a last time and end the thread."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -24,7 +24,7 @@ from ...graph.types import Keys, Rows
 from ..policies.evidence import Trust
 from ..policies.lifecycle import LifecyclePolicy
 from ..policies.shadow import LruStack, Uses
-from ..process.process import Notices
+from ..process.process import RateLimitedLog
 from .ceiling import Beside, Ceiling, RequestWindow, Walked, ceiling
 from .pools import (
     CAPACITIES,
@@ -415,7 +415,7 @@ class ShadowRunner:
     ) -> None:
         self._graph, self._always = graph, always
         self._clock, self._cpu = clock, cpu
-        self._notices = Notices(logger, clock)
+        self._notices = RateLimitedLog(logger, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-shadows", daemon=True)
         self._spent, self._judged = 0.0, clock()

@@ -33,16 +33,7 @@ _MECHANISM: Final = 5  # its place
 
 
 class Authenticator:
-    """Authenticates connections for ZeroMQ (ZAP); used by the loop's thread only.
-
-    Args:
-        context: The context of the guarded sockets.
-        token: The token that callers must know, unless there are keys.
-        keys: The sidecar's keys; engines whose keys it allows may connect.
-
-    Attributes:
-        refused: Number of refused connections.
-    """
+    """Authenticates connections for ZeroMQ (ZAP): by token, or by key where there are keys."""
 
     def __init__(
         self,
@@ -51,7 +42,7 @@ class Authenticator:
         keys: SidecarKeys | None = None,
     ) -> None:
         self._token, self._keys = token.encode(), keys
-        self.refused = 0
+        self.refused = 0  # connections
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ZAP)
@@ -65,7 +56,6 @@ class Authenticator:
         socket.setsockopt(zmq.ZAP_DOMAIN, b"kvgraph")
 
     def answer(self, limit: int) -> None:
-        """Answer up to ``limit`` pending handshakes."""
         for _ in range(limit):
             try:
                 request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -74,7 +64,6 @@ class Authenticator:
             self.socket.send_multipart(self._reply_to(request))
 
     def close(self) -> None:
-        """Close the socket; no further connection is accepted."""
         self.socket.close(linger=0)
 
     def _reply_to(self, request: list[bytes]) -> list[bytes]:
@@ -145,12 +134,7 @@ def _bind_ipc(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 @contextlib.contextmanager
 def _locked_path(path: Path) -> Iterator[None]:
-    """Hold a lock beside a socket's path, while checking who listens there and binding.
-
-    Raises:
-        ConfigError: Another process holds it for too long.
-        OSError: The lock file cannot be made.
-    """
+    """Hold a lock beside a socket's path, while checking who listens there and binding."""
     lock, until = path.with_name(f"{path.name}.lock"), time.monotonic() + _LOCKED_S
     while (held := _locked(lock)) is None:
         if time.monotonic() > until:
@@ -159,7 +143,7 @@ def _locked_path(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)  # before it is released: see ``_locked``
+        lock.unlink(missing_ok=True)  # before it is released: see `_locked`
         os.close(held)
 
 
@@ -192,28 +176,19 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-RCVHWM: Final = 256
-"""Messages queued per engine while the sidecar falls behind: three seconds' worth."""
+RCVHWM: Final = 256  # messages queued per engine while the sidecar is behind: three seconds' worth
 _SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 
 class EngineListener:
     """The bound ROUTER socket, with authentication at a TCP endpoint; for the loop's thread only.
 
-    Args:
-        endpoint: Where to listen.
-        token: The token of a TCP endpoint without keys.
-        keys: The sidecar's keys, for a TCP endpoint.
-
-    Attributes:
-        context: Creates all of the sidecar's sockets; their owners close them before ``close``.
-        endpoint: Where engines connect.
-
     Raises:
         ConfigError: The address cannot be bound.
     """
 
     def __init__(self, endpoint: str, token: str, keys: SidecarKeys | None = None) -> None:
+        # Makes all of the sidecar's sockets; their owners close them before `close`.
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = new_router(self.context)
         is_tcp = endpoint.startswith("tcp://")
@@ -231,16 +206,13 @@ class EngineListener:
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Sockets to poll."""
         return [self.socket, *([self._authenticator.socket] if self._authenticator else [])]
 
     @property
     def is_tcp(self) -> bool:
-        """Whether it listens at a TCP endpoint, which authenticates engines."""
         return self._authenticator is not None
 
     def answer_handshakes(self, limit: int) -> None:
-        """Answer up to ``limit`` pending handshakes."""
         if self._authenticator is not None:
             self._authenticator.answer(limit)
 
@@ -255,7 +227,6 @@ class EngineListener:
 
 
 def new_router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """An unbound ROUTER socket for engines."""
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, RCVHWM)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import zmq
@@ -23,7 +23,7 @@ from ...graph.errors import WireError
 from ...graph.wire.events import AnyEvent
 from ...graph.wire.frames import parse_seq
 from ..config.sections import ObserveConfig
-from ..process.process import Notices
+from ..process.process import RateLimitedLog
 from .kv_order import (
     MAX_PENDING,
     REPLAY_TIMEOUT_S,
@@ -47,21 +47,22 @@ class KvSubscription:
         self._sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._monitor = self._sub.get_monitor_socket(_MONITORED)
         self._sub.connect(endpoint)
+        self.drained = False
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Sockets to poll."""
         return [self._sub, self._monitor]
 
-    def read(self, limit: int) -> Generator[list[bytes], None, bool]:
-        """Yield the frames of up to ``limit`` batches; returns whether the socket is drained."""
+    def read(self, limit: int) -> Iterator[list[bytes]]:
+        """Yield the frames of up to ``limit`` batches; ``drained`` says whether these were all."""
+        self.drained = False
         for _ in range(limit):
             try:
                 frames = self._sub.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return True
+                self.drained = True
+                return
             yield frames
-        return False
 
     def changes(self) -> Iterator[bool]:
         """Connection changes in order: True if it was made, False if it was lost."""
@@ -77,8 +78,7 @@ class KvSubscription:
 
 logger = logging.getLogger(__name__)
 
-Observed = list[AnyEvent] | None
-"""Events to apply; None: forget the engine's residency."""
+Observed = list[AnyEvent] | None  # events to apply; None: forget the engine's residency
 
 
 class KvEventSource:
@@ -107,7 +107,7 @@ class KvEventSource:
         self.last_left_out = ""
         self.counters: Counter[str] = Counter()
         self._clock = clock
-        self._notices = Notices(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
         self._topic = config.topic.encode()
         self._live = KvSubscription(context, config.endpoint, config.topic)
         self._replay = KvReplay(context, config.replay_endpoint, clock, replay_timeout_s)
@@ -155,8 +155,9 @@ class KvEventSource:
         for frames in self._replay.read(limit):
             yield from self._take_replayed(frames)
         # What the publisher sent before it went away is read before its going is noticed.
-        drained = yield from self._read_live(limit)
-        if drained:
+        for frames in self._live.read(limit):
+            yield from self._take_live(frames)
+        if self._live.drained:
             yield from self._follow_connection()
         if self._replay.is_late:
             yield from self._order.next_attempt("no answer")
@@ -178,16 +179,6 @@ class KvEventSource:
                 yield None
             else:
                 self._order.connected()
-
-    def _read_live(self, limit: int) -> Generator[Batch, None, bool]:
-        """Yield up to ``limit`` live batches; returns whether the socket is drained."""
-        batches = self._live.read(limit)
-        while True:
-            try:
-                frames = next(batches)
-            except StopIteration as end:
-                return bool(end.value)
-            yield from self._take_live(frames)
 
     def _take_live(self, frames: list[bytes]) -> Iterator[Batch]:
         # ZeroMQ subscribes by prefix: `kv@pod-1` brings what `kv@pod-10` publishes, too.
@@ -226,7 +217,6 @@ class KvEventSource:
         yield from self._order.take_replayed(seq, events)
 
     def _note_left_out(self) -> None:
-        """Count events that the decoder has skipped since the last call."""
         decoder = self._order.life.decoder
         if not decoder.left_out:
             return
@@ -234,11 +224,11 @@ class KvEventSource:
         self.last_left_out, decoder.left_out = decoder.last_left_out, 0
         if decoder.torn:
             self._order.left_out()
-        self._notices.warn("left_out", "a KV event was left out: %s", self.last_left_out)
+        self._log.warn("left_out", "a KV event was left out: %s", self.last_left_out)
 
     def _refuse(self, error: WireError) -> None:
         self.counters["kv_refused"] += 1
-        self._notices.warn("refused", "a KV-event message was refused: %s", error)
+        self._log.warn("refused", "a KV-event message was refused: %s", error)
 
 
 def _digest(payload: bytes) -> bytes:

@@ -14,29 +14,20 @@ import zmq
 
 from ...graph.wire.frames import MAX_FRAME_BYTES
 from ...graph.wire.kv_events import KvEvent, KvEventDecoder
-from ..process.process import Notices
+from ..process.process import RateLimitedLog
 from .subscriber import Arrival, SequenceTracker
 
 MAX_ATTEMPTS: Final = 5  # per gap; chosen
 REPLAY_TIMEOUT_S: Final = 0.5  # chosen
-MAX_PENDING: Final = 10_000
-"""Most live batches that wait for a replay."""
+MAX_PENDING: Final = 10_000  # live batches that wait for a replay; chosen
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvReplay:
-    """Requests one gap at a time from a publisher, a few times; live batches wait meanwhile.
+    """Requests one gap at a time from a publisher's replay socket, a few times.
 
-    It does not know the order of batches: ``KvOrder`` says what is missing and takes what waits.
-
-    Args:
-        endpoint: The publisher's replay socket; None if it has none: then nothing is requested.
-        timeout_s: An attempt ends after this many seconds without a message.
-
-    Attributes:
-        active: Whether a gap is being filled.
-        attempts: Requests for the present gap.
-        requests: All requests so far.
+    It does not know the order of batches: ``KvOrder`` says what is missing, and holds live batches
+    meanwhile. An attempt ends after ``timeout_s`` without a message.
     """
 
     def __init__(
@@ -47,20 +38,14 @@ class KvReplay:
         timeout_s: float = REPLAY_TIMEOUT_S,
     ) -> None:
         self._context = context
-        self._endpoint = endpoint
         self._clock = clock
         self._timeout_s = timeout_s
-        self._waiting: dict[int, list[KvEvent]] = {}
         self._deadline = 0.0
+        self.endpoint = endpoint  # None: the publisher has none, and nothing is requested
         self.socket: zmq.Socket[bytes] | None = None
-        self.active = False
-        self.attempts = 0
-        self.requests = 0
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the publisher has a replay socket."""
-        return self._endpoint is not None
+        self.active = False  # a gap is being filled
+        self.attempts = 0  # for the present gap
+        self.requests = 0  # all so far
 
     @property
     def deadline(self) -> float | None:
@@ -69,28 +54,7 @@ class KvReplay:
 
     @property
     def is_late(self) -> bool:
-        """Whether the present attempt has timed out."""
         return self.active and self._clock() >= self._deadline
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the gap has had its last attempt."""
-        return self.attempts >= MAX_ATTEMPTS
-
-    @property
-    def waiting(self) -> int:
-        """Number of live batches that wait."""
-        return len(self._waiting)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether more live batches wait than allowed."""
-        return len(self._waiting) > MAX_PENDING
-
-    def start(self) -> None:
-        """Begin to fill a gap; call ``ask`` next."""
-        self.active = True
-        self.attempts = 0
 
     def ask(self, first: int) -> None:
         """Request everything from number ``first`` on."""
@@ -98,12 +62,12 @@ class KvReplay:
         self.requests += 1
         self.restart_timeout()
         if self.socket is None:
-            self.socket = self._connected()
+            self.socket = new_socket(self._context, zmq.DEALER, 2 * MAX_PENDING)
+            self.socket.connect(self.endpoint or "")
         with contextlib.suppress(zmq.Again):  # nobody there: the deadline counts it as an attempt
             self.socket.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)
 
     def restart_timeout(self) -> None:
-        """Restart the attempt's timeout after a message."""
         self._deadline = self._clock() + self._timeout_s
 
     def read(self, limit: int) -> Iterator[list[bytes]]:
@@ -117,44 +81,11 @@ class KvReplay:
             except zmq.Again:
                 return
 
-    def hold(self, seq: int, events: list[KvEvent]) -> None:
-        """Keep a live batch until the gap is filled."""
-        self._waiting[seq] = events
-
-    def release(self, seq: int) -> list[KvEvent] | None:
-        """Take the waiting batch with this number; None without one."""
-        return self._waiting.pop(seq, None)
-
-    def drop_before(self, seq: int) -> None:
-        """Drop waiting batches with lower numbers."""
-        for held in [each for each in self._waiting if each < seq]:
-            del self._waiting[held]
-
-    def end(self) -> None:
-        """Note that the gap is filled, or irrelevant."""
-        self.active = False
-
-    def give_up(self) -> dict[int, list[KvEvent]]:
-        """Abandon the gap; returns the batches that waited."""
-        held, self._waiting = self._waiting, {}
-        self.close()
-        return held
-
-    def reset(self) -> None:
-        """Start over for a new run of the publisher."""
-        self._waiting = {}
-        self.close()
-
     def close(self) -> None:
         self.active = False
         if self.socket is not None:
             self.socket.close(linger=0)
         self.socket = None
-
-    def _connected(self) -> zmq.Socket[bytes]:
-        socket = new_socket(self._context, zmq.DEALER, 2 * MAX_PENDING)
-        socket.connect(self._endpoint or "")
-        return socket
 
 
 def is_end(frames: list[bytes]) -> bool:
@@ -173,8 +104,7 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, hwm: int) -> 
 
 logger = logging.getLogger(__name__)
 
-Batch = list[KvEvent] | None
-"""A publisher's events; None: forget the engine's residency."""
+Batch = list[KvEvent] | None  # a publisher's events; None: forget the engine's residency
 
 
 class SourceState(StrEnum):
@@ -189,31 +119,18 @@ class SourceState(StrEnum):
 
 @dataclass(slots=True)
 class PublisherRun:
-    """One run of a publisher, whose batches are numbered from 0.
+    """One run of a publisher, whose batches are numbered from 0."""
 
-    Attributes:
-        known: How much of the run was seen.
-        joining: Whether no batch of it was applied yet.
-        first: Digest of its batch 0, if that was seen.
-    """
-
-    known: SourceState
-    joining: bool = True
-    first: bytes | None = None
+    known: SourceState  # how much of the run was seen
+    joining: bool = True  # no batch of it was applied yet
+    first: bytes | None = None  # digest of its batch 0, if that was seen
     decoder: KvEventDecoder = field(default_factory=KvEventDecoder)
 
 
 class KvOrder:
     """Follows a publisher's sequence numbers, and decides what happens to each batch.
 
-    It opens no socket: ``replay`` requests what is missing.
-
-    Args:
-        name: The publisher's name in the log.
-        counters: Where to count what happens; shared with the owner.
-
-    Attributes:
-        life: The publisher's present run.
+    It opens no socket: ``replay`` requests what is missing. Its owner shares ``counters``.
     """
 
     def __init__(
@@ -223,8 +140,9 @@ class KvOrder:
         self.life = PublisherRun(SourceState.WAITING)
         self._name = name
         self._replay = replay
+        self._waiting: dict[int, list[KvEvent]] = {}  # live batches, until the gap is filled
         self._counters = counters
-        self._notices = Notices(logger, clock)
+        self._log = RateLimitedLog(logger, clock)
 
     @property
     def state(self) -> SourceState:
@@ -235,14 +153,15 @@ class KvOrder:
         """Start over: the publisher was restarted."""
         self.life = PublisherRun(known)
         self.sequence.expected = 0
-        self._replay.reset()
+        self._waiting = {}
+        self._replay.close()
 
     def connected(self) -> None:
         """Note a new connection; earlier batches are missing."""
         if self.life.known is SourceState.WAITING:
             logger.info("watching KV events at %s", self._name)
             self.life.known = SourceState.FOLLOWING
-            if self._replay.is_possible:
+            if self._replay.endpoint is not None:
                 self._start_replay()
 
     def take_first(self, digest: bytes) -> Iterator[Batch]:
@@ -286,8 +205,8 @@ class KvOrder:
 
     def _fill_gap(self, seq: int, events: list[KvEvent]) -> Iterator[Batch]:
         self._counters["kv_gaps"] += 1
-        if self._replay.is_possible:
-            self._replay.hold(seq, events)
+        if self._replay.endpoint is not None:
+            self._waiting[seq] = events
             self.sequence.gaps += 1
             self._start_replay()
             return
@@ -302,13 +221,13 @@ class KvOrder:
         if self.sequence.classify(seq) is Arrival.DUPLICATE:
             self.sequence.duplicates += 1
             return
-        self._replay.hold(seq, events)
+        self._waiting[seq] = events
         yield from self._flush()
-        if self._replay.is_full:
+        if len(self._waiting) > MAX_PENDING:
             yield from self._give_up("too much arrived meanwhile")
 
     def _start_replay(self) -> None:
-        self._replay.start()
+        self._replay.active, self._replay.attempts = True, 0
         self._ask()
 
     def _ask(self) -> None:
@@ -329,33 +248,34 @@ class KvOrder:
         """Handle the publisher's END marker."""
         if not self._replay.active:
             return  # END of an attempt whose gap was filled before it ended
-        if not self._replay.waiting:
+        if not self._waiting:
             self.life.joining = False
-            self._replay.end()
+            self._replay.active = False
             return
         yield from self.next_attempt("holes in the replay")
 
     def next_attempt(self, why: str) -> Iterator[Batch]:
         """Request once more, or give up."""
-        if self._replay.is_exhausted:
+        if self._replay.attempts >= MAX_ATTEMPTS:
             yield from self._give_up(why)
         else:
             self._ask()
 
     def _flush(self) -> Iterator[Batch]:
         """Apply waiting batches that are next; the gap is filled once none is left."""
-        while (events := self._replay.release(self._expected)) is not None:
+        while (events := self._waiting.pop(self._expected, None)) is not None:
             self.sequence.accept(self._expected)
             yield events
-        self._replay.drop_before(self._expected)
-        if not self._replay.waiting and not self.life.joining:
-            self._replay.end()
+        self._waiting = {seq: held for seq, held in self._waiting.items() if seq >= self._expected}
+        if not self._waiting and not self.life.joining:
+            self._replay.active = False
 
     def _give_up(self, why: str) -> Iterator[Batch]:
         """Abandon the gap: forget the residency, and continue from the newest contiguous run."""
         self._lose(SourceState.DEGRADED, why)
         self._counters["kv_replays_failed"] += 1
-        held = self._replay.give_up()
+        held, self._waiting = self._waiting, {}
+        self._replay.close()
         run = sorted(held)
         start = max((seq for seq in run if seq - 1 not in held), default=self._expected)
         self.sequence.missed += max(0, start - self._expected)
@@ -368,7 +288,7 @@ class KvOrder:
 
     def _lose(self, state: SourceState, why: str) -> None:
         self.life.known = state
-        self._notices.warn(
+        self._log.warn(
             "lost",
             "KV events of %s were lost (%s): its picture is %s",
             self._name,

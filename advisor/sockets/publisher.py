@@ -28,8 +28,7 @@ from ...graph.wire.advice import (
 from ..planner import PrefetchOrder
 from .subscriber import Peer
 
-TIPS_S: Final = 10.0
-"""Seconds for which engines are asked to report tips only; chosen."""
+TIPS_S: Final = 10.0  # for which engines are asked to report tips only; chosen
 
 _NO_ADVICE: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 
@@ -38,11 +37,7 @@ class AdvicePublisher:
     """Sends each engine its newest ranking, or a few bytes if it has not changed.
 
     Sending never blocks: what an engine cannot take now is dropped and counted, and the next
-    ranking supersedes it.
-
-    Args:
-        socket: The bound ROUTER, with ``ROUTER_MANDATORY`` set; used by the calling thread only.
-        clock: Monotonic seconds, as in the rankings' ``ts``.
+    ranking supersedes it. The ROUTER has ``ROUTER_MANDATORY`` set.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], clock: Callable[[], float]) -> None:
@@ -77,8 +72,8 @@ class AdvicePublisher:
                 self._send_ranking(peer.identity, ranking)
             if (order := wanted.get(peer.engine)) is not None:
                 self._send_order(peer.identity, order)
-            if (word := admissions.get(peer.engine)) is not None:
-                self._send_admission(peer.identity, word)
+            if (advice := admissions.get(peer.engine)) is not None:
+                self._send_admission(peer.identity, advice)
 
     def take_unreachable(self) -> set[bytes]:
         """Engines found disconnected when last written to; each is returned once."""
@@ -122,10 +117,8 @@ class AdvicePublisher:
         self.counters["rankings" if whole else "still_valid"] += 1
 
     def _send_order(self, identity: bytes, order: PrefetchOrder) -> None:
-        """Send a prefetch order, and an empty one once there is nothing left to prefetch.
-
-        An engine without room for a whole order waits for the next one.
-        """
+        """Send a prefetch order, and an empty one once there is nothing left to prefetch."""
+        # An engine without room for a whole order waits for the next one.
         before = self._wanted.get(identity)
         told = len(before.keys) if before is not None else 0
         if (before is not None and before.ts == order.ts) or not (told or len(order.keys)):
@@ -134,12 +127,12 @@ class AdvicePublisher:
             self._wanted[identity] = order
             self.counters["prefetch"] += 1
 
-    def _send_admission(self, identity: bytes, word: AdmissionAdvice) -> None:
-        if self._admitted.get(identity) == word.ts:
+    def _send_admission(self, identity: bytes, advice: AdmissionAdvice) -> None:
+        if self._admitted.get(identity) == advice.ts:
             return
-        age = max(0.0, self._clock() - word.ts)
-        if self._send(identity, AdmissionMessage.of(word, age)):
-            self._admitted[identity] = word.ts
+        age = max(0.0, self._clock() - advice.ts)
+        if self._send(identity, AdmissionMessage.of(advice, age)):
+            self._admitted[identity] = advice.ts
             self.counters["admissions"] += 1
 
     def _send(self, identity: bytes, advice: AnyAdvice) -> bool:

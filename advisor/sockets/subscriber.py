@@ -25,7 +25,7 @@ from ...graph.wire.events import (
     hashing_of,
 )
 from ...graph.wire.frames import EventMessage
-from ..process.process import Notices
+from ..process.process import RateLimitedLog
 
 
 class Arrival(Enum):
@@ -37,22 +37,15 @@ class Arrival(Enum):
 
 
 class SequenceTracker:
-    """Follows one publisher's sequence numbers, which rise by one with each batch.
-
-    Attributes:
-        expected: The next number; None accepts any.
-        gaps: How often numbers were missing.
-        missed: How many numbers were missing.
-        duplicates: Numbers that were repeated or came too late.
-    """
+    """Follows one publisher's sequence numbers, which rise by one with each batch."""
 
     __slots__ = ("duplicates", "expected", "gaps", "missed")
 
     def __init__(self, expected: int | None = 0) -> None:
-        self.expected = expected
-        self.gaps = 0
-        self.missed = 0
-        self.duplicates = 0
+        self.expected = expected  # the next number; None accepts any
+        self.gaps = 0  # how often numbers were missing …
+        self.missed = 0  # … and how many
+        self.duplicates = 0  # repeated, or too late
 
     def classify(self, seq: int) -> Arrival:
         """Classify ``seq`` without changing anything."""
@@ -84,34 +77,26 @@ _LOST: Final = 16  # engines that went are remembered, the last ones; chosen
 
 @dataclass(slots=True)
 class Peer:
-    """One engine process that sent a hello.
-
-    Attributes:
-        engine: Public id of the process; see ``engine_id``.
-        synced: Whether its residency is known completely; advice is withheld until then.
-        last_seen: When its last new batch arrived, in the sidecar's clock.
-        heard: Sequence position up to which the graph knows its batches; lost ones count.
-    """
+    """One engine process that sent a hello."""
 
     identity: bytes
     hello: EngineHello
-    last_seen: float
+    last_seen: float  # when its last new batch arrived
     sequence: SequenceTracker = field(default_factory=SequenceTracker)
-    synced: bool = False
-    heard: int = 0
+    synced: bool = False  # its residency is known completely; without that it gets no advice
+    heard: int = 0  # position up to which the graph knows its batches; lost ones count
     last_resync: float = float("-inf")
     resyncs: int = 0
     fruitless: int = 0  # resyncs since it was last in step for a while
     listed: float = float("-inf")  # when its last list of blocks was taken in
     listing_s: float = 0.0  # how long that took
-    engine: str = field(init=False)
+    engine: str = field(init=False)  # see `engine_id`
 
     def __post_init__(self) -> None:
         self.engine = engine_id(self.identity)
 
     @property
     def hashing(self) -> BlockHashing:
-        """How it hashes blocks."""
         return BlockHashing(self.hello.engine, self.hello.model, hashing_of(self.hello))
 
     @property
@@ -155,7 +140,6 @@ class UnknownPeers:
         return True
 
     def forget(self, identity: bytes) -> None:
-        """Forget a sender that sent a hello."""
         self._answered.pop(identity, None)
 
 
@@ -167,14 +151,12 @@ class LostEngines:
         self._went: dict[str, float] = {}  # the last to go is the last
 
     def went(self, name: str) -> None:
-        """Note that an engine is gone."""
         self._went.pop(name, None)
         self._went[name] = self._clock()
         if len(self._went) > _LOST:
             del self._went[next(iter(self._went))]
 
     def came(self, name: str) -> None:
-        """Note that an engine is connected."""
         self._went.pop(name, None)
 
     def ago(self) -> dict[str, float]:
@@ -183,77 +165,25 @@ class LostEngines:
         return {name: now - at for name, at in self._went.copy().items()}
 
 
-class BatchReader:
-    """Decodes frames into events, and counts and logs refusals by reason.
-
-    Args:
-        counters: Counts messages, events and refusals.
-    """
-
-    def __init__(self, counters: Counter[str], notices: Notices) -> None:
-        self._counters = counters
-        self._notices = notices
-
-    def read(self, frames: list[bytes]) -> EventMessage | None:
-        """Decode a batch; None if the frames are not one."""
-        self._counters["messages"] += 1
-        try:
-            message = wire.decode_events(frames)
-        except VersionError as error:
-            self._counters["refused_version"] += 1
-            self._notices.once("version", "a message was refused: %s", error)
-            return None
-        except WireError as error:
-            self._counters["refused_wire"] += 1
-            self._notices.warn("wire", "a message was refused: %s", error)
-            return None
-        self._count(message)
-        return message
-
-    def _count(self, message: EventMessage) -> None:
-        self._counters["events"] += len(message.events)
-        if message.unknown:
-            self._counters["unknown_events"] += message.unknown
-            self._notices.once(
-                "unknown", "an engine sends events of a kind that this build does not know: skipped"
-            )
-        if message.refused:
-            self._counters["refused_wire"] += 1
-            self._notices.warn("event", "an event was refused: %s", message.refused)
-
-
 logger = logging.getLogger(__name__)
 
 Send = Callable[[bytes, str], None]
 
 
 class ReceivedBatch(NamedTuple):
-    """Events to apply from one engine's batch.
-
-    Attributes:
-        batches: Batches that the engine has sent, this one included.
-    """
+    """Events to apply from one engine's batch."""
 
     engine: str
     events: list[AnyEvent]
-    batches: int
+    batches: int  # that the engine has sent, this one included
 
 
 class EventSubscriber:
     """Receives the ROUTER's messages as events by engine.
 
     Malformed messages are dropped and counted. An engine whose batch comes before its hello, or
-    after a gap, is asked to send its hello and list its blocks again.
-
-    Args:
-        socket: The bound ROUTER; only the thread that calls ``receive`` may use it.
-        request_resync: Sends a ``ResyncRequest`` with a reason to an identity.
-        refuse: Sends a ``Refused`` with a reason to an identity.
-        capacity: Most engines served at once; others are refused and counted.
-
-    Attributes:
-        is_patient: Whether resyncs are postponed: under overload, a list of all blocks would cost
-            more events. Advice is withheld meanwhile.
+    after a gap, is asked to send its hello and list its blocks again. Beyond ``capacity`` engines,
+    others are refused.
     """
 
     def __init__(
@@ -271,13 +201,13 @@ class EventSubscriber:
         self._clock = clock
         self._timeout_s = engine_timeout_s
         self._capacity = capacity
-        self._unknown_peers, self._notices = UnknownPeers(clock), Notices(logger, clock)
+        self._unknown_peers, self._log = UnknownPeers(clock), RateLimitedLog(logger, clock)
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
+        # Set under overload: resyncs wait, since a list of all blocks would cost more events.
         self.is_patient = False
         self.lost = LostEngines(clock)
-        self._reader = BatchReader(self.counters, self._notices)
 
     @property
     def peers(self) -> list[Peer]:
@@ -285,12 +215,7 @@ class EventSubscriber:
         return list(self._peers.copy().values())
 
     def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[ReceivedBatch]:
-        """Events that arrived, to apply in order.
-
-        Args:
-            limit: Most messages to read; the rest waits in the socket.
-            seconds: Stop reading after this time, however long the caller takes.
-        """
+        """Events in order; reads at most ``limit`` messages, for at most ``seconds``."""
         self._emptied_at = None
         until = self._clock() + seconds
         for _ in range(limit):
@@ -307,11 +232,9 @@ class EventSubscriber:
                 yield ReceivedBatch(peer.engine, events, peer.sequence.expected or 0)
 
     def expire(self) -> list[str]:
-        """Forget engines that have been silent for too long; returns their ids.
-
-        Silence is measured up to when the socket was last drained: after a stall of the sidecar,
-        the engines' messages still wait there.
-        """
+        """Forget engines that have been silent for too long; returns their ids."""
+        # Silence counts up to when the socket was last drained: after a stall of the sidecar, what
+        # engines sent still waits there.
         if self._emptied_at is None:
             return []
         oldest = self._emptied_at - self._timeout_s
@@ -336,7 +259,6 @@ class EventSubscriber:
         return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
 
     def peer(self, engine: str) -> Peer | None:
-        """The engine with this id; None if unknown."""
         return next((each for each in self.peers if each.engine == engine), None)
 
     def withhold_advice(self, engine: str) -> None:
@@ -346,11 +268,35 @@ class EventSubscriber:
             self._resync(peer, "apply failed")
 
     def _take(self, identity: bytes, frames: list[bytes]) -> list[AnyEvent]:
-        message = self._reader.read(frames)
+        message = self._read(frames)
         if message is None:
             return []
         peer = self._peers.get(identity)
         return self._accept_peer(identity, message) if peer is None else self._follow(peer, message)
+
+    def _read(self, frames: list[bytes]) -> EventMessage | None:
+        """Decode a batch; count and log what is refused of it, by reason."""
+        self.counters["messages"] += 1
+        try:
+            message = wire.decode_events(frames)
+        except VersionError as error:
+            self.counters["refused_version"] += 1
+            self._log.once("version", "a message was refused: %s", error)
+            return None
+        except WireError as error:
+            self.counters["refused_wire"] += 1
+            self._log.warn("wire", "a message was refused: %s", error)
+            return None
+        self.counters["events"] += len(message.events)
+        if message.unknown:
+            self.counters["unknown_events"] += message.unknown
+            self._log.once(
+                "unknown", "an engine sends events of a kind that this build does not know: skipped"
+            )
+        if message.refused:
+            self.counters["refused_wire"] += 1
+            self._log.warn("event", "an event was refused: %s", message.refused)
+        return message
 
     def _accept_peer(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
         """Take the first batch of an identity, which must contain a hello."""
@@ -358,8 +304,9 @@ class EventSubscriber:
         start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
         if start is None:
             self.counters["batches_before_hello"] += 1
-            if events:
-                self._ask_unknown_peer(identity)
+            if events and self._unknown_peers.note_answer(identity):
+                self.counters["resyncs"] += 1
+                self._request_resync(identity, "unknown engine")
             return []
         if len(self._peers) >= self._capacity:
             self.counters["engines_refused"] += 1
@@ -372,7 +319,9 @@ class EventSubscriber:
         self._unknown_peers.forget(identity)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
-        _warn_of_hashing(self._notices, hello.model, self.peers)
+        alike = (each.hashing for each in self.peers if each.hello.model == hello.model)
+        for said in disagreements(alike):
+            self._log.warn("hashing", "%s", said)
         return self._graph_events(peer, message._replace(events=events[start:]))
 
     def _follow(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
@@ -411,7 +360,7 @@ class EventSubscriber:
         if listed <= most:
             return False
         self.counters["refused_listings"] += 1
-        self._notices.warn(
+        self._log.warn(
             "listing",
             "engine %r lists %d blocks of a pool of %d: refused",
             peer.hello.engine,
@@ -428,30 +377,17 @@ class EventSubscriber:
         peer.resyncs += 1
         peer.fruitless += 1
         self.counters["resyncs"] += 1
-        self._notices.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
+        self._log.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
         self._request_resync(peer.identity, reason)
 
-    def _ask_unknown_peer(self, identity: bytes) -> None:
-        if self._unknown_peers.note_answer(identity):
-            self.counters["resyncs"] += 1
-            self._request_resync(identity, "unknown engine")
-
     def _refuse_peer(self, identity: bytes) -> None:
-        self._notices.warn(
-            "capacity", "an engine was refused: %d are served already", self._capacity
-        )
+        self._log.warn("capacity", "an engine was refused: %d are served already", self._capacity)
         if self._unknown_peers.note_answer(identity):
             self._refuse(
                 identity,
                 f"it serves {self._capacity} engines already; start another "
                 "sidecar for this one (AITHER_KVCACHE_SIDECAR)",
             )
-
-
-def _warn_of_hashing(notices: Notices, model: str, peers: list[Peer]) -> None:
-    """Warn if engines of the same model hash blocks differently."""
-    for said in disagreements(each.hashing for each in peers if each.hello.model == model):
-        notices.warn("hashing", "%s", said)
 
 
 _REASONS = {

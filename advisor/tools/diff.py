@@ -6,7 +6,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -17,7 +18,7 @@ from ...graph.errors import ConfigError
 from ...graph.logs.history import WINDOW_S
 from ...graph.logs.reasons import REASON_TEXTS
 from ..words.times import seconds
-from .happened import Happened, origin_of
+from .activity import Activity, origin_of
 from .terminal import FirstThatFits, facts_table, plain
 
 _HELP = (
@@ -35,9 +36,8 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compare two recordings, or two stretches of time: what was found, and what moved most."""
-
-    stretches = Stretches(url)
-    found = [stretches.of(name) for name in (before, after)]
+    whole = cache(lambda origin: origin_of(origin or url).activity())
+    found = [stretch(name, whole) for name in (before, after)]
     both = sums_of(found[0]), sums_of(found[1])
     unknown = list(dict.fromkeys(text for each in found for text in each.unknown))
     if as_json:
@@ -46,14 +46,11 @@ def diff(
     console = Console()
     for sentence in words(*both):
         console.print(plain(sentence))
-    console.print(_table((both[0].name, both[1].name), [r for r in rows(*both) if _is_known(r)]))
+    console.print(
+        _table((both[0].name, both[1].name), [r for r in rows(*both) if r.before or r.after])
+    )
     for text in unknown:
         console.print(plain(f"note: {text}"))
-
-
-def _is_known(row: Row) -> bool:
-    """Whether a row has a figure other than zero or unknown."""
-    return bool(row.before or row.after)
 
 
 def _table(names: tuple[str, str], rows: list[Row]) -> FirstThatFits:
@@ -91,17 +88,7 @@ def _change(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Totals of a time span; None where the source does not know.
-
-    Attributes:
-        asked: Full prompt blocks.
-        blocks: These blocks by where they came from.
-        reasons: By reason of a miss: requests, and blocks that they computed.
-        evicted: Evicted blocks; ``wanted``: those of them that were requested again.
-        left_by_layer, left_by_rule: Evictions.
-        computed_by: Computed blocks by session.
-        block_sizes: Block sizes of the engines, in tokens.
-    """
+    """Totals of a time span; None where the source does not know."""
 
     name: str
     seconds: float
@@ -109,71 +96,70 @@ class Sums:
     session_count: int | None
     asked_tokens: int
     found_tokens: int
-    asked: int
-    blocks: Mapping[str, int] | None
-    reasons: Mapping[str, tuple[int, int]] | None
+    asked: int  # full prompt blocks
+    blocks: Mapping[str, int] | None  # of these, by where they came from
+    reasons: Mapping[str, tuple[int, int]] | None  # requests, and blocks that they computed
     evicted: int | None
-    wanted: int | None
+    wanted: int | None  # evicted blocks that were requested again
     left_by_layer: Mapping[str, int] | None
     left_by_rule: Mapping[str, int] | None
-    computed_by: Mapping[str, int] | None
-    block_sizes: frozenset[int]
+    computed_by: Mapping[str, int] | None  # blocks by session
+    block_sizes: frozenset[int]  # in tokens
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were not found."""
         return self.asked_tokens - self.found_tokens
 
     @property
     def share(self) -> float | None:
-        """Share of prompt tokens that was found; None without any."""
+        """Share of prompt tokens that was found."""
         return self.found_tokens / self.asked_tokens if self.asked_tokens else None
 
     @property
     def regret(self) -> float | None:
-        """Share of evicted blocks that were requested again; None if unknown."""
+        """Share of evicted blocks that were requested again."""
         return self.wanted / self.evicted if self.evicted and self.wanted is not None else None
 
 
-def sums_of(happened: Happened) -> Sums:
+def sums_of(activity: Activity) -> Sums:
     """Add up a time span: from records if they reach back to its beginning, else from minutes."""
-    reaches = happened.since <= happened.begin or not happened.minutes
-    return _of_records(happened) if reaches else _of_minutes(happened)
+    reaches = activity.since <= activity.begin or not activity.minutes
+    return _of_records(activity) if reaches else _of_minutes(activity)
 
 
-def _of_records(happened: Happened) -> Sums:
-    requests, left = happened.requests, happened.evictions
+def _of_records(activity: Activity) -> Sums:
+    requests, left = activity.requests, activity.evictions
     blocks = Counter[str]()
     for each in requests:
         blocks.update(each.blocks.model_dump())
     return Sums(
-        name=happened.name,
-        seconds=happened.end - happened.begin,
+        name=activity.name,
+        seconds=activity.end - activity.begin,
         requests=len(requests),
         session_count=len({(each.tenant, each.session) for each in requests if each.session}),
         asked_tokens=sum(each.prompt_tokens for each in requests),
         found_tokens=sum((e.blocks.asked - e.blocks.computed) * e.block_size for e in requests),
         asked=blocks.pop("asked", 0),
         blocks=blocks,
-        reasons=_reasons(happened),
+        reasons=_reasons(activity),
         evicted=None if left is None else len(left),
         wanted=None if left is None else sum(e.wanted_after_s is not None for e in left),
         left_by_layer=None if left is None else Counter(each.layer for each in left),
         left_by_rule=None if left is None else Counter(each.rule for each in left),
-        computed_by=_by_session(happened),
-        block_sizes=_sizes(happened),
+        computed_by=_by_session(activity),
+        block_sizes=_sizes(activity),
     )
 
 
-def _of_minutes(happened: Happened) -> Sums:
+def _of_minutes(activity: Activity) -> Sums:
     requests, blocks = Counter[str](), Counter[str]()
-    for each in happened.minutes:
+    for each in activity.minutes:
         requests.update(each.requests)
         blocks.update(each.blocks)
-    minutes = happened.minutes
+    minutes = activity.minutes
     return Sums(
-        name=happened.name,
-        seconds=happened.end - happened.begin,
+        name=activity.name,
+        seconds=activity.end - activity.begin,
         requests=requests.total(),
         session_count=None,
         asked_tokens=sum(each.asked for each in minutes),
@@ -186,28 +172,28 @@ def _of_minutes(happened: Happened) -> Sums:
         left_by_layer=None,
         left_by_rule=None,
         computed_by=None,
-        block_sizes=_sizes(happened),
+        block_sizes=_sizes(activity),
     )
 
 
-def _sizes(happened: Happened) -> frozenset[int]:
-    return frozenset(each.block_size for each in happened.requests)
+def _sizes(activity: Activity) -> frozenset[int]:
+    return frozenset(each.block_size for each in activity.requests)
 
 
-def _reasons(happened: Happened) -> dict[str, tuple[int, int]] | None:
-    if not happened.has_reasons:
+def _reasons(activity: Activity) -> dict[str, tuple[int, int]] | None:
+    if not activity.has_reasons:
         return None
     requests, blocks = Counter[str](), Counter[str]()
-    for each in happened.requests:
+    for each in activity.requests:
         if each.miss is not None:
             requests[each.miss.reason] += 1
             blocks[each.miss.reason] += each.blocks.computed
     return {reason: (count, blocks[reason]) for reason, count in requests.items()}
 
 
-def _by_session(happened: Happened) -> Counter[str]:
+def _by_session(activity: Activity) -> Counter[str]:
     computed = Counter[str]()
-    for each in happened.requests:
+    for each in activity.requests:
         if each.session is not None:
             of = f" of {each.tenant}" if each.tenant else ""
             computed[each.session + of] += each.blocks.computed
@@ -228,7 +214,7 @@ class Row(NamedTuple):
 
 
 class Mover(NamedTuple):
-    """A part of all requested blocks that changed; ``by`` is the change of its share."""
+    """A part of all requested blocks, and how its share changed."""
 
     what: str
     before: float
@@ -240,7 +226,6 @@ class Mover(NamedTuple):
 
 
 def rows(before: Sums, after: Sums) -> Iterator[Row]:
-    """All figures, in display order."""
     for name, figure, unit in _FIGURES:
         yield Row(name, figure(before), figure(after), unit)
     yield from _reason_rows(before, after)
@@ -318,7 +303,6 @@ def _mover(what: str, mine: int | None, theirs: int | None, before: Sums, after:
 
 
 def words(before: Sums, after: Sums) -> list[str]:
-    """The comparison in sentences."""
     sentences = [_found(before, after), *_pool_sizes(before, after)]
     if before.regret is not None and after.regret is not None:
         sentences.append(
@@ -350,7 +334,6 @@ def _found(before: Sums, after: Sums) -> str:
 
 
 def _pool_sizes(before: Sums, after: Sums) -> Iterator[str]:
-    """A warning if block sizes differ."""
     mine, theirs = before.block_sizes, after.block_sizes
     if len(mine | theirs) > 1:
         yield (
@@ -369,7 +352,6 @@ def _meaning(what: str) -> str:
 
 
 def as_data(before: Sums, after: Sums) -> dict[str, Any]:
-    """The comparison as JSON data."""
     return {
         "words": words(before, after),
         "figures": [row._asdict() for row in rows(before, after)],
@@ -386,7 +368,7 @@ _ALLOWED: Final = (
 )
 
 
-class _Named(NamedTuple):
+class _ParsedName(NamedTuple):
     """A parsed name; times are in seconds, as given."""
 
     origin: str | None
@@ -394,48 +376,32 @@ class _Named(NamedTuple):
     end: float | None = None
 
 
-class Stretches:
-    """Reads each source once, however many time spans of it are named.
+def stretch(name: str, read: Callable[[str | None], Activity]) -> Activity:
+    """The recording or time span that ``name`` refers to.
 
     Args:
-        url: The sidecar for time spans without a source; None: the one that is running.
+        read: All that happened at an origin; at the default sidecar for None.
+
+    Raises:
+        KvGraphError: It cannot be read, or the name is not valid.
     """
-
-    def __init__(self, url: str | None) -> None:
-        self._url = url
-        self._read: dict[str | None, Happened] = {}
-
-    def of(self, name: str) -> Happened:
-        """Read the recording or time span that ``name`` refers to.
-
-        Raises:
-            KvGraphError: It cannot be read, or the name is not valid.
-        """
-        named = _parsed(name)
-        whole = self._whole(named.origin)
-        if named.begin is None or named.end is None:
-            return whole
-        times = (whole.end - named.begin, whole.end - named.end)
-        begin, end = times if whole.is_live else (named.begin, named.end)
-        if begin >= end:
-            raise ConfigError(f"{name!r} is empty or runs backwards; {_ALLOWED}")
-        cut = whole.between(begin, end, name)
-        for text in _limits(name, whole, begin, end):
-            cut = cut.knowing_less(text)
-        return cut
-
-    def _whole(self, origin: str | None) -> Happened:
-        origin = origin or self._url
-        if origin not in self._read:
-            self._read[origin] = origin_of(origin).happened()
-        return self._read[origin]
+    named = _parsed(name)
+    whole = read(named.origin)
+    if named.begin is None or named.end is None:
+        return whole
+    times = (whole.end - named.begin, whole.end - named.end)
+    begin, end = times if whole.is_live else (named.begin, named.end)
+    if begin >= end:
+        raise ConfigError(f"{name!r} is empty or runs backwards; {_ALLOWED}")
+    cut = whole.between(begin, end, name)
+    return replace(cut, unknown=[*cut.unknown, *_limits(name, whole, begin, end)])
 
 
-def _parsed(name: str) -> _Named:
+def _parsed(name: str) -> _ParsedName:
     found = _STRETCH.fullmatch(name)
     if found is None:
-        return _Named(name)
-    return _Named(found["origin"], _seconds(found["begin"]), _seconds(found["end"]))
+        return _ParsedName(name)
+    return _ParsedName(found["origin"], _seconds(found["begin"]), _seconds(found["end"]))
 
 
 def _seconds(moment: str) -> float:
@@ -445,8 +411,7 @@ def _seconds(moment: str) -> float:
     return float(moment.removesuffix(unit)) * _UNITS[unit]
 
 
-def _limits(name: str, whole: Happened, begin: float, end: float) -> Iterator[str]:
-    """What is unknown about a time span of ``whole``, in sentences."""
+def _limits(name: str, whole: Activity, begin: float, end: float) -> Iterator[str]:
     if begin < min((whole.begin, *(each.at for each in whole.minutes[:1]))):
         yield f"{name} begins before what is known: only a part of it is here."
     if whole.evictions and end > whole.end - WINDOW_S:

@@ -14,12 +14,10 @@ from pydantic import BaseModel
 
 from ...graph.errors import ConfigError, KvGraphError
 from ..page.graph import GraphView
-from .happened import Happened, Kind, Origin
+from .activity import Activity, Kind, Origin, origin_of
 
 
 class Format(StrEnum):
-    """What can be written."""
-
     PERFETTO = "perfetto"
     GRAPHML = "graphml"
     JSON = "json"
@@ -50,8 +48,6 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Say what was written as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Write what a sidecar or a recording knows, for other tools."""
-    from .happened import origin_of
-
     origin, path = origin_of(source), out or Path(f"kvgraph{_ENDINGS[format]}")
     if path.exists():
         raise ConfigError(f"{path} exists; name another file with --out")
@@ -68,18 +64,17 @@ def export(
 def _perfetto(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
     from .perfetto import perfetto
 
-    happened = origin.happened()
-    trace = perfetto(happened, blocks)
+    activity = origin.activity()
+    trace = perfetto(activity, blocks)
     with _new(path) as file:
         json.dump(trace, file)
-    whole = not any(life.since_use for life in happened.lives)
-    for each in (*happened.unknown, *(() if whole else (_ONLY_UNUSED,))):
+    whole = not any(life.since_use for life in activity.lives)
+    for each in (*activity.unknown, *(() if whole else (_ONLY_UNUSED,))):
         typer.echo(f"note: {each}", err=True)
-    return {"events": len(trace["traceEvents"]), "requests": len(happened.requests)}
+    return {"events": len(trace["traceEvents"]), "requests": len(activity.requests)}
 
 
 def _json(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
-
     data = node_link(origin.graph())
     with _new(path) as file:
         json.dump(data, file)
@@ -127,7 +122,6 @@ def _new(path: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` into a ConfigError that names the file."""
     try:
         yield
     except OSError as error:
@@ -166,7 +160,6 @@ def node_link(view: GraphView) -> dict[str, Any]:
 
 
 def block_rows(view: GraphView) -> Iterator[dict[str, Any]]:
-    """Each block's properties, with names instead of the API's numbers."""
     nodes, names = view.nodes, view.names
     engines = list(enumerate(names.engines))
     for n, key in enumerate(nodes.key):
@@ -188,7 +181,6 @@ def block_rows(view: GraphView) -> Iterator[dict[str, Any]]:
 
 
 def edge_rows(view: GraphView, nodes: list[str]) -> Iterator[dict[str, Any]]:
-    """Each edge, with the names of its ends."""
     links, types = view.links, view.names.types
     columns = zip(links.source, links.target, links.type, links.weight, strict=True)
     for source, target, kind, weight in columns:
@@ -215,20 +207,14 @@ def _block_names(keys: list[str]) -> list[str]:
 
 
 def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
-    """Write requests, evictions, blocks and edges as files into a new directory; returns row
-    counts.
-
-    A snapshot has no requests and a trace has no graph: those files are not written then.
-
-    Raises:
-        OSError: They cannot be written.
-    """
+    """Write requests, evictions, blocks and edges into a new directory; returns row counts."""
     import pyarrow
     import pyarrow.parquet
 
+    # A snapshot has no requests, and a trace no graph.
     tables: dict[str, list[dict[str, Any]]] = {}
     if origin.kind is not Kind.SNAPSHOT:
-        tables |= _logs(origin.happened())
+        tables |= _logs(origin.activity())
     if origin.kind is not Kind.TRACE:
         view = origin.graph()
         places = [str(n) for n in range(len(view.nodes.key) + len(view.names.memories))]
@@ -240,10 +226,10 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
     return {name: len(rows) for name, rows in tables.items()}
 
 
-def _logs(happened: Happened) -> dict[str, list[dict[str, Any]]]:
-    logs = {"requests": [_flat(each) for each in happened.requests]}
-    if happened.evictions is not None:
-        logs["evictions"] = [each.model_dump() for each in happened.evictions]
+def _logs(activity: Activity) -> dict[str, list[dict[str, Any]]]:
+    logs = {"requests": [_flat(each) for each in activity.requests]}
+    if activity.evictions is not None:
+        logs["evictions"] = [each.model_dump() for each in activity.evictions]
     return logs
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..page.evictions import EvictionView
 from ..page.misses import RequestView
-from .happened import BlockLife, Happened
+from .activity import Activity, BlockLife
 
 _US: Final = 1e6  # the format's times are in microseconds
 
@@ -25,13 +25,13 @@ class TraceFile:
     def __init__(self, begin: float) -> None:
         self._begin = begin
 
+    # Groups of tracks, and tracks, are sorted by number.
+
     def process(self, pid: int, name: str) -> Iterator[dict[str, Any]]:
-        """Name a group of tracks; groups are sorted by number."""
         yield _named("process_name", pid, 0, name=name)
         yield _named("process_sort_index", pid, 0, sort_index=pid)
 
     def thread(self, pid: int, tid: int, name: str) -> Iterator[dict[str, Any]]:
-        """Name a track; tracks are sorted by number."""
         yield _named("thread_name", pid, tid, name=name)
         yield _named("thread_sort_index", pid, tid, sort_index=tid)
 
@@ -92,66 +92,61 @@ _STEP_S: Final = 10.0  # of the counters of tokens; chosen, as in the page's his
 _FOUND: Final = ("pool", "loaded", "prefetched", "spliced", "computed")
 
 
-def perfetto(happened: Happened, most_blocks: int) -> dict[str, Any]:
-    """Build a trace as JSON: a track per session, and each engine's pool and evictions.
-
-    Args:
-        most_blocks: Stays of blocks in a pool to include: the last ones.
-    """
+def perfetto(activity: Activity, most_blocks: int) -> dict[str, Any]:
+    """A trace as JSON: a track per session, each engine's pool, evictions, and last block stays."""
     return {
-        "traceEvents": list(_events(happened, most_blocks)),
+        "traceEvents": list(_events(activity, most_blocks)),
         "displayTimeUnit": "ms",
         "otherData": {
-            "from": happened.name,
-            "begins": _date(happened),
-            "unknown": " ".join(happened.unknown),
+            "from": activity.name,
+            "begins": _date(activity),
+            "unknown": " ".join(activity.unknown),
         },
     }
 
 
-def _events(happened: Happened, most_blocks: int) -> Iterator[dict[str, Any]]:
-    lives = happened.lives[max(0, len(happened.lives) - most_blocks) :]
-    file = TraceFile(min((happened.begin, *(each.begin for each in lives))))
-    yield from _sessions(file, happened)
-    ids = {each.engine for each in happened.requests} | {each.engine for each in lives}
-    for pid, engine in enumerate(sorted(ids | set(happened.engines)), _SESSIONS + 1):
-        name = happened.engines.get(engine, engine)
+def _events(activity: Activity, most_blocks: int) -> Iterator[dict[str, Any]]:
+    lives = activity.lives[max(0, len(activity.lives) - most_blocks) :]
+    file = TraceFile(min((activity.begin, *(each.begin for each in lives))))
+    yield from _sessions(file, activity)
+    ids = {each.engine for each in activity.requests} | {each.engine for each in lives}
+    for pid, engine in enumerate(sorted(ids | set(activity.engines)), _SESSIONS + 1):
+        name = activity.engines.get(engine, engine)
         yield from file.process(pid, f"engine {name}")
         yield from file.thread(pid, _EVICTIONS, "evictions")
-        yield from _tokens(file, pid, [r for r in happened.requests if r.engine == engine])
+        yield from _tokens(file, pid, [r for r in activity.requests if r.engine == engine])
         yield from _evictions(
-            file, pid, [e for e in happened.evictions or () if e.engine == engine]
+            file, pid, [e for e in activity.evictions or () if e.engine == engine]
         )
-        for point in happened.pools:
+        for point in activity.pools:
             if point.engine == engine:
                 yield file.counter(pid, "blocks in the pool", point.at, {"blocks": point.blocks})
-        yield from _lives(file, pid, [e for e in lives if e.engine == engine], happened.end)
+        yield from _lives(file, pid, [e for e in lives if e.engine == engine], activity.end)
 
 
-def _sessions(file: TraceFile, happened: Happened) -> Iterator[dict[str, Any]]:
+def _sessions(file: TraceFile, activity: Activity) -> Iterator[dict[str, Any]]:
     by_session: defaultdict[tuple[str, str], list[RequestView]] = defaultdict(list)
-    for request in happened.requests:
+    for request in activity.requests:
         by_session[request.tenant or "", request.session or ""].append(request)
     yield from file.process(_SESSIONS, "sessions")
     tid = 0
     for (tenant, session), requests in by_session.items():
         name = (session or "no session") + (f" of {tenant}" if tenant else "")
         requests.sort(key=lambda each: each.arrived)
-        spans = [(each.arrived, _end(each, happened.end)) for each in requests]
+        spans = [(each.arrived, _end(each, activity.end)) for each in requests]
         lane_of = lanes(spans)
         for lane in range(max(lane_of) + 1):
             suffix = f" ({lane + 1})" if lane else ""
             yield from file.thread(_SESSIONS, tid + lane + 1, name + suffix)
         for number, (request, lane) in enumerate(zip(requests, lane_of, strict=True), 1):
             yield from _waits(file, tid + lane + 1, request)
-            yield _turn(file, tid + lane + 1, number, request, happened.end)
+            yield _turn(file, tid + lane + 1, number, request, activity.end)
         if session:
             yield from _pauses(file, tid + 1, spans, requests)
         tid += max(lane_of) + 1
 
 
 def _waits(file: TraceFile, tid: int, request: RequestView) -> Iterator[dict[str, Any]]:
-    """The spans between a request's arrival and its start."""
     held_s = min(request.waited_s, 0.0 if request.wait is None else request.wait.held_s)
     queued = request.arrived + held_s
     args = {} if request.wait is None else {"why": request.wait.sentence}
@@ -187,7 +182,6 @@ def _end(request: RequestView, end: float) -> float:
 def _pauses(
     file: TraceFile, tid: int, spans: Sequence[tuple[float, float]], requests: list[RequestView]
 ) -> Iterator[dict[str, Any]]:
-    """Times without a running or waiting turn, on the session's first track."""
     busy_until = spans[0][1]
     for (_, end), (before, after) in zip(spans[1:], pairwise(requests), strict=True):
         if after.arrived > busy_until:
@@ -198,7 +192,6 @@ def _pauses(
 
 
 def _tokens(file: TraceFile, pid: int, requests: list[RequestView]) -> Iterator[dict[str, Any]]:
-    """Where prompt tokens came from, as counters per time step."""
     name = f"prompt tokens per {_STEP_S:.0f} s"
     steps = groupby(requests, key=lambda each: each.at // _STEP_S)
     for step, together in steps:
@@ -214,7 +207,6 @@ def _tokens(file: TraceFile, pid: int, requests: list[RequestView]) -> Iterator[
 def _evictions(
     file: TraceFile, pid: int, evictions: Iterable[EvictionView]
 ) -> Iterator[dict[str, Any]]:
-    """Blocks evicted together by the same rule, and those requested again."""
     place = pid, _EVICTIONS
     for (at, rule), left in groupby(evictions, key=lambda each: (each.at, each.rule)):
         together = list(left)
@@ -244,8 +236,7 @@ def _lives(
         yield from file.overlapping(pid, number, f"{life.layer}: {what}", times, args)
 
 
-def _date(happened: Happened) -> str:
-    """When the trace begins, or a note that times count from a recording's beginning."""
-    if not happened.is_live:
+def _date(activity: Activity) -> str:
+    if not activity.is_live:
         return "with the recording"
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(happened.begin))
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.begin))

@@ -33,13 +33,9 @@ class UnknownError(RemoteError):
 
 
 class BusySidecarError(RemoteError):
-    """The sidecar cannot answer now; the message says when to try again.
+    """The sidecar cannot answer now; the message says when to try again."""
 
-    Attributes:
-        again_in_s: Seconds until then.
-    """
-
-    again_in_s = 1.0
+    again_in_s = 1.0  # seconds until then
 
 
 class RefusedError(RemoteError):
@@ -52,11 +48,7 @@ _REFUSALS: Final = {
 
 
 def sidecar_urls(url: str | None) -> list[str]:
-    """``url``, or the URLs of all of this user's running sidecars.
-
-    Raises:
-        RemoteError: No sidecar is running, or ``url`` is not a URL.
-    """
+    """``url``, or the URLs of all of this user's running sidecars."""
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise RemoteError(f"{url!r} is not a URL; allowed: http://127.0.0.1:PORT")
@@ -71,11 +63,7 @@ def sidecar_urls(url: str | None) -> list[str]:
 
 
 def only_sidecar_url(url: str | None) -> str:
-    """``url``, or the URL of this user's only running sidecar.
-
-    Raises:
-        RemoteError: None or several sidecars are running, or ``url`` is not a URL.
-    """
+    """``url``, or the URL of this user's only running sidecar."""
     urls = sidecar_urls(url)
     if len(urls) > 1:
         raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
@@ -83,15 +71,7 @@ def only_sidecar_url(url: str | None) -> str:
 
 
 class EditEndpoint:
-    """A sidecar's HTTP path that accepts changes.
-
-    Args:
-        url: The sidecar's URL; None: that of this user's only sidecar.
-        token: The sidecar's token; None: from its runtime note or the environment.
-
-    Raises:
-        RemoteError: None or several sidecars are running, or ``url`` is not a URL.
-    """
+    """A path of a sidecar that accepts changes: of ``url``, or of this user's only sidecar."""
 
     MOST_ANSWERED: Final = 1 << 20  # bytes; chosen: an answer is read while others wait
 
@@ -106,7 +86,7 @@ class EditEndpoint:
         }
 
     def send(self, body: Any, timeout_s: float = TIMEOUT_S) -> Any:
-        """POST ``body`` and return the JSON answer; raises like ``answer_to``."""
+        """POST ``body`` and return the JSON answer."""
         data = json.dumps(body).encode()
         if len(data) > MOST_BODY_BYTES:
             raise RefusedError(
@@ -117,19 +97,14 @@ class EditEndpoint:
 
 
 def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """GET ``url/path`` with the sidecar's token and return the JSON answer; raises like
-    ``answer_to``.
-
-    Args:
-        timeout_s: For each read from the socket.
-    """
+    """GET ``url/path`` with the sidecar's token and return the JSON answer."""
     return answer_to(_request(url, path), timeout_s)
 
 
 def answer_to(
     request: urllib.request.Request, timeout_s: float = TIMEOUT_S, most_bytes: int = _MAX_ANSWER
 ) -> Any:
-    """Send a request and decode the JSON answer.
+    """Send a request and decode the JSON answer; ``timeout_s`` is for each read of the socket.
 
     Raises:
         UnknownError: Status 404.
@@ -169,12 +144,11 @@ def _request(url: str, path: str) -> urllib.request.Request:
 
 
 def secret_of(url: str) -> str:
-    """The token of the sidecar at ``url``, from its note or the environment; empty if unknown."""
+    """The sidecar's token, from its note or the environment; empty if unknown."""
     return token_of(url) or os.environ.get(TOKEN_VARIABLE, "")
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> RemoteError:
-    """The error for a sidecar's HTTP status."""
     detail, kind = _detail(error), _REFUSALS.get(error.code)
     answered = f"{url} answered {error.code}"
     if kind is None:

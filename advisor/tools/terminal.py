@@ -30,6 +30,9 @@ from ..words.waits import admission_facts
 from ..words.words import beside_lru, ranker
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 
+UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
+TableJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
 # Tables fit terminals of any width: long cells are folded, and no name is cut.
 
 _NAME_WIDTH: Final = 16  # of a folded engine name above a column, in characters; chosen
@@ -50,7 +53,6 @@ class FirstThatFits:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        """Called by rich to show this."""
         wide = options.update_width(_ANY_WIDTH)
         fitting = (
             each
@@ -70,7 +72,7 @@ def plain(text: object) -> Text:
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
-    """A row per fact: name and text, both folded if too long."""
+    """A row per fact: its name and text, both folded if too long."""
     table = Table(title=plain(title), show_header=False, title_justify="left")
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")
@@ -132,7 +134,6 @@ def _sentences(cells: Mapping[str, str]) -> str:
 
 
 def _who_ranks(engine: Mapping[str, Any]) -> str:
-    """Who ranks the engine's blocks, and how the policy compares with LRU."""
     name, ruling = ranker(engine["ranked_by"]), engine["ruling"]
     return name if ruling is None else f"{name} (policy {beside_lru(ruling['ahead'])})"
 
@@ -150,10 +151,8 @@ def _layers(engines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def status(
-    url: Annotated[
-        str | None, typer.Option(help="A sidecar's URL; without it, those running.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    url: UrlOption = None,
+    as_json: TableJsonOption = False,
 ) -> None:
     """Show the running sidecars: engines, blocks, sessions, what was lost."""
     answers = {each: ask(each, "/status") for each in sidecar_urls(url)}
@@ -170,7 +169,6 @@ def status(
 
 
 def status_report(status: Mapping[str, Any]) -> RenderableType:
-    """A sidecar's ``/status`` as tables."""
     parts: list[RenderableType] = [_summary(status), engines_report(status["engines"])]
     if any(engine["graph"] for engine in status["engines"]):
         parts.append(layers_report(status["engines"]))
@@ -186,7 +184,6 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _protection(engines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What engines protect, where anything is protected."""
     known = {each["name"]: each["graph"] or {} for each in engines}
     return {
         name: graph["protection"]
@@ -234,7 +231,6 @@ def _summary(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _tiers(engine: Mapping[str, Any]) -> RenderableType:
-    """What an engine's tiers hold, what moved between them, and what was gained."""
     tiers, graph = engine["tiers"], engine["graph"]
     size, pool = tiers["bytes_per_block"], graph["pressure"] or {}
     facts = {
@@ -311,7 +307,6 @@ def _flat(value: object) -> str:
 
 # ``kvgraph open`` and ``kvgraph why``.
 
-UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
 _PREFIXES: Final = ("", "cmpl-", "chatcmpl-")  # before a client's X-Request-Id, by vLLM
 _MOST: Final = 1_000  # requests of one answer; chosen
@@ -350,11 +345,8 @@ def _address(url: str, *, edit: bool) -> str:
 
 
 def _show(addresses: Sequence[str]) -> None:
-    """Open addresses in a browser, and wait for it to read them; Ctrl-C ends the wait.
-
-    Every user of a machine can read a browser's command line, so it gets only names of private
-    files.
-    """
+    # Every user of a machine can read a browser's command line, so it gets only names of private
+    # files. Ctrl-C ends the wait.
     with contextlib.ExitStack() as kept, contextlib.suppress(KeyboardInterrupt):
         files = [kept.enter_context(leading_to(each)) for each in addresses]
         opened = [webbrowser.open(each.as_uri()) for each in files]
@@ -364,11 +356,7 @@ def _show(addresses: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def leading_to(address: str) -> Iterator[Path]:
-    """A temporary page (0600, in the runtime directory) that redirects a browser to ``address``.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """A private page in the runtime directory that redirects a browser to ``address``."""
     folder = runtime_dir()
     try:
         number, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=folder)
@@ -479,12 +467,10 @@ def why_sentence(request: Mapping[str, Any]) -> str:
 
 
 def _bought(remedy: Mapping[str, Any]) -> str:
-    """What a remedy gains, to follow "what would have"."""
     return f"saved up to {seconds(remedy['saves_s'])}" if remedy["saves_s"] else "helped"
 
 
 def _took(request: Mapping[str, Any]) -> Iterator[str]:
-    """How long the request took, and how much of that it waited."""
     waited, ended = request["waited_s"], request["ended_at"]
     if ended is not None:
         queued = f", {seconds(waited)} of it in the queue" if request["wait"] else ""
@@ -504,9 +490,6 @@ _MEMORY: Final = "memory:"
 _LISTED: Final = 20  # sessions; chosen, to fit a screen
 
 
-ExplainJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
 def explain(
     target: Annotated[
         str | None,
@@ -517,7 +500,7 @@ def explain(
     ] = None,
     url: UrlOption = None,
     tenant: Annotated[str | None, typer.Option(help="Whose session it is.")] = None,
-    as_json: ExplainJsonOption = False,
+    as_json: TableJsonOption = False,
 ) -> None:
     """Say why a block ranks where it does, what a session does, or who recalls a memory."""
     urls = sidecar_urls(url)
@@ -552,8 +535,7 @@ def _explained(urls: list[str], target: str, tenant: str | None) -> Any:
 
 
 def _paths(target: str, tenant: str | None) -> list[str]:
-    """Where to ask about ``target``: a memory by its prefix, a block if it is a key, then a
-    session."""
+    """Where to ask: a memory by its prefix; else a block, if it is a key; else a session."""
     if target.startswith(_MEMORY):
         return [f"/memories/{quote(target.removeprefix(_MEMORY), safe='')}/explain"]
     session = _session_path(target, tenant)
@@ -585,7 +567,6 @@ def _first_answer(urls: list[str], paths: list[str]) -> Any:
 
 
 def _sessions_report(url: str, answer: Mapping[str, Any]) -> RenderableType:
-    """The sessions that a sidecar saw last."""
     shown = answer["sessions"]
     title = f"{len(shown)} of {answer['known']:,} sessions at {url}"
     table = Table(title=plain(title), title_justify="left")

@@ -19,60 +19,40 @@ from rich.text import Text
 from ..words.times import seconds, time_of_day
 from ..words.words import ranker
 from .remote import RemoteError, ask, sidecar_urls
-from .terminal import FirstThatFits, facts_table, plain
+from .terminal import FirstThatFits, UrlOption, facts_table, plain
 
 _MISSES_EVERY: Final = 5  # polls; chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A sidecar's latest answers.
-
-    Attributes:
-        now: Its ``/v1/now``; None: it never answered.
-        misses: Its ``/v1/misses``.
-        trouble: Why it does not answer now; None: it does.
-    """
+    """A sidecar's latest answers."""
 
     url: str
-    now: Mapping[str, Any] | None = None
-    misses: Mapping[str, Any] | None = None
-    trouble: str | None = None
+    now: Mapping[str, Any] | None = None  # its `/v1/now`; None: it never answered
+    misses: Mapping[str, Any] | None = None  # its `/v1/misses`
+    trouble: str | None = None  # why it does not answer now
 
 
 class Watcher:
-    """Polls sidecars on its own thread, and keeps the latest answer of each while it restarts.
-
-    Args:
-        url: One sidecar's URL; None: all that are running, listed again at each poll.
-        interval_s: Seconds between polls.
-
-    Attributes:
-        latest: Result of the last poll.
-        polls: Number of polls.
-    """
+    """Polls sidecars on its own thread, and keeps the latest answer of each while it restarts."""
 
     def __init__(self, url: str | None, interval_s: float) -> None:
         self._url = url
         self._interval_s = interval_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-top", daemon=True)
-        self.latest: Sequence[Watched] = ()
+        self.latest: Sequence[Watched] = ()  # of the last poll
         self.polls = 0
 
     def first_poll(self) -> None:
-        """Poll once.
-
-        Raises:
-            RemoteError: No sidecar is running, or none answers.
-        """
+        """Poll once; raises RemoteError where no sidecar answers."""
         found = [_asked(Watched(each), True) for each in sidecar_urls(self._url)]
         if all(each.now is None for each in found):
             raise RemoteError(found[0].trouble or "no sidecar answers")
         self._note(found)
 
     def start(self) -> None:
-        """Continue polling on a separate thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -105,13 +85,10 @@ class Watcher:
 
 
 def _asked(before: Watched, anew: bool) -> Watched:
-    """A sidecar's new answer, or its previous one with the reason of the failure.
-
-    Args:
-        anew: Whether to query misses again: twelve hours of them are a large answer.
-    """
+    """A sidecar's new answer, or its previous one with the reason of the failure."""
     try:
         now = ask(before.url, "/v1/now")
+        # Twelve hours of misses are a large answer: not at each poll.
         misses = ask(before.url, "/v1/misses") if anew or not before.misses else before.misses
     except RemoteError as error:
         since = f"; this is as of {time_of_day(before.now['at'])}" if before.now else ""
@@ -130,13 +107,13 @@ _STYLES: Final = {"serious": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def top_screen(watched: Sequence[Watched]) -> RenderableType:
-    """All sidecars, one below the other."""
     return Group(*(part for each in watched for part in _sidecar(each)))
 
 
 def _sidecar(watched: Watched) -> Iterable[RenderableType]:
     now = watched.now
-    yield Rule(plain(f"kvgraph {watched.url}{_clock(now)}"), align="left")
+    clock = "" if now is None else f", {time_of_day(now['at'])}"
+    yield Rule(plain(f"kvgraph {watched.url}{clock}"), align="left")
     if watched.trouble is not None:
         yield Text(f"! {plain(watched.trouble).plain}", style="bold red")
     if now is None:
@@ -152,20 +129,12 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
         yield _misses(watched.misses)
 
 
-def _clock(now: Mapping[str, Any] | None) -> str:
-    return "" if now is None else f", {time_of_day(now['at'])}"
-
-
 def _notice(notice: Mapping[str, Any]) -> Text:
     return Text(f"{notice['level']}: {plain(notice['text']).plain}", style=_STYLES[notice["level"]])
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Where prompt tokens came from, per time window; windows without requests are omitted.
-
-    Args:
-        windows: Windows of ``Now``, the longest last.
-    """
+    """Where prompt tokens came from, per time window; windows without requests are left out."""
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
         return Text(windows[-1]["verdict"])
@@ -197,7 +166,6 @@ def _window(window: Mapping[str, Any]) -> list[str]:
 
 
 def _history(history: Mapping[str, Any]) -> Text:
-    """The share found in each time step; blank for steps without requests."""
     pairs = list(zip(history["asked"], history["computed"], strict=True))[-_STEPS:]
     line = "".join(shade(1 - computed / asked) if asked else " " for asked, computed in pairs)
     span = seconds(len(pairs) * history["step_s"])
@@ -245,7 +213,6 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _misses(misses: Mapping[str, Any]) -> RenderableType:
-    """Why requests found no more, by computed blocks."""
     totals = sorted(misses["totals"].items(), key=lambda each: -each[1]["blocks"])
     rows = [
         (name, f"{total['requests']:,} requests computed {total['blocks']:,} blocks for it")
@@ -259,9 +226,7 @@ _CHECK_EVERY_S: Final = 0.1  # whether there is something new to draw; chosen
 
 
 def top(
-    url: Annotated[
-        str | None, typer.Option(help="A sidecar's URL; without it, those running.")
-    ] = None,
+    url: UrlOption = None,
     interval: Annotated[
         float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")
     ] = 1.0,
@@ -281,7 +246,6 @@ def top(
 
 
 def _follow(watcher: Watcher, console: Console) -> None:
-    """Redraw the screen after each poll."""
     watcher.start()
     drawn = 0, console.size
     screen = Live(top_screen(watcher.latest), console=console, screen=True, auto_refresh=False)

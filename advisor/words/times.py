@@ -20,17 +20,11 @@ def time_of_day(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-Unix = Callable[[float], float]
-"""Converts a time of the graph's clock to Unix seconds."""
+Unix = Callable[[float], float]  # a time of the graph's clock → Unix seconds
 
 
 class UnixTime:
-    """Converts times of a monotonic clock to Unix seconds, rounded to milliseconds.
-
-    Args:
-        clock: Monotonic seconds.
-        wall: Unix seconds.
-    """
+    """Converts times of a monotonic clock to Unix seconds, rounded to milliseconds."""
 
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self._clock, self._wall = clock, wall

@@ -12,29 +12,19 @@ from ...graph.wire.events import HOLD_ENDS
 from .times import seconds
 
 
-class Missing(NamedTuple):
-    """A prompt's first missing block, as ``miss_remedy`` needs it.
-
-    Attributes:
-        detail: Detail of the reason; see ``graph.logs.requests.Miss``.
-        block: Index of the block in the prompt, from 0.
-        short: By about how many blocks the pool was too small to keep everything the request
-            computed again; 0: unknown.
-        pool: Blocks of the pool; 0: unknown.
-        was_there: Whether it was evicted after the request arrived.
-        copies: Blocks that the engine's host memory and disk can hold.
-    """
+class FirstMiss(NamedTuple):
+    """A prompt's first missing block, as ``miss_remedy`` needs it."""
 
     reason: Reason
-    detail: int
-    block: int
-    short: int = 0
-    pool: int = 0
-    was_there: bool = False
-    copies: int = 0
+    detail: int  # of the reason; see `graph.logs.requests.Miss`
+    block: int  # its index in the prompt, from 0
+    short: int = 0  # blocks that the pool lacked to keep what was computed again; 0: unknown
+    pool: int = 0  # its blocks; 0: unknown
+    was_there: bool = False  # evicted only after the request arrived
+    copies: int = 0  # blocks that the engine's host memory and disk can hold
 
 
-def miss_remedy(missing: Missing) -> str | None:
+def miss_remedy(missing: FirstMiss) -> str | None:
     """What would have let a request find more; None if unknown."""
     detail = missing.detail
     match missing.reason:
@@ -60,12 +50,7 @@ def could_find_more(reason: Reason, detail: int) -> bool:
 
 
 def larger_pool(short: int, pool: int) -> str:
-    """Describe the pool that would have kept what was computed again.
-
-    Args:
-        short: By about how many blocks the pool was too small; 0: unknown.
-        pool: Blocks of the pool; 0: unknown.
-    """
+    """The pool that would have kept what was computed again; 0 blocks: unknown."""
     if short == 0:
         return "a larger pool"
     if short > pool > 0:
@@ -77,11 +62,7 @@ def larger_pool(short: int, pool: int) -> str:
 
 
 def host_memory(copies: int) -> str:
-    """Recommend room for copies, or more of it.
-
-    Args:
-        copies: Blocks that there is room for now; 0: none.
-    """
+    """Room for copies, or more than for these ``copies`` blocks."""
     if copies:
         return (
             f"more room for copies than for {copies:,} blocks (AITHER_KVCACHE_WARM_GIB, "
@@ -90,8 +71,7 @@ def host_memory(copies: int) -> str:
     return "host memory for copies (AITHER_KVCACHE_WARM_GIB)"
 
 
-def _kept(missing: Missing) -> str:
-    """What would have kept an evicted block."""
+def _kept(missing: FirstMiss) -> str:
     larger = larger_pool(missing.short, missing.pool)
     text = f"{larger}, or {_a_copy(missing.copies)}."
     if missing.was_there:
@@ -100,7 +80,6 @@ def _kept(missing: Missing) -> str:
 
 
 def _a_copy(copies: int) -> str:
-    """What would have given an evicted block a copy."""
     if not copies:
         return host_memory(copies)
     return (
@@ -164,16 +143,15 @@ _OTHERS: Final = {
 }
 
 
+# Shown for an engine that sends no report on admission.
 OFF: Final = "nobody waits: admission is off there (AITHER_KVCACHE_ADMISSION)"
-"""Shown for an engine that sends no report on admission."""
 
 
 def fit_and_live(fitting: int, live: int) -> str:
-    """How many sessions fit and how many are live."""
     return f"{fitting:,} agents fit, {live:,} are live"
 
 
-UNTIL: Final = {
+UNTIL: Final = {  # reason of release → until when the request was held
     "room": "until there was room",
     "bound": "as long as any request may be (AITHER_KVCACHE_HOLD_MAX_S)",
     "idle": "until the engine had nothing else to do",
@@ -182,11 +160,9 @@ UNTIL: Final = {
     "gone": "until its client went away",
     "patience": "until no other request was queued, although there was no room",
 }
-"""Reason of release → until when the request was held."""
 
 
 def hold_sentence(hold: Hold) -> str:
-    """How long a request was held, and why it was released."""
     counts = ""
     if hold.live:
         were = "was" if hold.live == 1 else "were"
@@ -227,11 +203,7 @@ def room_sentence(
 
 
 def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
-    """An engine's rows in ``kvgraph status`` on admission; empty if nothing is ever held there.
-
-    Args:
-        engine: An engine of a sidecar's ``/status``.
-    """
+    """Rows on admission, of an engine in ``/status``; empty if nothing is ever held there."""
     room, report = engine["room"], (engine["graph"] or {}).get("admission")
     if room is None or (report is None and room["room_blocks"] is None):
         return {}
@@ -279,47 +251,24 @@ _ALL_BUT: Final = 0.1  # of a wait: a smaller rest is not mentioned; chosen
 
 
 class WorkAhead(NamedTuple):
-    """What an engine did while a request queued.
+    """What an engine did while a request queued."""
 
-    Attributes:
-        queued_s: Seconds in the queue, without the time it was held.
-        running: Requests running when it arrived.
-        freed_s: Seconds until the first of these ended; None: none ended before the request began.
-        runner: Session of the latest of these; None: it has none.
-        prompts: Prompts begun in that time.
-        tokens: Tokens computed for these prompts; without any, for the last prompt begun before.
-        again: How many of these tokens had been in the engine's pool before.
-        short: By about how many blocks the pool was too small for the largest loss among them; 0:
-            unknown.
-        pool: Blocks of the pool; 0: unknown.
-        copies: Blocks that the engine's host memory and disk can hold.
-        rate: Prompt tokens that the engine computes per second; 0: unknown.
-        who: Session of the prompt with most computed tokens; None: nothing was computed.
-        most: Tokens computed for that prompt.
-    """
-
-    queued_s: float
-    running: int
-    freed_s: float | None
-    runner: str | None
-    prompts: int
-    tokens: int
-    again: int
-    short: int
-    pool: int
-    copies: int
-    rate: float
-    who: str | None
-    most: int
-
-    @property
-    def is_much_again(self) -> bool:
-        """Whether much of what was computed had been in the pool before."""
-        return self.tokens > 0 and self.again >= _MUCH_AGAIN * self.tokens
+    queued_s: float  # without the time it was held
+    running: int  # requests that ran when it arrived
+    freed_s: float | None  # until the first of these ended; None: none did before the request began
+    runner: str | None  # session of the latest of these
+    prompts: int  # begun in that time
+    tokens: int  # computed for these prompts, or else for the last prompt begun before
+    again: int  # tokens of these that had been in the engine's pool before
+    short: int  # blocks that the pool lacked for the largest loss among them; 0: unknown
+    pool: int  # its blocks; 0: unknown
+    copies: int  # blocks that the engine's host memory and disk can hold
+    rate: float  # prompt tokens that the engine computes per second; 0: unknown
+    who: str | None  # session of the prompt with most computed tokens
+    most: int  # tokens computed for that prompt
 
 
 def wait_sentence(work: WorkAhead, hold: Hold | None) -> str:
-    """How long a request was held, and what the engine did while it waited."""
     if hold is None:
         return _work_sentence(work)
     held = hold_sentence(hold)
@@ -329,7 +278,6 @@ def wait_sentence(work: WorkAhead, hold: Hold | None) -> str:
 
 
 def _work_sentence(work: WorkAhead) -> str:
-    """What the engine did while a request waited."""
     under_way = _under_way(work)
     if not work.tokens:
         return under_way or (
@@ -357,7 +305,6 @@ def _work_sentence(work: WorkAhead) -> str:
 
 
 def _under_way(work: WorkAhead) -> str:
-    """What was running when the request arrived."""
     if not work.running:
         return ""
     freed_s = work.freed_s
@@ -373,7 +320,6 @@ def _under_way(work: WorkAhead) -> str:
 
 
 def _time_of(work: WorkAhead) -> str:
-    """How long the computed tokens took, and where the rest of the wait went."""
     if not work.rate:
         return ""
     takes_s = work.tokens / work.rate
@@ -385,12 +331,11 @@ def _time_of(work: WorkAhead) -> str:
 
 
 def wait_remedy(work: WorkAhead, hold: Hold | None) -> tuple[str, float | None]:
-    """What would have let the request start sooner, and by how many seconds at most (None:
-    unknown)."""
+    """What would have let the request start sooner, and the most seconds it saves, if known."""
     held_s = 0.0 if hold is None else hold.seconds
     if held_s >= _MOSTLY * (work.queued_s + held_s):
         return _ROOM, held_s
-    if work.is_much_again:
+    if work.tokens > 0 and work.again >= _MUCH_AGAIN * work.tokens:
         saved = min(work.queued_s, work.again / work.rate) if work.rate else None
         return (
             f"Keeping the {work.again:,} tokens that were computed again before it: "

@@ -27,18 +27,12 @@ _STATES: Final = (
 
 
 class Departure(NamedTuple):
-    """How a request's missing block left the pool.
+    """How a request's missing block left the pool."""
 
-    Attributes:
-        ago_s: Seconds between its eviction and the request's start, as far as reports tell (several
-            steps arrive at once); None: it did not leave.
-        waited_s: How long the request waited before its start.
-        score: Description of its score when it left; None: unknown.
-    """
-
+    # Between eviction and the request's start; several steps are reported at once. None: not left.
     ago_s: float | None = None
-    waited_s: float = 0.0
-    score: str | None = None
+    waited_s: float = 0.0  # of the request, before its start
+    score: str | None = None  # in words, when the block left
 
 
 def miss_sentence(
@@ -54,12 +48,11 @@ def miss_sentence(
     """Explain why a prompt's first missing block was missing.
 
     Args:
-        detail: Detail of the reason; see ``graph.logs.requests.Miss``.
+        detail: Of the reason; see ``graph.logs.requests.Miss``.
         place: Index of the block, from 0, and the number of blocks.
         session: The other session involved.
         engine: Another engine that has it.
-        token: Index, from 0, of the first prompt token that differs from another recent prompt;
-            None: unknown.
+        token: Index, from 0, of the first prompt token that differs from another recent prompt.
         group: The cache group, for OTHER_GROUP; None: its engine is gone.
     """
     index, blocks = place
@@ -68,7 +61,7 @@ def miss_sentence(
     where = f"Block {index + 1} of {blocks} "
     if reason is Reason.OTHER_GROUP:
         return where + _other_group(detail, group)
-    text = where + _WHY[reason](detail, gone, session)
+    text = where + (_ALWAYS.get(reason) or _WHY[reason](detail, gone, session))
     if engine is not None and reason is Reason.OTHER_ENGINE:
         text += f" Engine {engine} has it, and would have found it."
     elif engine is not None:
@@ -91,10 +84,6 @@ def _not_cacheable(detail: int, index: int, blocks: int) -> str:
     return "Nothing was missing: all that can be reused was found; the rest is always computed."
 
 
-def _never_seen(detail: int, gone: Departure, session: str | None) -> str:
-    return "was never asked for before, or longer ago than is remembered."
-
-
 def _diverged(detail: int, gone: Departure, session: str | None) -> str:
     if detail == Detail.OWN_HISTORY:
         return (
@@ -108,9 +97,7 @@ def _evicted(detail: int, gone: Departure, session: str | None) -> str:
     if detail == DepartureRule.FORGOTTEN:
         return f"left the pool longer ago than the log reaches.{_whose(session)}"
     why = RULE_TEXTS[detail]
-    if (
-        gone.score is not None and detail == DepartureRule.POLICY
-    ):  # elsewhere a rule decided, and no score
+    if gone.score is not None and detail == DepartureRule.POLICY:  # elsewhere a rule decided
         why += f", as {gone.score}"
     return f"{_left(gone)}. Why: {why}.{_whose(session)}"
 
@@ -119,17 +106,6 @@ def _copy_lost(detail: int, gone: Departure, session: str | None) -> str:
     if gone.ago_s is None and detail in STORE_CAUSES:
         return f"was in the shared store, and its copy there is lost: {CAUSE_TEXTS[detail]}."
     return f"{_left(gone)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
-
-
-def _load_slower(detail: int, gone: Departure, session: str | None) -> str:
-    return "has a copy in a colder tier, but computing it was judged faster than loading."
-
-
-def _in_store(detail: int, gone: Departure, session: str | None) -> str:
-    return (
-        "is in the shared store, but did not come from there: computing it was judged faster than "
-        "loading, or the store did not answer in time."
-    )
 
 
 def _other_engine(detail: int, gone: Departure, session: str | None) -> str:
@@ -144,10 +120,6 @@ def _other_group(place: int, group: CacheGroup | None) -> str:
         name += f" ({_KINDS[group.kind].format(window=group.window)})"
     needs = _NEEDS[GroupKind.OTHER if group is None else group.kind]
     return f"is in the pool, but {name} had let go of {needs}."
-
-
-def _reset(detail: int, gone: Departure, session: str | None) -> str:
-    return "was in the pool until the prefix cache was reset."
 
 
 def _other_salt(detail: int, gone: Departure, session: str | None) -> str:
@@ -183,17 +155,21 @@ _NEEDS: Final = {
     GroupKind.CHUNK: "a part of the chunk that it is in",
     GroupKind.STATE: "the state at its end, or never kept it",
 }
+_ALWAYS: Final = {
+    Reason.NEVER_SEEN: "was never asked for before, or longer ago than is remembered.",
+    Reason.LOAD_SLOWER: "has a copy in a colder tier, but computing it was judged faster than "
+    "loading.",
+    Reason.RESET: "was in the pool until the prefix cache was reset.",
+    Reason.IN_STORE: "is in the shared store, but did not come from there: computing it was judged "
+    "faster than loading, or the store did not answer in time.",
+}
 _WHY: Final = {
-    Reason.NEVER_SEEN: _never_seen,
     Reason.DIVERGED: _diverged,
     Reason.EVICTED: _evicted,
     Reason.OTHER_ENGINE: _other_engine,
-    Reason.LOAD_SLOWER: _load_slower,
     Reason.COPY_LOST: _copy_lost,
-    Reason.RESET: _reset,
     Reason.UNKNOWN: _unknown,
     Reason.OTHER_SALT: _other_salt,
-    Reason.IN_STORE: _in_store,
 }
 
 
@@ -204,9 +180,9 @@ def eviction_sentence(
 
     Args:
         place: Blocks before it in the ranking; None: the ranking did not name it.
-        idle_s: Seconds since its last use; None: unknown.
+        idle_s: Seconds since its last use.
         state: Its session's ``SessionState``; one above the highest: no session.
-        score: Description of its score; None: unknown.
+        score: Its score in words.
     """
     words = [RULE_TEXTS[rule]]
     if score is not None and rule == DepartureRule.POLICY:  # elsewhere a rule decided, and no score
@@ -227,7 +203,6 @@ def _blocks_were(count: int) -> str:
 
 
 def _left(gone: Departure) -> str:
-    """When the block left, relative to the request."""
     ago_s, waited_s = gone.ago_s, gone.waited_s
     if ago_s is None:
         return "left the pool"
@@ -251,20 +226,12 @@ LATELY: Final = "over the last requests"
 
 
 def ranker(ranked_by: str) -> str:
-    """The name of who ranks, as sentences use it.
-
-    Args:
-        ranked_by: The policy's name, or ``lru``.
-    """
+    """The name of who ranks, as sentences use it."""
     return "LRU" if ranked_by == LruPolicy.name else ranked_by
 
 
 def beside_lru(ahead: float) -> str:
-    """How a policy compares with LRU, to follow "it is".
-
-    Args:
-        ahead: Blocks that it found more than LRU; negative if LRU found more.
-    """
+    """How a policy compares with LRU, to follow "it is"; ``ahead`` is blocks found beyond LRU's."""
     blocks = round(abs(ahead))
     if blocks == 0:
         return "level with LRU"
@@ -273,7 +240,6 @@ def beside_lru(ahead: float) -> str:
 
 
 def beside_lru_lately(ahead: float) -> str:
-    """``beside_lru``, with the time span it refers to."""
     return f"{beside_lru(ahead)} {LATELY}"
 
 
@@ -283,8 +249,8 @@ _HEEDED: Final[Mapping[str, str]] = {
     "soon a session is expected back outweighs them",
     "lru": "none of the weights: the longest unused goes first",
 }
+# Replaces `protected_layer` for a block beyond the share that is protected.
 BEYOND_SHARE: Final = "beyond_protected_share"
-"""Replaces ``protected_layer`` for a block beyond the share that is protected."""
 
 _LONGEST_S: Final = 86_400.0  # a later expected use is described as such; chosen
 _TERMS: Final[Mapping[str, str]] = {
@@ -314,7 +280,8 @@ _RULES: Final[Mapping[str, str]] = {
     "price ([score] protected_price_points, or protected_share; tenant_share, inferred_share): it "
     "goes like others",
 }
-_WEIGHTS: Final[Mapping[str, str]] = {
+# Of [score] and [score.edge_types].
+WEIGHT_MEANINGS: Final[Mapping[str, str]] = {
     "age": "per second since a block's last use; the policy classic's alone",
     "degree": "per edge at a block, times its type's weight",
     "edge_weight": "per unit of these edges' strength, times their type's weight",
@@ -356,11 +323,6 @@ def scored(terms: Mapping[str, float] | None) -> str | None:
 def heeded(policy: str) -> str | None:
     """Which weights a policy uses; None for a custom policy."""
     return _HEEDED.get(policy)
-
-
-def weight_meanings() -> dict[str, str]:
-    """Meaning of each weight of [score] and [score.edge_types]."""
-    return dict(_WEIGHTS)
 
 
 def meanings(names: Iterable[str]) -> dict[str, str]:

@@ -56,13 +56,6 @@ _LAX: Final = (
 
 
 def report(calibration: Calibration, kind: str, path: object, bar: Bar) -> None:
-    """Print what was measured and the verdict.
-
-    Args:
-        kind: Description of the text it was measured with.
-        path: Where the calibration is kept.
-        bar: What each cell had to reach.
-    """
     console = Console()
     console.print(table_of(calibration.cells, bar))
     verdict = "passed" if calibration.passed else "FAILED"
@@ -76,7 +69,6 @@ def report(calibration: Calibration, kind: str, path: object, bar: Bar) -> None:
 
 
 def table_of(cells: Sequence[Mapping[str, Any]], bar: Bar) -> Table:
-    """Return a table with a row for each cell, within 80 columns."""
     table = Table(title="spliced beside computed", box=None, padding=(0, 1, 0, 0))
     for head in _HEADS:
         table.add_column(head, justify="right", no_wrap=True)
@@ -154,7 +146,7 @@ def run(
     name: str, text: Path | None, samples: int, bar: Bar, max_model_len: int | None, device: str,
     quick: bool, furthest: int, rng: random.Random,
 ) -> tuple[Calibration, str]:  # fmt: skip
-    """Measure a model; return the calibration, and a description of the text.
+    """Measure a model; returns the calibration, and a description of the text.
 
     Raises:
         ConfigError: The model cannot be calibrated.
@@ -171,20 +163,17 @@ def run(
     identity = model_identity(described, max_model_len or int(config.max_position_embeddings))
     grids = [grid(longest, quick, margin, furthest) for margin in MARGINS]
     most = max((cell.longest for cells in grids for cell in cells), default=longest)
-    texts = texts_for(tokenizer, int(config.vocab_size), most, text, rng, torch.device(device))
-    loaded.check_rotation(texts.draw(64))
-    verdict, measured = _judged(loaded, grids, samples, texts.draw, bar)
+    draw, kind = texts_for(tokenizer, int(config.vocab_size), most, text, rng, torch.device(device))
+    loaded.check_rotation(draw(64))
+    verdict, measured = _judged(loaded, grids, samples, draw, bar)
     rows = tuple(each.plain() for each in measured)
-    return (
-        Calibration(name, identity, verdict.passed, verdict.reason, verdict.limits, rows),
-        texts.kind,
-    )
+    found = Calibration(name, identity, verdict.passed, verdict.reason, verdict.limits, rows)
+    return found, kind
 
 
 def _judged(
     loaded: Any, grids: Sequence[Sequence[Cell]], samples: int, draw: Callable[[int], Any], bar: Bar
 ) -> tuple[CalibrationVerdict, list[CellResult]]:
-    """Measure and judge, showing progress on stderr."""
     number, most = count(1), sum(map(len, grids))
     with Console(stderr=True).status("measuring") as status:
 
@@ -199,7 +188,7 @@ def _judged(
 
 
 def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:
-    """Return the model and its tokenizer, which may be None."""
+    """The model and its tokenizer, which may be None."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ...kernels.rope import rope_from_config
@@ -228,27 +217,6 @@ _FILES: Final = 60  # sources that are read; chosen
 _VARIED: Final = 0.02  # distinct tokens per token, below which a text says nothing; chosen
 
 
-class Texts:
-    """Draws pieces of one text.
-
-    Args:
-        ids: The text's tokens.
-        kind: Description of the text.
-        rng: Chooses where a piece begins.
-        device: Where the model is.
-    """
-
-    def __init__(self, ids: list[int], kind: str, rng: random.Random, device: Any) -> None:
-        self._ids, self.kind, self._rng, self._device = ids, kind, rng, device
-
-    def draw(self, tokens: int) -> Tensor:
-        """Return adjoining tokens from somewhere in the text, int64 [tokens]."""
-        start = self._rng.randrange(max(1, len(self._ids) - tokens))
-        return torch.tensor(
-            self._ids[start : start + tokens], dtype=torch.int64, device=self._device
-        )
-
-
 def texts_for(
     tokenizer: Any,
     vocabulary: int,
@@ -256,9 +224,10 @@ def texts_for(
     file: Path | None,
     rng: random.Random,
     device: Any,
-) -> Texts:
-    """Return the text of ``file``, or else Python sources; random tokens if the tokenizer knows
-    neither.
+) -> tuple[Callable[[int], Tensor], str]:
+    """What draws so many adjoining tokens of a text, int64 [tokens], and a description of the text.
+
+    It is that of ``file``, or else Python sources; random tokens if the tokenizer knows neither.
 
     Raises:
         ConfigError: The file cannot be read, or holds less than four times the longest sequence.
@@ -270,11 +239,16 @@ def texts_for(
     if (why := _unfit(ids, vocabulary, longest)) is not None:
         kind = f"random tokens: {why}"
         ids = [rng.randrange(min(3, vocabulary - 1), vocabulary) for _ in range(32 * longest)]
-    return Texts(ids, kind, rng, device)
+
+    def draw(tokens: int) -> Tensor:
+        start = rng.randrange(max(1, len(ids) - tokens))
+        return torch.tensor(ids[start : start + tokens], dtype=torch.int64, device=device)
+
+    return draw, kind
 
 
 def _unfit(ids: list[int], vocabulary: int, longest: int) -> str | None:
-    """Return why these tokens are no text to measure with; None if they are."""
+    """Why these tokens are no text to measure with; None if they are."""
     if len(ids) < 4 * longest:
         return f"{len(ids)} tokens of text are there; needed: {4 * longest}"
     if len(set(ids)) < _VARIED * min(len(ids), vocabulary):

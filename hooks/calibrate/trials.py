@@ -14,8 +14,7 @@ from ...kernels.rope import Rope
 from ..recall.cover import SpliceLimits
 
 Tensor: TypeAlias = torch.Tensor
-Layers: TypeAlias = list[tuple[Tensor, Tensor]]
-"""Keys and values by layer, each [1, heads, tokens, dims]."""
+Layers: TypeAlias = list[tuple[Tensor, Tensor]]  # K and V by layer, each [1, heads, tokens, dims]
 
 _SHIFT: Final = 37  # positions; chosen: no multiple of anything
 _MOST_ERROR: Final = 0.02  # relative, of a rotated key; bfloat16 alone has 0.004; chosen
@@ -23,23 +22,15 @@ _MOST_ERROR: Final = 0.02  # relative, of a rotated key; bfloat16 alone has 0.00
 
 @dataclass(frozen=True)
 class SplicedModel:
-    """A causal language model that can read keys and values from other positions.
+    """A causal language model that can read keys and values from other positions."""
 
-    Attributes:
-        model: From ``transformers``, in evaluation mode.
-        rope: The rotation of its keys.
-    """
-
-    model: Any
-    rope: Rope
+    model: Any  # from transformers, in evaluation mode
+    rope: Rope  # the rotation of its keys
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def states(self, ids: Tensor, start: int = 0, before: Layers | None = None) -> Layers:
-        """Return keys and values of ``ids``, int64 [tokens], from position ``start`` on.
-
-        Args:
-            before: Keys and values of everything before them, if there is anything.
-        """
+        """Keys and values of ``ids``, int64 [tokens], from position ``start`` on, behind
+        ``before``."""
         out = self._run(ids, start, before)
         known = _tokens(before)
         return [
@@ -49,21 +40,14 @@ class SplicedModel:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
-        """Return logits of the tokens after each of ``ids``, float32 [tokens, vocabulary].
-
-        Args:
-            ids: int64 [tokens].
-            before: Keys and values of everything before them.
-        """
+        """Logits of the tokens after each of ``ids``, behind ``before``; float32 [tokens,
+        vocabulary]."""
         logits: Tensor = self._run(ids, _tokens(before), before).logits[0].float()
         return logits
 
     def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
-        """Return keys and values as a splice moves them by ``delta`` positions.
-
-        Args:
-            int8: Whether they are read from a copy in int8.
-        """
+        """Keys and values as a splice moves them by ``delta`` positions, from int8 copies if
+        asked."""
         return [
             (self._turned(_kept(keys, int8), delta), _kept(values, int8)) for keys, values in layers
         ]
@@ -72,8 +56,7 @@ class SplicedModel:
         """Compare keys that were moved with keys that were computed there, in every layer.
 
         Raises:
-            ConfigError: They differ: the model does not rotate all its keys as its configuration
-                says.
+            ConfigError: They differ: the model does not rotate its keys as its configuration says.
         """
         moved, there = self.moved(self.states(ids), _SHIFT), self.states(ids, _SHIFT)
         for number, ((got, _), (wanted, _)) in enumerate(zip(moved, there, strict=True)):
@@ -104,12 +87,10 @@ class SplicedModel:
 
 
 def part(layers: Layers, first: int, end: int) -> Layers:
-    """Return keys and values of the tokens ``[first, end)``."""
     return [(keys[:, :, first:end], values[:, :, first:end]) for keys, values in layers]
 
 
 def joined(parts: Sequence[Layers]) -> Layers:
-    """Concatenate keys and values of consecutive parts."""
     return [
         (torch.cat([keys for keys, _ in layer], 2), torch.cat([values for _, values in layer], 2))
         for layer in zip(*parts, strict=True)
@@ -135,33 +116,20 @@ _WRONG: Final = 37  # positions by which Δ is wrong in the control; chosen
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One kind of splice to measure.
+    """One kind of splice to measure."""
 
-    Attributes:
-        tokens: Spliced tokens of each span.
-        distance: |Δ|, in tokens; spans move towards the beginning, unless ``later``.
-        joints: How many spans follow each other, each from a text of its own.
-        int8: Whether copies are kept in int8.
-        margin: Tokens of the last span that follow the spliced ones and are computed, as in an
-            engine.
-        generations: 1 if everything before a span was computed, 2 if that was spliced once, and so
-            on; see ``SpliceLimits``.
-        later: Whether spans move towards the end (Δ > 0).
-        opening: Whether the span stood at the very beginning of its prompt.
-    """
-
-    tokens: int
-    distance: int
-    joints: int = 1
-    int8: bool = False
-    margin: int = MARGINS[0]
+    tokens: int  # spliced, of each span
+    distance: int  # |Δ|, in tokens; towards the beginning, unless `later`
+    joints: int = 1  # spans that follow each other, each from a text of its own
+    int8: bool = False  # copies are kept in int8
+    margin: int = MARGINS[0]  # tokens of the last span behind the spliced ones, computed
+    # 1: all before a span was computed, 2: that was spliced once, and so on; see `SpliceLimits`.
     generations: int = 1
-    later: bool = False
-    opening: bool = False
+    later: bool = False  # spans move towards the end (Δ > 0)
+    opening: bool = False  # the span stood at the very beginning of its prompt
 
     @property
     def delta(self) -> int:
-        """Change of position, in tokens."""
         return self.distance if self.later else -self.distance
 
     @property
@@ -173,64 +141,42 @@ class Cell:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that it needs."""
         spans = self.joints * self.tokens + self.margin
         return self.head + spans + max(TAIL, -self.delta * min(2, self.generations))
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What was measured of a cell.
-
-    Attributes:
-        n: Tokens whose distributions were compared.
-        kl: Mean Kullback-Leibler divergence of the spliced distributions from the computed ones, in
-            nats.
-        kl_p95: Its 95th percentile.
-        agreement: Share of tokens with the same first choice in both.
-        wrong_kl: Mean divergence with a wrong Δ, which shows whether the model notices positions.
-        without_kl: Mean divergence without the spans, which shows what they are worth.
-    """
+    """What was measured of a cell; divergences are Kullback-Leibler's, in nats."""
 
     cell: Cell
-    n: int
-    kl: float
-    kl_p95: float
-    agreement: float
-    wrong_kl: float
-    without_kl: float
+    n: int  # tokens whose distributions were compared
+    kl: float  # mean divergence of the spliced distributions from the computed ones
+    kl_p95: float  # its 95th percentile
+    agreement: float  # share of tokens with the same first choice in both
+    wrong_kl: float  # with a wrong Δ: does the model notice positions?
+    without_kl: float  # without the spans: what are they worth?
 
     def plain(self) -> dict[str, Any]:
-        """Return the result as plain values, for a file."""
         values = asdict(self)
         return {**values.pop("cell"), **values}
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A prompt to measure.
+    """A prompt to measure."""
 
-    Attributes:
-        head: Exact tokens at its start.
-        befores: For each span, the texts that it was computed after: nearest first, one per
-            generation.
-        rest: What is computed after the spans: the last one's margin, and a tail.
-    """
-
-    head: Tensor
+    head: Tensor  # exact tokens at its start
     spans: list[Tensor]
+    # For each span, the texts that it was computed after: nearest first, one per generation.
     befores: list[list[Tensor]]
-    rest: Tensor
+    rest: Tensor  # computed after the spans: the last one's margin, and a tail
 
 
 def grid(
     longest: int, quick: bool = False, margin: int = MARGINS[0], furthest: int = FURTHEST
 ) -> list[Cell]:
-    """Return the cells to measure on a model that takes sequences of ``longest`` tokens.
-
-    Args:
-        furthest: The largest distance, unless ``quick``.
-    """
+    """The cells to measure on a model that takes sequences of ``longest`` tokens."""
     lengths, distances = [32, 128, 512], [_NEAREST]
     while distances[-1] * _FURTHER <= furthest:
         distances.append(distances[-1] * _FURTHER)
@@ -251,8 +197,7 @@ def grid(
 def measure(
     model: SplicedModel, cell: Cell, samples: int, text: Callable[[int], Tensor]
 ) -> CellResult:
-    """Measure ``cell`` on ``samples`` prompts; ``text`` draws a given number of tokens of one
-    text."""
+    """Measure ``cell`` on ``samples`` prompts; ``text`` draws so many tokens of one text."""
     rows = [_row(model, cell, trial) for trial in _trials(cell, samples, text)]
     kl, wrong, without, agree = (torch.cat(column) for column in zip(*rows, strict=True))
     return CellResult(
@@ -288,8 +233,7 @@ def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
 
 
 def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tensor) -> Layers:
-    """Return keys and values of a span computed after its texts, which may be spliced
-    themselves."""
+    """Keys and values of a span computed after its texts, which may be spliced themselves."""
     before, *further = befores
     if further:
         behind = model.moved(_read(model, cell, further, before), cell.delta, cell.int8)
@@ -301,34 +245,28 @@ def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tens
 def _behind(
     model: SplicedModel, cell: Cell, head: Layers, read: Sequence[Layers], rest: Tensor, delta: int
 ) -> Tensor:
-    """Return logits of the tail after the head and the spans, moved by ``delta``."""
+    """Logits of the tail after the head and the spans, moved by ``delta``."""
     moved = [model.moved(each, delta, cell.int8) for each in read]
     return model.logits(rest, joined([head, *moved]))[-TAIL:]
 
 
 def _kl(truth: Tensor, other: Tensor) -> Tensor:
-    """Return the divergence of ``other`` from ``truth``, in nats, by row."""
+    """The divergence of ``other`` from ``truth``, in nats, by row."""
     p, q = truth.log_softmax(-1), other.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).cpu()
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a cell must reach.
+    """What a cell must reach. Both are chosen: a tenth of a nat moves a coin's 0.5 to 0.72."""
 
-    Attributes:
-        most_kl: Mean divergence, in nats. Chosen: a tenth of a nat moves a coin's 0.5 to 0.72.
-        least_agreement: Share of tokens that stay the first choice. Chosen.
-    """
-
-    most_kl: float = 0.1
-    least_agreement: float = 0.9
+    most_kl: float = 0.1  # mean divergence, in nats
+    least_agreement: float = 0.9  # share of tokens that stay the first choice
 
     def passes(self, measured: CellResult) -> bool:
         return self.allows(measured.kl, measured.agreement)
 
     def allows(self, kl: float, agreement: float) -> bool:
-        """Return whether this divergence, in nats, and this agreement are allowed."""
         return kl <= self.most_kl and agreement >= self.least_agreement
 
 
@@ -349,8 +287,7 @@ def judge_margins(
 ) -> tuple[CalibrationVerdict, list[CellResult]]:
     """Judge one grid after the other, each of a longer margin, until one passes.
 
-    Returns:
-        The verdict on the last grid that was measured, and the results of all.
+    Returns the verdict on the last grid that was measured, and the results of all.
     """
     verdict, shown = judge([], bar), list[CellResult]()
     for cells in grids:
@@ -399,7 +336,7 @@ def judge(measured: Sequence[CellResult], bar: Bar = DEFAULT_BAR) -> Calibration
 
 
 def _least(results: Iterable[tuple[int, bool]]) -> int | None:
-    """Return the smallest value from which on all pass."""
+    """The smallest value from which on all pass."""
     found: int | None = None
     for value, passes in sorted(results, reverse=True):
         if not passes:
@@ -409,7 +346,7 @@ def _least(results: Iterable[tuple[int, bool]]) -> int | None:
 
 
 def _most(results: Iterable[tuple[int, bool]]) -> int | None:
-    """Return the largest value up to which all pass."""
+    """The largest value up to which all pass."""
     found: int | None = None
     failed = False
     for value, passes in sorted(results, key=lambda each: (each[0], each[1])):

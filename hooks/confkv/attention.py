@@ -41,12 +41,8 @@ def conf_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend to a layer of the cache and report the attention to it; any other cache gets sdpa.
 
-    Args:
-        query: [batch, heads, queries, dims].
-        key: What the cache's ``update`` returned; it carries its layer.
-
-    Returns:
-        Output [batch, queries, heads, dims], and no weights.
+    ``query`` is [batch, heads, queries, dims]; ``key`` is what the cache's ``update`` returned, and
+    carries its layer. Returns output [batch, queries, heads, dims], and no weights.
 
     Raises:
         UnsupportedError: The model's attention has a term that this one does not compute.
@@ -73,7 +69,7 @@ def conf_attention(
 
 
 def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output of queries, computed in groups, and the attention of the newest ones."""
+    """The output of queries, computed in groups, and the attention of the newest ones."""
     visible, count = layer.visible(query.shape[2]), query.shape[2]
     # A ranker that needs all queries, such as H2O's, gets them in one group.
     outputs, size = [], max(AT_ONCE, min(layer.observed, count))
@@ -86,7 +82,7 @@ def _read(layer: ConfLayer, query: Tensor, scale: float) -> tuple[Tensor, Tensor
 
 
 def _observed(layer: ConfLayer, query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """Return the attention of the newest queries, as many as the ranker wants."""
+    """The attention of the newest queries, as many as the ranker wants."""
     if query.shape[2] == 1:
         return mixed_attention(query, layer.store.parts(), layer.visible(1), scale).mass
     visible = layer.visible(query.shape[2])
@@ -97,7 +93,7 @@ def _observed(layer: ConfLayer, query: Tensor, key: Tensor, scale: float) -> Ten
 
 
 def _present(mask: Tensor | None, count: int) -> Tensor | None:
-    """Return which new tokens are not padding, [batch, count]: those that the last one may read."""
+    """Which new tokens are not padding, [batch, count]: those that the last one may read."""
     if mask is None or count == 1:
         return None
     newest = mask[:, 0, -1, -count:]

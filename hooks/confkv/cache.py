@@ -47,12 +47,10 @@ class LogitsWatch:
 
     @property
     def listening(self) -> bool:
-        """Whether the hook is installed."""
         hooks = self._handle.hooks_dict_ref()
         return hooks is not None and self._handle.id in hooks
 
     def stop(self) -> None:
-        """Remove the hook."""
         self._handle.remove()
 
     def _found(self, module: torch.nn.Module, given: Any, output: Any) -> None:
@@ -81,19 +79,12 @@ _log = logging.getLogger(__name__)
 
 
 class Step(NamedTuple):
-    """One step of a run.
+    """One step of a run."""
 
-    Attributes:
-        confidence: In the next token, for each row of the batch.
-        budgets: Tokens that each row may keep in a layer of mean depth.
-        held: Slots of a layer after eviction, averaged over layers.
-        at: Time of the step, Unix seconds.
-    """
-
-    confidence: tuple[float, ...]
-    budgets: tuple[int, ...]
-    held: float
-    at: float
+    confidence: tuple[float, ...]  # in the next token, for each row of the batch
+    budgets: tuple[int, ...]  # tokens that each row may keep in a layer of mean depth
+    held: float  # slots of a layer after eviction, averaged over layers
+    at: float  # Unix seconds
 
 
 class ConfKVCache(Cache):  # type: ignore[misc]
@@ -146,7 +137,10 @@ class ConfKVCache(Cache):  # type: ignore[misc]
             raise UnsupportedError(f"every layer of {config.model_type} has a sliding window")
         self.trace: deque[Step] = deque(maxlen=_REMEMBERED)
         self._drops_at = _drops_at(config.get_text_config(decoder=True))
-        self._adopt(config)
+        # The model's attention runs through a function of ours from here on.
+        attention.register()
+        config.get_text_config(decoder=True)._attn_implementation = attention.NAME
+        self._watch = LogitsWatch(self, ConfKVCache.observe)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConfKVCache:
         """Refuse to copy, since a copy would receive no logits.
@@ -201,15 +195,9 @@ class ConfKVCache(Cache):  # type: ignore[misc]
     def _ours(self) -> Sequence[ConfLayer]:
         return [layer for layer in self.layers if isinstance(layer, ConfLayer)]
 
-    def _adopt(self, config: Any) -> None:
-        """Switch the model to our attention function, and watch its logits."""
-        attention.register()
-        config.get_text_config(decoder=True)._attn_implementation = attention.NAME
-        self._watch = LogitsWatch(self, ConfKVCache.observe)
-
 
 def _served(layer: Any, ours: ConfLayer) -> Any:
-    """Return our layer in place of a plain one; transformers' own for one with a sliding window."""
+    """Our layer in place of a plain one; transformers' own for one with a sliding window."""
     if type(layer) is DynamicLayer:
         return ours
     if type(layer) is DynamicSlidingWindowLayer:

@@ -27,39 +27,29 @@ class Ranker(Protocol):
     def queries(self) -> int: ...
 
     def first(self, mass: Tensor) -> Tensor:
-        """Return what to remember of a prompt's tokens.
+        """What to remember of a prompt's tokens, float32 [batch, tokens].
 
-        Args:
-            mass: float32 [batch, queries, tokens], attention of the prompt's last queries, averaged
-                over heads; a query's row sums to 1.
-
-        Returns:
-            float32 [batch, tokens].
+        ``mass``, float32 [batch, queries, tokens], is the attention of the prompt's last queries,
+        averaged over heads; a query's row sums to 1.
         """
 
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """Return what to remember after a step.
-
-        Args:
-            memory: float32 [batch, tokens], what was remembered before.
-            mass: float32 [batch, tokens], the attention that the step paid to each token.
-        """
+        """What to remember after a step that paid ``mass`` to each token; all float32 [batch,
+        tokens]."""
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
-        """Return the scores of tokens, [batch, tokens].
+        """The scores of tokens, [batch, tokens].
 
         Args:
             memory: float32 [batch, tokens].
             position: int64 [batch, tokens], positions in the text.
-            open_to: bool [batch, tokens], which tokens may be evicted; the others' scores do not
-                matter.
+            open_to: bool [batch, tokens], which may be evicted; the others' scores do not matter.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionAndRecency:
-    """Scores α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the
-    layer."""
+    """α · moving average of attention + (1 − α) · recency, each scaled to 0 … 1 in the layer."""
 
     alpha: float
     gamma: float
@@ -78,15 +68,13 @@ class AttentionAndRecency:
 
 
 def mean_of_queries(mass: Tensor) -> Tensor:
-    """Return the mean over queries of ``mass`` [batch, queries, tokens]; padding in front does not
-    count."""
+    """The mean over queries of [batch, queries, tokens]; padding in front does not count."""
     present = (mass.sum(2) > 0.0).sum(1, keepdim=True).clamp_min(1)
     return mass.sum(1) / present
 
 
 def scaled(values: Tensor, among: Tensor) -> Tensor:
-    """Scale ``values`` [batch, tokens] to 0 … 1 between the least and the greatest of those
-    ``among``."""
+    """``values`` [batch, tokens], scaled to 0 … 1 between the extremes of those ``among``."""
     least = torch.where(among, values, torch.inf).amin(1, keepdim=True)
     most = torch.where(among, values, -torch.inf).amax(1, keepdim=True)
     return (values - least) / (most - least).clamp_min(torch.finfo(values.dtype).tiny)
@@ -96,25 +84,16 @@ EMPTY = -1  # position of a slot without a token: padding, or a row that keeps f
 
 
 class TokenTable:
-    """Columns over the slots of a store, [batch, held], in the order of the text.
-
-    Args:
-        most: Capacity in slots, unless a prompt brings more.
-
-    Attributes:
-        memory: float32, what the ranker remembers of each token.
-        held: Slots in use.
-        seen: Tokens of the text so far.
-        valid: Tokens of each row.
-    """
+    """Columns over the slots of a store, [batch, held], in the order of the text."""
 
     def __init__(self, batch: int, device: torch.device, most: int = 0) -> None:
-        self._most = most
+        self._most = most  # slots, unless a prompt brings more
         self._places = torch.empty((batch, 0), dtype=torch.int64, device=device)
+        # What the ranker remembers of each token.
         self.memory = torch.empty((batch, 0), dtype=torch.float32, device=device)
-        self.held = 0
-        self.seen = 0
-        self.valid = [0] * batch
+        self.held = 0  # slots in use
+        self.seen = 0  # tokens of the text so far
+        self.valid = [0] * batch  # tokens of each row
 
     @property
     def position(self) -> Tensor:
@@ -124,12 +103,10 @@ class TokenTable:
 
     @property
     def full(self) -> bool:
-        """Whether every slot holds a token."""
         return min(self.valid) == self.held
 
     def append(self, count: int, present: Tensor | None) -> None:
-        """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None that all
-        do."""
+        """Add ``count`` slots; ``present`` [batch, count] says which hold a token, None: all."""
         begin, end = self.held, self.held + count
         if end > (room := self._places.shape[1]):
             more = room_for(end, self._most) - room
@@ -154,7 +131,6 @@ class TokenTable:
         self.valid = (self.position != EMPTY).sum(1).tolist()
 
     def select(self, rows: Tensor) -> None:
-        """Take rows of the batch [n]; a row may be taken more than once."""
         self._places, self.memory = self._places[rows], self.memory[rows]
         self.valid = [self.valid[row] for row in rows.tolist()]
 
@@ -164,21 +140,16 @@ class TokenTable:
 
 
 class Survivors(NamedTuple):
-    """Slots to keep, [batch, n] in the order of the text.
+    """Slots to keep, [batch, n] in the order of the text."""
 
-    Attributes:
-        slots: int64; the last of each row are the protected ones.
-        emptied: bool; a row that keeps fewer than the others has empty slots in front.
-    """
-
-    slots: Tensor
-    emptied: Tensor
+    slots: Tensor  # int64; the last of each row are the protected ones
+    emptied: Tensor  # bool; a row that keeps fewer than the others has empty slots in front
 
 
 def survivors(
     table: TokenTable, budgets: Sequence[int], protected: int, ranker: Ranker
 ) -> Survivors | None:
-    """Choose the slots to keep; None if no row exceeds its budget.
+    """The slots to keep; None if no row exceeds its budget.
 
     Args:
         budgets: Tokens that each row may keep; at least ``protected``.
@@ -199,7 +170,7 @@ def survivors(
 
 
 def _wanted(have: Tensor, over: list[bool], budgets: Sequence[int], protected: int) -> Tensor:
-    """Return how many of its evictable tokens each row keeps."""
+    """How many of its evictable tokens each row keeps."""
     allowed = torch.tensor([budget - protected for budget in budgets], device=have.device)
     exceeds = torch.tensor(over, device=have.device)
     return torch.where(exceeds, torch.minimum(allowed.clamp_min(0), have), have)
@@ -208,7 +179,7 @@ def _wanted(have: Tensor, over: list[bool], budgets: Sequence[int], protected: i
 def _in_order(
     chosen: Tensor, position: Tensor, wanted: Tensor, old: int, protected: int
 ) -> Survivors:
-    """Return the chosen slots by position, surplus ones of a row in front, then the newest."""
+    """The chosen slots by position, surplus ones of a row in front, then the newest."""
     batch, count = chosen.shape
     surplus = torch.arange(count, device=chosen.device) >= wanted[:, None]
     place = position.gather(1, chosen).masked_fill(surplus, EMPTY)
@@ -220,13 +191,7 @@ def _in_order(
 
 
 class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's tokens; the attention function reads them and reports each token's attention.
-
-    Attributes:
-        exact: Whether attention still reads, bit for bit, what a plain cache would hold.
-        observed: How many of a prompt's last queries ``note`` needs.
-        fresh: Tokens of the current call that attention has not seen yet.
-    """
+    """One layer's tokens; the attention function reads them and reports each token's attention."""
 
     is_compileable = False
     is_croppable = False
@@ -236,8 +201,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, settings: ConfKVSettings, share: float, ranker: Ranker) -> None:
         super().__init__()
         self._settings, self._share, self._ranker = settings, share, ranker
-        self.exact = True
-        self.observed = ranker.queries
+        self.exact = True  # attention still reads, bit for bit, what a plain cache would hold
+        self.observed = ranker.queries  # of a prompt's last queries, `note` needs so many
         self.fresh = 0  # tokens of this call that attention has not seen yet
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -284,8 +249,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.fresh = 0
 
     def visible(self, count: int) -> Tensor | None:
-        """Return which slots each of the ``count`` newest tokens may read, [batch, count, held];
-        None for all."""
+        """Slots that each of the ``count`` newest tokens may read, [batch, count, held]; None:
+        all."""
         if count == 1:
             return None if self.table.full else (self.table.position != EMPTY)[:, None, :]
         slot = torch.arange(self.table.held, device=self.device)
@@ -293,11 +258,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         return causal[None] & (self.table.position != EMPTY)[:, None, :]
 
     def note(self, mass: Tensor, fresh: int) -> None:
-        """Record the attention of the newest queries, and cut rows that exceed the high budget.
-
-        Args:
-            mass: float32 [batch, queries, held].
-        """
+        """Record attention [batch, queries, held], and cut rows that exceed the high budget."""
         self._steps += 1
         if fresh > 1:  # a prompt: what was decided before it does not count
             self._steps, self._lowest = 0, self._for_all_rows(self._settings.high)
@@ -339,21 +300,19 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.exact = False
 
     def budget(self, mean: int) -> int:
-        """Return this layer's part of a mean budget."""
         return max(self._settings.window + self._settings.slack, round(mean * self._share))
 
     def get_seq_length(self) -> int:
-        """Return the tokens of the text so far; evicted ones count, because positions go on."""
+        """The tokens of the text so far; evicted ones count, because positions go on."""
         return self.table.seen if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the slots including new ones, and the tokens of the text before the first slot."""
+        """The slots including new ones, and the tokens of the text before the first slot."""
         held = self.table.held if self.is_initialized else 0
         return held + query_length, self.get_seq_length() - held
 
     def get_max_length(self) -> int:
-        """Return -1: the text has no limit."""
-        return -1
+        return -1  # the text has no limit
 
     def reset(self) -> None:
         self.is_initialized, self.exact, self.fresh = False, True, 0
@@ -366,7 +325,6 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
             self._lowest = [self._lowest[row] for row in beam_idx.tolist()]
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only these rows."""
         if self.is_initialized:
             self.reorder_cache(torch.arange(len(self.table.valid))[indices.cpu()])
 
@@ -376,7 +334,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
             self.reorder_cache(rows)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: tokens that were evicted do not come back."""
+        # What was evicted does not come back.
         raise UnsupportedError("ConfKVCache cannot be cropped: no assisted generation with it")
 
     def _refuse(self, key_states: Tensor) -> None:

@@ -78,8 +78,7 @@ class Budgets(Protocol):
     """Decides at each step how many tokens a layer of mean depth may keep."""
 
     def choose(self, confidence: Sequence[float]) -> list[int]:
-        """Return the number of tokens that each row of the batch may keep, given each row's
-        confidence in [0, 1]."""
+        """How many tokens each row of the batch may keep, given its confidence in [0, 1]."""
 
 
 class ByConfidence:
@@ -94,8 +93,7 @@ class ByConfidence:
 
 
 class Replayed:
-    """Repeats the budgets of an earlier run, step by step; the last one holds when they are used
-    up."""
+    """Repeats the budgets of an earlier run, step by step; then its last ones."""
 
     def __init__(self, schedule: Sequence[Sequence[int]]) -> None:
         self._steps: Iterator[list[int]] = iter([list(step) for step in schedule])
@@ -107,7 +105,7 @@ class Replayed:
 
 
 def layer_shares(layers: int, pyramid: float) -> list[float]:
-    """Return each layer's budget as a share of the mean, falling linearly with depth."""
+    """Each layer's budget as a share of the mean, falling linearly with depth."""
     if layers == 1:
         return [1.0]
     return [1.0 + pyramid * (1.0 - 2.0 * depth / (layers - 1)) for depth in range(layers)]

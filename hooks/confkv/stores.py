@@ -15,11 +15,7 @@ _PARTS: Final = 4  # divisor: a quarter of the held tokens is spare, if that is 
 
 
 def room_for(held: int, most: int) -> int:
-    """Return the capacity for ``held`` tokens and some more, so that few steps reallocate.
-
-    Args:
-        most: Capacity, unless a prompt fills more; beyond it, no slot is spare.
-    """
+    """The capacity for ``held`` tokens and some spare; none beyond ``most``."""
     return max(held, min(most, held + max(_LEAST, held // _PARTS)))
 
 
@@ -35,25 +31,21 @@ class Store(Protocol):
         """Keep only slots [batch, n]; the last of each row are the newest, in order."""
 
     def parts(self) -> list[KvPart]:
-        """Return all tokens, as attention reads them."""
+        """All tokens, as attention reads them."""
 
     def select(self, rows: Tensor) -> None:
         """Take rows of the batch [n]; a row may be taken more than once."""
 
     def room(self, valid: int) -> float:
-        """Return the size of ``valid`` tokens, in tokens of two bytes a number; int8 counts
-        half."""
+        """The size of ``valid`` tokens, in tokens of two bytes a number; int8 counts half."""
 
-    def bytes(self) -> int:
-        """Return the allocated bytes."""
+    def bytes(self) -> int: ...
 
 
 class FloatStore:
-    """Keys and values in the model's own type, contiguous.
+    """Keys and values in the model's own type, contiguous; both [batch, heads, held, dims].
 
-    Args:
-        keys, values: Examples of the layer's, whose widths may differ.
-        most: Capacity in tokens, unless a prompt brings more.
+    ``keys`` and ``values`` are examples; ``most`` is its capacity, unless a prompt brings more.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, most: int) -> None:
@@ -63,12 +55,10 @@ class FloatStore:
 
     @property
     def keys(self) -> Tensor:
-        """Keys, [batch, heads, held, dims]: a view."""
         return self._keys[:, :, : self.held]
 
     @property
     def values(self) -> Tensor:
-        """Values, [batch, heads, held, dims]: a view."""
         return self._values[:, :, : self.held]
 
     def append(self, keys: Tensor, values: Tensor) -> None:
@@ -113,8 +103,7 @@ def _room(like: Tensor, capacity: int) -> Tensor:
 
 
 def gathered(values: Tensor, slots: Tensor) -> Tensor:
-    """Return ``slots`` [batch, n] of ``values`` [batch, heads, tokens, dims], the same for all
-    heads."""
+    """``slots`` [batch, n] of ``values`` [batch, heads, tokens, dims], the same for all heads."""
     batch, heads, tokens, dims = values.shape
     begin = torch.arange(batch * heads, device=values.device).view(batch, heads, 1) * tokens
     rows = (slots[:, None, :] + begin).flatten()  # a token of a head is one run of memory
@@ -125,9 +114,6 @@ class Cells:
     """int8 tokens of one plane, keys or values, with a scale per head and channel.
 
     A scale only grows: if a new token does not fit, the cells of its channel are quantised again.
-
-    Args:
-        most: Capacity in tokens, unless a prompt brings more.
     """
 
     def __init__(self, like: Tensor, most: int) -> None:
@@ -171,10 +157,6 @@ class MixedStore:
 
     Tokens move to int8 in groups: as soon as ``window + group`` tokens are in the model's type, the
     oldest ``group`` of them move.
-
-    Args:
-        keys, values: Examples of the layer's, whose widths may differ.
-        most: Capacity in tokens, unless a prompt brings more.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, most: int, window: int, group: int) -> None:

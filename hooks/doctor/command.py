@@ -64,8 +64,7 @@ from .gpu_check import check_gpu
 
 
 def check_hashing() -> Check:
-    """Check that running engines of one model hash blocks alike, as a shared store needs."""
-    told = [each for sidecar in running_sidecars() for each in told_by(sidecar) if each.told]
+    told = [e for sidecar in running_sidecars() for e in hashing_at(sidecar) if e.told]
     if not told:
         return Check("block hashes", None, "no running engine says how it hashes blocks")
     if wrong := disagreements(told):
@@ -74,8 +73,8 @@ def check_hashing() -> Check:
     return Check("block hashes", True, f"engines of one model hash them alike: {kinds}")
 
 
-def told_by(sidecar: RunningSidecar) -> list[BlockHashing]:
-    """Return how a sidecar's engines hash blocks; nothing where it does not answer."""
+def hashing_at(sidecar: RunningSidecar) -> list[BlockHashing]:
+    """How a sidecar's engines hash blocks; nothing where it does not answer."""
     try:
         engines = answer_of(sidecar, "/status")["engines"]
         return [BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines]
@@ -125,7 +124,6 @@ def doctor(
 
 
 def run_checks(endpoint: str | None) -> Iterator[Check]:
-    """Run every check, in the order in which a person would ask."""
     installed = _check("vllm", check_vllm)
     yield installed
     if installed.ok:
@@ -163,7 +161,6 @@ def _check(name: str, ask: Callable[[], Check]) -> Check:
 
 
 def check_vllm() -> Check:
-    """Check that vLLM is installed, and which."""
     try:
         vllm = importlib.import_module("vllm")
     except ImportError as error:
@@ -178,8 +175,7 @@ def check_vllm() -> Check:
 
 
 def check_start() -> Check:
-    """Check that `vllm serve` can start: it looks for a package that the CPU build names
-    otherwise."""
+    """Check that `vllm serve` finds its package, which the CPU build names otherwise."""
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -188,8 +184,6 @@ def check_start() -> Check:
 
 
 def check_hooks() -> Check:
-    """Check that everything of vLLM's that the hooks rely on exists, with the parameters they
-    use."""
     if problems := live_misfits():
         return Check("hooks", False, "; ".join(problems), _NOT_FITTING)
     for part in (Part.TIERS, Part.ADMISSION, Part.ENDS, Part.WAKING):
@@ -200,12 +194,10 @@ def check_hooks() -> Check:
 
 
 def check_patches() -> Check:
-    """List the methods of vLLM's classes that are replaced in an engine that is switched on."""
     return Check("patches", True, f"switched on, we follow {', '.join(PATCHES)}")
 
 
 def check_conditions() -> Check:
-    """Check that vLLM asks whether there is a KV connector only in places that are known."""
     if places := live_unknown_places():
         detail = f"vLLM asks whether there is a KV connector in unknown places: {', '.join(places)}"
         return Check("conditions", True, detail, _ASKS)
@@ -213,7 +205,6 @@ def check_conditions() -> Check:
 
 
 def check_core() -> Check:
-    """Check that the compiled core is there, and does what the Python path does."""
     from ..vllm.core_choice import reason_against
 
     wanted = os.environ.get(CORE_VARIABLE, "").strip()
@@ -257,7 +248,6 @@ def check_engine(arguments: str) -> Check:
 
 
 def check_plugin() -> Check:
-    """Check that vLLM will load the plugin."""
     names = {entry.name for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)}
     if "kvgraph" not in names:
         return Check("plugin", False, "its entry point is not visible", "pip install kvgraph again")
@@ -272,7 +262,6 @@ def check_plugin() -> Check:
 
 
 def check_ipc() -> Check:
-    """Check that a private ipc socket can be made."""
     sockets = SocketDirectory()
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
@@ -285,7 +274,6 @@ def check_ipc() -> Check:
 
 
 def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
-    """Check that a sidecar answers at ``endpoint``."""
     if endpoint is None:
         return Check("sidecar", None, f"{SIDECAR_VARIABLE} is not set: an engine starts its own")
     remedy = f"start one: kvgraph serve --endpoint {endpoint}"
@@ -325,6 +313,6 @@ def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
 
 
 def _complaint(said: str) -> str:
-    """Return a parser's message: the last line of what it prints, without its name."""
+    """A parser's message: the last line of what it prints, without its name."""
     last = said.strip().rpartition("\n")[2]
     return last.partition("error: ")[2] or last

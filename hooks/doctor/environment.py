@@ -50,10 +50,8 @@ _DEFAULT: Final = "its default would be taken"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check; ``ok`` is None where it does not apply.
-
-    A result that is ok and has a remedy is a warning.
-    """
+    """The result of one check; ``ok`` is None where it does not apply. Ok with a remedy: a
+    warning."""
 
     name: str
     ok: bool | None
@@ -61,14 +59,12 @@ class Check:
     remedy: str = ""
 
     def line(self) -> str:
-        """Return the line that is printed."""
         mark = {True: "warn" if self.remedy else "ok  ", False: "FAIL", None: "–   "}[self.ok]
         remedy = f"\n       → {self.remedy}" if self.remedy else ""
         return f"{mark} {self.name}: {self.detail}{remedy}"
 
 
 def check_switch() -> Check:
-    """Check that the feature is switched on."""
     settings = engine_settings()
     if complaint := settings.complaint("graph"):
         return Check("switch", False, complaint, CORRECT)
@@ -78,7 +74,6 @@ def check_switch() -> Check:
 
 
 def check_hints() -> Check:
-    """Check whose hints count, and that the secret is kept."""
     settings = engine_settings()
     try:
         policy = read_hint_policy(settings)
@@ -91,7 +86,6 @@ def check_hints() -> Check:
 
 
 def check_layers() -> Check:
-    """Check whether the parts of prompts are told apart, and hints about messages count."""
     settings = engine_settings()
     if complaint := settings.complaint("layers"):
         return Check("layers", False, complaint, CORRECT)
@@ -117,14 +111,12 @@ def check_layers() -> Check:
 
 
 def check_frontend() -> Check:
-    """Check that requests pass vLLM's Python API server, in which parts of kvgraph run."""
     if has_python_api():
         return Check("frontend", True, "vLLM's own, in Python")
     return Check("frontend", True, WITHOUT_API, f"unset {RUST_FRONTEND_VARIABLE} if you need that")
 
 
 def check_ends() -> Check:
-    """Check whether the reason of an answer's end is read, and by which marks."""
     settings = engine_settings()
     if not settings.reads_ends:
         return Check("ends", None, f"off by {ENDS_VARIABLE}: nobody reads why answers end")
@@ -138,7 +130,6 @@ def check_ends() -> Check:
 
 
 def check_admission() -> Check:
-    """Check whether new sessions may be held, and for how long."""
     settings = engine_settings()
     if complaint := settings.complaint("admission"):
         return Check("admission", False, complaint, CORRECT)
@@ -154,7 +145,6 @@ def check_admission() -> Check:
 
 
 def check_protection() -> Check:
-    """Check how long protection outlives a sidecar."""
     settings = engine_settings()
     if complaint := settings.complaint("protect_stale_s"):
         return Check("protection", False, f"{complaint}; {_DEFAULT}", CORRECT)
@@ -162,7 +152,6 @@ def check_protection() -> Check:
 
 
 def check_sampling() -> Check:
-    """Check whether decode steps are sampled, and what that may take."""
     settings = engine_settings()
     if complaint := settings.complaint("sampling"):
         return Check("sampling", False, complaint, CORRECT)
@@ -173,7 +162,6 @@ def check_sampling() -> Check:
 
 
 def check_tiers() -> Check:
-    """Check that the configured tiers can be used."""
     try:
         tiers = engine_settings().tiers()
     except ConfigError as error:
@@ -186,7 +174,6 @@ def check_tiers() -> Check:
 
 
 def check_store() -> Check:
-    """Check that the configured shared store can be used."""
     try:
         store = engine_settings().shared_store()
     except ConfigError as error:
@@ -210,8 +197,7 @@ def check_store() -> Check:
 
 
 def _mooncake(store: StoreSettings) -> Check:
-    """Check that the Mooncake master answers; the client that asks adds no memory."""
-    try:
+    try:  # the client that asks adds no memory
         open_store(store, adds=False).close()
     except StorageError as error:
         return Check("shared store", False, str(error), f"change {STORE_VARIABLE}")
@@ -220,7 +206,7 @@ def _mooncake(store: StoreSettings) -> Check:
 
 
 def _memory(tiers: TierSettings) -> Check:
-    """Check what a worker gets of the configured memory; an engine caps it in the same way."""
+    """What a worker gets of the configured memory; an engine caps it in the same way."""
     disk = f", {_gib(tiers.cold_bytes)} GiB in {tiers.cold_dir}" if tiers.cold_dir else ""
     given = share_of(tiers.warm_bytes, 1)
     if given == tiers.warm_bytes:
@@ -250,8 +236,6 @@ _MODULE = "kvgraph._graph"
 
 
 def check_compiled() -> Check:
-    """Check that a sidecar, or the replay lab, can run in this environment; an engine does not need
-    it."""
     try:
         importlib.import_module(_MODULE)
     except ImportError as error:
@@ -269,7 +253,6 @@ _NAMED: Final = 4  # models; chosen
 
 
 def check_recall() -> Check:
-    """Check whose text may come back at another position, and which models are calibrated."""
     settings = engine_settings()
     if complaint := settings.complaint("recall", "recall_shared", "recall_always"):
         return Check("recall", False, complaint, CORRECT)
@@ -289,7 +272,7 @@ def check_recall() -> Check:
 
 
 def recall_of(config: Any) -> str:
-    """Say whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
+    """Whether an engine of this ``VllmConfig`` can have recall: the end of a sentence."""
     from ..vllm.recall.support import calibration_for
 
     if engine_settings().recall is False:
@@ -301,7 +284,6 @@ def recall_of(config: Any) -> str:
 
 
 def _models() -> tuple[int, str]:
-    """Say how many models passed their calibration, and which."""
     directory = calibration_file("").parent
     kept = kept_calibrations(directory)
     passed = [each.model for each in kept if each.passed]

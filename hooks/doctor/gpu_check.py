@@ -43,7 +43,6 @@ def check_gpu(root: Path = Path("/")) -> Check:
 
 
 def _none(built_for: str | None, root: Path) -> Check:
-    """Say why torch finds no GPU."""
     driver = root / "proc/driver/nvidia/version"
     if not driver.exists() and not (root / "dev/nvidiactl").exists():
         return Check("gpu", None, "none that torch can use, so no kernel was tried")
@@ -61,7 +60,7 @@ def _none(built_for: str | None, root: Path) -> Check:
 
 
 def page_locking_problem() -> str | None:
-    """Say why tiers could not use host memory that a GPU reaches; None if they could."""
+    """Why tiers could not use host memory that a GPU reaches; None if they could."""
     from ...kernels.arena import SLAB_BYTES, Arena
     from ...kernels.layout import gpu_layout
 
@@ -74,7 +73,6 @@ def page_locking_problem() -> str | None:
 
 
 def check_kernel(observer: Observer, where: str, name: str) -> Check:
-    """Compile and launch one kernel of ``observer`` over memory on device ``where``."""
     import torch
 
     from ...kernels.backends import attention
@@ -107,7 +105,7 @@ def _failed(name: str, error: Exception) -> Check:
 
 
 def _remedy(error: BuildError) -> str:
-    """Return the remedy, unless the error itself states it."""
+    """The remedy, unless the error itself states it."""
     says_how = "pip install" in str(error) or "compute capability" in str(error)
     if says_how or isinstance(error.__cause__, OSError):  # the last: where kernels are kept
         return ""

@@ -30,22 +30,16 @@ class StoreBreaker:
     """A circuit breaker: opens after a call that failed or was slow, then lets one call try.
 
     Any thread may call it.
-
-    Args:
-        clock: Monotonic seconds.
-
-    Attributes:
-        broken: How often it opened.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._rest_s, self._until = 0.0, float("-inf")
         self._tries = False  # whether a trial call is under way
-        self.broken = 0
+        self.broken = 0  # how often it opened
 
     def allows(self) -> bool:
-        """Tell whether the store may be called now. After a rest, the first caller is the one that
+        """Whether the store may be called now; after a rest, the first caller is the one that
         tries."""
         with self._lock:
             now = self._clock()
@@ -57,11 +51,10 @@ class StoreBreaker:
 
     @property
     def rests(self) -> bool:
-        """Tell whether it is open now, without taking the trial call."""
+        """Whether it is open now; does not take the trial call."""
         return self._clock() < self._until
 
     def succeeded(self, seconds: float) -> None:
-        """Note that a call succeeded in so many seconds."""
         if seconds > SLOW_S:
             self.failed()
             return
@@ -98,23 +91,16 @@ class SealedRecords:
     A seal before each record holds the key and a checksum of both. It guards against damage and
     mistakes, not against an attacker who can write to the store. Any thread may call this.
 
-    Args:
-        store: Where the bytes are kept.
-        name: Digest of everything that the bytes depend on but the block; part of every key.
-        clock: Monotonic seconds.
-
-    Attributes:
-        breaker: Opens while the store cannot be read. Writing has its own: a full store can be
-            read.
-        damaged: Records whose bytes did not match their seal.
-        spared: Records that were there already and were not sent again.
+    ``name`` is a digest of everything that the bytes depend on but the block; part of every key.
     """
 
     def __init__(
         self, store: SharedStore, name: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        # Writing has a breaker of its own: a full store can be read.
         self.breaker, self._writing = StoreBreaker(clock), StoreBreaker(clock)
-        self.damaged = self.spared = 0
+        self.damaged = 0  # records whose bytes did not match their seal
+        self.spared = 0  # records that were there already and were not sent again
         self._store, self._name, self._clock = store, name, clock
         self._seed = zlib.crc32(name.encode())
         self._disowned = False
@@ -149,7 +135,6 @@ class SealedRecords:
         return False
 
     def remove(self, key: bytes) -> None:
-        """Remove a record, for every engine."""
         if self._writing.allows():
             with self._watched(self._writing):
                 self._store.remove(store_key(self._name, key))
@@ -159,7 +144,6 @@ class SealedRecords:
         self._disowned = True
 
     def close(self) -> None:
-        """Close the store."""
         self._store.close()
 
     def _seal(self, key: bytes, record: ReadableBuffer) -> bytes:
@@ -181,7 +165,6 @@ class SealedRecords:
 
 
 def store_key(name: str, block_hash: bytes) -> str:
-    """Return the key of a block's record of the worker that is named ``name``."""
     return f"{name}/{block_hash.ljust(_HASH_BYTES, bytes(1)).hex()}"
 
 
@@ -189,15 +172,7 @@ _BYTES: Final = 256  # of a mark, padded: a store gives values of known sizes on
 
 
 def mark_hashing(store: SharedStore, hello: EngineHello) -> str | None:
-    """Write how this engine hashes blocks, and read what another engine wrote before.
-
-    Returns:
-        The hashing that another engine of this model left, if it differs from this one's; else
-            None.
-
-    Raises:
-        OSError: The store does not work.
-    """
+    """Write how this engine hashes blocks; returns how another engine did, if that differs."""
     if not (told := hashing_of(hello)):
         return None
     own = told.encode()[:_BYTES].ljust(_BYTES)

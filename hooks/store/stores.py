@@ -23,67 +23,46 @@ if TYPE_CHECKING:
 class SharedStore(Protocol):
     """Bytes by key, kept outside of this process. Any thread may call it, and any call may hang.
 
-    A value may disappear or be damaged at any time.
+    A value may disappear or be damaged at any time. All but ``close`` raise OSError where the store
+    does not work.
     """
 
-    def holds(self, keys: Sequence[str]) -> list[bool]:
-        """Return which of ``keys`` are there.
-
-        Raises:
-            OSError: The store does not work.
-        """
+    def holds(self, keys: Sequence[str]) -> list[bool]: ...
 
     def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
-        """Fill ``parts`` one after the other; False if there is no such value of that size.
-
-        Raises:
-            OSError: The store does not work.
-        """
+        """Fill ``parts`` one after the other; False if there is no such value of that size."""
 
     def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
-        """Store ``parts`` as one value; an existing value may stay as it is.
-
-        Raises:
-            OSError: The store does not work, or is full.
-        """
+        """Store ``parts`` as one value; an existing value may stay as it is. OSError if it is
+        full."""
 
     def remove(self, key: str) -> None:
-        """Remove a value, unless the store refuses to do so now.
-
-        Raises:
-            OSError: The store does not work.
-        """
+        """Remove a value, unless the store refuses to do so now."""
 
     def close(self) -> None:
         """Close it; values stay."""
 
 
 def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
-    """Open the store that ``settings`` name.
-
-    Args:
-        adds: Whether this client adds room to the store, where clients do so.
+    """Open the store that ``settings`` name; ``adds``: this client may add room to it.
 
     Raises:
         StorageError: It cannot be used; the message says why.
     """
     if settings.is_mooncake:
         return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)
-
     return DirectoryStore(settings.place, settings.capacity_bytes)
 
 
 _PARTS: Final = 16  # folders by the first digit of a block's hash, swept one at a time; chosen
 _SWEPT_TO: Final = 0.9  # of a part's room, that a sweep leaves filled; chosen
 _SWEEP_AFTER: Final = 32  # of a part's room, 1/32 is written between two sweeps; chosen
-_LEFT_BEHIND_S: Final = (
-    60.0  # older than the newest by this, an unfinished file is abandoned; chosen
-)
+_LEFT_BEHIND_S: Final = 60.0  # older than the newest by this, an unfinished file is dead; chosen
 _SHARED, _EXECUTE = 0o770, 0o111  # of modes
+# Errors of one value, not of the store: what stands in its place is no value.
 _OF_ONE_VALUE: Final = frozenset(
     {errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
 )
-"""Errors of one value, not of the store: what stands in its place is no value."""
 _UNFINISHED: Final = ".tmp"
 _SUFFIX: Final = ".kv"
 
@@ -94,10 +73,6 @@ class DirectoryStore:
     A value appears whole or not at all: it is written under another name and renamed. Engines share
     the directory without talking to each other. Until a sweep, each of their workers may exceed the
     room by 1/32. Other files in the directory are left alone.
-
-    Args:
-        path: The directory; made with mode 0700.
-        capacity: Bytes in all.
 
     Raises:
         StorageError: There is no such directory and none can be made, it cannot be written, every
@@ -181,7 +156,6 @@ class DirectoryStore:
             self._file(key).unlink()
 
     def _make(self, folder: Path) -> None:
-        """Make a folder with the directory's own permissions."""
         if folder.exists():
             return
         at = self._path
@@ -220,7 +194,7 @@ class DirectoryStore:
 
 
 def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
-    """Return the time of last use, the size in bytes and the path of each value of a part."""
+    """The time of last use, the size in bytes and the path of each value of a part."""
     if part.is_symlink():
         return
     for folder, _, names in os.walk(part):
@@ -235,7 +209,7 @@ def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
 
 
 def _part_of(key: str) -> int:
-    """Return the part that a key is in, by the first digit of its block's hash."""
+    """The part that a key is in, by the first digit of its block's hash."""
     return int(key.rpartition("/")[2][0], 16)
 
 
@@ -258,15 +232,11 @@ _INSTALL: Final = (
 
 
 class MooncakeStore:
-    """A client of a Mooncake master, over TCP.
+    """A client of a Mooncake master, over TCP; ``adds`` bytes of this process's memory hold values.
 
     A value is in the memory of one client, and gone with it: for some ten seconds after that client
     was killed, its values are listed but cannot be read. While the master is dead, every call
     blocks for some four seconds. The client listens on all interfaces, without a password.
-
-    Args:
-        place: ``mooncake://HOST:PORT``, the master.
-        adds: Bytes of this process's memory for values.
 
     Raises:
         StorageError: Mooncake is not installed, or there is no such master.
@@ -313,7 +283,6 @@ class MooncakeStore:
         self._client.remove(key)
 
     def close(self) -> None:
-        """Close the client; values in this process's memory are lost."""
         self._client.close()
 
 
@@ -326,7 +295,7 @@ def _new_client(place: str) -> Any:
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return this machine's address towards the master; raises where nobody answers, as Mooncake
-    would try for ever."""
+    """This machine's address towards the master."""
+    # Raises where nobody answers, as Mooncake would try for ever.
     with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
         return str(connection.getsockname()[0])

@@ -1,4 +1,4 @@
-"""Back ends of the same operations with the same bits: torch, C++, CUDA, and emulated CUDA.
+"""Back ends of the same operations with the same bits: torch, C++ and CUDA.
 
-``base`` is their contract, ``choice`` selects one, and ``reference`` defines the results.
+``base`` is their contract, ``reference`` defines the results, and ``ops`` chooses one.
 """

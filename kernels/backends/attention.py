@@ -15,8 +15,7 @@ from .base import Confidence, block_keys
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """Return entropy, margin and top mass of each row; float32 [rows]. Logits of −∞ have no
-    mass."""
+    """Entropy, margin and top mass of each row; float32 [rows]. Logits of −∞ have no mass."""
     log_p = torch.log_softmax(logits.to(torch.float32), dim=-1)
     plogp = torch.where(log_p.isneginf(), torch.zeros_like(log_p), log_p.exp() * log_p)
     first, second = log_p.topk(2, dim=-1).values.unbind(-1)
@@ -26,8 +25,7 @@ def confidence(logits: Tensor) -> Confidence:
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """Return the share of one layer's attention that each block of a sequence gets, averaged over
-    heads.
+    """The share of one layer's attention that each block of a sequence gets, averaged over heads.
 
     Args:
         queries: float [S, query heads, dims], rotated, one decode query per sequence.
@@ -57,24 +55,17 @@ WEIGHTS: Final = (0.25, 0.25, 0.5)
 
 
 def confidence_score(logits: Tensor, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
-    """Return the model's confidence in each row: 0 for uniform logits, 1 for a single possible
-    token.
+    """The model's confidence in each row, float32 [rows]: 0 for uniform logits, 1 for one token.
 
     It falls with entropy, and rises with the margin between the first two choices and with the
-    first one's probability. It is no probability of being right: nothing calibrates it.
-
-    Args:
-        logits: [rows, vocabulary]; −∞ rules a token out. A row without any possible token or with a
-            NaN scores 0.
-
-    Returns:
-        float32 [rows], in [0, 1].
+    first one's probability. It is no probability of being right: nothing calibrates it. −∞ rules a
+    token out; a row without any possible token or with a NaN scores 0.
     """
     return score_of(confidence(logits), weights)
 
 
 def score_of(found: Confidence, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
-    """Return ``confidence_score`` from a ``Confidence``; float32 [rows], on its device."""
+    """``confidence_score`` from a ``Confidence``; float32 [rows], on its device."""
     by_entropy, by_margin, by_mass = weights
     score = by_entropy * (1.0 - found.entropy) + by_margin * -torch.expm1(-found.margin)
     return torch.nan_to_num(score + by_mass * found.top_mass, nan=0.0).clamp(0.0, 1.0)
@@ -90,8 +81,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 def host_confidence(logits: Tensor) -> Confidence:
-    """Return the confidence of logits [rows, vocabulary] of at least two tokens, using one
-    thread."""
+    """The confidence of logits [rows, vocabulary] of at least two tokens, using one thread."""
     below = np.empty(tuple(logits.shape), dtype=np.float32)
     for row, copy in zip(logits, torch.from_numpy(below), strict=True):
         for some, place in zip(row.split(_ALONE), copy.split(_ALONE), strict=True):

@@ -49,17 +49,12 @@ class Backend(Protocol):
 
 
 class Confidence(NamedTuple):
-    """A model's confidence in its next token, from logits [rows, vocabulary]; each float32 [rows].
+    """A model's confidence in its next token, from logits [rows, vocabulary]; each float32
+    [rows]."""
 
-    Attributes:
-        entropy: Of the distribution, divided by log(vocabulary): 0 is certain, 1 is uniform.
-        margin: Log-probability of the first choice minus that of the second.
-        top_mass: Probability of the first choice.
-    """
-
-    entropy: Tensor
-    margin: Tensor
-    top_mass: Tensor
+    entropy: Tensor  # divided by log(vocabulary): 0 is certain, 1 is uniform
+    margin: Tensor  # log-probability of the first choice minus that of the second
+    top_mass: Tensor  # probability of the first choice
 
 
 class Observer(Protocol):
@@ -69,22 +64,14 @@ class Observer(Protocol):
         self, cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
         scale: float,
     ) -> Tensor:  # fmt: skip
-        """Return the share of one layer's attention that each block gets, float32 [S, max blocks].
-
-        Args:
-            queries: float [S, query heads, dims], rotated.
-            block_table: int64 [S, max blocks].
-            lengths: int64 [S], tokens that each query may attend to.
-            scale: Factor of the logits.
-        """
+        """The share of one layer's attention that each block gets; see ``attention``."""
 
     def confidence(self, logits: Tensor) -> Confidence:
-        """Return entropy, margin and top mass of each row of logits [rows, vocabulary]."""
+        """Entropy, margin and top mass of each row of logits [rows, vocabulary]."""
 
 
 def block_keys(cache: PagedKv, layer: int, numbers: Tensor) -> Tensor:
-    """Return one layer's keys of blocks: float32 [n, heads, tokens, dims], for ``numbers`` int64
-    [n]."""
+    """One layer's keys of blocks ``numbers``, int64 [n]: float32 [n, heads, tokens, dims]."""
     # Blocks are taken by strides, all their tokens at once: an address per value would take a long
     # context several times as long.
     layout, key = cache.layout, cache.layout.key
@@ -107,7 +94,7 @@ def block_keys(cache: PagedKv, layer: int, numbers: Tensor) -> Tensor:
 def block_meanings(
     cache: PagedKv, layer: int, numbers: Tensor, places: Tensor, rope: Rope | None
 ) -> Tensor:
-    """Return the mean key of each block, as it was before the rotation by its position.
+    """The mean key of each block as it was before rotation, float32 [n, heads · dims].
 
     Equal text therefore has nearly equal means wherever it stands.
 
@@ -115,9 +102,6 @@ def block_meanings(
         numbers: int64 [n], blocks.
         places: int64 [n], index of each block in its sequence.
         rope: How the model rotates keys; None if it does not.
-
-    Returns:
-        float32 [n, heads · dims].
     """
     keys = block_keys(cache, layer, numbers)
     if rope is not None:

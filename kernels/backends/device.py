@@ -45,7 +45,6 @@ def spill(blocks: Blocks, records: Blocks) -> None:
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
-    """Copy like ``reference.load``; raises like ``spill``."""
     _copy_blocks(records, blocks)
 
 
@@ -65,7 +64,6 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """See ``reference.rotate_in_place``."""
     here, device = SlotMap(slots, slots, delta), str(device_of(cache))
     run(move_call(cache, cache, here, rope, keys_only=True, grid=RESIDENT_GRID, device=device))
 
@@ -73,7 +71,6 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """See ``attention.attention_mass``."""
     device = str(device_of(cache))
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale, device)
     run(call)
@@ -81,7 +78,6 @@ def attention_mass(
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """See ``attention.confidence``."""
     call, out = confidence_call(logits.contiguous())
     run(call)
     return Confidence(*torch.unbind(out, -1))

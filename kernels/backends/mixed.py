@@ -21,38 +21,26 @@ TILE = 256  # tokens looked at together; chosen: a tile of 8 heads of 64 dimensi
 
 
 class KvPart(NamedTuple):
-    """Consecutive tokens of a layer, stored alike.
+    """Consecutive tokens of a layer, stored alike; scales are those of int8 only, float32."""
 
-    Attributes:
-        keys: [batch, kv heads, tokens, dims], floating point or int8.
-        values: [batch, kv heads, tokens, value dims], of the same type.
-        key_scale: float32 [batch, kv heads, dims] of int8 keys, else None.
-        value_scale: float32 [batch, kv heads, value dims] of int8 values, else None.
-    """
-
-    keys: Tensor
-    values: Tensor
-    key_scale: Tensor | None = None
-    value_scale: Tensor | None = None
+    keys: Tensor  # [batch, kv heads, tokens, dims], floating point or int8
+    values: Tensor  # [batch, kv heads, tokens, value dims], of the same type
+    key_scale: Tensor | None = None  # [batch, kv heads, dims]
+    value_scale: Tensor | None = None  # [batch, kv heads, value dims]
 
 
-class Attended(NamedTuple):
-    """The output of attention, and the attention that each token got.
+class AttentionResult(NamedTuple):
+    """The output of attention, and the attention that each token got."""
 
-    Attributes:
-        output: [batch, query heads, queries, value dims], in the queries' type.
-        mass: float32 [batch, queries, tokens], each token's share of a query's attention, averaged
-            over heads; a row sums to 1.
-    """
-
-    output: Tensor
+    output: Tensor  # [batch, query heads, queries, value dims], in the queries' type
+    # float32 [batch, queries, tokens]: shares of a query's attention, averaged over heads.
     mass: Tensor
 
 
 def mixed_attention(
     queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float, tile: int = TILE
-) -> Attended:
-    """Compute softmax attention over the tokens of all parts, in order, by the online method.
+) -> AttentionResult:
+    """Softmax attention over the tokens of all parts, in order, by the online method.
 
     Args:
         queries: [batch, query heads, queries, dims]; query heads are a multiple of kv heads.
@@ -77,12 +65,11 @@ def mixed_attention(
         first += high - low
     mass = running.weights(torch.cat(logits, -1)).reshape(batch, heads, count, -1).mean(1)
     output = running.result().reshape(batch, heads, count, -1)
-    return Attended(output.to(queries.dtype), mass)
+    return AttentionResult(output.to(queries.dtype), mass)
 
 
 def observed_mass(queries: Tensor, keys: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-    """Return only the mass, of keys [batch, kv heads, tokens, dims] in one part; see
-    ``Attended``."""
+    """Only the mass of ``AttentionResult``, of keys [batch, kv heads, tokens, dims] in one part."""
     batch, heads, count, dims = queries.shape
     grouped = queries.to(torch.float32).reshape(batch, keys.shape[1], -1, dims) * scale
     seen = (grouped @ keys.to(torch.float32).mT).reshape(batch, heads, count, -1)
@@ -123,12 +110,12 @@ class _Running:
         self._most = most
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Return each token's share, from the logits of all tiles."""
+        """Each token's share, from the logits of all tiles."""
         finite = self._most.masked_fill(self._most.isneginf(), 0.0)
         return (logits - finite).exp() / self._divisor()
 
     def result(self) -> Tensor:
-        """Return the weighted values, [batch, kv heads, rows, value dims]."""
+        """The weighted values, [batch, kv heads, rows, value dims]."""
         return self._read / self._divisor()
 
     def _divisor(self) -> Tensor:
@@ -170,11 +157,6 @@ class MixedArgs(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the compiled operation.
-
-    Raises:
-        BuildError: It cannot be compiled here.
-    """
     loaded = load_library("mixed", [SOURCE], OPTIONS)
     loaded.mixed_attention.argtypes = [ctypes.POINTER(MixedArgs)]
     loaded.mixed_attention.restype = None
@@ -182,7 +164,7 @@ def library() -> ctypes.CDLL:
 
 
 def serves(queries: Tensor, parts: Sequence[KvPart]) -> bool:
-    """Return whether compiled C++ can do it: one float32 query per head, and parts as a store holds
+    """Whether compiled C++ can do it: one float32 query per head, and parts as a store holds
     them."""
     return (
         queries.shape[2] == 1
@@ -194,7 +176,7 @@ def serves(queries: Tensor, parts: Sequence[KvPart]) -> bool:
 
 def native_mixed_attention(
     queries: Tensor, parts: Sequence[KvPart], visible: Tensor | None, scale: float, threads: int = 1
-) -> Attended:
+) -> AttentionResult:
     """Compute ``mixed_attention`` of one query per head in C++; see ``serves``."""
     batch, heads, _, dims = queries.shape
     kv_heads = parts[0].keys.shape[1]
@@ -211,7 +193,7 @@ def native_mixed_attention(
         mass=mass.data_ptr(), n_parts=len(parts), batch=batch, heads=heads, kv_heads=kv_heads,
         dims=dims, tokens=tokens, threads=threads if parallel else 1, scale=scale,
     ))  # fmt: skip
-    return Attended(output, (mass.sum(1) / heads)[:, None])
+    return AttentionResult(output, (mass.sum(1) / heads)[:, None])
 
 
 def _fits(part: KvPart) -> bool:

@@ -49,12 +49,9 @@ class RopeArgs(ctypes.Structure):
     """``Rope`` of paged.cpp."""
 
     _fields_ = (
-        ("cos", _POINTER),
-        ("sin", _POINTER),
-        ("start", _NUMBER),
-        ("pairs", _NUMBER),
+        ("cos", _POINTER), ("sin", _POINTER), ("start", _NUMBER), ("pairs", _NUMBER),
         ("neox", _NUMBER),
-    )
+    )  # fmt: skip
 
 
 class MoveArgs(ctypes.Structure):
@@ -80,11 +77,6 @@ class CopyArgs(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the compiled operations.
-
-    Raises:
-        BuildError: They cannot be compiled here.
-    """
     loaded = load_library("paged", [SOURCE], OPTIONS)
     loaded.kv_copy.argtypes = [ctypes.POINTER(CopyArgs)]
     loaded.kv_move.argtypes = [ctypes.POINTER(MoveArgs)]
@@ -93,28 +85,23 @@ def library() -> ctypes.CDLL:
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile the library."""
     library()
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """See ``reference.spill``."""
     _copy_blocks(blocks, records)
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
-    """See ``reference.load``."""
     _copy_blocks(records, blocks)
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """See ``reference.splice``."""
     check_same_model(source.layout, target.layout)
     _move(source, target, slot_runs(slots, source.layout.tokens), rope)
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """See ``reference.rotate_in_place``."""
     runs = slot_runs(SlotMap(slots, slots, delta), cache.layout.tokens)
     turned = runs.runs[runs.runs[:, 3] >= 0]
     _move(cache, cache, SlotRuns(turned, runs.deltas), rope, keys_only=True)
@@ -147,13 +134,13 @@ def _move(
         target=target.memory.data_ptr(), target_layout=ctypes.pointer(packed(target.layout)),
         target_type=_TYPES[target.layout.dtype],
         runs=runs.runs.ctypes.data, n_runs=len(runs.runs), rope=ctypes.pointer(turn),
-        keys_only=keys_only, threads=_threads(moved),
+        keys_only=keys_only,
+        threads=min(MOST_THREADS, torch.get_num_threads()) if moved >= PARALLEL_BYTES else 1,
     ))  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
 def packed(layout: KvLayout) -> LayoutArgs:
-    """Return a layout as the C++ code reads it."""
     numbers = {name: getattr(layout, name) for name in _LAYOUT}
     return LayoutArgs(**numbers, key=_packed_plane(layout.key), value=_packed_plane(layout.value))
 
@@ -161,8 +148,3 @@ def packed(layout: KvLayout) -> LayoutArgs:
 def _packed_plane(plane: Plane) -> PlaneArgs:
     numbers = {name: getattr(plane, name) for name in _PLANE}
     return PlaneArgs(**{**numbers, "scale": -1 if plane.scale is None else plane.scale})
-
-
-def _threads(size: int) -> int:
-    """Return as many threads as torch may use, if there is enough work."""
-    return min(MOST_THREADS, torch.get_num_threads()) if size >= PARALLEL_BYTES else 1

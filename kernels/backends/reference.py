@@ -24,11 +24,7 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """Copy whole blocks of a cache, byte for byte, to records of the arena.
-
-    Args:
-        blocks: Blocks of the engine's paged memory.
-        records: As many blocks of a memory in ``blocks.layout.record(…)``.
+    """Copy whole blocks of a cache, byte for byte, to records in ``blocks.layout.record(…)``.
 
     Raises:
         LayoutError: The two differ inside a block.
@@ -63,7 +59,6 @@ def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """Rotate the keys of ``slots`` by Δ without moving them; see ``splice``."""
     keep = (slots >= 0) & (delta != 0)
     slots, (cos, sin) = slots[keep], rope.rotation(delta[keep])
     for layer in range(cache.layout.layers):
@@ -71,7 +66,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 
 
 def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """Return K or V of tokens in float32, dequantised; [T, heads, dims]."""
+    """K or V of tokens in float32, dequantised; [T, heads, dims]."""
     values = kv.memory[addresses(kv.layout, plane, layer, slots)]
     if plane.scale is None:
         return values.to(torch.float32)
@@ -132,14 +127,14 @@ def _copy_blocks(source: Blocks, target: Blocks) -> None:
 
 
 def addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """Return indices into the memory of tokens' K or V in one layer; int64 [T, heads, dims]."""
+    """Indices into the memory of tokens' K or V in one layer; int64 [T, heads, dims]."""
     heads = torch.arange(layout.heads, device=slots.device)[None, :, None]
     dims = torch.arange(plane.dims, device=slots.device)[None, None, :]
     return layout.address(plane, layer, slots[:, None, None], heads, dims)
 
 
 def _scale_addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
-    """Return indices into the memory viewed as float32."""
+    """Indices into the memory viewed as float32."""
     heads = torch.arange(layout.heads, device=slots.device)[None, :]
     return layout.scale_address(plane, layer, slots[:, None], heads) // 4
 

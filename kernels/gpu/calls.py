@@ -1,6 +1,6 @@
 """Builds launches of the CUDA kernels: name, macros, grid and arguments.
 
-The same call runs on a GPU (``device``) and, for tests, on a CPU (``emulation``).
+The same call runs on a GPU (``device``) and, for tests, on a CPU.
 """
 
 from __future__ import annotations
@@ -45,24 +45,6 @@ class MoveArguments(NamedTuple):
     keys_only: Int64
     slot_bytes: Int64
 
-    def part(
-        self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
-    ) -> MoveArguments:
-        """Return the arguments for ``count`` tokens from ``start`` on, out of or into other
-        memory."""
-
-        def later(column: Int64) -> Int64:
-            return number(column.value + start * 8)
-
-        return self._replace(
-            source=self.source if source is None else address(source),
-            target=self.target if target is None else address(target),
-            source_slots=later(self.source_slots),
-            target_slots=later(self.target_slots),
-            rows=later(self.rows),
-            tokens=number(count),
-        )
-
 
 class CopyArguments(NamedTuple):
     """Arguments of ``kv_copy``; sources and targets are int64 [runs], offsets in bytes."""
@@ -101,12 +83,10 @@ class ConfidenceArguments(NamedTuple):
 
 
 def address(tensor: Tensor) -> Int64:
-    """Return the address of a tensor's first element."""
     return Int64(tensor.data_ptr())
 
 
 def number(value: int) -> Int64:
-    """Return a number as kernels take it."""
     return Int64(int(value))
 
 
@@ -116,13 +96,10 @@ WARP: Final = 32  # threads; of every GPU so far
 THREADS: Final = 256  # of a thread block at most, so that its registers fit; chosen
 STAGES: Final = 4  # cells or pieces that a warp has on their way; chosen
 PIECE: Final = 2048  # bytes of a piece of a run; chosen
+# What every kernel is compiled with: the sources state none of these numbers themselves.
 COMMON_DEFINES: Final = (
-    f"WARP={WARP}",
-    f"MOST_THREADS={THREADS}",
-    f"STAGES={STAGES}",
-    f"PIECE={PIECE}",
-)
-"""What every kernel is compiled with: the sources state none of these numbers themselves."""
+    f"WARP={WARP}", f"MOST_THREADS={THREADS}", f"STAGES={STAGES}", f"PIECE={PIECE}",
+)  # fmt: skip
 CXX_TYPES: Final = {
     torch.float32: "float",
     torch.float16: "Half",
@@ -132,7 +109,6 @@ CXX_TYPES: Final = {
 
 
 def move_defines(source: PagedKv, target: PagedKv, rope: Rope) -> tuple[str, ...]:
-    """Return the macros of ``kv_move``."""
     each = min(
         row_width(source) // source.layout.itemsize, row_width(target) // target.layout.itemsize
     )
@@ -146,8 +122,7 @@ def move_defines(source: PagedKv, target: PagedKv, rope: Rope) -> tuple[str, ...
 
 
 def _turned_at_once(rope: Rope, each: int) -> tuple[int, int]:
-    """Return how many values and pairs a lane rotates at once; one by one if the rotation is not
-    aligned."""
+    """How many values and pairs a lane rotates at once; one where the rotation is not aligned."""
     pairs, halves = rope.dims // 2, rope.pairing is Pairing.NEOX
     whole = pairs % each == 0 if halves else each > 1 and rope.dims % each == 0
     if rope.start % each or not whole:
@@ -156,8 +131,7 @@ def _turned_at_once(rope: Rope, each: int) -> tuple[int, int]:
 
 
 def mass_defines(cache: PagedKv) -> tuple[str, ...]:
-    """Return the macros of ``attention_mass``, for the widest access with which every key can be
-    read."""
+    """The macros of ``attention_mass``, for the widest access with which every key can be read."""
     size = cache.layout.key.dims * cache.layout.itemsize
     width = at_least_4(math.gcd(fetch_width(cache), size), cache.layout.name)
     source = f"SOURCE_T={CXX_TYPES[cache.layout.dtype]}"
@@ -165,14 +139,13 @@ def mass_defines(cache: PagedKv) -> tuple[str, ...]:
 
 
 def confidence_defines(logits: Tensor) -> tuple[str, ...]:
-    """Return the macros of ``confidence``, for the widest access that the rows' alignment
-    allows."""
+    """The macros of ``confidence``, for the widest access that the rows' alignment allows."""
     width = math.gcd(16, logits.data_ptr(), logits.stride(0) * logits.itemsize)
     return (f"SOURCE_T={CXX_TYPES[logits.dtype]}", f"BYTES={width}", *COMMON_DEFINES)
 
 
 def fetch_width(kv: PagedKv) -> int:
-    """Return the bytes of the widest access with which every cell can be read whole."""
+    """The bytes of the widest access with which every cell can be read whole."""
     layout, size = kv.layout, kv.layout.itemsize
     strides = (layout.layer_stride, layout.block_stride, layout.head_stride, layout.cell)
     width = math.gcd(
@@ -185,7 +158,7 @@ def fetch_width(kv: PagedKv) -> int:
 
 
 def row_width(kv: PagedKv) -> int:
-    """Return the bytes of the widest access with which K and V can each be read or written."""
+    """The bytes of the widest access with which K and V can each be read or written."""
     size, rows = kv.layout.itemsize, (kv.layout.key.dims, kv.layout.value.dims)
     base = kv.layout.value.base
     return at_least_4(
@@ -194,7 +167,7 @@ def row_width(kv: PagedKv) -> int:
 
 
 def at_least_4(width: int, name: str) -> int:
-    """Return ``width``, the widest access in bytes; raise ``LayoutError`` if kernels lack it."""
+    """``width``, the widest access in bytes; raises ``LayoutError`` if kernels lack it."""
     if width < 4:
         raise LayoutError(f"{name}: cells are aligned to {width} bytes; kernels need 4")
     return width
@@ -204,8 +177,7 @@ _ALIGNMENT: Final = 16  # bytes: the widest access of a kernel
 
 
 def uploaded(tensors: Iterable[Tensor], device: str) -> tuple[Tensor, ...]:
-    """Return the tensors contiguous on ``device``; those in host memory travel in one pinned
-    buffer."""
+    """The tensors contiguous on ``device``; those in host memory travel in one pinned buffer."""
     # A copy from pageable memory would first wait for all earlier work of the stream. torch's cache
     # of pinned memory keeps the buffer until the copy is over.
     tensors = [tensor.contiguous() for tensor in tensors]
@@ -227,9 +199,9 @@ def _part(packed: Tensor, start: int, like: Tensor) -> Tensor:
     return part.view(like.dtype).view(like.shape)
 
 
+# Bytes of shared memory that a thread block has without an attribute of its kernel: from the CUDA
+# C++ Programming Guide.
 SHARED_LIMIT: Final = 48 << 10
-"""Bytes of shared memory that a thread block has without an attribute of its kernel: from the CUDA
-C++ Programming Guide."""
 COUNT_LIMIT: Final = 1 << 31
 DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes; chosen
 RESIDENT_GRID: Final = 128  # the GPU's own memory wants many; chosen
@@ -240,21 +212,15 @@ _SEEN: Final = 4 * _FLOAT  # bytes that a thread of ``confidence`` has in shared
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A launch.
-
-    Attributes:
-        defines: Macros that the kernel is compiled with, as ``-D`` takes them.
-        args: ctypes values in the kernel's order.
-        held: Tensors that the arguments point into.
-    """
+    """A launch."""
 
     kernel: str
-    defines: tuple[str, ...]
+    defines: tuple[str, ...]  # macros, as `-D` takes them
     grid: int
     threads: int
     shared: int
-    args: Arguments
-    held: tuple[Tensor, ...]
+    args: Arguments  # in the kernel's order
+    held: tuple[Tensor, ...]  # that the arguments point into
 
     @property
     def shared_to_ask_for(self) -> int:
@@ -271,8 +237,17 @@ class MoveCall(KernelCall):
     def part(
         self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
     ) -> MoveCall:
-        """Return a move of ``count`` tokens from ``start`` on, out of or into other memory."""
-        args = self.args.part(start, count, source, target)
+        def later(column: Int64) -> Int64:
+            return number(column.value + start * 8)
+
+        args = self.args._replace(
+            source=self.args.source if source is None else address(source),
+            target=self.args.target if target is None else address(target),
+            source_slots=later(self.args.source_slots),
+            target_slots=later(self.args.target_slots),
+            rows=later(self.args.rows),
+            tokens=number(count),
+        )
         others = tuple(memory for memory in (source, target) if memory is not None)
         return replace(self, args=args, held=(*others, *self.held))
 
@@ -281,8 +256,7 @@ def move_call(
     source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, keys_only: bool = False,
     grid: int = DEFAULT_GRID, device: str = "cpu",
 ) -> MoveCall:  # fmt: skip
-    """Return ``reference.splice`` as a launch; with ``keys_only`` and one memory,
-    ``rotate_in_place``.
+    """``reference.splice`` as a launch; with ``keys_only`` and one memory, ``rotate_in_place``.
 
     Raises:
         LayoutError: The layouts hold different models, or tokens interleave, which only CPUs
@@ -315,7 +289,7 @@ def move_call(
 
 
 def _ring(layout: KvLayout) -> tuple[int, int]:
-    """Return how many warps' cells fit shared memory, and the bytes that a cell takes there."""
+    """How many warps' cells fit shared memory, and the bytes that a cell takes there."""
     slot_bytes = -(-layout.cell * layout.itemsize // 16) * 16
     warps = min(THREADS // WARP, SHARED_LIMIT // (STAGES * slot_bytes))
     if not warps:
@@ -326,14 +300,12 @@ def _ring(layout: KvLayout) -> tuple[int, int]:
 def copy_call(
     source: Blocks, target: Blocks, grid: int = DEFAULT_GRID, device: str = "cpu"
 ) -> KernelCall:
-    """Return ``reference.spill`` or ``reference.load`` as a launch."""
     return runs_call(source.kv, target.kv, block_runs(source, target), grid, device)
 
 
 def runs_call(
     source: PagedKv, target: PagedKv, runs: ByteRuns, grid: int = DEFAULT_GRID, device: str = "cpu"
 ) -> KernelCall:
-    """Return a copy of runs between two memories as a launch."""
     starts = [torch.from_numpy(part) for part in (runs.sources, runs.targets)]
     _check_count(len(runs.sources) * -(-runs.size // PIECE), "pieces of runs")
     width = math.gcd(
@@ -364,8 +336,8 @@ def attention_mass_call(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
     scale: float, device: str = "cpu",
 ) -> tuple[KernelCall, Tensor]:  # fmt: skip
-    """Return ``attention.attention_mass`` per query head as a launch, and its result [S, query
-    heads, blocks]."""
+    """``attention.attention_mass`` per query head as a launch, and its result [S, heads,
+    blocks]."""
     samples, heads, _ = queries.shape
     width = block_table.shape[1]
     mass = torch.empty(samples, heads, width, dtype=torch.float32, device=device)
@@ -387,7 +359,7 @@ def attention_mass_call(
 
 
 def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
-    """Return ``attention.confidence`` as a launch, and its result [rows, 3]."""
+    """``attention.confidence`` as a launch, and its result [rows, 3]."""
     rows, vocabulary = logits.shape
     out = torch.empty(rows, 3, dtype=torch.float32, device=logits.device)
     args = ConfidenceArguments(
@@ -404,7 +376,7 @@ def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
 
 
 def cell_layout(layout: KvLayout) -> Tensor:
-    """Return a layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes.
+    """A layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes.
 
     Raises:
         LayoutError: Tokens interleave inside a block.

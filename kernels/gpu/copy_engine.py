@@ -32,24 +32,19 @@ Batch: TypeAlias = Callable[[Integers, Integers, Integers, int], int]
 
 
 class CopyEngine:
-    """The driver's asynchronous copies.
-
-    Attributes:
-        problem: Why runs are copied one by one; None while they go in batches.
-    """
+    """The driver's asynchronous copies."""
 
     def __init__(self, single: Function, batch: Batch | None) -> None:
         self._single = single
         self._batch = batch
+        # Why runs are copied one by one; None while they go in batches.
         self.problem = None if batch else "the driver has no cuMemcpyBatchAsync"
 
     def copy(self, sources: Integers, targets: Integers, size: int, stream: int) -> None:
         """Queue copies of ``size`` bytes each, in no order among themselves.
 
         Args:
-            sources: int64 [R], addresses in page-locked host memory or a GPU's.
-            targets: int64 [R], likewise.
-            size: Bytes of each copy.
+            sources, targets: int64 [R], addresses in page-locked host memory or a GPU's.
             stream: Handle of a CUDA stream, not the default one.
 
         Raises:
@@ -68,7 +63,7 @@ class CopyEngine:
 
 @functools.cache
 def copy_engine() -> CopyEngine:
-    """Return this process's copy engine.
+    """This process's copy engine.
 
     Raises:
         BuildError: ``cuda.bindings`` is missing (names the pip command).
@@ -83,8 +78,7 @@ def copy_engine() -> CopyEngine:
 
 
 def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
-    """Return ``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` is what CUDA 12 has before the
-    stream."""
+    """``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` is what CUDA 12 has before the stream."""
     if not function:
         return None
 
@@ -98,12 +92,8 @@ def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
 
 
 def check_page_locked(address: int, name: str) -> None:
-    """Refuse host memory that a GPU cannot read at its own address, since kernels and copies would
-    fault.
-
-    Raises:
-        LayoutError: The memory is pageable, or this platform maps it to another address.
-    """
+    """Raise LayoutError for host memory that a GPU cannot read at its own address."""
+    # Kernels and copies would fault: it is pageable, or this platform maps it elsewhere.
     driver = _driver()
     known = driver.CUpointer_attribute
     unknown, _ = driver.cuPointerGetAttribute(known.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)

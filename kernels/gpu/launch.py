@@ -29,7 +29,7 @@ def run(call: KernelCall) -> None:
 
 
 def launcher(call: KernelCall, index: int) -> Callable[[KernelCall], None]:
-    """Return a function that launches a call's parts on the current stream; raises like ``run``."""
+    """A function that launches a call's parts on the current stream; raises like ``run``."""
     from cuda.core import LaunchConfig, Stream, launch
 
     config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
@@ -40,8 +40,7 @@ def launcher(call: KernelCall, index: int) -> Callable[[KernelCall], None]:
 
 @contextlib.contextmanager
 def bound(device: torch.device) -> Iterator[int]:
-    """Make the device current for torch and for the driver, also in a thread that is new to
-    CUDA."""
+    """Make the device current for torch and driver, also in a thread that is new to CUDA."""
     try:
         from cuda.core import Device
     except ImportError as error:
@@ -53,8 +52,8 @@ def bound(device: torch.device) -> Iterator[int]:
 
 @contextlib.contextmanager
 def batch_stream() -> Iterator[int]:
-    """Yield the handle of the current stream, or of one ordered with it if that is the default
-    stream, which batches refuse."""
+    """The current stream's handle; if that is the default one, which batches refuse, a side
+    stream's."""
     current = torch.cuda.current_stream()
     if current.cuda_stream:
         yield current.cuda_stream
@@ -69,13 +68,12 @@ def batch_stream() -> Iterator[int]:
 
 @functools.cache
 def side_stream(index: int) -> torch.cuda.Stream:
-    """Return a device's stream for copies beside the current one."""
     return torch.cuda.Stream(torch.device("cuda", index))
 
 
 @functools.cache
 def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
-    """Return a kernel, compiled for a device's architecture and loaded once per process and device.
+    """A kernel, compiled for a device's architecture and loaded once per process and device.
 
     Raises:
         BuildError: It cannot be compiled, or does not suit GPU or driver.
@@ -99,12 +97,7 @@ def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) 
 
 
 def allow_shared(kernel: Kernel, name: str, shared: int, index: int) -> None:
-    """Allow launches of ``kernel`` with ``shared`` bytes of dynamic shared memory, more than the
-    default.
-
-    Raises:
-        TransferError: The device has less than that.
-    """
+    """Allow launches with ``shared`` bytes of dynamic shared memory, more than the default."""
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -32,8 +32,7 @@ _ROPE: Final = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) /
 
 @functools.cache
 def copy_table(index: int, to_host: bool, /) -> MethodTable:
-    """Return the table for copies between page-locked host memory and GPU ``index``, in one
-    direction."""
+    """The table for copies between page-locked host memory and GPU ``index``, in one direction."""
     most = max(size * count for size, count in COPY_CELLS)
     memories = _memories(index, most, most)
     if to_host:
@@ -55,8 +54,8 @@ def copy_table(index: int, to_host: bool, /) -> MethodTable:
 def splice_table(
     index: int, dtype: torch.dtype, target_dtype: torch.dtype, to_host: bool, /
 ) -> MethodTable:
-    """Return the table for splices between page-locked host memory and GPU ``index``, by bytes on
-    the host's side."""
+    """The table for splices between page-locked host memory and a GPU, by bytes on the host's
+    side."""
     layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
     each = layouts[to_host].block_bytes
     most = max(size for _, size in SPLICE_CELLS) // each
@@ -77,7 +76,7 @@ def splice_table(
 
 
 def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> float:
-    """Return the seconds that an idle device takes for an action, queueing included: the best of
+    """Seconds that an idle device takes for an action, queueing included: the best of
     ``rounds``."""
     times = []
     with torch.cuda.device(index):
@@ -93,13 +92,12 @@ def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> f
 
 
 def _shuffled(count: int) -> Tensor:
-    """Return a permutation, by a generator of its own that leaves the engine's random state
-    alone."""
+    """A permutation, by a generator that leaves the engine's random state alone."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(count))
 
 
 def _memories(index: int, host_bytes: int, device_bytes: int) -> list[Tensor]:
-    """Return zeroed memory on the host and on the GPU, so that no scale and no rotation is NaN."""
+    """Zeroed memory on the host and on the GPU, so that no scale and no rotation is NaN."""
     return [
         torch.zeros(host_bytes, dtype=torch.uint8, pin_memory=True),
         torch.zeros(device_bytes, dtype=torch.uint8, device=torch.device("cuda", index)),

@@ -9,16 +9,11 @@ from typing import Final, NamedTuple
 
 
 class Method(NamedTuple):
-    """A way to move bytes between host and GPU.
+    """A way to move bytes between host and GPU."""
 
-    Attributes:
-        name: ``copy_engine`` or ``kernel`` for copies; ``direct`` (one kernel that reads host
-            memory) or ``staged`` for splices.
-        grid: Thread blocks of a kernel that reads or writes host memory.
-    """
-
+    # Copies: copy_engine or kernel. Splices: direct (one kernel that reads host memory) or staged.
     name: str
-    grid: int
+    grid: int  # thread blocks of a kernel that reads or writes host memory
 
 
 _GRIDS: Final = (16, 32, 64, 128)
@@ -43,8 +38,7 @@ class MethodTable:
     winners: dict[tuple[int, int], Method]
 
     def best(self, run_bytes: int, runs: int) -> Method:
-        """Return the best method at the nearest measured size and, for that size, the nearest
-        count."""
+        """The best method at the nearest measured size and, for that size, the nearest count."""
         size = min({at[0] for at in self.winners}, key=lambda known: _apart(known, run_bytes))
         counts = [at[1] for at in self.winners if at[0] == size]
         return self.winners[size, min(counts, key=lambda known: _apart(known, runs))]
@@ -55,10 +49,9 @@ def measured(
     methods: Iterable[Method],
     cells: Iterable[tuple[int, int]],
 ) -> MethodTable:
-    """Measure a table: per cell, the first of ``methods`` that is about as fast as the fastest.
+    """Per cell, the first of ``methods`` that is about as fast as the fastest.
 
-    Args:
-        seconds: Returns the seconds that a method takes for (run size, count).
+    ``seconds`` is what a method takes for (run size, count).
     """
     winners = {}
     for cell in cells:

@@ -28,24 +28,15 @@ _DENSE: Final = 0.75  # with a smaller share of wanted tokens, whole records are
 
 
 class Chunks(NamedTuple):
-    """Which records travel together, and where their tokens stand then.
+    """Which records travel together, and where their tokens stand then."""
 
-    Attributes:
-        records: int64 [n], each once, chunk after chunk.
-        starts: First record of each chunk; the last entry is the number of records.
-        order: int64 [T], token indices in the order of their chunks.
-        slots: int64 [T], in that order: slots in the chunk's buffer.
-        ends: Number of tokens up to the end of each chunk.
-    """
-
-    records: Tensor
-    starts: list[int]
-    order: Tensor
-    slots: Tensor
-    ends: list[int]
+    records: Tensor  # int64 [n], each once, chunk after chunk
+    starts: list[int]  # first record of each chunk; the last entry is the number of records
+    order: Tensor  # int64 [T], token indices in the order of their chunks
+    slots: Tensor  # int64 [T], in that order: slots in the chunk's buffer
+    ends: list[int]  # number of tokens up to the end of each chunk
 
     def of(self, number: int) -> slice:
-        """Return a chunk's range of records."""
         return slice(self.starts[number], self.starts[number + 1])
 
     @property
@@ -57,21 +48,18 @@ class Chunks(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Records of the largest chunk."""
         return max(after - before for before, after in pairwise(self.starts))
 
 
 def chunks(
     kv: PagedKv, slots: Tensor, falling: bool, most: int = MOST_BYTES, least: int = LEAST_BYTES
 ) -> Chunks:
-    """Cut a splice from, or to, ``slots`` [T] of ``kv`` into chunks of whole records.
+    """Cut a splice from, or to, ``slots`` [T] of ``kv`` into chunks of ``least`` to ``most`` bytes.
 
     Args:
         slots: None of them negative.
         falling: Whether the last chunks are the small ones rather than the first. Nothing overlaps
             with the kernel at that end, so its chunk should be small.
-        most: Approximate most bytes of a chunk.
-        least: Approximate least bytes of a chunk.
     """
     layout = kv.layout
     numbers = slots.numpy()
@@ -92,7 +80,7 @@ def chunks(
 
 
 def graded(count: int, most: int, least: int) -> list[int]:
-    """Return sizes that add up to ``count``: the largest allowed, then halves of what is left."""
+    """Sizes that add up to ``count``: the largest allowed, then halves of what is left."""
     sizes = []
     while count:
         sizes.append(min(count, max(least, min(most, -(-count // 2)))))
@@ -101,14 +89,13 @@ def graded(count: int, most: int, least: int) -> list[int]:
 
 
 def worth_staging(far: PagedKv, parts: Chunks) -> bool:
-    """Return whether most tokens of the touched records are wanted."""
+    """Whether most tokens of the touched records are wanted."""
     touched = len(parts.records) * far.layout.tokens
     return touched > 0 and len(parts.order) >= _DENSE * touched
 
 
 def fills_records(far: PagedKv, parts: Chunks) -> bool:
-    """Return whether the tokens are all of the records that they touch, so that whole records can
-    be written."""
+    """Whether the tokens are all of the records that they touch: whole records can be written."""
     return 0 < len(parts.records) * far.layout.tokens == len(parts.order)
 
 
@@ -116,12 +103,10 @@ _BUFFERS: Final = 2
 
 
 def device_of(*memories: PagedKv) -> torch.device:
-    """Return the GPU of the first memory that is on one."""
     return next(kv.memory.device for kv in memories if kv.memory.is_cuda)
 
 
 def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: ByteRuns) -> None:
-    """Copy runs by a method of ``COPY_METHODS``."""
     device = device_of(source, target)
     if method != COPY_ENGINE:
         run(runs_call(source, target, runs, method.grid, str(device)))
@@ -156,20 +141,20 @@ def _splice_staged(
     source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, parts: Chunks
 ) -> None:
     device = device_of(target)
-    with bound(device) as index, _Belt(source, parts, device) as belt:
+    with bound(device) as index, _StagingBuffers(source, parts, device) as staging:
         for number in range(min(_BUFFERS, len(parts.ends))):
-            belt.fetch(number)  # on their way while the kernels are prepared
+            staging.fetch(number)  # on their way while the kernels are prepared
         staged = SlotMap(parts.slots, slots.target[parts.order], slots.delta[parts.order])
         whole = move_call(
-            belt.buffers[0], target, staged, rope, grid=RESIDENT_GRID, device=str(device)
+            staging.buffers[0], target, staged, rope, grid=RESIDENT_GRID, device=str(device)
         )
         launch, start = launcher(whole, index), 0
         for number, end in enumerate(parts.ends):
-            belt.compute.wait_event(belt.copied[number])
-            launch(whole.part(start, end - start, source=belt.buffer(number).memory))
-            belt.used.append(belt.compute.record_event())
+            staging.compute.wait_event(staging.copied[number])
+            launch(whole.part(start, end - start, source=staging.buffer(number).memory))
+            staging.used.append(staging.compute.record_event())
             if number + _BUFFERS < len(parts.ends):
-                belt.fetch(number + _BUFFERS)
+                staging.fetch(number + _BUFFERS)
             start = end
 
 
@@ -178,28 +163,22 @@ def _spill_staged(
 ) -> None:
     device = device_of(source)
     staged = SlotMap(slots.source[parts.order], parts.slots, slots.delta[parts.order])
-    with bound(device) as index, _Belt(target, parts, device) as belt:
+    with bound(device) as index, _StagingBuffers(target, parts, device) as staging:
         whole = move_call(
-            source, belt.buffers[0], staged, rope, grid=RESIDENT_GRID, device=str(device)
+            source, staging.buffers[0], staged, rope, grid=RESIDENT_GRID, device=str(device)
         )
         launch, start = launcher(whole, index), 0
         for number, end in enumerate(parts.ends):
             if number >= _BUFFERS:
-                belt.compute.wait_event(belt.copied[number - _BUFFERS])
-            launch(whole.part(start, end - start, target=belt.buffer(number).memory))
-            belt.used.append(belt.compute.record_event())
-            belt.send(number)
+                staging.compute.wait_event(staging.copied[number - _BUFFERS])
+            launch(whole.part(start, end - start, target=staging.buffer(number).memory))
+            staging.used.append(staging.compute.record_event())
+            staging.send(number)
             start = end
 
 
-class _Belt:
-    """Two buffers on a GPU that the copy engine fills or empties in turns, ordered by events.
-
-    Attributes:
-        compute: The stream whose kernels read or write the buffers.
-        copied: One event per copied chunk.
-        used: One event per chunk that a kernel has read or written.
-    """
+class _StagingBuffers:
+    """Two buffers on a GPU that the copy engine fills or empties in turns, ordered by events."""
 
     def __init__(self, far: PagedKv, parts: Chunks, device: torch.device) -> None:
         # Where every chunk's runs begin is found once: queueing a chunk must take less time than
@@ -214,32 +193,29 @@ class _Belt:
         records = len(parts.records)
         self._away = runs.sources.reshape(-1, records) + far.memory.data_ptr()
         self._here, self._run_bytes = runs.targets.reshape(-1, records), runs.size
+        # `compute`: the stream whose kernels read or write the buffers.
         self.compute, self.copies = torch.cuda.current_stream(device), side_stream(device.index)
         # The records may have been written just now, the buffers' memory may still be in use.
         self.copies.wait_stream(self.compute)
-        self.copied: list[torch.cuda.Event] = []
-        self.used: list[torch.cuda.Event] = []
+        self.copied: list[torch.cuda.Event] = []  # one per copied chunk
+        self.used: list[torch.cuda.Event] = []  # one per chunk that a kernel has read or written
 
-    def __enter__(self) -> _Belt:
+    def __enter__(self) -> _StagingBuffers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Make later work wait for the copies, also after an error: it may reuse the buffers, or
-        read the records."""
+        # Also after an error: later work may reuse the buffers, or read the records.
         self.compute.wait_stream(self.copies)
 
     def buffer(self, number: int) -> PagedKv:
-        """Return a chunk's buffer."""
         return self.buffers[number % _BUFFERS]
 
     def fetch(self, number: int) -> None:
-        """Queue a chunk's copy to its buffer, after the buffer's previous chunk was read."""
         if number >= _BUFFERS:
             self.copies.wait_event(self.used[number - _BUFFERS])
         self._copy(number, True)
 
     def send(self, number: int) -> None:
-        """Queue a chunk's copy from its buffer, after the chunk was written."""
         self.copies.wait_event(self.used[number])
         self._copy(number, False)
 

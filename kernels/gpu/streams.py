@@ -20,13 +20,9 @@ _FIRST: Final = -1  # CUDA's priority of work that goes before the ordinary, 0
 
 
 class Fence(NamedTuple):
-    """A point in one stream's work; a move after it sees all that came before.
+    """A point in one stream's work; a move after it sees all that came before."""
 
-    Attributes:
-        event: A CUDA event; None if there is nothing to wait for.
-    """
-
-    event: torch.cuda.Event | None
+    event: torch.cuda.Event | None  # None: there is nothing to wait for
 
 
 def mark(device: torch.device) -> Fence:
@@ -50,7 +46,7 @@ class Ticket:
         self._start, self._end, self._seconds = start, end, seconds
 
     def done(self) -> bool:
-        """Return whether the move is over; never waits."""
+        """Whether the move is over; never waits."""
         return self._end is None or bool(self._end.query())
 
     def wait(self) -> None:
@@ -59,8 +55,7 @@ class Ticket:
             self._end.synchronize()
 
     def seconds(self) -> float:
-        """Return how long a finished move took, without the wait for its fence and earlier
-        moves."""
+        """How long a finished move took, without the wait for its fence and earlier moves."""
         if self._start is None:
             return self._seconds
         return float(self._start.elapsed_time(self._end)) / 1e3
@@ -69,9 +64,7 @@ class Ticket:
 class TransferStream:
     """A side stream of one device, which threads may share; moves run in the order of submission.
 
-    Args:
-        device: Where the moves run.
-        first: Whether its moves have priority over those of other streams.
+    ``first``: its moves have priority over those of other streams.
     """
 
     def __init__(self, device: torch.device, first: bool = False) -> None:
@@ -88,9 +81,8 @@ class TransferStream:
     def run(self, fence: Fence, operation: Callable[[], None]) -> Ticket:
         """Queue ``operation``'s work, to begin when the fence is passed.
 
-        Raises:
-            Exception: What ``operation`` raises, after its earlier work is over, so that its memory
-                may be reused.
+        What ``operation`` raises is raised once its earlier work is over, so that its memory may be
+        reused.
         """
         if self._stream is None:
             began = time.perf_counter()
@@ -112,5 +104,5 @@ class TransferStream:
 
 
 def _event() -> torch.cuda.Event:
-    """Return an event whose waiters sleep; the usual kind keeps a core busy."""
+    """An event whose waiters sleep; the usual kind keeps a core busy."""
     return torch.cuda.Event(enable_timing=True, blocking=True)

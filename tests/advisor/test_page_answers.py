@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kvgraph.advisor.page.attention import notices
-from kvgraph.advisor.page.evictions import Evictions, EvictionsAsked, evictions_of
+from kvgraph.advisor.page.evictions import Evictions, evictions_of
 from kvgraph.advisor.page.graph import block_of, graph_of
-from kvgraph.advisor.page.misses import RequestsAsked, misses_of, requests_of
+from kvgraph.advisor.page.misses import RequestQuery, misses_of, requests_of
 from kvgraph.advisor.page.now import now_of
 from kvgraph.advisor.page.page import Page
 from kvgraph.advisor.page.ranking import ranking_of
@@ -18,7 +18,7 @@ from kvgraph.advisor.page.shadows import shadows_of
 from kvgraph.advisor.page.what_if import weights_of
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.tools.terminal import matching, why_sentence
-from kvgraph.advisor.words.waits import Missing, miss_remedy
+from kvgraph.advisor.words.waits import FirstMiss, miss_remedy
 from kvgraph.advisor.words.words import Departure, meanings, miss_sentence, scored
 from kvgraph.dashboards.answer import mark_of
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
@@ -62,7 +62,7 @@ def test_a_request_says_what_it_found_and_why_no_more(world: World, page: Page) 
     world.tell(BlocksSpilled(pack(3), 2, 100))
     world.evict(4, 3)
     world.serve(1, 2, 3, 4, found=2, loading=1)
-    newest, first = requests_of(page, RequestsAsked(10)).requests
+    newest, first = requests_of(page, RequestQuery(10)).requests
     assert (first.miss and first.miss.reason) == "never_seen"
     counts = newest.blocks
     assert (counts.asked, counts.pool, counts.loaded, counts.computed) == (4, 2, 1, 1)
@@ -72,9 +72,7 @@ def test_a_request_says_what_it_found_and_why_no_more(world: World, page: Page) 
     assert "session s" in miss.sentence
     assert miss.evicted_at == pytest.approx(newest.at - 1.0, abs=0.02)
     assert miss.eviction is not None
-    (left,) = [
-        e for e in evictions_of(page, EvictionsAsked(10, "a")).evictions if e.id == miss.eviction
-    ]
+    (left,) = [e for e in evictions_of(page, 10, "a").evictions if e.id == miss.eviction]
     assert left.key == miss.key
     assert left.wanted_after_s == pytest.approx(1.0, rel=0.05)
 
@@ -92,34 +90,34 @@ def test_a_request_is_found_by_what_its_client_calls_it() -> None:
 def test_requests_are_paged_and_found_by_session(world: World, page: Page) -> None:
     for number in range(7):
         world.serve(number + 1, session="even" if number % 2 == 0 else "odd")
-    first = requests_of(page, RequestsAsked(3))
+    first = requests_of(page, RequestQuery(3))
     assert [each.id for each in first.requests] == [6, 5, 4]
-    second = requests_of(page, RequestsAsked(3, first.next))
+    second = requests_of(page, RequestQuery(3, first.next))
     assert [each.id for each in second.requests] == [3, 2, 1]
-    last = requests_of(page, RequestsAsked(10, 1))
+    last = requests_of(page, RequestQuery(10, 1))
     assert ([each.id for each in last.requests], last.next) == ([0], None)
-    odd = requests_of(page, RequestsAsked(2, None, "odd")).requests
+    odd = requests_of(page, RequestQuery(2, None, "odd")).requests
     assert [each.id for each in odd] == [5, 3]
 
 
 def test_requests_are_found_by_a_part_of_their_names(world: World, page: Page) -> None:
     for session in ("Agent-1", "agent-2", "other"):
         world.serve(1, session=session)
-    found = requests_of(page, RequestsAsked(9, search="AGENT")).requests
+    found = requests_of(page, RequestQuery(9, search="AGENT")).requests
     assert [each.session for each in found] == ["agent-2", "Agent-1"]
-    assert [each.request for each in requests_of(page, RequestsAsked(9, search="r3")).requests] == [
+    assert [each.request for each in requests_of(page, RequestQuery(9, search="r3")).requests] == [
         "r3"
     ]
-    assert requests_of(page, RequestsAsked(9, search="nobody")).requests == []
+    assert requests_of(page, RequestQuery(9, search="nobody")).requests == []
 
 
 def test_a_request_says_what_its_time_went_to(world: World, page: Page) -> None:
     world.tell(RequestStarted("r", pack(1, 2), 40, 0, SIZE, "s", waited_s=1.5))
-    (runs,) = requests_of(page, RequestsAsked(1)).requests
+    (runs,) = requests_of(page, RequestQuery(1)).requests
     assert (runs.waited_s, runs.ended_at, runs.answer_tokens) == (1.5, None, None)
     world.now += 600  # what was answered is kept for a moment
     world.tell(RequestFinished("r", pack(1, 2), 40, 47, "stop", "s"))
-    (ended,) = requests_of(page, RequestsAsked(1)).requests
+    (ended,) = requests_of(page, RequestQuery(1)).requests
     assert (ended.waited_s, ended.answer_tokens) == (1.5, 7)
 
 
@@ -127,7 +125,7 @@ def test_what_was_computed_again_says_what_would_have_kept_it(world: World, page
     world.serve(1, 2, 3)
     world.evict(3, 2)
     world.serve(1, 2, 3, found=1)
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert request.miss is not None
     assert request.again == 2
     (remedy,) = request.remedies
@@ -140,15 +138,15 @@ def test_what_was_computed_again_says_what_would_have_kept_it(world: World, page
 def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
     details = {Reason.EVICTED: list(DepartureRule), Reason.COPY_LOST: list(Cause)[1:]}
     for detail in details.get(reason, list(Detail)):
-        said = miss_remedy(Missing(reason, int(detail), 1, 3))
+        said = miss_remedy(FirstMiss(reason, int(detail), 1, 3))
         assert said[0].isupper(), said
         assert said.endswith("."), said
-    evicted = Missing(Reason.EVICTED, int(DepartureRule.LRU), 1, 30, 100)
+    evicted = FirstMiss(Reason.EVICTED, int(DepartureRule.LRU), 1, 30, 100)
     assert "A pool larger by at most 30 blocks" in str(miss_remedy(evicted))
     assert "9 times as many blocks left" in str(miss_remedy(evicted._replace(short=900)))
     assert str(miss_remedy(evicted._replace(was_there=True))).startswith("Its turn sooner: the")
     assert "or a copy: there is room for 50 blocks" in str(miss_remedy(evicted._replace(copies=50)))
-    assert miss_remedy(Missing(Reason.UNKNOWN, Detail.UNHEARD, 1)) is None
+    assert miss_remedy(FirstMiss(Reason.UNKNOWN, Detail.UNHEARD, 1)) is None
 
 
 def test_misses_are_counted_by_reason_and_over_time(world: World, page: Page) -> None:
@@ -187,7 +185,7 @@ def test_evictions_tell_what_was_known_then(world: World, page: Page) -> None:
     made_of = {"return_time": [9000.0, 4600.0], "sharing": [0.0, 0.0], "off_chain": [0.0, 0.0]}
     world.rank(9, 1, **made_of)
     world.evict(1)
-    answer = evictions_of(page, EvictionsAsked(10, None))
+    answer = evictions_of(page, 10, None)
     (left,) = answer.evictions
     assert (left.rule, left.place, left.ranking) == ("policy", 1, 7)
     assert (left.layer, left.session, left.session_state) == ("tool_result", "s", "idle")
@@ -198,7 +196,7 @@ def test_evictions_tell_what_was_known_then(world: World, page: Page) -> None:
     assert "expected to be asked for again in about 2 min" in left.sentence
     assert answer.rules["policy"].evicted == 1
     for ask in (
-        lambda: evictions_of(page, EvictionsAsked(10, "nobody")),
+        lambda: evictions_of(page, 10, "nobody"),
         lambda: shadows_of(page, "nobody"),
     ):
         with pytest.raises(GraphError, match="no engine of that id"):
@@ -419,16 +417,16 @@ def test_the_slowest_of_the_whole_log_and_of_one_reason_are_found(world: World, 
         world.serve(key, session=f"s{key}", waited_s=waited_s)
     world.start(4, session="runs")
     world.now += 30.0
-    slowest = requests_of(page, RequestsAsked(9, is_slowest=True))
+    slowest = requests_of(page, RequestQuery(9, is_slowest=True))
     assert [each.session for each in slowest.requests] == ["runs", "s2", "s3", "s1"]
     assert [
-        each.session for each in requests_of(page, RequestsAsked(1, is_slowest=True)).requests
+        each.session for each in requests_of(page, RequestQuery(1, is_slowest=True)).requests
     ] == ["runs"]
     assert slowest.next is None
     world.serve(1, 5, found=1, session="s1")
     world.evict(5)
     world.serve(1, 5, found=1, session="s1")
-    (evicted,) = requests_of(page, RequestsAsked(9, reason="evicted")).requests
+    (evicted,) = requests_of(page, RequestQuery(9, reason="evicted")).requests
     assert evicted.miss.reason == "evicted"
 
 
@@ -436,15 +434,15 @@ def test_of_evictions_only_what_is_new_or_wanted_again_is_told(world: World, pag
     world.serve(1, 2, 3)
     world.evict(3)
     world.evict(2)
-    known = evictions_of(page, EvictionsAsked(10, "a"))
+    known = evictions_of(page, 10, "a")
     assert ids(known) == [1, 0]
     world.now += 5.0
     world.serve(1, 2, 4, found=1)
     world.evict(4)
-    news = evictions_of(page, EvictionsAsked(10, "a", after=known.mark or ""))
+    news = evictions_of(page, 10, "a", after=known.mark or "")
     assert (news.since, ids(news), news.next) == (1, [2, 1], None), "the second was wanted again"
-    assert ids(evictions_of(page, EvictionsAsked(10, "a", after=news.mark or ""))) == [1]
-    again = evictions_of(page, EvictionsAsked(10, "a", after="another-1"))
+    assert ids(evictions_of(page, 10, "a", after=news.mark or "")) == [1]
+    again = evictions_of(page, 10, "a", after="another-1")
     assert (again.since, ids(again)) == (None, [2, 1, 0]), "a log that begins anew is told whole"
 
 
@@ -452,9 +450,9 @@ def test_the_mark_of_one_engines_log_says_nothing_of_anothers(world: World, page
     for engine in "ab":
         world.serve(1, 2, 3, engine=engine)
         world.evict(3, 2, engine=engine)
-    mark = evictions_of(page, EvictionsAsked(10)).mark or ""
+    mark = evictions_of(page, 10).mark or ""
     world.graph.forget_engine("a")
-    other = evictions_of(page, EvictionsAsked(10, after=mark))
+    other = evictions_of(page, 10, after=mark)
     assert (other.engine, other.since, ids(other)) == ("b", None, [1, 0])
 
 
@@ -463,7 +461,7 @@ def test_a_mark_that_no_log_came_to_yet_brings_all(world: World, page: Page) -> 
     world.evict(3, 2)
     name = world.history.evictions[0].name
     for beyond in (2, 500, 10**17, 10**40):
-        answer = evictions_of(page, EvictionsAsked(10, after=mark_of(name, beyond)))
+        answer = evictions_of(page, 10, after=mark_of(name, beyond))
         assert (answer.since, ids(answer)) == (None, [1, 0])
 
 
@@ -523,7 +521,7 @@ def test_requests_of_an_engine_that_went_do_not_run(world: World, page: Page) ->
     world.start(2, engine="b", session="dead")
     world.graph.forget_engine("b")
     world.now += 60.0
-    slowest = requests_of(page, RequestsAsked(9, is_slowest=True)).requests
+    slowest = requests_of(page, RequestQuery(9, is_slowest=True)).requests
     assert [each.session for each in slowest] == ["s", "dead"]
     assert (slowest[1].finished, slowest[1].ended_at) == ("end_not_heard", None)
     assert session_of(page, "dead", None).mark is not None, "nothing of it will change"
@@ -540,7 +538,7 @@ def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
     world.serve(1, 4, found=1)
     known = session_of(page, "s", None)
     assert known.mark is None
-    slowest = requests_of(page, RequestsAsked(2, is_slowest=True)).requests
+    slowest = requests_of(page, RequestQuery(2, is_slowest=True)).requests
     assert [each.request for each in slowest] == [slow, "r2"]
     world.now += 500.0
     world.end(slow, 1, 2)
@@ -551,10 +549,10 @@ def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
     world.tell(hello)  # another one starts no new term
     assert session_of(page, "gone", None).mark is not None
     world.now += 1.0  # what many look at is worked out anew
-    slowest = requests_of(page, RequestsAsked(2, is_slowest=True)).requests
+    slowest = requests_of(page, RequestQuery(2, is_slowest=True)).requests
     assert [each.request for each in slowest] == [slow, "r3"]
     world.end("r2", 1, 3, session="gone")
-    (gone,) = requests_of(page, RequestsAsked(9, session="gone")).requests
+    (gone,) = requests_of(page, RequestQuery(9, session="gone")).requests
     assert (gone.finished, gone.is_awaited) == ("end_not_heard", False)
 
 
@@ -647,7 +645,7 @@ def test_a_terminal_says_why_in_sentences(world: World, page: Page) -> None:
     world.serve(1, 2, 3)
     world.evict(3)
     name = world.serve(1, 2, 3, found=2)
-    (request,) = requests_of(page, RequestsAsked(1)).model_dump()["requests"]
+    (request,) = requests_of(page, RequestQuery(1)).model_dump()["requests"]
     said = why_sentence(request)
     assert said.startswith(f"Request {name} of session s: 53 tokens, 3 blocks; 2 in the pool, 1")
     assert "Block 3 of 3 left the pool 1.0 s before" in said
@@ -662,8 +660,8 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(world: World, pa
     world.serve(7, engine="b")
     world.now += 1
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
-    largest = requests_of(page, RequestsAsked(3)).requests[-1]
+    (request,) = requests_of(page, RequestQuery(1)).requests
+    largest = requests_of(page, RequestQuery(3)).requests[-1]
     assert (largest.session, request.wait.largest) == ("largest", largest.id)
     assert (request.wait.prompts, request.wait.again) == (1, 2 * SIZE)
     assert request.wait.tokens == largest.prompt_tokens - SIZE
@@ -673,7 +671,7 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(world: World, pa
     assert "a pool larger by at most 2 blocks" in said
     world.now += 4
     world.tell(RequestFinished("late", pack(9), 20, 20, "stop", "s"))
-    ended = requests_of(page, RequestsAsked(1, search="late")).requests[0]
+    ended = requests_of(page, RequestQuery(1, search="late")).requests[0]
     said = why_sentence(ended.model_dump())
     assert "It took 14 s, 9.0 s of it in the queue. While it waited, the engine" in said
 
@@ -685,7 +683,7 @@ def test_a_request_that_was_held_says_for_how_long_and_until_when(world: World, 
     world.now += 11
     world.tell(RequestReleased("r1", 12.0, "room"))
     world.tell(RequestStarted("r1", pack(1), 20, 0, SIZE, "new", waited_s=12.25))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert (request.waited_s, request.wait.held_s, request.wait.until) == (12.25, 12.0, "room")
     assert request.wait.sentence == (
         "It was held for 12 s, until there was room: 31 sessions fit, 38 were live when it came."
@@ -702,7 +700,7 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, page: P
     world.tell(RequestHeld("late", 3, "new"), RequestReleased("late", 2.0, "silence"))
     world.serve(1, 2, session="largest")
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "new", waited_s=6.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert request.wait.sentence.startswith(
         "It was held for 2.0 s, until the engine heard nothing from the sidecar. For 4.0 s it "
         "waited for its turn in the engine's queue. While it waited, the engine began one other "
@@ -715,7 +713,7 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, page: P
 def test_every_end_of_a_hold_has_its_words(world: World, page: Page, reason: str) -> None:
     world.tell(RequestHeld("r", 3), RequestReleased("r", 300.0, reason))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=300.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert request.wait.until == reason
     assert request.wait.sentence.startswith("It was held for 5 min, ")
 
@@ -727,13 +725,13 @@ def test_a_hold_is_its_own_engines_and_its_own_requests(world: World, page: Page
     world.tell(RequestStarted("gone", pack(9), 20, 0, SIZE, waited_s=9.0))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
-    waits = [each.wait for each in requests_of(page, RequestsAsked(4)).requests]
+    waits = [each.wait for each in requests_of(page, RequestQuery(4)).requests]
     assert [wait.until if wait else "" for wait in waits] == [None, "room", None, None]
 
 
 def test_a_request_that_waited_behind_nobody_says_so(world: World, page: Page) -> None:
     world.tell(RequestStarted("alone", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert request.wait.largest is None
     assert "no other prompt was computed" in request.wait.sentence
 
@@ -744,7 +742,7 @@ def test_a_request_that_waited_behind_one_under_way_names_it(world: World, page:
     world.tell(RequestFinished("over", pack(3), 20, 20, "stop", "over"))
     world.now += 10
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    request, _, long = requests_of(page, RequestsAsked(3)).requests
+    request, _, long = requests_of(page, RequestQuery(3)).requests
     assert (request.wait.prompts, request.wait.largest) == (0, long.id)
     assert request.wait.sentence == (
         "When it came, long's request was under way, and still was at its turn. No other prompt "
@@ -760,7 +758,7 @@ def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
         world.serve(10 * session + 1, 10 * session + 2, session=f"new {session}")
     world.now += 1
     world.tell(RequestStarted("late", pack(99), 20, 0, SIZE, "s", waited_s=60.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert (request.wait.prompts, request.wait.again) == (3, 0)
     assert "another engine" in request.remedies[0].text
 
@@ -821,7 +819,7 @@ def test_a_wait_is_told_to_its_last_second(world: World, page: Page) -> None:
     world.now += 10
     world.tell(RequestFinished("second", pack(3, 4), 40, 41, "stop", "second"))
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=16.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert request.wait.sentence == (
         "When it came, first's request was under way, for another 3.0 s. While it waited, the "
         "engine began one other prompt, second's, and computed 40 tokens of it. That takes about "
@@ -829,7 +827,7 @@ def test_a_wait_is_told_to_its_last_second(world: World, page: Page) -> None:
     )
     world.now += 4
     world.tell(RequestFinished("late", pack(9), 20, 21, "stop", "s"))
-    (ended,) = requests_of(page, RequestsAsked(1)).requests
+    (ended,) = requests_of(page, RequestQuery(1)).requests
     assert ended.prompt_s == 2.0
     assert [(each.of, each.saves_s) for each in ended.remedies] == [("wait", 16.0)]
 
@@ -843,7 +841,7 @@ def test_of_many_requests_that_were_under_way_the_first_end_is_told(
     world.tell(RequestFinished("b", pack(ord("b")), 20, 21, "stop", "b"))
     world.now += 5
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=8.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert request.wait.sentence.startswith(
         "When it came, 3 requests were under way; the first of them ended after "
     )
@@ -855,7 +853,7 @@ def test_what_left_while_the_request_waited_for_its_turn_says_so(world: World, p
     world.evict(3, 2)
     world.now += 4
     world.tell(RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=6.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert "left the pool while the request waited for its turn: 1.0 s after it came, 5.0 s" in (
         request.miss.sentence
     )
@@ -863,7 +861,7 @@ def test_what_left_while_the_request_waited_for_its_turn_says_so(world: World, p
     assert said["prompt"].startswith("Its turn sooner: the block was there when it came. Or a pool")
     world.tell(RequestFinished("late", pack(1), 53, 54, "abort", "s"))
     world.tell(RequestStarted("later", pack(1, 2, 3), 53, SIZE, SIZE, "s", waited_s=1.0))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert "s before the request came" in request.miss.sentence
 
 
@@ -878,16 +876,16 @@ def test_what_saves_most_is_told_first_and_what_saves_nothing_only_alone(
     world.tell(late)
     world.now += 9
     world.tell(RequestFinished("late", pack(1, 2, 3), 53, 54, "stop", "s"))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert [each.of for each in request.remedies] == ["answer", "prompt", "wait"]
     assert request.remedies[1].saves_s == pytest.approx(3.2)
     world.tell(RequestStarted("new", pack(7), 21, 0, SIZE, "n", waited_s=9.0))
     world.now += 2
     world.tell(RequestFinished("new", pack(7), 21, 22, "stop", "n"))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert [each.of for each in request.remedies] == ["wait"], "no cache helps with a new prompt"
     world.tell(RequestStarted("calm", pack(8), 21, 0, SIZE, "c"))
-    (request,) = requests_of(page, RequestsAsked(1)).requests
+    (request,) = requests_of(page, RequestQuery(1)).requests
     assert [(each.of, each.saves_s) for each in request.remedies] == [("prompt", 0.0)]
 
 

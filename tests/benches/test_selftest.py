@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.hooks.doctor.gpu_check import check_gpu, check_kernel
-from kvgraph.kernels.backends import attention, emulation
+from kvgraph.kernels.backends import attention
 from kvgraph.kernels.errors import BuildError
-from kvgraph_bench.selftest import selftest_cli
+from kvgraph_bench.selftest import emulation, selftest_cli
 from kvgraph_bench.selftest.kernel_checks import Emulated, Report, checks, run_checks
 from typer.testing import CliRunner
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.config.config import Config
-from kvgraph.advisor.page.misses import RequestsAsked, RequestView, misses_of, requests_of
+from kvgraph.advisor.page.misses import RequestQuery, RequestView, misses_of, requests_of
 from kvgraph.advisor.page.sessions import session_of
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.tools.terminal import why_sentence
@@ -86,7 +86,7 @@ def test_the_page_says_why_each_request_missed(
         AITHER_KVCACHE_HINTS="session",
     ).run()  # fmt: skip
     page = service.status.page
-    requests = requests_of(page, RequestsAsked(100)).requests
+    requests = requests_of(page, RequestQuery(100)).requests
     assert len(requests) == REQUESTS
     assert sum(each.blocks.pool * each.block_size for each in requests) == run.result["cached"]
     said = {each.request: (each.miss.index, each.miss.reason) for each in requests if each.miss}

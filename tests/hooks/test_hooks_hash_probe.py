@@ -129,7 +129,7 @@ def test_the_doctor_asks_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for kinds, ok, warns in ((["", ""], None, False), (["a", "a"], True, False),
                              (["a", "b"], True, True)):  # fmt: skip
         words = iter(told(*kinds))
-        monkeypatch.setattr(command, "told_by", lambda sidecar, each=words: [next(each)])
+        monkeypatch.setattr(command, "hashing_at", lambda sidecar, each=words: [next(each)])
         check = command.check_hashing()
         assert check.ok is ok
         assert ("PYTHONHASHSEED" in check.remedy) is warns

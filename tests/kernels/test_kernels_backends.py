@@ -13,9 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kvgraph.kernels.backends import reference
+from kvgraph.kernels.backends import attention, device, native, reference
 from kvgraph.kernels.backends.base import Backend, Observer
-from kvgraph.kernels.backends.choice import BACKENDS, OBSERVERS, backend_named, observer_named
 from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.layout import (
     GPU_LAYOUTS,
@@ -28,6 +27,10 @@ from kvgraph.kernels.layout import (
 )
 from kvgraph.kernels.layout_engines import cpu_layout
 from kvgraph.kernels.rope import Pairing, Rope
+from kvgraph_bench.selftest import emulation
+
+BACKENDS = {"reference": reference, "native": native, "device": device, "emulation": emulation}
+OBSERVERS = {"attention": attention, "device": device, "emulation": emulation}
 
 INTERLEAVED = ("reference", "native")  # they take apart what vLLM's CPU backend interleaves
 F32, F16, BF16, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
@@ -106,7 +109,7 @@ def poisoned(layout: KvLayout, seed: int) -> PagedKv:
     """Finite values everywhere a token stands; unaddressed elements cannot be told from them."""
     random = torch.Generator().manual_seed(seed)
     kv = new_memory(layout)
-    if not layout.quantized:
+    if layout.dtype != torch.int8:
         kv.memory.copy_(torch.randn(layout.elements, generator=random))
         kv.memory[: layout.elements // 3] *= 1e-5  # rows so small that an int8 scale has its floor
         return kv
@@ -149,8 +152,8 @@ def filled_with_any_bits(layout: KvLayout, seed: int = 0) -> PagedKv:
 
 @pytest.mark.parametrize(
     ("module", "contract"),
-    [*((backend_named(name), Backend) for name in BACKENDS),
-     *((observer_named(name), Observer) for name in OBSERVERS)],
+    [*((module, Backend) for module in BACKENDS.values()),
+     *((module, Observer) for module in OBSERVERS.values())],
     ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2],
 )  # fmt: skip
 def test_a_back_end_offers_what_its_contract_says(module: Any, contract: type) -> None:
@@ -167,7 +170,7 @@ def test_a_back_end_offers_what_its_contract_says(module: Any, contract: type) -
 def check_splice(name: str, source: PagedKv, layout: KvLayout, how: Any) -> None:
     """The same bits everywhere in the target, the addressed ones and all others."""
     slots, others, delta, rope = how
-    backend = backend_named(name)
+    backend = BACKENDS[name]
     want, got = poisoned(layout, 1), placed(name, poisoned(layout, 1))
     before, there = bits(source).clone(), placed(name, source)
     reference.splice(source, want, SlotMap(slots, others, delta), rope)
@@ -227,7 +230,7 @@ def check_move_by_nothing(name: str, layout: KvLayout) -> None:
     slots, elsewhere = (torch.randperm(layout.slots, generator=random)[:96] for _ in range(2))
     rope = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
     still = torch.zeros_like(slots)
-    backend_named(name).splice(source, target, SlotMap(slots, elsewhere, still), rope)
+    BACKENDS[name].splice(source, target, SlotMap(slots, elsewhere, still), rope)
     for old, new in zip(at(source, slots), at(target, elsewhere), strict=True):
         assert torch.equal(old, new)
 
@@ -239,8 +242,8 @@ def test_padding_slots_are_skipped(name: str) -> None:
     before = bits(target).clone()
     rope = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
     skipped = torch.tensor([-1, 3]), torch.tensor([2, -1]), torch.tensor([9, 9])
-    backend_named(name).splice(source, target, SlotMap(*skipped), rope)
-    backend_named(name).rotate_in_place(target, torch.tensor([-1]), torch.tensor([9]), rope)
+    BACKENDS[name].splice(source, target, SlotMap(*skipped), rope)
+    BACKENDS[name].rotate_in_place(target, torch.tensor([-1]), torch.tensor([9]), rope)
     assert torch.equal(bits(target), before)
 
 
@@ -249,7 +252,7 @@ def test_padding_slots_are_skipped(name: str) -> None:
 @given(data=st.data())
 def test_whole_blocks_there_and_back(name: str, data: st.DataObject) -> None:
     layout = data.draw(gpu_pairs())[0] if data.draw(st.booleans()) else data.draw(cpu_pairs())[0]
-    backend, record = backend_named(name), layout.record(layout.blocks + 2)
+    backend, record = BACKENDS[name], layout.record(layout.blocks + 2)
     plain, want = filled_with_any_bits(layout), filled_with_any_bits(record, 1)
     cache, arena = placed(name, plain), placed(name, filled_with_any_bits(record, 1))
     before = bits(cache).clone()
@@ -276,7 +279,7 @@ def test_attention_mass_is_that_of_a_dense_softmax(name: str, dtype: Any) -> Non
     cache = poisoned(layout, 0)
     table = torch.tensor([[3, 1, 8, 0], [7, 2, 99, -1]])  # behind the end stands anything
     lengths, queries, scale = torch.tensor([50, 17]), torch.randn(2, 6, 32), 32**-0.5
-    observer = observer_named(name)
+    observer = OBSERVERS[name]
     mass = observer.attention_mass(placed(name, cache), 1, queries, table, lengths, scale).cpu()
     for sample, length in enumerate(lengths.tolist()):
         places = torch.arange(length)
@@ -296,7 +299,7 @@ def test_confidence_against_fp64(name: str, dtype: Any) -> None:
     logits[2] = 0
     logits = logits.to(dtype)
     there = logits.cuda() if name == "device" else logits
-    got = [part.cpu().double() for part in observer_named(name).confidence(there)]
+    got = [part.cpu().double() for part in OBSERVERS[name].confidence(there)]
     p = logits.double().softmax(-1)
     entropy = -torch.where(p > 0, p * p.log(), 0).sum(-1) / torch.tensor(1000.0).log()
     top = p.topk(2).values

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.kernels import ops
-from kvgraph.kernels.backends import choice, native, reference
+from kvgraph.kernels.backends import native, reference
 from kvgraph.kernels.compilers import CACHE_ENV, compiled
 from kvgraph.kernels.errors import BuildError, KernelError, RopeError, SlotError
 from kvgraph.kernels.gpu.method import COPY_CELLS, COPY_ENGINE, COPY_METHODS, Method, measured
@@ -50,10 +50,10 @@ def test_numbers_out_of_range_move_nothing() -> None:
 @pytest.fixture
 def undecided() -> Iterator[None]:
     """No back end chosen yet, and none left chosen."""
-    for decided in (choice.fastest, choice.native_problem):
+    for decided in (ops.fastest, ops.native_problem):
         decided.cache_clear()
     yield
-    for decided in (choice.fastest, choice.native_problem):
+    for decided in (ops.fastest, ops.native_problem):
         decided.cache_clear()
 
 
@@ -64,7 +64,7 @@ def test_without_a_compiler_torch_does_it(undecided: None, monkeypatch: Any) -> 
     monkeypatch.setattr(native, "library", refuse)
     cache, arena = new_memory(LAYOUT), new_memory(LAYOUT.record(2))
     assert ops.backend(cache) is reference
-    assert choice.native_problem() == "no C++ compiler found"
+    assert ops.native_problem() == "no C++ compiler found"
     cache.memory.fill_(1)
     ops.prepare(cache, arena)
     ops.spill(Blocks(cache, torch.tensor([2])), Blocks(arena, torch.tensor([1])))
@@ -75,21 +75,14 @@ def test_the_switch_is_explained_and_then_obeyed_for_good(
     undecided: None, monkeypatch: Any
 ) -> None:
     cache = new_memory(LAYOUT)
-    monkeypatch.setenv(choice.SWITCH, "fast")
+    monkeypatch.setenv(ops.SWITCH, "fast")
     for _ in range(2):
         with pytest.raises(KernelError, match=r"fast.*auto, reference"):
             ops.backend(cache)
-    monkeypatch.setenv(choice.SWITCH, "reference")
+    monkeypatch.setenv(ops.SWITCH, "reference")
     assert ops.backend(cache) is reference
-    monkeypatch.setenv(choice.SWITCH, "auto")
+    monkeypatch.setenv(ops.SWITCH, "auto")
     assert ops.backend(cache) is reference, "chosen once"
-
-
-def test_a_name_that_no_back_end_has_is_refused_with_those_that_have_one() -> None:
-    with pytest.raises(KernelError, match=r"'fastest'.*reference, native, device, emulation"):
-        choice.backend_named("fastest")
-    with pytest.raises(KernelError, match=r"'native'.*attention, device, emulation"):
-        choice.observer_named("native")
 
 
 def test_the_method_is_what_was_measured_nearest() -> None:
@@ -116,7 +109,7 @@ def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> 
         "import sys; sys.modules['cuda'] = None; sys.modules['vllm'] = None\n"
         "from kvgraph.kernels import arena, compilers, disk, layout, layout_engines, ops\n"
         "from kvgraph.kernels import quant, rope, runs, tensors\n"
-        "from kvgraph.kernels.backends import attention, choice, device, emulation, mixed, native\n"
+        "from kvgraph.kernels.backends import attention, device, mixed, native\n"
         "from kvgraph.kernels.gpu import calls, copy_engine, launch, measure, moves, streams\n"
     )
     env = {**os.environ, "AITHER_KVCACHE_KERNEL_CACHE": str(tmp_path)}

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvgraph.kernels.backends import emulation, native, reference
+from kvgraph.kernels.backends import native, reference
 from kvgraph.kernels.errors import SlotError, TransferError
 from kvgraph.kernels.gpu import copy_engine, moves
 from kvgraph.kernels.gpu.calls import COUNT_LIMIT, move_call, runs_call, uploaded
@@ -26,6 +26,7 @@ from kvgraph.kernels.gpu.moves import chunks, fills_records, graded, worth_stagi
 from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Rope
 from kvgraph.kernels.runs import ByteRuns, block_runs
+from kvgraph_bench.selftest import emulation
 
 CACHE = gpu_layout("LBNHC", 2, 13, 2, 8, 32)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))

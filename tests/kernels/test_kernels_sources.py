@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.kernels import compilers
-from kvgraph.kernels.backends import emulation, native
-from kvgraph.kernels.backends.emulation import SHARED_OPT_IN, check_launch
+from kvgraph.kernels.backends import native
 from kvgraph.kernels.backends.native import CopyArgs, LayoutArgs, MoveArgs, PlaneArgs, RopeArgs
 from kvgraph.kernels.compilers import ARCHITECTURES, SOURCES, compile_kernel
 from kvgraph.kernels.errors import BuildError, TransferError
@@ -36,6 +35,8 @@ from kvgraph.kernels.gpu.calls import (
 from kvgraph.kernels.gpu.launch import loaded_kernel
 from kvgraph.kernels.layout import Blocks, SlotMap, gpu_layout, new_memory
 from kvgraph.kernels.rope import Pairing, Rope
+from kvgraph_bench.selftest import emulation
+from kvgraph_bench.selftest.emulation import SHARED_OPT_IN, check_launch
 
 
 def moved(source: Any, target: Any, rope: Rope) -> tuple[str, tuple[str, ...]]:

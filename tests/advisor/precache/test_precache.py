@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.precache.keeper import Prefix, PrefixKeeper, ServerRefusalError, Warmed, Warmer
+from kvgraph.advisor.precache.keeper import (
+    Prefix,
+    PrefixKeeper,
+    ServerRefusalError,
+    Warmer,
+    WarmResult,
+)
 from kvgraph.advisor.precache.prefixes import (
     SYSTEM_PREFIX,
     ServerConfig,
@@ -210,7 +216,7 @@ def keeper_of(api: str, directory: Path, **options: Any) -> PrefixKeeper:
 
 
 def test_a_session_that_opens_is_warm_before_its_first_turn(api: str, tmp_path: Path) -> None:
-    said = SimpleQueue[Warmed]()
+    said = SimpleQueue[WarmResult]()
     keeper = keeper_of(api, tmp_path, say=said.put).start()
     assert said.get(timeout=20).key == SYSTEM_PREFIX, "at the start"
     keeper.open("chat-7", [*STABLE, {"role": "user", "content": "Today: sun."}])
@@ -223,9 +229,9 @@ def test_a_session_that_opens_is_warm_before_its_first_turn(api: str, tmp_path: 
 def test_one_sweep_that_fails_ends_no_keeper(
     api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = SimpleQueue[Warmed]()
+    said = SimpleQueue[WarmResult]()
 
-    def say(done: Warmed) -> None:
+    def say(done: WarmResult) -> None:
         said.put(done)
         if done.key == SYSTEM_PREFIX:
             raise RuntimeError("the application's own")

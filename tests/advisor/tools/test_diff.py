@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import kvgraph
-from kvgraph.advisor.page.misses import RequestsAsked, requests_of
+from kvgraph.advisor.page.misses import RequestQuery, requests_of
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.trace import TraceError
-from kvgraph.advisor.tools.diff import Stretches, Sums, movers, rows, sums_of, words
-from kvgraph.advisor.tools.happened import (
+from kvgraph.advisor.tools.activity import (
     NOT_RECORDED,
-    Happened,
+    Activity,
     Kind,
     Minute,
-    PlayedLog,
+    ReplayedLog,
     origin_of,
 )
+from kvgraph.advisor.tools.diff import Sums, movers, rows, stretch, sums_of, words
 from kvgraph.advisor.tools.remote import RemoteError
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.snapshot import save
@@ -59,7 +59,7 @@ def both(tmp_path: Path) -> tuple[str, str]:
 
 
 def sums(name: str) -> Sums:
-    return sums_of(Stretches(None).of(name))
+    return sums_of(stretch(name, lambda origin: origin_of(origin).activity()))
 
 
 def test_sums_are_what_happened(both: tuple[str, str]) -> None:
@@ -124,7 +124,7 @@ def test_minutes_tell_where_records_do_not_reach() -> None:
         for n in range(120)
     ]  # fmt: skip
     end = 1e9 + 7200
-    whole = Happened("x", end - 900, end, {}, [], [], [], [], True, [], minutes, end - 900)
+    whole = Activity("x", end - 900, end, {}, [], [], [], [], True, [], minutes, end - 900)
     first = sums_of(whole.between(1e9, 1e9 + 3600, "first"))
     second = sums_of(whole.between(1e9 + 3600, end, "second"))
     assert (first.share, second.share) == (0.5, 0.75)
@@ -201,20 +201,20 @@ def test_a_raw_log_tells_what_the_sidecar_told(path: Path) -> None:
     world.start(1, 2, 3, 4, found=3)
     world.close()
     page = page_of(world, since=-BEGIN)
-    told = requests_of(page, RequestsAsked(10)).requests[::-1]
-    happened = PlayedLog(path, 100).happened()
-    assert len(happened.requests) == len(told) == 4
-    for live, played in zip(told, happened.requests, strict=True):
+    told = requests_of(page, RequestQuery(10)).requests[::-1]
+    activity = ReplayedLog(path, 100).activity()
+    assert len(activity.requests) == len(told) == 4
+    for live, played in zip(told, activity.requests, strict=True):
         assert played.model_copy(update={"miss": None}) == live.model_copy(update={"miss": None})
         assert (played.miss.reason, played.miss.index) == (live.miss.reason, live.miss.index)
-    missed = happened.requests[2].miss
+    missed = activity.requests[2].miss
     assert missed.sentence == "Block 2 of 3 left the pool 1.0 s before."
-    assert happened.evictions is not None
-    assert {each.key for each in happened.evictions} == {f"{2:#018x}", f"{3:#018x}"}
-    assert {each.rule for each in happened.evictions} == {NOT_RECORDED}
-    assert [each.wanted_after_s is not None for each in happened.evictions] == [True, True]
-    assert happened.engines == {"a": "host:a", "b": "host:b"}
-    assert happened.end == world.now - BEGIN
+    assert activity.evictions is not None
+    assert {each.key for each in activity.evictions} == {f"{2:#018x}", f"{3:#018x}"}
+    assert {each.rule for each in activity.evictions} == {NOT_RECORDED}
+    assert [each.wanted_after_s is not None for each in activity.evictions] == [True, True]
+    assert activity.engines == {"a": "host:a", "b": "host:b"}
+    assert activity.end == world.now - BEGIN
 
 
 def test_blocks_live_from_their_storing_to_their_leaving(path: Path) -> None:
@@ -226,15 +226,15 @@ def test_blocks_live_from_their_storing_to_their_leaving(path: Path) -> None:
     world.tell(BlocksCleared())
     world.tell(BlocksStored(pack(1), None, SIZE))
     world.close()
-    happened = PlayedLog(path, 100).happened()
-    lives = [(int(each.key, 16), each.why) for each in happened.lives]
+    activity = ReplayedLog(path, 100).activity()
+    lives = [(int(each.key, 16), each.why) for each in activity.lives]
     assert lives == [
         (3, "evicted"), (2, "news of it was lost"), (1, "reset"), (7, "reset"), (1, None),
     ]  # fmt: skip
-    assert (happened.lives[0].begin, happened.lives[0].end) == (stored, stored + 2)
-    assert not happened.lives[0].since_use
-    assert (happened.lives[0].session, happened.lives[0].layer) == ("s", "user_turn")
-    assert [point.blocks for point in happened.pools] == [3, 2, 0, 1]
+    assert (activity.lives[0].begin, activity.lives[0].end) == (stored, stored + 2)
+    assert not activity.lives[0].since_use
+    assert (activity.lives[0].session, activity.lives[0].layer) == ("s", "user_turn")
+    assert [point.blocks for point in activity.pools] == [3, 2, 0, 1]
 
 
 @pytest.mark.large
@@ -250,11 +250,11 @@ def test_a_log_longer_than_the_rings_is_told_whole(path: Path) -> None:
         world.tell(BlocksStored(keys.tobytes(), None, SIZE))
         world.tell(BlocksRemoved(keys.tobytes()))
     world.close()
-    happened = PlayedLog(path, 100_000).happened()
-    assert [each.request for each in happened.requests] == [f"r{n}" for n in range(2_600)]
-    assert all(each.finished == "stop" for each in happened.requests)
-    assert len({each.key for each in happened.evictions or ()}) == 50_000
-    few = PlayedLog(path, 1_000).happened()
+    activity = ReplayedLog(path, 100_000).activity()
+    assert [each.request for each in activity.requests] == [f"r{n}" for n in range(2_600)]
+    assert all(each.finished == "stop" for each in activity.requests)
+    assert len({each.key for each in activity.evictions or ()}) == 50_000
+    few = ReplayedLog(path, 1_000).activity()
     assert len(few.evictions or ()) == 1_000
     assert "49,000 earlier evictions are not here." in few.unknown
 
@@ -269,12 +269,12 @@ def test_a_trace_tells_requests_alone(tmp_path: Path) -> None:
     recorder.close()
     origin = origin_of(str(tmp_path / "trace.jsonl"))
     assert origin.kind is Kind.TRACE
-    happened = origin.happened()
-    (request,) = happened.requests
+    activity = origin.activity()
+    (request,) = activity.requests
     assert (request.blocks.asked, request.blocks.pool, request.miss) == (2, 1, None)
     assert (request.at, request.ended_at) == (1.0, 3.0)
-    assert happened.evictions is None
-    assert not happened.has_reasons
+    assert activity.evictions is None
+    assert not activity.has_reasons
     with pytest.raises(ConfigError, match="no graph"):
         origin.graph()
 
@@ -287,8 +287,8 @@ def test_a_snapshot_has_a_graph_alone(path: Path, tmp_path: Path) -> None:
     origin = origin_of(str(tmp_path / "graph.snap"))
     assert origin.kind is Kind.SNAPSHOT
     assert origin.graph().blocks == 3
-    with pytest.raises(ConfigError, match="and not what happened"):
-        origin.happened()
+    with pytest.raises(ConfigError, match="and not what activity"):
+        origin.activity()
 
 
 @pytest.mark.parametrize(
@@ -309,19 +309,19 @@ def test_what_cannot_be_read_is_told(
 ) -> None:
     path.write_text(content)
     with pytest.raises(error, match=said):
-        origin_of(str(path)).happened()
+        origin_of(str(path)).activity()
 
 
 def test_kinds_of_a_newer_build_are_left_out(path: Path) -> None:
     path.write_text('{"event": "FromTheFuture", "at": 1.5, "engine": "e"}\n')
-    assert origin_of(str(path)).happened().end == 1.5
+    assert origin_of(str(path)).activity().end == 1.5
 
 
 def test_nobody_and_nothing_are_told(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         origin_of(str(tmp_path / "nowhere"))
     with pytest.raises(RemoteError, match="no sidecar answers"):
-        origin_of("http://127.0.0.1:1").happened()
+        origin_of("http://127.0.0.1:1").activity()
 
 
 @pytest.mark.parametrize("at", ["Infinity", "NaN", "-1", "1e308"])
@@ -333,10 +333,10 @@ def test_a_line_at_no_time_is_named(path: Path, at: str) -> None:
         file.write(f'{{"at": {at}, "engine": "a", "event": "BlocksCleared"}}\n')
     lines = len(path.read_text().splitlines())
     with pytest.raises(TraceError, match=f"raw.jsonl:{lines}: not a line of a raw log"):
-        PlayedLog(path, 100)
+        ReplayedLog(path, 100)
 
 
 def test_a_file_that_is_nested_too_deep_is_no_recording(path: Path) -> None:
     path.write_text("[" * 100_000)
     with pytest.raises(TraceError):
-        origin_of(str(path)).happened()
+        origin_of(str(path)).activity()

@@ -14,8 +14,8 @@ from typing import Any
 import networkx as nx
 import pytest
 from command_line import kvgraph
+from kvgraph.advisor.tools.activity import Origin, ReplayedLog, origin_of
 from kvgraph.advisor.tools.export import node_link
-from kvgraph.advisor.tools.happened import Origin, PlayedLog, origin_of
 from kvgraph.advisor.tools.perfetto import lanes, perfetto
 from kvgraph.graph.snapshot import save
 from kvgraph.graph.types import SourceLayer
@@ -129,7 +129,7 @@ def spans(events: list[dict[str, Any]], begins: str) -> list[dict[str, Any]]:
 
 
 def test_a_trace_has_a_track_per_session_and_says_why_blocks_left(recorded: Path) -> None:
-    events = checked(perfetto(PlayedLog(recorded, 100).happened(), 100))
+    events = checked(perfetto(ReplayedLog(recorded, 100).activity(), 100))
     tracks = [each["args"]["name"] for each in events if each["name"] == "thread_name"]
     assert tracks == ["s", "s (2)", "t", "evictions", "evictions"]
     turns = spans(events, "turn")
@@ -162,7 +162,7 @@ def test_a_pause_ends_where_the_next_turn_arrives_however_long_that_waits(tmp_pa
     world.now += 30
     world.tell(RequestStarted("late", pack(1), 20, 0, SIZE, "s", waited_s=20.0))
     world.close()
-    events = checked(perfetto(PlayedLog(path, 100).happened(), 100))
+    events = checked(perfetto(ReplayedLog(path, 100).activity(), 100))
     (pause,) = spans(events, "pause")
     assert (pause["dur"], pause["args"]["was s"]) == (11_000_000, 11.0)
     (queue,) = spans(events, "in the queue")
@@ -178,7 +178,7 @@ def test_a_hold_is_told_apart_from_the_queue(tmp_path: Path) -> None:
     world.tell(RequestHeld("r", 3, "s"), RequestReleased("r", 12.0, "room"))
     world.tell(RequestStarted("r", pack(1), 20, 0, SIZE, "s", waited_s=15.0))
     world.close()
-    events = checked(perfetto(PlayedLog(path, 100).happened(), 100))
+    events = checked(perfetto(ReplayedLog(path, 100).activity(), 100))
     (held,), (queue,) = spans(events, "held for room"), spans(events, "in the queue")
     assert (held["dur"], queue["dur"]) == (12_000_000, 3_000_000)
     assert queue["ts"] == held["ts"] + held["dur"]
@@ -186,9 +186,9 @@ def test_a_hold_is_told_apart_from_the_queue(tmp_path: Path) -> None:
 
 
 def test_the_last_stays_are_told(recorded: Path) -> None:
-    happened = PlayedLog(recorded, 100).happened()
+    activity = ReplayedLog(recorded, 100).activity()
     for most in (0, 2):
-        events = checked(perfetto(happened, most))
+        events = checked(perfetto(activity, most))
         assert len([each for each in events if each["ph"] == "b"]) == most
 
 

@@ -136,7 +136,7 @@ MENDS: Final = (
     Mend("no more blocks than a pool has", "advisor/sockets/subscriber.py", "        if listed <= most:\n", "        if True:\n", f"{_SUBSCRIBER} -k more_blocks"),
     Mend("no line of the log is forged", "advisor/sockets/subscriber.py", "\"engine %r connected (%r)\"", "\"engine %s connected (%s)\"", f"{_SUBSCRIBER} -k forged"),
     Mend("strangers are forgotten again", "advisor/sockets/subscriber.py", "FIFOCache(_UNKNOWN)", "FIFOCache(1 << 30)", f"{_SUBSCRIBER} -k strangers"),
-    Mend("a flood of garbage is one line", "advisor/sockets/subscriber.py", "self._notices.warn(\"wire\", \"a message was refused: %s\", error)", "logging.getLogger(__name__).warning(\"a message was refused: %s\", error)", f"{_SUBSCRIBER} -k flood"),
+    Mend("a flood of garbage is one line", "advisor/sockets/subscriber.py", "self._log.warn(\"wire\", \"a message was refused: %s\", error)", "logging.getLogger(__name__).warning(\"a message was refused: %s\", error)", f"{_SUBSCRIBER} -k flood"),
     Mend("segments cost what a prompt may", "graph/ingest/segments.py", "        if covered <= room:\n", "        if True:\n", "tests/graph/test_graph_core.py -k segments"),
     Mend("nothing comes back behind a hole", "graph/ranking/copies.py", "(blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)", "blocks.parent[top] == NO_ROW", "tests/graph/ranking/test_graph_prefetch.py -k forgotten"),
     # Route

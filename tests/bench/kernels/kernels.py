@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 from kvgraph.kernels import ops
-from kvgraph.kernels.backends import choice, native, reference
+from kvgraph.kernels.backends import native, reference
 from kvgraph.kernels.layout import Blocks, KvLayout, PagedKv, SlotMap, new_memory
 from kvgraph.kernels.layout_engines import cpu_isa, cpu_layout
 from kvgraph.kernels.rope import Rope, rope_from_config
@@ -61,7 +61,7 @@ def run(progress: bool = True, model: str | None = None) -> Figures:
     """Measure every figure: of the GPU where there is one, else of the CPU."""
     if torch.cuda.is_available():
         return _run_on_gpu(Console(stderr=True, quiet=not progress))
-    problem = choice.native_problem()
+    problem = ops.native_problem()
     if problem:
         raise BenchError(f"the compiled CPU path is what this measures: {problem}")
     figures = Figures("kernels")

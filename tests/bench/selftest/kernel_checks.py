@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import torch
 from kvgraph.kernels import ops
 from kvgraph.kernels.arena import Arena
-from kvgraph.kernels.backends import attention, emulation, reference
+from kvgraph.kernels.backends import attention, reference
 from kvgraph.kernels.compilers import compiler_cuda, driver_cuda
 from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.gpu.method import COPY_METHODS, SPLICE_METHODS, Method
@@ -36,6 +36,8 @@ from kvgraph.kernels.layout import (
 )
 from kvgraph.kernels.rope import Pairing, Rope
 from kvgraph.kernels.runs import block_runs
+
+from . import emulation
 
 
 class Place(Protocol):

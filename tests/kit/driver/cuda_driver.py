@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvgraph.kernels.backends import emulation
-from kvgraph.kernels.backends.emulation import SHARED_OPT_IN, check_launch
 from kvgraph.kernels.compilers import ARCHITECTURES, compile_kernel
 from kvgraph.kernels.errors import TransferError
 from kvgraph.kernels.gpu.calls import SHARED_LIMIT, KernelCall
+from kvgraph_bench.selftest import emulation
+from kvgraph_bench.selftest.emulation import SHARED_OPT_IN, check_launch
 
 _P, _I, _U, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
 _INVALID, _INVALID_IMAGE = 1, 200

@@ -371,6 +371,33 @@ export interface components {
             ranked_by: string;
         };
         /**
+         * AttendedBlock
+         * @description One block that gets attention.
+         *
+         *     Attributes:
+         *         session: The session that used it last; None if unknown.
+         *         identity: The segment that it is part of, where a request named it.
+         *         attention: A running mean of its share of the attention in the samples that it was in.
+         *         importance: From 0 to 1; much attention raises it where no request stated it.
+         *         in_pool: Whether an engine's pool holds it.
+         */
+        AttendedBlock: {
+            /** Key */
+            key: string;
+            /** Layer */
+            layer: string;
+            /** Session */
+            session: string | null;
+            /** Identity */
+            identity: string | null;
+            /** Attention */
+            attention: number;
+            /** Importance */
+            importance: number;
+            /** In Pool */
+            in_pool: boolean;
+        };
+        /**
          * BlockCounts
          * @description Full blocks of one prompt by where they came from; they add up to ``asked``.
          */
@@ -406,11 +433,11 @@ export interface components {
         };
         /**
          * CacheNoted
-         * @description Whether steps were heard.
+         * @description Whether reported steps were taken.
          *
          *     Attributes:
-         *         taken: False: another start of a run of this name is being told of.
-         *         steps: So many of the run are remembered.
+         *         taken: False: another start of a run of this name still reports.
+         *         steps: How many steps of the run are remembered.
          */
         CacheNoted: {
             /** At */
@@ -426,10 +453,11 @@ export interface components {
          *
          *     Attributes:
          *         run: Its name.
-         *         started: When, in Unix seconds, somebody began to tell of it; another start replaces the
-         *             run of this name, unless that was told of within seconds.
+         *         started: When reporting of the run began, in Unix seconds. Another start replaces the run of
+         *             this name, unless that one reported within the last seconds.
          *         first: The number of the first of these steps, counted from that start.
-         *         low, high: Tokens of a layer that stay while the model is sure, and while it is not.
+         *         low, high: Tokens of a layer that are kept while the model is confident, and while it is
+         *             not.
          *         at: When each step was, in Unix seconds.
          *         confidence: From 0 to 1; of a batch, the mean.
          *         budget: Tokens that a layer of mean depth may keep; of a batch, the mean.
@@ -457,10 +485,10 @@ export interface components {
         };
         /**
          * Caches
-         * @description What runs told of themselves lately.
+         * @description The latest steps of the latest runs.
          *
          *     Attributes:
-         *         runs: Who told something last comes first.
+         *         runs: The latest to report first.
          */
         Caches: {
             /** At */
@@ -552,14 +580,15 @@ export interface components {
          *             own order held), ``unranked`` (the ranking did not name it).
          *         sentence: The same in words.
          *         ranking: The ranking in force, by its epoch; None without one.
-         *         place: How many stood before it there; None where it was not named.
+         *         place: Blocks before it in that ranking; None if the ranking did not name it.
          *         terms: What its score was made of when it was ranked; None where the ranking did not decide,
          *             or named it further back than terms are kept, or it left too long ago.
-         *         layer, importance, hits, idle_s, shared: What was known of it then. ``hits`` stops at 255.
-         *         session: Whose it was last; None where nobody knows any more.
-         *         session_state: What that session did then.
+         *         layer, importance, hits, idle_s, shared: Its state then. ``hits`` stops at 255.
+         *         session: The session that used it last; None if that is forgotten.
+         *         session_state: The state of that session then.
          *         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
-         *         wanted_after_s: After how long a request wanted it again, within the window; None: none did.
+         *         wanted_after_s: Seconds after which a request wanted it again, within the window; None if
+         *             none did.
          */
         EvictionView: {
             /** Id */
@@ -608,13 +637,13 @@ export interface components {
          *     Attributes:
          *         engines: All engines that have a log.
          *         window_s: How long after its eviction a block counts as regretted.
-         *         rules: Since the start, of this engine.
-         *         since: The eviction of the mark that was asked with: of those up to it, only the ones that
-         *             were wanted again are told. None: all are told.
-         *         mark: To ask with for what comes next; None before any.
+         *         rules: Totals of this engine since the start.
+         *         since: The eviction of the given mark: up to it, only those are listed that were wanted
+         *             again. None: all are listed.
+         *         mark: Pass it as ``after`` to get what follows; None before any eviction.
          *         kept: How many evictions the log remembers.
-         *         meanings: What the terms mean, in words.
-         *         protected_lost: Protected blocks that it lost all the same, and why, in words.
+         *         meanings: Meanings of the terms, in words.
+         *         protected_lost: Why protected blocks were evicted all the same, in words.
          */
         Evictions: {
             /** At */
@@ -786,14 +815,14 @@ export interface components {
             intents: components["schemas"]["IntentWish"][];
         };
         /**
-         * LayerLooks
-         * @description What the blocks of one source layer get.
+         * LayerAttention
+         * @description Attention to the blocks of one source layer.
          *
          *     Attributes:
          *         blocks: Blocks of the layer that were sampled.
-         *         attention: Their share of all the attention that was sampled, from 0 to 1.
+         *         attention: Their share of all sampled attention, from 0 to 1.
          */
-        LayerLooks: {
+        LayerAttention: {
             /** Layer */
             layer: string;
             /** Blocks */
@@ -819,41 +848,14 @@ export interface components {
             weight: number[];
         };
         /**
-         * LookedAt
-         * @description One block that is looked at.
-         *
-         *     Attributes:
-         *         session: The last that asked for it; None where nobody knows.
-         *         identity: The segment that it is part of, where a request named it.
-         *         attention: A running mean of its share of the attention in the samples that it was in.
-         *         importance: What it is worth, from 0 to 1; much attention raises it where nobody stated it.
-         *         in_pool: Whether an engine's pool holds it.
-         */
-        LookedAt: {
-            /** Key */
-            key: string;
-            /** Layer */
-            layer: string;
-            /** Session */
-            session: string | null;
-            /** Identity */
-            identity: string | null;
-            /** Attention */
-            attention: number;
-            /** Importance */
-            importance: number;
-            /** In Pool */
-            in_pool: boolean;
-        };
-        /**
          * Loss
-         * @description Blocks computed again though they had been computed before, by whom they were to serve.
+         * @description Blocks that were computed again, by who needed them.
          *
          *     Attributes:
-         *         multi_turn: Their own session's: its next turn found less than it left.
-         *         cross_session: Shared ones, that another session had computed.
-         *         capacity_multi_turn: Blocks of pool that would have ended it, by the reuse distances of
-         *             what was lost; None where nothing was lost, or none is known.
+         *         multi_turn: Of the session itself: its next turn found less than the last one had left.
+         *         cross_session: Shared blocks, which another session had computed.
+         *         capacity_multi_turn: The pool size, in blocks, that would have kept nearly all of them, by
+         *             their reuse distances; None if none were lost.
          */
         Loss: {
             /** Multi Turn */
@@ -867,24 +869,26 @@ export interface components {
         };
         /**
          * Miss
-         * @description The first block that a prompt did not find, and why; decided when it happened, or when it
-         *     was heard what its step evicted, within 2 s.
+         * @description The first block that a prompt did not find, and why.
+         *
+         *     The reason is decided at once, or within 2 s, once the engine has reported what that step
+         *     evicted.
          *
          *     Attributes:
          *         index: Which block of the prompt it is, from 0.
-         *         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
-         *             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
-         *             ``other_salt``, ``in_store``, ``other_group``.
+         *         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``, ``load_slower``,
+         *             ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``, ``other_salt``, ``in_store``,
+         *             ``other_group``.
          *         sentence: The reason in words, with names, times and rules.
          *         key: The block; None for one that has no key (a partial block).
-         *         token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
-         *             recent prompt; None where its engine has not both.
-         *         session: The other session that it is about: from which this one diverged, or whose the
-         *             block was; None where there is none.
-         *         engine: The engine that has the block, for ``other_engine``.
+         *         token: For ``diverged``: index, from 0, of the first prompt token that differs from another
+         *             recent prompt; None if the engine does not know both.
+         *         session: The other session involved: the one that this prompt diverged from, or the block's
+         *             last user.
+         *         engine: For ``other_engine``: the engine that has the block.
          *         eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None where
          *             none is known.
-         *         evicted_at: When it left; None where it did not.
+         *         evicted_at: When it was evicted; None if it was not.
          */
         Miss: {
             /** Index */
@@ -1066,7 +1070,7 @@ export interface components {
          *
          *     Attributes:
          *         text: One or two sentences: what is wrong and what to do about it.
-         *         engine: Whose; None: the sidecar's own.
+         *         engine: The engine that it is about; None: the sidecar itself.
          *         view: The view of the page that shows more.
          */
         Notice: {
@@ -1091,9 +1095,9 @@ export interface components {
          *         windows: The last minute, ten minutes, hour and four hours; the newest first.
          *         prefill_tokens_per_s: As engines measured it; None before that.
          *         stale_s: With advice older than this an engine evicts as stock vLLM does.
-         *         rooms: Of engines that hold a request, began one lately that they had held, or hold none
-         *             since that saved nothing.
-         *         attention: What needs it, the most serious first; empty when nothing does.
+         *         rooms: Engines that hold requests until there is room, did so lately, or stopped since it
+         *             saved nothing.
+         *         attention: Problems, the most serious first.
          */
         Now: {
             /** At */
@@ -1123,12 +1127,12 @@ export interface components {
          * @description What an engine's pool holds, in blocks.
          *
          *     Attributes:
-         *         blocks: The pool's size; None where the engine never said.
+         *         blocks: The pool's size; None if the engine never reported it.
          *         layers: Cached blocks by source layer, all ten of them.
-         *         states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended,
-         *             or none for blocks of no session.
-         *         protected: Of these: kept by their layer.
-         *         protection: What is kept whatever scores say, and what that costs, in words.
+         *         states: Cached blocks by what their session does: running, waiting_for_tool, idle, ended, or
+         *             none for blocks of no session.
+         *         protected: Cached blocks that are protected by their layer.
+         *         protection: What is protected whatever the scores, and what that costs, in words.
          */
         PoolView: {
             /** Engine */
@@ -1185,8 +1189,8 @@ export interface components {
          *         sentence: Who ranks and why, in words.
          *         terms: The names of the terms that make a score.
          *         meanings: What these terms mean, and the rules that bind some of these blocks, in words.
-         *         ranked: How many blocks the whole order has.
-         *         protected: How many are to go only when nothing else is left.
+         *         ranked: How many blocks the whole ranking has.
+         *         protected: How many go only when nothing else is left.
          */
         RankingView: {
             /** At */
@@ -1231,8 +1235,8 @@ export interface components {
          * @description What would have made a request faster.
          *
          *     Attributes:
-         *         of: Which part of its time: ``wait``, ``prompt`` or ``answer``.
-         *         saves_s: How much of that, at most; 0: nothing could; None: nobody can tell.
+         *         of: The part of its time that it shortens: ``wait``, ``prompt`` or ``answer``.
+         *         saves_s: Seconds that it saves at most; 0: nothing could save any; None: unknown.
          *         text: The remedy in words.
          */
         Remedy: {
@@ -1252,24 +1256,24 @@ export interface components {
          *
          *     Attributes:
          *         id: Its place in the log.
-         *         request: What its engine calls it.
+         *         request: The engine's id of it.
          *         at: When it was first scheduled, in Unix seconds.
-         *         waited_s: From its arrival until then; 0 where its engine does not tell.
+         *         waited_s: Seconds from its arrival until then; 0 if the engine does not report it.
          *         wait: What it waited for; None where it hardly waited.
          *         prompt_tokens: All of them, the partial block at the end included.
          *         block_size: Tokens of a block.
-         *         again: Of the blocks that it computed: how many had been in this pool before.
-         *         finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
-         *             it runs.
-         *         is_awaited: Whether its end may still be heard of: it runs, or its engine lost news less
-         *             than ten minutes ago. Of others nothing changes any more.
-         *         ended_at: When; None while it runs, or where that was not heard of.
+         *         again: How many of the computed blocks had been in this pool before.
+         *         finished: Why it ended; ``end_not_heard`` if no end was reported, or not yet; None while it
+         *             runs.
+         *         is_awaited: Whether its end may still be reported: it runs, or its engine lost messages less
+         *             than ten minutes ago. Other requests do not change any more.
+         *         ended_at: When it ended, in Unix seconds; None while it runs, or if no end was reported.
          *         answer_tokens: Tokens of its answer; None while it runs.
-         *         expected_pause_s: How long its session said that it would pause then.
-         *         prompt_s: How long of its time its prompt took to compute, by the speed that its engine
-         *             measured; None while it runs, or where none was measured.
+         *         expected_pause_s: The pause after it that its session announced, in seconds.
+         *         prompt_s: Seconds that its prompt took to compute, at the prefill rate that its engine
+         *             measured; None while it runs, or without such a rate.
          *         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
-         *         remedies: What would have made it faster, what saves most first.
+         *         remedies: What would have made it faster, the largest saving first.
          */
         RequestView: {
             /** Id */
@@ -1327,8 +1331,8 @@ export interface components {
          * @description Recent requests, the newest first.
          *
          *     Attributes:
-         *         next: Of the last one, if there are more.
-         *         since: When the oldest began that the log remembers; None where that is not known.
+         *         next: Pass it as ``before`` to get the next page; None on the last one.
+         *         since: When the oldest remembered request began; None if unknown.
          */
         Requests: {
             /** At */
@@ -1356,17 +1360,16 @@ export interface components {
         };
         /**
          * RoomView
-         * @description Who waits on one engine until there is room for its context, who did lately, and whether a
-         *     limit was lifted since it saved nothing.
+         * @description Requests that one engine holds until there is room for their context, now and lately.
          *
          *     Attributes:
          *         waiting: Requests that are held now.
-         *         oldest_s: How long the first of them has been.
-         *         fitting: Sessions that fit; None where the engine was told nothing yet.
-         *         live: Sessions that are live; None as above.
-         *         begun: Requests of the last ten minutes that the log remembers and that were held before.
+         *         oldest_s: How long the first of them has been held.
+         *         fitting: Sessions that fit; None before any advice.
+         *         live: Sessions that are live; None before any advice.
+         *         begun: Requests of the last ten minutes, as far as the log remembers, that had been held.
          *         longest_s: The longest that one of these was held.
-         *         sentence: All that in words.
+         *         sentence: The same in words; also whether a limit was lifted since it saved nothing.
          */
         RoomView: {
             /** Engine */
@@ -1398,24 +1401,24 @@ export interface components {
         };
         /**
          * Sampled
-         * @description What sampling found; all of it empty where no engine samples.
+         * @description Sampled attention and confidence; empty where no engine samples.
          *
          *     Attributes:
          *         layers: In the order of the layers' authority, those that were sampled.
          *         blocks: The most attended, most first.
          *         sessions: The least sure first.
-         *         confidence: The mean over all sampled sessions; None where none was.
+         *         confidence: The mean over all sampled sessions; None without any.
          *         edges: How many edges samples made, by type.
          */
         Sampled: {
             /** At */
             at: number;
             /** Layers */
-            layers: components["schemas"]["LayerLooks"][];
+            layers: components["schemas"]["LayerAttention"][];
             /** Blocks */
-            blocks: components["schemas"]["LookedAt"][];
+            blocks: components["schemas"]["AttendedBlock"][];
             /** Sessions */
-            sessions: components["schemas"]["SureOf"][];
+            sessions: components["schemas"]["SessionConfidence"][];
             /** Confidence */
             confidence: number | null;
             /** Edges */
@@ -1424,15 +1427,32 @@ export interface components {
             };
         };
         /**
+         * SessionConfidence
+         * @description The model's confidence in its answers to one session.
+         *
+         *     Attributes:
+         *         confidence: A running mean, from 0 to 1; no probability of being right.
+         */
+        SessionConfidence: {
+            /** Session */
+            session: string;
+            /** Tenant */
+            tenant: string | null;
+            /** State */
+            state: string;
+            /** Confidence */
+            confidence: number;
+        };
+        /**
          * SessionTimeline
          * @description One session: ``explain`` is what ``/sessions/NAME/explain`` says.
          *
          *     ``moments`` are the newest first; ``turns`` the oldest first.
          *
          *     Attributes:
-         *         since: The request of the mark that was asked with: turns, moments and residency begin with
-         *             it. None: all is told.
-         *         mark: To ask with for what comes next; None while no turn is over.
+         *         since: The request of the given mark: turns, moments and residency begin with it. None: they
+         *             are complete.
+         *         mark: Pass it as ``after`` to get what follows; None while no turn is over.
          */
         SessionTimeline: {
             /** At */
@@ -1458,11 +1478,11 @@ export interface components {
          *
          *     Attributes:
          *         state: ``idle``, ``running``, ``waiting_for_tool``, ``ended``.
-         *         inferred: Nobody named it: it was told from its blocks.
-         *         tokens: Of its last prompt, with the answer once that is known.
+         *         inferred: Whether it was inferred from its blocks, since no request named it.
+         *         tokens: Tokens of its last prompt, and of the answer once that is known.
          *         pool, warm, cold: Blocks in each tier of any engine.
-         *         engine: That ran its last request.
-         *         chain: Blocks of its last request, from its prompt's start; 0: nobody knows them.
+         *         engine: The engine of its last request.
+         *         chain: Blocks of its last request, from the prompt's start; 0 if they are unknown.
          *         chain_pool: How many of these, from the start, are in that engine's pool.
          *         chain_copied: How many are there or in that engine's tiers below.
          *         chain_shared: How many are in a store that engines share.
@@ -1532,14 +1552,14 @@ export interface components {
          *     Attributes:
          *         name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
          *         sentence: The same in words.
-         *         policy: Who ranks there.
+         *         policy: The policy that ranks there.
          *         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
          *         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
          *             engine has.
          *         blocks: Its size, of the whole pool.
          *         asked, found: Blocks of the sampled requests: of those that the ceiling is of, while that is
          *             known, and else of all.
-         *         hit_rate: What they say all these requests would find; None before any. The ceiling's is
+         *         hit_rate: The estimated hit rate of all these requests; None before any. The ceiling's is
          *             never below that of a pool with no more room.
          *         ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
          *         history: Hit rates by step, the oldest first; None where nothing was asked.
@@ -1575,9 +1595,10 @@ export interface components {
          *     Attributes:
          *         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
          *             without an engine.
-         *         sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
-         *         sessions: How many these were so far.
-         *         ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
+         *         sampled_share: Share of sessions that shadows follow, chosen by a hash of their names.
+         *         sessions: How many sessions these were so far.
+         *         ranked_every_s: Seconds between two rankings of shadows of policies; more where ranking
+         *             takes long.
          */
         Shadows: {
             /** At */
@@ -1600,23 +1621,6 @@ export interface components {
             starts: number[];
             /** Shadows */
             shadows: components["schemas"]["ShadowView"][];
-        };
-        /**
-         * SureOf
-         * @description How sure the model is of what it writes to one session.
-         *
-         *     Attributes:
-         *         confidence: A running mean, from 0 to 1; no probability of being right.
-         */
-        SureOf: {
-            /** Session */
-            session: string;
-            /** Tenant */
-            tenant: string | null;
-            /** State */
-            state: string;
-            /** Confidence */
-            confidence: number;
         };
         /**
          * TierFill
@@ -1668,10 +1672,11 @@ export interface components {
          *         pool: Found in an engine's pool, where requests had left them.
          *         loaded: Brought back from a colder tier for a request that waited.
          *         prefetched: Found in the pool because they were brought back before anyone asked.
-         *         lru: What stock LRU would have found in a pool as large; None where no shadow counts.
+         *         lru: What stock LRU would have found in a pool as large; None without a shadow of LRU.
          *         saved_s: Seconds of computing that cached tokens stand for, at the measured prefill rate;
          *             None before one was measured.
-         *         saved_beside_lru_s: Of these: beyond what LRU would have saved; may be negative.
+         *         saved_beside_lru_s: The part of these beyond what LRU would have saved; negative where LRU
+         *             would have saved more.
          *         verdict: One sentence: whether it is helping, and by how much.
          */
         TokenWindow: {
@@ -1703,10 +1708,11 @@ export interface components {
          * @description One turn: when it was scheduled and ended, and the pause that followed.
          *
          *     Attributes:
-         *         waited_s: From its arrival until ``at``; 0 where its engine does not tell.
-         *         ended_at: None while it runs; its beginning, where its end was not heard of.
+         *         waited_s: Seconds from its arrival until ``at``; 0 if the engine does not report it.
+         *         ended_at: None while it runs; its beginning, if no end was reported.
          *         pause_s: Until the next turn arrived; None: there was none yet.
-         *         expected_pause_s: As it was expected when the turn ended; None: nobody said.
+         *         expected_pause_s: The pause that was expected when the turn ended; None if nobody announced
+         *             one.
          *         found_blocks: Blocks of its prompt that it found.
          */
         Turn: {
@@ -1753,16 +1759,15 @@ export interface components {
          * @description What an engine did while a request waited for its turn there.
          *
          *     Attributes:
-         *         prompts: That were begun in that time.
-         *         tokens: That were computed for these; where there were none, for the last one begun before
-         *             that was under way.
-         *         again: Of these tokens: how many had been in the engine's pool before.
-         *         largest: The request's ``id`` for which most was computed; None where nothing was.
-         *         held_s: How long of it the request was held until there was room for its context; 0: it
+         *         prompts: Prompts begun in that time.
+         *         tokens: Tokens computed for these prompts; without any, for the last prompt begun before.
+         *         again: How many of these tokens had been in the engine's pool before.
+         *         largest: The ``id`` of the request for which most was computed; None if nothing was.
+         *         held_s: Seconds for which the request was held until there was room for its context; 0 if it
          *             was not held.
-         *         until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
-         *             ``patience``; None: it was not held.
-         *         sentence: All that in words.
+         *         until: Why it was released: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
+         *             ``patience``; None if it was not held.
+         *         sentence: The same in words.
          */
         Wait: {
             /** Prompts */
@@ -1840,14 +1845,14 @@ export interface components {
          *     Attributes:
          *         policy, next_policy: The one that ranks, and the one that does from the next start on.
          *         policies: All that there are.
-         *         heeds: Which weights the policy that ranks heeds, in words; None where nobody knows.
+         *         heeds: Which weights the ranking policy uses, in words; None for a custom policy.
          *         score: [score]'s numbers by name.
          *         defaults: The same, as they are without configuration.
          *         meanings: What each number is, and each type of edge, in words.
-         *         file: Where changes are kept; None: nowhere.
+         *         file: The file that changes are written to; None without one.
          *         is_editable: Whether this sidecar writes changes; ``why_not`` says why it does not. They can
          *             be previewed and tried in any case.
-         *         undoable: How many changes can be taken back.
+         *         undoable: How many changes can be undone.
          */
         Weights: {
             /** At */

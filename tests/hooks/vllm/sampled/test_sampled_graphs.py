@@ -21,10 +21,11 @@ from kvgraph.hooks.vllm.sampled.measuring import (
 from kvgraph.hooks.vllm.sampled.runners import RunnerV1, RunnerV2
 from kvgraph.hooks.vllm.sampled.sampler import SampledLayer, SamplingBudget, StepSampler, StepTimes
 from kvgraph.kernels import ops
-from kvgraph.kernels.backends import attention, emulation
+from kvgraph.kernels.backends import attention
 from kvgraph.kernels.gpu.streams import Fence
 from kvgraph.kernels.layout import GPU_LAYOUTS, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.rope import Rope
+from kvgraph_bench.selftest import emulation
 from made_runner import (
     SIZES,
     MadeRunnerV1,

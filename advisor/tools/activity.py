@@ -38,31 +38,23 @@ from ..replay.trace import TraceError
 from ..words.times import seconds, time_of_day
 from .remote import ask_patiently, only_sidecar_url
 
+# Later times are Unix seconds: no recording lasts eleven days. Chosen.
 _LONGEST_RECORDING_S: Final = 1e6
-"""Later times are Unix seconds: no recording lasts eleven days. Chosen."""
 
-NOT_RECORDED = "not recorded"
-"""The rule of an eviction in a raw log, which holds no rankings."""
+NOT_RECORDED = "not recorded"  # the rule of an eviction in a raw log, which holds no rankings
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLife:
-    """A block's stay in an engine's pool.
-
-    Attributes:
-        begin: When it was stored; if only its last use is known, that time.
-        since_use: Whether ``begin`` is its last use.
-        end: When it left; None: it is still there.
-        why: Why it left; None if it did not.
-    """
+    """A block's stay in an engine's pool."""
 
     engine: str
     key: str
     layer: str
     session: str | None
-    begin: float
-    since_use: bool
-    end: float | None
+    begin: float  # when it was stored, or its last use where only that is known
+    since_use: bool  # whether `begin` is the last use
+    end: float | None  # None: it is still there
     why: str | None
 
 
@@ -77,61 +69,44 @@ class PoolPoint:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """Sums over one minute: all that is known from before the logs of records begin.
-
-    Attributes:
-        asked, found: Prompt tokens requested, and found.
-        asked_blocks: Full prompt blocks, in each engine's own block size.
-        evicted, wanted: Blocks evicted, and evicted blocks requested again.
-        requests, blocks: By reason: requests, and blocks that they computed.
-    """
+    """Sums over one minute: all that is known from before the logs of records begin."""
 
     at: float
-    asked: int
-    found: int
-    asked_blocks: int
+    asked: int  # prompt tokens
+    found: int  # of these
+    asked_blocks: int  # full prompt blocks, in each engine's own block size
     evicted: int
-    wanted: int
-    requests: Mapping[str, int]
-    blocks: Mapping[str, int]
+    wanted: int  # evicted blocks that were requested again
+    requests: Mapping[str, int]  # by reason
+    blocks: Mapping[str, int]  # that requests computed, by reason
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class Activity:
     """What is known of a time span, in chronological order.
 
     Times are Unix seconds, or seconds since the beginning of a recording.
-
-    Attributes:
-        name: The source, for display.
-        engines: Engine names by id.
-        evictions: None: the source does not record evictions.
-        has_reasons: Whether requests have reasons for their misses.
-        minutes: Sums per minute, which reach back further than records.
-        since: Where records begin; earlier there are only minutes.
-        unknown: What is missing, in sentences.
     """
 
-    name: str
+    name: str  # the source, for display
     begin: float
     end: float
-    engines: Mapping[str, str]
+    engines: Mapping[str, str]  # id → name
     requests: Sequence[RequestView]
-    evictions: Sequence[EvictionView] | None
+    evictions: Sequence[EvictionView] | None  # None: the source does not record them
     lives: Sequence[BlockLife]
     pools: Sequence[PoolPoint]
-    has_reasons: bool
-    unknown: Sequence[str]
-    minutes: Sequence[Minute] = ()
-    since: float = 0.0
+    has_reasons: bool  # whether requests have reasons for their misses
+    unknown: Sequence[str]  # what is missing, in sentences
+    minutes: Sequence[Minute] = ()  # reach back further than records
+    since: float = 0.0  # where records begin
 
     @property
     def is_live(self) -> bool:
         """Whether times are Unix seconds rather than those of a recording."""
         return self.begin > _LONGEST_RECORDING_S
 
-    def between(self, begin: float, end: float, name: str) -> Happened:
-        """The part from ``begin`` until before ``end``."""
+    def between(self, begin: float, end: float, name: str) -> Activity:
         left = self.evictions
         return replace(
             self,
@@ -145,10 +120,6 @@ class Happened:
             minutes=[each for each in self.minutes if begin <= each.at < end],
         )
 
-    def knowing_less(self, of_what: str) -> Happened:
-        """A copy with one more note on what is unknown."""
-        return replace(self, unknown=[*self.unknown, of_what])
-
 
 _POINTS_APART_S: Final = 0.1  # of a pool's size over time; chosen
 
@@ -158,25 +129,15 @@ class _Stay(NamedTuple):
     key: int
 
 
-class LifeBook:
-    """Follows when each block of a recording was stored and left.
-
-    Args:
-        graph: The graph that the same events are applied to.
-        most: Lives to keep: those that ended last.
-    """
+class BlockLives:
+    """Follows when each block of a recording was stored and left."""
 
     def __init__(self, graph: KVCacheGraph, most: int) -> None:
+        self.points: list[PoolPoint] = []
         self._graph = graph
         self._since: dict[_Stay, float] = {}
         self._sizes: dict[str, int] = {}
-        self._points: list[PoolPoint] = []
-        self._ended: deque[BlockLife] = deque(maxlen=most)
-
-    @property
-    def points(self) -> Sequence[PoolPoint]:
-        """Pool sizes over time."""
-        return self._points
+        self._ended: deque[BlockLife] = deque(maxlen=most)  # the last to end are kept
 
     def note(self, engine: str, events: Sequence[AnyEvent], now: float) -> None:
         """Note an engine's events, after the graph applied them."""
@@ -221,15 +182,14 @@ class LifeBook:
 
     def _point(self, engine: str, now: float) -> None:
         size = self._sizes.get(engine)
-        last = next((p for p in reversed(self._points[-64:]) if p.engine == engine), None)
+        last = next((p for p in reversed(self.points[-64:]) if p.engine == engine), None)
         if size is None or (last and (last.blocks == size or now - last.at < _POINTS_APART_S)):
             return
-        self._points.append(PoolPoint(now, engine, size))
+        self.points.append(PoolPoint(now, engine, size))
 
     def _lives(
         self, stays: Sequence[tuple[_Stay, float]], end: float | None, why: str | None
     ) -> Iterator[BlockLife]:
-        """The lives of these blocks, with what the graph knows of them."""
         tables = self._graph.tables
         blocks, sessions = tables.blocks, tables.sessions
         salts = {name: tables.salt(column) for name, column in tables.engines.items()}
@@ -252,35 +212,26 @@ class LifeBook:
 _MOST_REQUESTS: Final = 500_000  # gathered from one log; chosen: a kilobyte each
 
 
-class PlayedLog:
-    """A raw log, replayed through a graph, whose logs are collected before they forget.
-
-    Args:
-        most_evictions: Evictions to keep: the last ones.
-
-    Attributes:
-        graph: The graph at the log's end.
-
-    Raises:
-        TraceError: The file cannot be read, or is not a raw log.
-    """
+class ReplayedLog:
+    """A raw log, replayed through a graph, whose logs are collected before they forget."""
 
     def __init__(self, path: Path, most_evictions: int) -> None:
         self._path, self._now = path, 0.0
         self.graph = KVCacheGraph(clock=lambda: self._now)
         self._names: dict[str, str] = {}
-        self._lives = LifeBook(self.graph, most_evictions)
+        self._lives = BlockLives(self.graph, most_evictions)
         self._requests = deque[RequestView](maxlen=_MOST_REQUESTS)
         self._evictions = deque[EvictionView](maxlen=most_evictions)
         self._taken = 0  # requests that were gathered
         self._taken_of: dict[str, tuple[EvictionLog, int]] = {}
         for batch in read_raw_log(path):
             self._play(batch)
-        self._gather(0)
+        self._gather_requests(0)
+        for engine in self.graph.engines:
+            self._gather_evictions(engine, 0)
 
-    def happened(self) -> Happened:
-        """Everything that was collected."""
-        return Happened(
+    def activity(self) -> Activity:
+        return Activity(
             name=self._path.name,
             begin=0.0,
             end=self._now,
@@ -313,11 +264,6 @@ class PlayedLog:
             self._gather_requests(REQUESTS_KEPT // 4)
         self._gather_evictions(batch.engine, EVICTIONS_KEPT // 2)
 
-    def _gather(self, left: int) -> None:
-        self._gather_requests(left)
-        for engine in self.graph.engines:
-            self._gather_evictions(engine, left)
-
     def _gather_requests(self, left: int) -> None:
         """Collect all requests but the newest ``left``, which may still change."""
         history = self.graph.tables.history
@@ -348,7 +294,6 @@ _NO_RULE: Final = {
 
 
 def _unruled(request: RequestView) -> RequestView:
-    """A copy of the request whose sentence names no eviction rule."""
     miss = request.miss
     if miss is None or miss.reason != "evicted":
         return request
@@ -361,15 +306,7 @@ _PAGE: Final = 1_000  # records of one answer: the API's bound
 MOST_NODES: Final = 200_000  # the API's bound
 
 
-def happened_at(url: str, most_evictions: int) -> Happened:
-    """Read what a running sidecar's logs still hold, through its HTTP API.
-
-    Args:
-        most_evictions: Newest evictions to read, per engine.
-
-    Raises:
-        RemoteError: The sidecar does not answer.
-    """
+def activity_at(url: str, most_evictions: int) -> Activity:
     status = ask_patiently(url, "/v1/engines")
     now, names = status["at"], {each["id"]: each["name"] for each in status["engines"]}
     requests, reach = _requests(url)
@@ -381,7 +318,7 @@ def happened_at(url: str, most_evictions: int) -> Happened:
         )
         evictions += found
     evictions.sort(key=lambda each: each.at)
-    return Happened(
+    return Activity(
         name=url,
         begin=min((*(r.at for r in requests[:1]), *(e.at for e in evictions[:1])), default=now),
         end=now,
@@ -398,13 +335,13 @@ def happened_at(url: str, most_evictions: int) -> Happened:
 
 
 def _requests(url: str) -> tuple[list[RequestView], float | None]:
-    """The log of requests, oldest first; and its beginning, if earlier ones are lost."""
+    """All requests, oldest first; and when the log begins, if it lost earlier ones."""
     found = [RequestView.model_validate(each) for each in _paged(url, "/v1/requests?", "requests")]
     return found[::-1], found[-1].at if found and found[-1].id else None
 
 
 def _evictions(url: str, engine: str, most: int) -> tuple[list[EvictionView], float | None]:
-    """An engine's log of evictions; and its beginning, if earlier ones are lost."""
+    """An engine's evictions; and when the log begins, if it lost earlier ones."""
     records = _paged(url, f"/v1/evictions?engine={quote(engine, safe='')}&", "evictions")
     found = [EvictionView.model_validate(each) for each in islice(records, most)]
     return found, found[-1].at if found and found[-1].id else None
@@ -425,7 +362,6 @@ def _minutes(misses: Mapping[str, Any]) -> Iterator[Minute]:
 
 
 def graph_at(url: str) -> GraphView:
-    """A running sidecar's graph, up to ``MOST_NODES``; raises RemoteError."""
     return GraphView.model_validate(ask_patiently(url, f"/v1/graph?limit={MOST_NODES}", 60.0))
 
 
@@ -464,12 +400,8 @@ _UNKNOWN = (
 )
 
 
-def happened_in_trace(path: Path) -> Happened:
-    """Read the requests of a trace by ``kvgraph record``, by arrival; traces hold no reasons.
-
-    Raises:
-        TraceError: The file cannot be read, or its format does not say what requests found.
-    """
+def activity_in_trace(path: Path) -> Activity:
+    """Read the requests of a trace by ``kvgraph record``; traces hold no reasons."""
     requests: list[RequestView] = []
     size = 0
     for number, data in read_lines(path):
@@ -483,7 +415,7 @@ def happened_in_trace(path: Path) -> Happened:
         except TraceError as error:
             raise TraceError(f"{path}:{number}: {error}") from None
     requests.sort(key=lambda each: each.at)
-    return Happened(
+    return Activity(
         name=path.name,
         begin=0.0,
         end=max((each.ended_at or each.at for each in requests), default=0.0),
@@ -531,8 +463,6 @@ _SNAPSHOT: Final = b"KVGSNAP"
 
 
 class Kind(Enum):
-    """What kind of source an origin is."""
-
     SIDECAR = "a running sidecar"
     RAW_LOG = "a raw log"
     TRACE = "a trace"
@@ -546,19 +476,15 @@ class Origin:
     kind: Kind
     name: str
 
-    def happened(self, most_evictions: int = MOST_EVICTIONS) -> Happened:
-        """Read what happened.
-
-        Raises:
-            KvGraphError: It cannot be read, or does not record it.
-        """
+    def activity(self, most_evictions: int = MOST_EVICTIONS) -> Activity:
+        """Read what happened; raises KvGraphError where that is not recorded."""
         match self.kind:
             case Kind.SIDECAR:
-                return happened_at(self.name, most_evictions)
+                return activity_at(self.name, most_evictions)
             case Kind.RAW_LOG:
-                return PlayedLog(Path(self.name), most_evictions).happened()
+                return ReplayedLog(Path(self.name), most_evictions).activity()
             case Kind.TRACE:
-                return happened_in_trace(Path(self.name))
+                return activity_in_trace(Path(self.name))
             case Kind.SNAPSHOT:
                 raise ConfigError(
                     f"{self.name} is a snapshot: it holds a graph, and not what happened; allowed: "
@@ -566,16 +492,12 @@ class Origin:
                 )
 
     def graph(self) -> GraphView:
-        """Read the graph: as of now, of a log's end, or of the snapshot.
-
-        Raises:
-            KvGraphError: It cannot be read, or holds no graph.
-        """
+        """Read the graph as of now, of a log's end, or of the snapshot; raises KvGraphError."""
         match self.kind:
             case Kind.SIDECAR:
                 return graph_at(self.name)
             case Kind.RAW_LOG:
-                return _view(PlayedLog(Path(self.name), 1).graph)
+                return _view(ReplayedLog(Path(self.name), 1).graph)
             case Kind.SNAPSHOT:
                 graph = KVCacheGraph()
                 load(graph, Path(self.name))
@@ -588,13 +510,7 @@ class Origin:
 
 
 def origin_of(name: str | None) -> Origin:
-    """The source with this name: a file, a URL, or the only running sidecar.
-
-    Raises:
-        RemoteError: No name was given, and none or several sidecars are running.
-        TraceError: The file cannot be read.
-        ConfigError: The file is empty.
-    """
+    """The source with this name: a file, a URL, or the only running sidecar."""
     if name is not None and not name.startswith(("http://", "https://")):
         return Origin(_kind_of(Path(name)), name)
     return Origin(Kind.SIDECAR, only_sidecar_url(name))

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
-
-from ..compilers import ARCHITECTURES, SOURCES, load_library
-from ..errors import TransferError
-from ..gpu.calls import (
+from kvgraph.kernels.backends.base import Confidence
+from kvgraph.kernels.compilers import ARCHITECTURES, SOURCES, load_library
+from kvgraph.kernels.errors import TransferError
+from kvgraph.kernels.gpu.calls import (
     SHARED_LIMIT,
     THREADS,
     WARP,
@@ -25,10 +25,9 @@ from ..gpu.calls import (
     copy_call,
     move_call,
 )
-from ..layout import Blocks, PagedKv, SlotMap
-from ..rope import Rope
-from ..tensors import Tensor
-from .base import Confidence
+from kvgraph.kernels.layout import Blocks, PagedKv, SlotMap
+from kvgraph.kernels.rope import Rope
+from kvgraph.kernels.tensors import Tensor
 
 # From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 SHARED_OPT_IN: Final = {
@@ -45,16 +44,13 @@ _MOST_BLOCKS: Final = (1 << 31) - 1  # thread blocks of a grid; from the same ta
 def check_launch(
     call: KernelCall, architecture: str, allowed_shared: int, registers: int = 0
 ) -> None:
-    """Raise if a driver would refuse to launch ``call``.
+    """Raise TransferError if a driver would refuse to launch ``call``.
 
     Args:
         architecture: Such as ``sm_90``.
         allowed_shared: Bytes of dynamic shared memory that the kernel's attribute was set to; the
             default is ``SHARED_LIMIT``.
-        registers: Registers per thread; 0 if they are not known.
-
-    Raises:
-        TransferError: A driver would refuse; says why.
+        registers: Per thread; 0 if they are not known.
     """
     problem = (
         _grid_problem(call)
@@ -111,11 +107,7 @@ def run_entry(
     shared: int,
     args: ctypes.Array[ctypes.c_void_p] | int,
 ) -> None:
-    """Run a kernel as a driver would; ``args`` are addresses of its arguments.
-
-    Raises:
-        TransferError: It accesses memory that is misaligned, or not its own.
-    """
+    """Run a kernel as a driver would; ``args`` are addresses of its arguments."""
     if fault := _entry(kernel, defines)(grid, threads, shared, args):
         raise TransferError(f"{kernel}: {_FAULTS[fault]}")
 
@@ -136,22 +128,18 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
-    """See ``reference.spill``."""
     run(copy_call(blocks, records, grid=GRID))
 
 
 def load(records: Blocks, blocks: Blocks) -> None:
-    """See ``reference.load``."""
     run(copy_call(records, blocks, grid=GRID))
 
 
 def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
-    """See ``reference.splice``."""
     run(move_call(source, target, slots, rope, grid=GRID))
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """See ``reference.rotate_in_place``."""
     here = SlotMap(slots, slots, delta)
     run(move_call(cache, cache, here, rope, keys_only=True, grid=GRID))
 
@@ -159,14 +147,12 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 def attention_mass(
     cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    """See ``attention.attention_mass``."""
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale)
     run(call)
     return mass.mean(1)
 
 
 def confidence(logits: Tensor) -> Confidence:
-    """See ``attention.confidence``."""
     call, out = confidence_call(logits.contiguous())
     run(call)
     return Confidence(*torch.unbind(out, -1))
