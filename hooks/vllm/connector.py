@@ -27,7 +27,7 @@ from ..tiers.jobs import TierAnswer
 from .sampled.measuring import split_samples
 from .scheduler import Detached, SchedulerSide, Surroundings
 from .shapes import reason_to_leave_alone
-from .tiers.bridge import NoWorker, TierCacheBridge
+from .tiers.bridge import TierCacheBridge
 from .tiers.idle import follow_loops
 from .tiers.store import records_opener
 from .tiers.worker import TierMetadata, TierWorkerMetadata, WorkerSide, wanted_layout
@@ -50,31 +50,32 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
     """The half of a connector that a worker calls.
 
     Attributes:
-        worker: Moves this worker's shard of the blocks, if the engine has tiers.
+        worker: Moves this worker's shard of the blocks; None in an engine without tiers.
     """
 
-    worker: WorkerSide | NoWorker = NoWorker()
+    worker: WorkerSide | None = None
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the paged memory that blocks move out of and into."""
-        self.worker.register(kv_caches)
+        if self.worker is not None:
+            self.worker.register(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin this step's transfers; none waits for another."""
-        if isinstance(self._connector_metadata, TierMetadata):
+        if self.worker is not None and isinstance(self._connector_metadata, TierMetadata):
             self.worker.submit(self._connector_metadata.work)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose loads ended, whether they succeeded or not."""
-        return None, self.worker.take_finished() or None
+        return None, (self.worker.take_finished() or None) if self.worker is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Failed blocks of those requests: vLLM computes them."""
-        return self.worker.take_failed()
+        return self.worker.take_failed() if self.worker is not None else set()
 
     def build_connector_worker_meta(self) -> TierWorkerMetadata | None:
         """What was moved since the last step."""
-        answer = self.worker.take_answer()
+        answer = self.worker.take_answer() if self.worker is not None else None
         return TierWorkerMetadata(answer) if answer else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -300,7 +301,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         try:
             self.detach(wait_s=1.0)
         finally:
-            self.worker.close()
+            if self.worker is not None:
+                self.worker.close()
 
     def disable(self, where: str, error: Exception) -> None:
         """Leave the engine to itself after an error of ours; see ``Guarded``."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..index import BlockIndex
     from ..tap import Cached, Changes
 
-# Takes the place of bridge and worker in an engine without tiers; does nothing.
+# Takes the place of the bridge in an engine without tiers; does nothing.
 
 
 class NoTiers:
@@ -151,31 +151,6 @@ class NoRecall:
         return []
 
     def clear(self) -> None:
-        """Do nothing."""
-
-
-class NoWorker:
-    """A process without a shard of the tiers; see ``WorkerSide``."""
-
-    def register(self, views: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def submit(self, work: TierWork) -> None:
-        """Do nothing."""
-
-    def take_finished(self) -> set[str]:
-        """No requests: none waits for a load."""
-        return set()
-
-    def take_failed(self) -> set[int]:
-        """No blocks: no load failed."""
-        return set()
-
-    def take_answer(self) -> TierAnswer:
-        """No answer: nothing was asked."""
-        return TierAnswer()
-
-    def close(self) -> None:
         """Do nothing."""
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_an_engine_that_shuts_down_ends_its_workers_whatever_fails(
     engine = paper(Shape(blocks=33, warm=64))
     park(engine, text(4, 1))
     connector, ended = engine.connector, list[bool]()
-    connector.worker.close = lambda: ended.append(True)
+    connector.worker = SimpleNamespace(close=lambda: ended.append(True))
     break_for_good(engine.side, where)
     connector.shutdown()
     assert ended == [True]
