@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
@@ -24,10 +25,10 @@ from ..link.client import AdvisorClient, ClientOptions
 from ..settings import ENDPOINT_KEY, TIERS_KEY, TierSettings, engine_settings
 from ..threads import log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
+from .parts import Calls, Found, Told
 from .sampled.measuring import split_samples
-from .scheduler import Detached, SchedulerSide, Surroundings
+from .scheduler import SchedulerSide, Surroundings
 from .shapes import reason_to_leave_alone
-from .tiers.bridge import TierCacheBridge
 from .tiers.idle import follow_loops
 from .tiers.store import records_opener
 from .tiers.worker import TierMetadata, TierWorkerMetadata, WorkerSide, wanted_layout
@@ -130,15 +131,17 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     """Observes; with tiers, also spills, loads and prefetches.
 
     Attributes:
-        side: Our part of the scheduler's process; ``Detached`` before a pool is bound, and after
-            an error of ours.
+        side: Our part of the scheduler's process; None before a pool is bound, and after an error
+            of ours.
+        calls: Whom vLLM's calls go to; after an error, only what completes what was promised.
     """
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.side: SchedulerSide | Detached = Detached()
+        self.side: SchedulerSide | None = None
+        self.calls = Calls()
         tiers = self._kv_transfer_config.get_from_extra_config(TIERS_KEY, None)
         self._tiers = TierSettings.from_plain(tiers) if tiers else None
         if role is KVConnectorRole.WORKER and self._tiers:
@@ -186,19 +189,19 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     def attach(self, pool: BlockPool, surroundings: Surroundings) -> SchedulerSide:
         """Observe ``pool`` from now on; the caller starts the client."""
-        side = SchedulerSide(
+        self.side = side = SchedulerSide(
             self._vllm_config, self._kv_cache_config, pool, surroundings, self._tiers,
             self._kv_cache_manager,
         )  # fmt: skip
-        self.side = side
-        if isinstance(side.bridge, TierCacheBridge):
-            side.client.ordered = side.bridge.idle.ordered
+        self.calls = side.calls()
         return side
 
     def detach(self, wait_s: float) -> None:
         """Leave the engine to itself, but for what vLLM was promised."""
-        side, self.side = self.side, Detached(self.side.bridge)
-        side.leave(wait_s)
+        side, self.side = self.side, None
+        if side is not None:
+            self.calls = side.promised_calls()
+            side.leave(wait_s)
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
         """Hold new sessions of ``scheduler`` while there is no room for them.
@@ -206,34 +209,42 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         Raises:
             TypeError: It is no scheduler that this can be done with.
         """
-        self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
+        if self.side is not None:
+            self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
+            self.calls = self.side.calls()
 
     def bind_loop(self, loop: EngineCoreProc) -> None:
         """Wake the engine by ``loop``, which is about to take its steps, for prefetches."""
-        if isinstance(self.side.bridge, TierCacheBridge):
+        if self.side is not None and self.side.bridge is not None:
             self.side.bridge.idle.bind(loop)
 
     @guarded(False)
     def holds(self, request: Request) -> bool:
         """Whether a new request is to be held."""
-        return self.side.holding.arrived(request)
+        side = self.side
+        return side is not None and side.holding is not None and side.holding.arrived(request)
 
     @guarded(None)
     def holds_no_longer(self, request_id: str) -> None:
         """Forget a held request whose client went away."""
-        self.side.holding.removed(request_id)
+        if self.side is not None and self.side.holding is not None:
+            self.side.holding.removed(request_id)
 
     @guarded(None)
     def on_new_request(self, request: Request) -> None:
         """Count a waiting request."""
-        self.side.request_queued(request)
+        for note in self.calls.on_new_request:
+            note(request)
 
     @guarded((0, False))
-    def get_num_new_matched_tokens(
-        self, request: Request, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Found:
         """Say what a load can bring; note how much of the prompt the prefix cache held."""
-        return self.side.request_looked_up(request, num_computed_tokens)
+        found: Found = 0, False
+        for catch_up in self.calls.catch_up:
+            catch_up()
+        for look_up in self.calls.get_num_new_matched_tokens:
+            found = look_up(request, num_computed_tokens, found)
+        return found
 
     @guarded(None)
     def update_state_after_alloc(
@@ -241,21 +252,25 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """Note that a request was given blocks; ``num_external_tokens`` tokens of them are to be
         loaded."""
-        side = self.side
+        calls = self.calls
         try:
-            side.request_scheduled(request, blocks, num_external_tokens)
+            for note in calls.update_state_after_alloc:
+                note(request, blocks, num_external_tokens)
         except Exception:
             if num_external_tokens:
-                side.bridge.fail_load(request, blocks)
+                for fail in calls.load_failed:
+                    fail(request, blocks)
             raise
 
     @guarded(_NOTHING_TO_DO)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Arrange the free queue, after the step's allocations and before the next ones."""
-        work = self.side.step(
-            scheduler_output.total_num_scheduled_tokens,
-            getattr(scheduler_output, "preempted_req_ids", None) or (),
-        )
+        work = None
+        for step in self.calls.build_connector_meta:
+            work = step(
+                scheduler_output.total_num_scheduled_tokens,
+                getattr(scheduler_output, "preempted_req_ids", None) or (),
+            )
         return TierMetadata(work) if work else _NOTHING_TO_DO
 
     @guarded(None)
@@ -263,27 +278,34 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         """Make visible what the workers moved: a step's output arrived."""
         metadata, samples = split_samples(connector_output.kv_connector_worker_meta)
         answer = metadata.answer if metadata else TierAnswer()
-        received, side = connector_output.finished_recving or (), self.side
+        received, calls = connector_output.finished_recving or (), self.calls
         try:
-            side.step_ended()
+            for note in (*calls.catch_up, *calls.step_ended):
+                note()
         except Exception:
-            side.drop_copies()  # perhaps of old weights: a reset may have failed here
+            for drop in calls.reset_cache:  # perhaps of old weights: a reset may have failed here
+                drop()
             raise
         finally:  # said once: unheard, the blocks of these jobs would never come back
-            side.answered(answer, received)
-        side.sampled(samples)
+            for take in calls.answered:
+                take(answer, received)
+        for report in calls.sampled:
+            report(samples)
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:
         """Whether only another step can report the end of a transfer, or begin one."""
-        return self.side.busy
+        return any(map(operator.call, self.calls.has_pending_push_work))
 
     @guarded((False, None))
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Note that a request ended; its blocks are freed right after, as in stock vLLM."""
-        return False, self.side.request_finished(request, block_ids)
+        told: Told = None
+        for note in self.calls.request_finished:
+            told = note(request, block_ids) or told
+        return False, told
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -294,7 +316,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     @guarded(False)
     def reset_cache(self) -> bool:
         """Give up all copies; False while a load of one of them is under way."""
-        return self.side.drop_copies()
+        dropped = [drop() for drop in self.calls.reset_cache]
+        return all(dropped)
 
     def shutdown(self) -> None:
         """Stop observing."""
@@ -306,7 +329,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     def disable(self, where: str, error: Exception) -> None:
         """Leave the engine to itself after an error of ours; see ``Guarded``."""
-        if self.side.attached or where == "bind_gpu_block_pool":
+        if self.side is not None or where == "bind_gpu_block_pool":
             # The type only: a message may quote what it choked on.
             logger.warning(
                 "kvgraph: disabled after %s in %s; the engine goes on as stock vLLM",

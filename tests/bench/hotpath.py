@@ -294,7 +294,7 @@ def connected(
     connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, groups)
     side = connector.attach(pool, surroundings(clock))
     if tiers_of is not None:
-        side.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
+        side.bridge.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
     return connector
 
 

@@ -110,7 +110,7 @@ def test_whom_a_prefetch_keeps_waiting_for_too_long_computes() -> None:
     first = parked(engine)
     engine.advise(keys(first))
     engine.step()
-    assert engine.bridge.lend()
+    assert engine.bridge.promises.lend()
     engine.advise()
     now = engine.bridge.ledger.clock()
     turn = engine.ask(prompt(4, 1))

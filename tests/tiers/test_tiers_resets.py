@@ -71,12 +71,12 @@ def test_a_prefetch_under_way_does_not_stop_a_reset() -> None:
     first = parked(engine)
     engine.advise(keys(first))
     engine.step()
-    assert engine.bridge.lend()
+    assert engine.bridge.promises.lend()
     engine.advise()
     assert engine.reset()
     during = engine.ask(prompt(3, 90))
     engine.step()
-    held = {block.block_id for block in engine.bridge.lend()}
+    held = {block.block_id for block in engine.bridge.promises.lend()}
     assert not held & {block.block_id for block in during.blocks}, "a worker still writes to them"
     engine.end(during)
     engine.settle()

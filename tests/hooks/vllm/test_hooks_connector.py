@@ -286,7 +286,7 @@ def test_an_error_of_ours_disables_us_and_no_more(
         assert call(connector) == default
     assert len(caplog.records) == 1
     assert "disabled" in caplog.records[0].getMessage()
-    assert not connector.side.attached
+    assert connector.side is None
     assert "cache_full_blocks" not in vars(pool)
     assert connector.build_connector_meta(STEP) is not None
 
@@ -297,7 +297,7 @@ def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
     connector.side.tap.take = lambda: [[None]]
     connector.side.tap.next = list  # what a compiled core noted, where there is one
     step(connector)
-    assert not connector.side.attached
+    assert connector.side is None
     assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))
 
 
@@ -310,7 +310,7 @@ def test_arranging_that_fails_leaves_the_engine_its_queue(
     monkeypatch.setattr(connector.side.arranger, "step", fail)
     before = pool.get_num_free_blocks()
     assert connector.build_connector_meta(STEP) is not None
-    assert not connector.side.attached
+    assert connector.side is None
     assert len(pool.get_new_blocks(before)) == before
 
 
@@ -349,7 +349,7 @@ def test_a_worker_does_nothing(pool: Any) -> None:
     config = SimpleNamespace(kv_transfer_config=transfer)
     worker = KvGraphConnector(config, KVConnectorRole.WORKER, None)
     worker.bind_gpu_block_pool(pool)
-    assert not worker.side.attached
+    assert worker.side is None
     assert worker.requires_kv_delivery is False
     assert worker.get_finished(set()) == (None, None)
     worker.start_load_kv(None)

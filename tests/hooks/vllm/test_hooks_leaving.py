@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from paper import fail, park, text
 
@@ -52,6 +53,7 @@ def test_what_fails_again_while_we_leave_does_not_cross(
     engine = paper(Shape(blocks=33, warm=64))
     park(engine, text(4, 1))
     side, waits = engine.side, closed(engine.side)
+    bind_scheduler(engine.scheduler)
     break_for_good(side, where)
     side.arranger.step = fail
     engine.reset()
@@ -73,10 +75,11 @@ def test_an_engine_that_shuts_down_ends_its_workers_whatever_fails(
     park(engine, text(4, 1))
     connector, ended = engine.connector, list[bool]()
     connector.worker = SimpleNamespace(close=lambda: ended.append(True))
+    bind_scheduler(engine.scheduler)
     break_for_good(engine.side, where)
     connector.shutdown()
     assert ended == [True]
-    assert not connector.side.attached
+    assert connector.side is None
 
 
 @pytest.mark.parametrize("warm", [None, 64])

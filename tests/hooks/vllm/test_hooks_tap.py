@@ -95,7 +95,7 @@ def test_what_cannot_be_noted_disables_us_and_not_the_allocation(
     assert blocks[1].block_hash is not None
     with caplog.at_level(logging.WARNING):
         connector.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=1))
-    assert not connector.side.attached
+    assert connector.side is None
     assert "cache_full_blocks" not in vars(pool)
     assert "disabled after RuntimeError" in caplog.text
 
@@ -179,5 +179,5 @@ def test_a_failure_while_binding_leaves_the_pool_alone(
     with caplog.at_level(logging.WARNING):
         connector.bind_gpu_block_pool(pool)
     assert "disabled after RuntimeError in bind_gpu_block_pool" in caplog.text, "it was tried"
-    assert not connector.side.attached
+    assert connector.side is None
     assert set(vars(pool)) == before

@@ -11,7 +11,6 @@ from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.config.sections import PolicyConfig, ScoreConfig
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.graph.wire.events import HOLD_ENDS
-from kvgraph.hooks.vllm.holding.holding import NoHolding
 from kvgraph.hooks.vllm.patches import bind_scheduler
 
 from ...paper.paper_engine import PaperEngine
@@ -68,7 +67,7 @@ class PaperSidecar:
 
     def held(self) -> HoldCounts | None:
         """What the engine counted; None where nobody is held."""
-        if isinstance(self._side.holding, NoHolding):
+        if self._side.holding is None:
             return None
         report = self._side.holding.report()
         ends = dict(zip(HOLD_ENDS, report.released, strict=True))

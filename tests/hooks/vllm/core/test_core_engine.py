@@ -254,7 +254,7 @@ def test_a_ranking_is_taken_in_while_the_engine_steps() -> None:
     done.set()
     thread.join(30)
     assert not wrong
-    assert connector.side.attached
+    assert connector.side is not None
     assert (
         len(index)
         == 300 * 8

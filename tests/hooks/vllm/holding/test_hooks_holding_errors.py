@@ -38,7 +38,8 @@ def break_at(hall: Hall, where: str) -> None:
     elif where == "allocation":
         hall.side.observer.request_scheduled = fail
     else:
-        hall.holding.scheduled = fail
+        hall.holding.update_state_after_alloc = fail
+        hall.engine.rewire()
 
 
 @pytest.mark.parametrize("where", ["lookup", "allocation", "admission"])
@@ -72,7 +73,7 @@ def test_nobody_is_lost_where_telling_of_the_held_fails(hall: Hall, all_at_once:
     hall.say(0)
     held = [hall.ask(6, 2), hall.ask(3, 3)]
     assert hall.held == held
-    engine.scheduler.waiting.queued = fail
+    engine.scheduler.waiting.queued = [fail]
     hall.step(1, room=None if all_at_once else 99)
     engine.settle()
     assert [len(engine.outputs[name]) for name in held] == [1, 1]

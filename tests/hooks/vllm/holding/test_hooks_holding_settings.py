@@ -16,7 +16,6 @@ from kvgraph.hooks.settings import (
     EngineSettings,
     engine_settings,
 )
-from kvgraph.hooks.vllm.holding.holding import NoHolding
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
 
@@ -84,7 +83,7 @@ def test_a_scheduler_that_lacks_a_part_goes_on_without(
     with pytest.raises(TypeError, match="deferred_waiting"):
         bind_scheduler(engine.scheduler)
     assert engine.side is not None
-    assert isinstance(engine.side.holding, NoHolding)
+    assert engine.side.holding is None
 
 
 def test_a_scheduler_of_somebody_elses_making_keeps_its_queue(paper: Callable[..., Any]) -> None:
