@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ..tiers.jobs import TierAnswer, TierWork
-    from .sampled.measuring import Sample
 
 Found = tuple[int | None, bool]
 """How many tokens a load can bring (None: ask again), and whether the request waits for them."""
@@ -46,7 +45,7 @@ class Calls:
     build_connector_meta: Sequence[Callable[[int, Iterable[str]], TierWork | None]] = ()
     step_ended: Sequence[Callable[[], object]] = ()
     answered: Sequence[Callable[[TierAnswer, Iterable[str]], object]] = ()
-    sampled: Sequence[Callable[[Iterable[Sample]], object]] = ()
+    sampled: Sequence[Callable[[Iterable[Any]], object]] = ()
     has_pending_push_work: Sequence[Callable[[], bool]] = ()
     request_finished: Sequence[Callable[[Request, BlockIds], Told]] = ()
     reset_cache: Sequence[Callable[[], bool]] = ()
