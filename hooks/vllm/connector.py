@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
@@ -295,7 +294,10 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     @guarded(False)
     def has_pending_push_work(self) -> bool:
         """Whether only another step can report the end of a transfer, or begin one."""
-        return any(map(operator.call, self.calls.has_pending_push_work))
+        for has_work in self.calls.has_pending_push_work:  # noqa: SIM110  # asked in every step
+            if has_work():
+                return True
+        return False
 
     @guarded((False, None))
     def request_finished_all_groups(
