@@ -1284,12 +1284,13 @@ int rests(State& s, double now) {
 
 // Whether nobody is held and nobody need be, as in the last step; -1 with an error.
 int holds_nobody(State& s) {
+  if (s.holding == nullptr) return 1;
   PyObject* advice = PyObject_GetAttr(s.mailbox, s_admission);
   if (advice == nullptr) return -1;
   const bool same = advice == s.admission;
   set(s.admission, advice);
   Py_DECREF(advice);
-  if (!same || s.holding == nullptr) return 0;
+  if (!same) return 0;
   PyObject* rests = PyObject_GetAttr(s.holding, s_rests);
   if (rests == nullptr) return -1;
   Py_DECREF(rests);

@@ -148,6 +148,8 @@ class TierLedger:
         disk: Writes to the disk.
         reads_store: Whether this engine reads a store that others share.
         saving: Keys of blocks that left the pool, and are copied before a load overwrites them.
+        exact: How many tokens of each approximate request that runs are exact, by its id.
+        wanted: Keys of blocks that are worth a copy whatever the sidecar considers, oldest first.
         kept_off_disk: Keys of blocks in the pool of which no copy may outlive this process: a LoRA
             adapter computed them, which may be trained further under its name, or they are a
             session's own approximate ones.
@@ -179,6 +181,8 @@ class TierLedger:
         self.coming: dict[bytes, float] = {}
         self.saving: set[int] = set()
         self.kept_off_disk: set[int] = set()
+        self.exact: dict[str, int] = {}
+        self.wanted: dict[int, None] = {}
         self.clock = clock
         self._emit = emit
         self.disk = DiskWrites(self)

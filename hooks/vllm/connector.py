@@ -24,10 +24,10 @@ from ..link.client import AdvisorClient, ClientOptions
 from ..settings import ENDPOINT_KEY, TIERS_KEY, TierSettings, engine_settings
 from ..threads import log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
+from .parts import Calls, Found, Told
 from .sampled.measuring import split_samples
-from .scheduler import Detached, SchedulerSide, Surroundings
+from .scheduler import SchedulerSide, Surroundings
 from .shapes import reason_to_leave_alone
-from .tiers.bridge import NoWorker, TierCacheBridge
 from .tiers.idle import follow_loops
 from .tiers.store import records_opener
 from .tiers.worker import TierMetadata, TierWorkerMetadata, WorkerSide, wanted_layout
@@ -50,31 +50,32 @@ class WorkerCalls(KVConnectorBase_V1):  # type: ignore[misc]
     """The half of a connector that a worker calls.
 
     Attributes:
-        worker: Moves this worker's shard of the blocks, if the engine has tiers.
+        worker: Moves this worker's shard of the blocks; None in an engine without tiers.
     """
 
-    worker: WorkerSide | NoWorker = NoWorker()
+    worker: WorkerSide | None = None
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the paged memory that blocks move out of and into."""
-        self.worker.register(kv_caches)
+        if self.worker is not None:
+            self.worker.register(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin this step's transfers; none waits for another."""
-        if isinstance(self._connector_metadata, TierMetadata):
+        if self.worker is not None and isinstance(self._connector_metadata, TierMetadata):
             self.worker.submit(self._connector_metadata.work)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose loads ended, whether they succeeded or not."""
-        return None, self.worker.take_finished() or None
+        return None, (self.worker.take_finished() or None) if self.worker is not None else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Failed blocks of those requests: vLLM computes them."""
-        return self.worker.take_failed()
+        return self.worker.take_failed() if self.worker is not None else set()
 
     def build_connector_worker_meta(self) -> TierWorkerMetadata | None:
         """What was moved since the last step."""
-        answer = self.worker.take_answer()
+        answer = self.worker.take_answer() if self.worker is not None else None
         return TierWorkerMetadata(answer) if answer else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -129,15 +130,17 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     """Observes; with tiers, also spills, loads and prefetches.
 
     Attributes:
-        side: Our part of the scheduler's process; ``Detached`` before a pool is bound, and after
-            an error of ours.
+        side: Our part of the scheduler's process; None before a pool is bound, and after an error
+            of ours.
+        calls: Whom vLLM's calls go to; after an error, only what completes what was promised.
     """
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.side: SchedulerSide | Detached = Detached()
+        self.side: SchedulerSide | None = None
+        self.calls = Calls()
         tiers = self._kv_transfer_config.get_from_extra_config(TIERS_KEY, None)
         self._tiers = TierSettings.from_plain(tiers) if tiers else None
         if role is KVConnectorRole.WORKER and self._tiers:
@@ -185,19 +188,19 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     def attach(self, pool: BlockPool, surroundings: Surroundings) -> SchedulerSide:
         """Observe ``pool`` from now on; the caller starts the client."""
-        side = SchedulerSide(
+        self.side = side = SchedulerSide(
             self._vllm_config, self._kv_cache_config, pool, surroundings, self._tiers,
             self._kv_cache_manager,
         )  # fmt: skip
-        self.side = side
-        if isinstance(side.bridge, TierCacheBridge):
-            side.client.ordered = side.bridge.idle.ordered
+        self.calls = side.calls()
         return side
 
     def detach(self, wait_s: float) -> None:
         """Leave the engine to itself, but for what vLLM was promised."""
-        side, self.side = self.side, Detached(self.side.bridge)
-        side.leave(wait_s)
+        side, self.side = self.side, None
+        if side is not None:
+            self.calls = side.promised_calls()
+            side.leave(wait_s)
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
         """Hold new sessions of ``scheduler`` while there is no room for them.
@@ -205,34 +208,42 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         Raises:
             TypeError: It is no scheduler that this can be done with.
         """
-        self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
+        if self.side is not None:
+            self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
+            self.calls = self.side.calls()
 
     def bind_loop(self, loop: EngineCoreProc) -> None:
         """Wake the engine by ``loop``, which is about to take its steps, for prefetches."""
-        if isinstance(self.side.bridge, TierCacheBridge):
+        if self.side is not None and self.side.bridge is not None:
             self.side.bridge.idle.bind(loop)
 
     @guarded(False)
     def holds(self, request: Request) -> bool:
         """Whether a new request is to be held."""
-        return self.side.holding.arrived(request)
+        side = self.side
+        return side is not None and side.holding is not None and side.holding.arrived(request)
 
     @guarded(None)
     def holds_no_longer(self, request_id: str) -> None:
         """Forget a held request whose client went away."""
-        self.side.holding.removed(request_id)
+        if self.side is not None and self.side.holding is not None:
+            self.side.holding.removed(request_id)
 
     @guarded(None)
     def on_new_request(self, request: Request) -> None:
         """Count a waiting request."""
-        self.side.request_queued(request)
+        for note in self.calls.on_new_request:
+            note(request)
 
     @guarded((0, False))
-    def get_num_new_matched_tokens(
-        self, request: Request, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> Found:
         """Say what a load can bring; note how much of the prompt the prefix cache held."""
-        return self.side.request_looked_up(request, num_computed_tokens)
+        found: Found = 0, False
+        for catch_up in self.calls.catch_up:
+            catch_up()
+        for look_up in self.calls.get_num_new_matched_tokens:
+            found = look_up(request, num_computed_tokens, found)
+        return found
 
     @guarded(None)
     def update_state_after_alloc(
@@ -240,21 +251,25 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """Note that a request was given blocks; ``num_external_tokens`` tokens of them are to be
         loaded."""
-        side = self.side
+        calls = self.calls
         try:
-            side.request_scheduled(request, blocks, num_external_tokens)
+            for note in calls.update_state_after_alloc:
+                note(request, blocks, num_external_tokens)
         except Exception:
             if num_external_tokens:
-                side.bridge.fail_load(request, blocks)
+                for fail in calls.load_failed:
+                    fail(request, blocks)
             raise
 
     @guarded(_NOTHING_TO_DO)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Arrange the free queue, after the step's allocations and before the next ones."""
-        work = self.side.step(
-            scheduler_output.total_num_scheduled_tokens,
-            getattr(scheduler_output, "preempted_req_ids", None) or (),
-        )
+        work = None
+        for step in self.calls.build_connector_meta:
+            work = step(
+                scheduler_output.total_num_scheduled_tokens,
+                getattr(scheduler_output, "preempted_req_ids", None) or (),
+            )
         return TierMetadata(work) if work else _NOTHING_TO_DO
 
     @guarded(None)
@@ -262,27 +277,37 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         """Make visible what the workers moved: a step's output arrived."""
         metadata, samples = split_samples(connector_output.kv_connector_worker_meta)
         answer = metadata.answer if metadata else TierAnswer()
-        received, side = connector_output.finished_recving or (), self.side
+        received, calls = connector_output.finished_recving or (), self.calls
         try:
-            side.step_ended()
+            for note in (*calls.catch_up, *calls.step_ended):
+                note()
         except Exception:
-            side.drop_copies()  # perhaps of old weights: a reset may have failed here
+            for drop in calls.reset_cache:  # perhaps of old weights: a reset may have failed here
+                drop()
             raise
         finally:  # said once: unheard, the blocks of these jobs would never come back
-            side.answered(answer, received)
-        side.sampled(samples)
+            for take in calls.answered:
+                take(answer, received)
+        for report in calls.sampled:
+            report(samples)
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:
         """Whether only another step can report the end of a transfer, or begin one."""
-        return self.side.busy
+        for has_work in self.calls.has_pending_push_work:  # noqa: SIM110  # asked in every step
+            if has_work():
+                return True
+        return False
 
     @guarded((False, None))
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Note that a request ended; its blocks are freed right after, as in stock vLLM."""
-        return False, self.side.request_finished(request, block_ids)
+        told: Told = None
+        for note in self.calls.request_finished:
+            told = note(request, block_ids) or told
+        return False, told
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -293,18 +318,20 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     @guarded(False)
     def reset_cache(self) -> bool:
         """Give up all copies; False while a load of one of them is under way."""
-        return self.side.drop_copies()
+        dropped = [drop() for drop in self.calls.reset_cache]
+        return all(dropped)
 
     def shutdown(self) -> None:
         """Stop observing."""
         try:
             self.detach(wait_s=1.0)
         finally:
-            self.worker.close()
+            if self.worker is not None:
+                self.worker.close()
 
     def disable(self, where: str, error: Exception) -> None:
         """Leave the engine to itself after an error of ours; see ``Guarded``."""
-        if self.side.attached or where == "bind_gpu_block_pool":
+        if self.side is not None or where == "bind_gpu_block_pool":
             # The type only: a message may quote what it choked on.
             logger.warning(
                 "kvgraph: disabled after %s in %s; the engine goes on as stock vLLM",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..link.mailbox import Clock, Mailbox
 from .core_index import CoreIndex
-from .holding.holding import Holding
 from .meters import LEAST_TOKENS, LONGEST_S, SHARE, PrefillMeter, PressingNews, PromptDemand
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ...graph.wire.advice import EvictionRanking
     from .free_queue.arranger import FreeQueueArranger
     from .groups import ObservedGroup
-    from .holding.holding import NoHolding
+    from .holding.holding import Holding
     from .index import BlockIndex
     from .observer import ChangeFeed, EngineObserver
 
@@ -131,7 +130,7 @@ class CoreSteps:
         self._core, self._index, self._client, self._feed = index.core, index, client, feed
         self._observer, self._arranger, self._news = observer, arranger, news
         self._demand, self._arrange = demand, arrange
-        self._holding: Holding | NoHolding
+        self._holding: Holding | None = None
         self._core.pace(
             clock, observer.running, observer.sessions, emit, client, client.max_stale_s,
             meter.behind, LEAST_TOKENS, SHARE, LONGEST_S, groups_take,
@@ -139,11 +138,10 @@ class CoreSteps:
         self._core.tell_at = news.due_at
         self.step = self._core.step
 
-    def watch(self, holding: Holding | NoHolding) -> None:
+    def watch(self, holding: Holding) -> None:
         """Ask this one in each step whether it has to do anything."""
         core, self._holding = self._core, holding
-        if isinstance(holding, Holding):
-            holding.rested_at = lambda: core.rested_at
+        holding.rested_at = lambda: core.rested_at
         core.watch_holding(holding)
 
     @property
@@ -165,5 +163,5 @@ class CoreSteps:
             self._core.tell_at = self._news.due_at
         if due & _ARRANGE and not arranger.rests(ranking := client.ranking()):
             self._arrange(ranking)
-        if due & _HOLD:
+        if due & _HOLD and self._holding is not None:
             self._holding.step()

@@ -241,7 +241,8 @@ class EngineObserver:
         listeners: Are told of changes in the step itself; all others learn of them later.
         emit: Takes each event; must not wait.
         stated: Is told which keys a caller says are protected: as its request starts and ends.
-        adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
+        adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache; None:
+            nobody asks.
         ended: What to emit at a request's end, for what callers say of it.
         gone: Is told which keys the engine evicted, when that is worked through.
         contents: What a request says, where that is to be told apart from its salt.
@@ -259,7 +260,7 @@ class EngineObserver:
         emit: Callable[[AnyEvent | Later], None],
         *,
         stated: Callable[[Sequence[int], bool], None],
-        adapted: Callable[[Sequence[int]], None],
+        adapted: Callable[[Sequence[int]], None] | None,
         ended: Callable[[RequestFinished, Request], AnyEvent | Later],
         gone: Callable[[Sequence[int]], None],
         contents: Callable[[Request], PromptDigests | None],
@@ -424,7 +425,8 @@ class EngineObserver:
             listener.changed(changes)
 
     def _note_adapted(self, request: Request, first: int, end: int) -> None:
-        self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))
+        if self._adapted is not None:
+            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))
 
     # Asked from the client's thread -------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,23 +20,23 @@ from ..link.late import SaltedContents
 from ..link.mailbox import Clock
 from ..settings import CONNECTOR, TierSettings, engine_settings
 from ..tiers.costs import TransferCosts
-from ..tiers.jobs import TierAnswer, TierWork
+from ..tiers.jobs import TierWork
 from .core_choice import new_index, new_tap
 from .core_index import CoreIndex, CoreTap
 from .core_steps import CoreDemand, CoreMeter, CoreSteps, new_demand, new_meter
 from .free_queue.arranger import FreeQueueArranger
 from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_group
 from .holding.arrivals import LiveSessions
-from .holding.holding import Holding, NoHolding
+from .holding.holding import Holding
 from .holding.queue import HoldingQueue
 from .meters import PressingNews
 from .observer import ChangeFeed, CoreFeed, EngineObserver
+from .parts import BlockIds, Calls, Found, calls_of
 from .reading import engine_ends, engine_layers
-from .recall.support import attach_recall
+from .recall.support import new_recall
 from .sampled.reporter import SampleReporter
-from .tiers.bridge import NoTiers, TierCacheBridge
 from .tiers.spiller import StepTaken
-from .tiers.store import new_bridge
+from .tiers.store import new_bridge, new_store
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from .sampled.measuring import Sample
+    from ..requests.hints import Meaning
+    from .tiers.bridge import TierCacheBridge
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,6 @@ _FETCHERS: Final = (
     "MoRIIOConnector",
 )  # fmt: skip
 """Connectors that read ``do_remote_prefill``. Of others, an engine that only consumes does."""
-Told = dict[str, Any] | None  # to the caller of a request that ended: its ``kv_transfer_params``
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Surroundings:
 
 
 class SchedulerSide:
-    """Everything that lives in the scheduler's process, wired together.
+    """Everything that lives in the scheduler's process, wired together; ``calls`` lists it.
 
     Args:
         config: The engine's.
@@ -85,10 +85,13 @@ class SchedulerSide:
         surroundings: Sidecar, clock and costs.
         tiers: Budgets of the colder tiers, where they are asked for.
         manager: vLLM's book of which request holds which blocks.
-    """
 
-    attached = True
-    holding: Holding | NoHolding = NoHolding()
+    Attributes:
+        bridge: The colder tiers; None without them, as are these:
+        store: What other engines share.
+        recall: Brings text back at other positions.
+        holding: Holds new sessions while there is no room for them.
+    """
 
     def __init__(
         self,
@@ -111,32 +114,79 @@ class SchedulerSide:
         )
         self.client = surroundings.connect(self)
         self.client.finds, self._emit = self.index.holders, self.client.outbox.emit
+        self.holding: Holding | None = None
         self.bridge = bridge = new_bridge(
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
-            surroundings.costs, manager, self.hello,
+            surroundings.costs, manager,
         )  # fmt: skip
-        self.client.copies = not isinstance(bridge, NoTiers)
+        self.store = new_store(config, pool, group, bridge, tiers, self.hello)
+        self.recall = new_recall(config, group, bridge, manager, self._meaning)
+        self._copies_due = calls_of("copy_due", self.recall)
+        self.client.copies = bridge is not None
         self._groups = OtherGroups(kv_cache, pool, group)
+        parts: list[Any] = [self.recall, self.store, bridge]
+        followers = [each for each in parts if hasattr(each, "changed")]
         self.observer = EngineObserver(
-            pool, group, self.index, [arranger, bridge], self._emit, stated=arranger.stated,
-            adapted=bridge.adapted, ended=engine_ends(config), gone=arranger.evicted, clock=clock,
-            contents=SaltedContents(self.client, group.block_size).of,
-            began=engine_layers(config), lacking=self._groups.lacking)  # fmt: skip
+            pool, group, self.index, [arranger, *followers], self._emit, stated=arranger.stated,
+            adapted=None if bridge is None else bridge.adapted, ended=engine_ends(config),
+            gone=arranger.evicted, contents=SaltedContents(self.client, group.block_size).of,
+            began=engine_layers(config), lacking=self._groups.lacking, clock=clock,
+        )  # fmt: skip
         self.sampled = SampleReporter(group, self.observer.running, self._emit).take
         self._prefill = new_meter(self.index, config)
-        self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]
+        self._reports = [self._prefill.told_with(self.observer.pressure)]
         self._demand = new_demand(self.index, group)
         self._news = PressingNews(pool.num_gpu_blocks, self.client.nudge)
         self.tap = new_tap(pool, group, self.index)
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
-        self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
-        if not isinstance(bridge, NoTiers):
+        if bridge is not None:
+            self._reports.append(bridge.ledger.report)
+            self.tap.lend, self.tap.renewed = bridge.promises.lend, bridge.promises.renewed
+            self.client.ordered = bridge.idle.ordered
             arranger.copies_first(bridge.spiller)
-        self._is_bare = isinstance(bridge, NoTiers)
-        self._recall = attach_recall(config, group, bridge, manager, self.observer.meaning)
         self._changes = self._new_feed()
         self._steps = self._core_steps()
         self.tap.attach()  # last: until here a failure leaves the pool as it was
+
+    def calls(self) -> Calls:
+        """Whom vLLM's calls go to, in order, as long as all is well."""
+        bridge, store, recall, holding = self.bridge, self.store, self.recall, self.holding
+        observer, loader = self.observer, getattr(bridge, "loader", None)
+        queued = calls_of("on_new_request", holding) or calls_of("on_new_request", recall, bridge)
+        # Last: once a load is ordered, nothing of ours may fail.
+        loads = calls_of("update_state_after_alloc", recall) or calls_of(
+            "update_state_after_alloc", loader
+        )
+        return Calls(
+            on_new_request=[observer.request_queued, *queued],
+            catch_up=[self._catch_up],
+            get_num_new_matched_tokens=[
+                *calls_of("get_num_new_matched_tokens", store, bridge, recall),
+                self._looked_up,
+            ],
+            update_state_after_alloc=[
+                self._scheduled,
+                *calls_of("update_state_after_alloc", holding, bridge),
+                *loads,
+                *calls_of("update_state_after_alloc", store),
+            ],
+            load_failed=calls_of("load_failed", bridge),
+            build_connector_meta=[self.step],
+            step_ended=calls_of("step_ended", bridge),
+            answered=calls_of("answered", bridge, store),
+            sampled=[self.sampled],
+            has_pending_push_work=calls_of("has_pending_push_work", bridge, recall, store),
+            request_finished=[
+                observer.request_finished,
+                *calls_of("request_finished", holding, store, bridge, recall),
+                self._finished,
+            ],
+            reset_cache=calls_of("reset_cache", store, bridge, recall),
+        )
+
+    def promised_calls(self) -> Calls:
+        """Whom they go to when all else of ours has left."""
+        return Calls() if self.bridge is None else self.bridge.promised_calls()
 
     def hold_at(
         self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
@@ -147,14 +197,17 @@ class SchedulerSide:
             holds: Asks ``holding`` whether a request is to be held; must not raise.
             gone: Tells ``holding`` of a held request that was removed; must not raise.
         """
+        bridge = self.bridge
         sessions = LiveSessions(
-            self._pool, self.group, self.observer.meaning, self.bridge.copied,
-            _fetches_prompts(scheduler),
+            self._pool, self.group, self._meaning,
+            None if bridge is None else bridge.ledger.directory.run, _fetches_prompts(scheduler),
         )  # fmt: skip
-        queue = HoldingQueue(scheduler, holds, gone)
+        queue = HoldingQueue(
+            scheduler, holds, gone, calls_of("on_new_request", self.recall, bridge),
+            [] if bridge is None else [bridge.line.leave],
+        )  # fmt: skip
         pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size or 1
         bounds = HoldingBounds(pool, engine_settings("hold_max_s").hold_max_s, step)
-        queue.queued, queue.unqueued = self.bridge.request_queued, self.bridge.request_unqueued
         advice, clock = self.client.admission, self._clock
         self.holding = Holding(queue, sessions, advice, self._emit, bounds, clock)
         self._reports.append(self.holding.report)
@@ -167,49 +220,44 @@ class SchedulerSide:
         Never raises: an act that fails, as on a record that an error left torn, is logged, and the
         others are done all the same.
         """
-        _attempt(self.holding.end)
-        _attempt(lambda: self.tap.detach(but_resets=self.bridge.keeps_promises))
-        _attempt(self.bridge.drop_copies)  # a reset that was not caught up with yet is, by this
+        keeps_promises = self.bridge is not None and self.bridge.keeps_promises
+        for end in calls_of("end", self.holding):
+            _attempt(end)
+        _attempt(lambda: self.tap.detach(but_resets=keeps_promises))
+        # A reset that was not caught up with yet is, by this.
+        for drop in calls_of("reset_cache", self.store, self.bridge, self.recall):
+            _attempt(drop)
         _attempt(lambda: self.client.close(wait_s))
 
-    def request_queued(self, request: Request) -> None:
-        """Note that a request arrived."""
-        self.observer.request_queued(request)
-        if not self.holding.is_held(request.request_id):
-            self.bridge.request_queued(request)
-
-    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """Say what a load can bring beyond the ``computed_tokens`` in the prefix cache."""
-        self._catch_up()
-        found = self.bridge.request_looked_up(request, computed_tokens)
-        self._demand.looked_up(request, computed_tokens, found[0] or 0)
+    def _looked_up(self, request: Request, computed_tokens: int, found: Found) -> Found:
+        """Arrange the queue for what a load brings beyond the ``computed_tokens`` in the prefix
+        cache, and for what is to be computed."""
+        to_load = found[0] or 0
+        self._demand.looked_up(request, computed_tokens, to_load)
         self._heed_news()
-        self.bridge.foresee(found[0] or 0)
+        if self.bridge is not None:
+            self.bridge.loader.foresee(to_load)
         self.observer.request_looked_up(request, computed_tokens)
         return found
 
-    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        """Note that a request got blocks; a load fills ``to_load`` tokens of them."""
-        self.observer.request_scheduled(request, to_load, self._recall.spliced(request, to_load))
-        self.holding.scheduled(request)
-        self.bridge.request_scheduled(request, blocks, to_load)
+    def _scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        spliced = [count(request, to_load) for count in calls_of("spliced", self.recall)]
+        self.observer.request_scheduled(request, to_load, sum(spliced))
 
-    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> Told:
-        """Note that a request ended, and that its blocks are about to be freed."""
-        self.observer.request_finished(request, block_ids)
-        self.holding.finished(request)
-        told = self.bridge.request_finished(request.request_id)
+    def _finished(self, request: Request, block_ids: BlockIds) -> None:
         self._demand.finished(request.request_id)
         if not self.observer.running:
             self._news.at_rest(self._changes.stored)
-        return told
+
+    def _meaning(self, request: Request) -> Meaning:
+        return self.observer.meaning(request)
 
     def _new_feed(self) -> ChangeFeed:
         tap, index, observer = self.tap, self.index, self.observer
         if not (isinstance(tap, CoreTap) and isinstance(index, CoreIndex)):
             return ChangeFeed(tap, observer, self._demand)
         index.gone = self.arranger.evicted
-        if not isinstance(self.bridge, NoTiers):
+        if self.bridge is not None:
             observer.hears_evictions = tap.whole = True
             index.core.keep_hashes()
             self.bridge.spiller.scans_with(index.core)
@@ -222,12 +270,10 @@ class SchedulerSide:
             return None
         assert isinstance(demand, CoreDemand)
         assert isinstance(meter, CoreMeter)
-        steps = CoreSteps(
+        return CoreSteps(
             index, self.client, self._changes, self.observer, self.arranger, self._news, demand,
             meter, self._arrange, self._emit, self.group.groups_take, self._clock,
         )  # fmt: skip
-        steps.watch(self.holding)
-        return steps
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Report what changed and apply advice; called once per engine step, after its allocations.
@@ -236,48 +282,52 @@ class SchedulerSide:
             tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
-        steps = self._steps
-        if steps is not None and not preempted:
-            if self._is_bare:
-                if due := steps.step(tokens, 0, 0):
-                    steps.finish(due)
-                return None
-            taken = self._changes.take() if self.bridge.hears or self.tap.was_reset else 0
-            fetched = self.bridge.offered(self.client.wanted)
-            if due := steps.step(tokens, fetched, taken):
-                steps.finish(due, fetched)
-            step = StepTaken(tokens, steps.taken, self.arranger.held_back)
-            return self.bridge.step(self.client.ranking(), fetched, step)
-        observer, demand, arranger = self.observer, self._demand, self.arranger
+        if self._steps is not None and not preempted:
+            return self._core_step(self._steps, tokens)
+        observer, arranger, bridge = self.observer, self.arranger, self.bridge
         self._prefill.stepped(tokens, observer.running, self._clock())
         taken, ranking = self._changes.take(), self.client.ranking()
         self._news.after_step(self._changes.stored)
-        observer.requests_preempted(preempted)
-        fetched = self.bridge.offered(self.client.wanted)
+        if preempted:
+            observer.requests_preempted(preempted)
+        fetched = 0 if bridge is None else bridge.offered(self.client.wanted)
         arranger.step_ended(taken)
-        arranger.expect(*demand.most(len(observer.running), fetched))
-        if not arranger.rests(ranking):
+        arranger.expect(*self._demand.most(len(observer.running), fetched))
+        if preempted or not arranger.rests(ranking):
             self._arrange(ranking)
-        self.holding.step()
-        return self.bridge.step(ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
+        if self.holding is not None:
+            self.holding.step()
+        if bridge is None:
+            return None
+        return self._moves(bridge, ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
 
-    def step_ended(self) -> None:
-        """Note that a step's output arrived."""
-        self._catch_up()
-        self.bridge.step_ended()
+    def _core_step(self, steps: CoreSteps, tokens: int) -> TierWork | None:
+        bridge = self.bridge
+        if bridge is None:
+            if due := steps.step(tokens, 0, 0):
+                steps.finish(due)
+            return None
+        hears = self.recall is not None or bridge.hears or self.tap.was_reset
+        taken = self._changes.take() if hears else 0
+        fetched = bridge.offered(self.client.wanted)
+        if due := steps.step(tokens, fetched, taken):
+            steps.finish(due, fetched)
+        step = StepTaken(tokens, steps.taken, self.arranger.held_back)
+        return self._moves(bridge, self.client.ranking(), fetched, step)
 
-    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Take what the workers moved until then, and the requests whose loads are over."""
-        self.bridge.answered(answer, received)
-
-    @property
-    def busy(self) -> bool:
-        """Whether only another step can report the end of a transfer, or begin one."""
-        return self.bridge.busy
-
-    def drop_copies(self) -> bool:
-        """Give up what the colder tiers hold; False while a request waits for some of it."""
-        return self.bridge.drop_copies()
+    def _moves(
+        self,
+        bridge: TierCacheBridge,
+        ranking: EvictionRanking | None,
+        fetched: int,
+        step: StepTaken,
+    ) -> TierWork:
+        if self.store is not None:
+            self.store.sharer.step()
+        spare = bridge.spill(ranking, fetched, step)
+        for copy in self._copies_due:
+            copy()
+        return bridge.fetch(step.tokens, fetched, spare)
 
     def hello(self) -> EngineHello:
         """See ``EngineEnd``."""
@@ -297,11 +347,11 @@ class SchedulerSide:
 
     def copies(self) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        return self.bridge.copies()
+        return [event for tell in calls_of("copies", self.bridge, self.store) for event in tell()]
 
     def held(self) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        return self.holding.held_requests()
+        return [] if self.holding is None else self.holding.held_requests()
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
@@ -363,73 +413,3 @@ def _attempt(act: Callable[[], object]) -> None:
             type(error).__name__,
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
-
-
-# Takes the place of our scheduler side before it exists and after it failed; decides nothing.
-
-
-class Detached:
-    """Answers vLLM as if nothing of ours were there, and completes what vLLM was promised.
-
-    No request may wait for ever. Jobs under way are followed to their end, so that the blocks which
-    they fill return to the pool; a load whose orders were never written is given to the workers as
-    one that cannot succeed. Resets are followed for good, since vLLM goes on holding blocks back
-    for loads of an engine that was given tiers.
-
-    Args:
-        bridge: The tiers of the side that failed, if it had any.
-    """
-
-    attached = False
-
-    def __init__(self, bridge: TierCacheBridge | NoTiers | None = None) -> None:
-        self.bridge = bridge or NoTiers()
-        self.bridge.retire()
-        self.holding = NoHolding()
-
-    @property
-    def busy(self) -> bool:
-        """Whether workers still have something to report."""
-        return self.bridge.owes
-
-    def hold_at(
-        self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
-    ) -> None:
-        """Hold no request."""
-
-    def request_queued(self, request: Request) -> None:
-        """Do nothing."""
-
-    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """Say that no load brings anything."""
-        return 0, False
-
-    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        """Note that a request runs, perhaps after a load that it was promised."""
-        self.bridge.request_resumed(request.request_id)
-
-    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-        """Note that a request ended, perhaps before a load that it was promised."""
-        self.bridge.promise_ended(request.request_id)
-
-    def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
-        """Return the orders that the workers still need."""
-        return self.bridge.outstanding()
-
-    def step_ended(self) -> None:
-        """Do nothing."""
-
-    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Take what the workers did, and which loads are over."""
-        self.bridge.answered(answer, received)
-
-    def sampled(self, samples: Iterable[Sample]) -> None:
-        """Do nothing."""
-
-    def drop_copies(self) -> bool:
-        """Allow the reset: nothing is offered any more, and promised loads are no reason to refuse
-        it."""
-        return True
-
-    def leave(self, wait_s: float) -> None:
-        """Do nothing."""

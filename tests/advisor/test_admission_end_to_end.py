@@ -121,8 +121,8 @@ def test_those_held_start_in_order_when_their_sidecar_dies(
     asked = hold(engine, ["a", "b", "c"])
     sidecar.kill()
     started: list[str] = []
-    scheduled = engine.side.request_scheduled
-    engine.side.request_scheduled = lambda request, *rest: (
+    scheduled = engine.side.observer.request_scheduled
+    engine.side.observer.request_scheduled = lambda request, *rest: (
         started.append(request.request_id),
         scheduled(request, *rest),
     )

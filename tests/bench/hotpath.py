@@ -277,8 +277,8 @@ def connected(
     groups = SimpleNamespace(kv_cache_groups=[group])
     connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, groups)
     side = connector.attach(pool, surroundings(clock))
-    if tiers_of is not None:
-        side.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
+    if tiers_of is not None and side.bridge is not None:
+        side.bridge.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
     return connector
 
 

@@ -98,7 +98,7 @@ def test_a_load_that_fails_after_a_reset_touches_nobody_else(
 
 
 @SCHEDULERS
-@pytest.mark.parametrize("broken", ["step", "request_looked_up", "step_ended"])
+@pytest.mark.parametrize("broken", ["step", "_looked_up", "_catch_up"])
 def test_a_side_that_failed_does_not_stop_a_reset(
     paper: Any, asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +106,7 @@ def test_a_side_that_failed_does_not_stop_a_reset(
     park(engine, PARKED)
     request = begin_load(engine, PARKED, output=4)
     monkeypatch.setattr(engine.side, broken, fail)
+    engine.rewire()
     engine.ask(text(2, 5))
     for _ in range(4):
         engine.step()

@@ -33,8 +33,8 @@ class Hall:
         if not keeps_up:
             self.saturate()
         self.started: list[str] = []
-        scheduled = self.side.request_scheduled
-        self.side.request_scheduled = lambda request, *rest: (
+        scheduled = self.side.observer.request_scheduled
+        self.side.observer.request_scheduled = lambda request, *rest: (
             self.started.append(request.request_id),
             scheduled(request, *rest),
         )

@@ -158,13 +158,15 @@ class Scheduler:
         settings = TierSettings(warm * BLOCK_BYTES, cold * BLOCK_BYTES, directory, **options)
         self.now = time.monotonic()
         self.side = scheduler_side(self.pool, settings, workers, lambda: self.now)
+        self.calls = self.side.calls()
         self.bridge = self.side.bridge
         if started:
-            self.bridge.answered(TierAnswer(starts=(WorkerStart(warm, cold),) * workers))
+            self.hear(TierAnswer(starts=(WorkerStart(warm, cold),) * workers))
 
     def ask(self, tokens: Sequence[int]) -> Turn:
         turn = Turn(self._make(list(tokens)))
-        self.side.request_queued(turn.request)
+        for note in self.calls.on_new_request:
+            note(turn.request)
         self.turns.append(turn)
         return turn
 
@@ -187,16 +189,40 @@ class Scheduler:
         answer, worker.done = TierAnswer(tuple(worker.done)), []
         finished, worker.finished = worker.finished, set()
         failed, worker.failed_blocks = worker.failed_blocks, set()
-        self.side.step_ended()
-        self.side.answered(answer)
+        for note in (*self.calls.catch_up, *self.calls.step_ended):
+            note()
+        self.hear(answer)
         for turn in [turn for turn in self.turns if turn.request.request_id in finished]:
             self._loaded(turn, failed)
+
+    def look_up(self, request: Any, cached: int) -> tuple[int | None, bool]:
+        """What is found beyond so many cached tokens."""
+        found: tuple[int | None, bool] = 0, False
+        for catch_up in self.calls.catch_up:
+            catch_up()
+        for look_up in self.calls.get_num_new_matched_tokens:
+            found = look_up(request, cached, found)
+        return found
+
+    def hear(self, answer: TierAnswer) -> None:
+        """Take what the workers say."""
+        for take in self.calls.answered:
+            take(answer, ())
+
+    def drop_copies(self) -> bool:
+        """Give up what the colder tiers hold; False while a request waits for some of it."""
+        return all([drop() for drop in self.calls.reset_cache])  # noqa: C419
+
+    @property
+    def busy(self) -> bool:
+        """Whether only another step can report the end of a transfer, or begin one."""
+        return any(has_work() for has_work in self.calls.has_pending_push_work)
 
     def _admit(self, turn: Turn, written: list[tuple[Any, bytes]]) -> None:
         request, hashes = turn.request, turn.request.block_hashes
         if not turn.blocks:
             hits = self._hits(hashes[: (request.num_tokens - 1) // BLOCK_SIZE])
-            tokens, _ = self.side.request_looked_up(request, len(hits) * BLOCK_SIZE)
+            tokens, _ = self.look_up(request, len(hits) * BLOCK_SIZE)
             if tokens is None:
                 return
             assert tokens % BLOCK_SIZE == 0
@@ -233,9 +259,8 @@ class Scheduler:
             turn.hits = len(held)
         turn.blocks = [*held, *self.pool.get_new_blocks(new)]
         ids = [block.block_id for block in turn.blocks]
-        self.side.request_scheduled(
-            turn.request, SimpleNamespace(get_block_ids=lambda: (ids,)), to_load
-        )
+        for note in self.calls.update_state_after_alloc:
+            note(turn.request, SimpleNamespace(get_block_ids=lambda: (ids,)), to_load)
         return True
 
     def _loaded(self, turn: Turn, failed: set[int]) -> None:
@@ -256,7 +281,8 @@ class Scheduler:
     def end(self, turn: Turn) -> None:
         """A request finishes, or is aborted in whatever state it is."""
         ids = [block.block_id for block in turn.blocks]
-        self.side.request_finished(turn.request, (ids,))
+        for note in self.calls.request_finished:
+            note(turn.request, (ids,))
         loading, turn.state = turn.state == "loading", "over"
         if not loading:
             self._free(turn)
@@ -329,7 +355,7 @@ class Engine(Scheduler):
         """Steps until nobody has anything to do."""
         for _ in range(50):
             self.step()
-            if not self.side.busy and not self.worker.open:
+            if not self.busy and not self.worker.open:
                 return
             self.worker.finish_all()
         raise AssertionError("the workers are never done")

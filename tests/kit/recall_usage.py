@@ -8,15 +8,15 @@ from typing import Any
 def used(engine: Any, tokens: list[int], output: int = 1, **fields: Any) -> dict[str, int]:
     """Serve a request alone; what it says of its recall. Empty if it says nothing."""
     told: list[Any] = []
-    recall = engine.side.bridge.recall
-    finished = recall.request_finished
+    finished = engine.connector.request_finished_all_groups
 
-    def request_finished(request_id: str) -> Any:
-        told.append(finished(request_id))
-        return told[-1]
+    def request_finished(request: Any, block_ids: Any) -> Any:
+        answer = finished(request, block_ids)
+        told.append(answer[1])
+        return answer
 
-    recall.request_finished = request_finished
+    engine.connector.request_finished_all_groups = request_finished
     engine.serve(tokens, output, **fields)
-    recall.request_finished = finished
+    engine.connector.request_finished_all_groups = finished
     found: dict[str, int] = {} if told[0] is None else told[0]["kvgraph"]["recall"]
     return found

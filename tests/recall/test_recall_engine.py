@@ -338,7 +338,7 @@ def test_what_is_spliced_has_other_names_than_what_was_computed(
         directory.drop(copy)
     again = engine.ask(joined(document, later, words(40, 8)), 2, **session("mine"))
     engine.until(lambda: again.num_output_tokens)
-    assert engine.side.bridge.recall.exact[again.request_id] == 0
+    assert engine.side.recall.exact[again.request_id] == 0
     assert not set(again.block_hashes) & set(computed)
 
 
@@ -434,7 +434,7 @@ def test_who_says_not_whose_text_it_is_is_told_why_nothing_comes_back(
     for _ in range(2):
         assert "name its session" in used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)["refused"]
         assert used(engine, joined(DOCUMENT, ASK)) == {}, "who did not ask is not bothered"
-    assert not engine.side.bridge.recall._opt_in._ownerless
+    assert not engine.side.recall._opt_in._ownerless
 
 
 def test_two_sessions_with_one_text_have_private_names_of_their_own(engine: Any) -> None:

@@ -153,9 +153,9 @@ def test_a_dropped_file_has_a_copy_when_the_pool_has_forgotten_it(engine: Any) -
 
 
 def test_it_has_one_although_the_advice_says_that_nothing_is_worth_a_copy(engine: Any) -> None:
-    step = engine.side.bridge.step
+    spill = engine.side.bridge.spill
     advice = EvictionRanking.empty(0.0)
-    engine.side.bridge.step = lambda _, wanted, taken: step(advice, wanted, taken)
+    engine.side.bridge.spill = lambda _, wanted, taken: spill(advice, wanted, taken)
     request = engine.ask([*HEAD, *FILE, *words(10, 3)], 2, **ASKS)
     engine.settle()
     file = list(request.block_hashes[2:14])

@@ -26,15 +26,14 @@ def engine(recalls: Callable[..., Any]) -> Any:
 
 def usage_of(engine: Any, request: Any) -> dict[str, int]:
     """What a request that is under way says at its end."""
-    recall, told = engine.side.bridge.recall, dict[str, Any]()
-    finished = recall.request_finished
+    told, finished = dict[str, Any](), engine.connector.request_finished_all_groups
 
-    def watched(request_id: str) -> Any:
-        answer = finished(request_id)
-        told[request_id] = answer
+    def watched(ended: Any, block_ids: Any) -> Any:
+        answer = finished(ended, block_ids)
+        told[ended.request_id] = answer[1]
         return answer
 
-    recall.request_finished = watched
+    engine.connector.request_finished_all_groups = watched
     engine.until(request.is_finished)
     usage: dict[str, int] = told[request.request_id]["kvgraph"]["recall"]
     return usage

@@ -35,7 +35,7 @@ class Fleet:
     def engine(self, **options: Any) -> Engine:
         engine = Engine(started=False, store=self._settings, **options)
         engine.worker.store = self._contents
-        engine.bridge.answered(TierAnswer(starts=(WorkerStart(32, store_name=NAME),)))
+        engine.hear(TierAnswer(starts=(WorkerStart(32, store_name=NAME),)))
         return engine
 
     def settle(self, engine: Engine) -> None:
@@ -70,7 +70,7 @@ class Fleet:
 def heard(engine: Engine) -> None:
     """Wait for the store's word, which comes from a thread and by no engine's clock."""
     deadline = time.monotonic() + 10.0
-    lookup = engine.bridge.lookup
+    lookup = engine.side.store.lookup
     while lookup is not None and not lookup.answered:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -238,8 +238,8 @@ def test_the_sidecar_hears_what_is_in_the_store_and_what_is_lost_there(tmp_path:
     one, two = fleet.engine(), fleet.engine()
     fleet.serve(one, prompt(4, 1))
     given = b"".join(told(one, BlocksSpilled))
-    assert len(given) == 8 * len(one.bridge.sharer.known()) > 0
-    assert given in b"".join(each.hashes for each in one.bridge.copies())
+    assert len(given) == 8 * len(one.side.store.sharer.known()) > 0
+    assert given in b"".join(each.hashes for each in one.side.copies())
     fleet.serve(two, prompt(4, 1))
     found = told(two, BlocksSpilled)[0]
     assert found
@@ -249,5 +249,5 @@ def test_the_sidecar_hears_what_is_in_the_store_and_what_is_lost_there(tmp_path:
     three = fleet.engine()
     fleet.serve(three, prompt(4, 1))
     assert b"".join(told(three, CopiesDropped)) == given[:8], "the first that is not there"
-    one.bridge.drop_copies()
+    one.drop_copies()
     assert not one.bridge.ledger.report().reads_store

@@ -281,4 +281,4 @@ def test_an_idle_engine_does_not_step_for_it() -> None:
     engine.step()
     engine.worker.finish_all()
     engine.step()
-    assert not engine.side.busy
+    assert not engine.busy

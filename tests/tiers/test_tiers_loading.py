@@ -127,7 +127,7 @@ def test_whom_a_prefetch_keeps_waiting_for_too_long_computes() -> None:
     first = parked(engine)
     engine.advise(keys(first))
     engine.step()
-    assert engine.bridge.lend()
+    assert engine.bridge.promises.lend()
     engine.advise()
     now = engine.bridge.ledger.clock()
     turn = engine.ask(prompt(4, 1))
@@ -255,11 +255,11 @@ def test_a_request_that_waits_is_looked_up_once_until_a_copy_is_lost(
     run, runs = engine.directory.run, list[int]()
     monkeypatch.setattr(engine.directory, "run", lambda hashes: runs.append(1) or run(hashes))
     for _ in range(10):
-        assert engine.side.request_looked_up(turn.request, 0) == (8 * BLOCK_SIZE, True)
+        assert engine.look_up(turn.request, 0) == (8 * BLOCK_SIZE, True)
     assert len(runs) == 1
-    assert engine.side.request_looked_up(turn.request, BLOCK_SIZE) == (7 * BLOCK_SIZE, True)
+    assert engine.look_up(turn.request, BLOCK_SIZE) == (7 * BLOCK_SIZE, True)
     engine.bridge.ledger.give_up([engine.directory.warm(turn.request.block_hashes[2])])
-    assert engine.side.request_looked_up(turn.request, 0) == (2 * BLOCK_SIZE, True)
+    assert engine.look_up(turn.request, 0) == (2 * BLOCK_SIZE, True)
 
 
 def test_while_a_request_waits_for_room_its_load_s_victims_are_not_looked_at_in_every_step(
@@ -273,11 +273,11 @@ def test_while_a_request_waits_for_room_its_load_s_victims_are_not_looked_at_in_
     monkeypatch.setattr(queue, "iter_blocks_after", lambda at: walks.append(at) or walk(at))
     held = engine.pool.get_new_blocks(2)
     for _ in range(10):
-        engine.side.request_looked_up(turn.request, 0)
+        engine.look_up(turn.request, 0)
     assert len(walks) == 1
     engine.pool.free_blocks(held)
     walks.clear()
-    engine.side.request_looked_up(turn.request, 0)
+    engine.look_up(turn.request, 0)
     assert walks, "there may be room now"
 
 

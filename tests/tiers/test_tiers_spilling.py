@@ -122,7 +122,7 @@ def test_a_failed_spill_is_counted_and_gives_its_room_back() -> None:
     assert engine.counts.spill_failed > 0
     assert engine.counts.spill_lost > 0
     engine.directory.voided.take()
-    while engine.side.busy:
+    while engine.busy:
         engine.worker.finish_all()
         engine.step()
     assert engine.directory.room + engine.directory.warm_blocks == 4
@@ -240,8 +240,9 @@ def test_records_that_are_told_after_a_reset_are_of_older_weights_and_erased() -
     engine = Engine(cold=8, started=False)
     bridge, hashes = engine.bridge, engine.hashes_of(prompt(3, 1))
     assert engine.reset()
-    engine.side.step_ended()  # a step's output arrives
-    engine.side.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes)),)))
+    for catch_up in engine.calls.catch_up:
+        catch_up()  # a step's output arrives
+    engine.hear(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes)),)))
     assert engine.directory.cold_blocks == 0
     assert set(bridge.outstanding().erase) == set(hashes)
 
@@ -317,7 +318,7 @@ def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:
     engine.step()
     assert [type(job) for job in engine.worker.open] == [Demote] * len(engine.worker.open)
     assert engine.worker.open
-    assert not engine.side.busy
+    assert not engine.busy
     engine.settle()
 
 
@@ -445,12 +446,12 @@ def test_a_prefetch_under_way_does_not_stop_a_reset() -> None:
     first = parked(engine)
     engine.advise(keys(first))
     engine.step()
-    assert engine.bridge.lend()
+    assert engine.bridge.promises.lend()
     engine.advise()
     assert engine.reset()
     during = engine.ask(prompt(3, 90))
     engine.step()
-    held = {block.block_id for block in engine.bridge.lend()}
+    held = {block.block_id for block in engine.bridge.promises.lend()}
     assert not held & {block.block_id for block in during.blocks}, "a worker still writes to them"
     engine.end(during)
     engine.settle()

@@ -170,7 +170,7 @@ class LiveSessions:
         pool: The live block pool.
         group: The observed KV cache group.
         read: Reads a request's hints.
-        copied: How many of these hashes, from the first on, a tier can bring back.
+        copied: How many of these hashes, from the first on, a tier can bring back; None: no tiers.
         fetches: Whether this engine fetches prompts' blocks from other engines; if not, a request's
             word on that is ignored.
     """
@@ -180,7 +180,7 @@ class LiveSessions:
         pool: BlockPool,
         group: ObservedGroup,
         read: Callable[[Request], Meaning],
-        copied: Callable[[Sequence[bytes]], int],
+        copied: Callable[[Sequence[bytes]], int] | None,
         fetches: bool = False,
     ) -> None:
         self._pool, self._fetches = pool, fetches
@@ -280,7 +280,7 @@ class LiveSessions:
         here = 0
         if hashes and block_of(hashes[0] + suffix) is not None:
             here = bisect_left(hashes, True, key=lambda each: block_of(each + suffix) is None)
-        return here + self._copied(hashes[here:])
+        return here if self._copied is None else here + self._copied(hashes[here:])
 
     def _comes_from_elsewhere(self, request: Request) -> bool:
         """Return whether another engine computed the prompt and keeps its blocks for fetching."""

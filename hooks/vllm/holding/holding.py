@@ -24,7 +24,10 @@ from .arrivals import LiveSessions, RequestArrival
 from .queue import HoldingQueue
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
+
+    from ..parts import BlockIds
 
 logger = logging.getLogger(__name__)
 
@@ -196,10 +199,12 @@ class Holding:
         self._log.held(asks, advice)
         return True
 
-    def is_held(self, request_id: str) -> bool:
-        return self.queue.is_held(request_id)
+    def on_new_request(self, request: Request) -> None:
+        """Note that a request arrived; if it is not held, it waits in vLLM's queue."""
+        if not self.queue.is_held(request.request_id):
+            self.queue.say_queued(request)
 
-    def scheduled(self, request: Request) -> None:
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, _: int) -> None:
         """Note that a request got blocks."""
         self._rule.started(request.request_id, self._clock())
         self._sessions.scheduled(request.request_id)
@@ -210,7 +215,7 @@ class Holding:
         if held is not None:
             self._log.ended(held, "gone", self._clock())
 
-    def finished(self, request: Request) -> None:
+    def request_finished(self, request: Request, block_ids: BlockIds) -> None:
         """Note that a request ended, in whatever state it was."""
         self._rule.ended(request.request_id)
         self._sessions.finished(request)
@@ -281,33 +286,3 @@ class Holding:
 
 def _never() -> float:
     return -math.inf
-
-
-class NoHolding:
-    """Stands in for ``Holding`` where no request is ever held."""
-
-    rests = True
-
-    def arrived(self, request: Request) -> bool:
-        return False
-
-    def is_held(self, request_id: str) -> bool:
-        return False
-
-    def scheduled(self, request: Request) -> None:
-        pass
-
-    def removed(self, request_id: str) -> None:
-        pass
-
-    def finished(self, request: Request) -> None:
-        pass
-
-    def step(self) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def held_requests(self) -> list[AnyEvent]:
-        return []

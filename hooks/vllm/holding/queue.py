@@ -8,7 +8,7 @@ not looked up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ class HoldingQueue:
         scheduler: The scheduler whose queue is replaced, on this instance only.
         holds: Whether a new request is to be held; must not raise.
         gone: Called with the id of a held request that was removed; must not raise.
-
-    Attributes:
-        queued: Called with a held request that moves into vLLM's queue; must not raise.
+        queued: Called with a request that moves into vLLM's queue; must not raise.
         unqueued: Called with the id of a queued request that is held after all; must not raise.
 
     Raises:
@@ -42,6 +40,8 @@ class HoldingQueue:
         scheduler: Scheduler,
         holds: Callable[[Request], bool],
         gone: Callable[[str], None],
+        queued: Sequence[Callable[[Request], object]] = (),
+        unqueued: Sequence[Callable[[str], object]] = (),
     ) -> None:
         if missing := [name for name in _RELIED_ON if not hasattr(scheduler, name)]:
             raise TypeError(f"{type(scheduler).__name__} has no {', '.join(missing)}")
@@ -52,8 +52,7 @@ class HoldingQueue:
         self._held: dict[str, Request] = {}  # in the order of their arrival
         self._last: Request | None = None  # the last one released
         self._ends = False  # release all when vLLM next looks
-        self.queued: Callable[[Request], None] = _ignore
-        self.unqueued: Callable[[str], None] = _ignore
+        self.queued, self.unqueued = queued, unqueued
         scheduler.waiting = self
 
     # What we ask --------------------------------------------------------------------------------
@@ -112,7 +111,8 @@ class HoldingQueue:
         request = self._queue.pop_request()
         self._held[request.request_id] = request
         self._scheduler.deferred_waiting.add(request)
-        self.unqueued(request.request_id)
+        for note in self.unqueued:
+            note(request.request_id)
 
     def is_held(self, request_id: str) -> bool:
         return request_id in self._held
@@ -142,7 +142,7 @@ class HoldingQueue:
         # Not at once: an error of ours may come between vLLM's look at the head and its taking it
         # out, and a request put before that one would be taken in its place.
         self._holds, self._gone = _never, _ignore
-        self.queued = self.unqueued = _ignore  # they may be what failed
+        self.queued = self.unqueued = ()  # they may be what failed
         self._ends = True
 
     def _leave(self) -> None:
@@ -154,7 +154,12 @@ class HoldingQueue:
     def _resume(self, request: Request) -> None:
         if request.status.name == "WAITING":  # else vLLM counts it: it waits for its grammar
             self._scheduler.deferred_waiting.discard(request)
-        self.queued(request)
+        self.say_queued(request)
+
+    def say_queued(self, request: Request) -> None:
+        """Say that a request waits in vLLM's queue."""
+        for note in self.queued:
+            note(request)
 
     # What vLLM asks, as in its ``RequestQueue`` --------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,16 +17,18 @@ from ...settings import RECALL_SHARED_VARIABLE
 from ...tiers.directory import Copy, CopyDirectory
 from ...tiers.jobs import SpliceRun
 from ...tiers.ledger import TierLedger
-from ..tiers.bridge import NoRecall
 from ..tiers.loader import Loader, Splice
+from ..tiers.spiller import Spiller
 from .opt_in import OptIn, OwnBranches
 from .own_text import ExactOnly, OwnText, PromptSources
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
 
     from ..groups import ObservedGroup
-    from ..tap import Cached
+    from ..parts import BlockIds, Found, Told
+    from ..tap import Changes
 
 _AGAIN_S: Final = 0.1  # then a waiting request is matched anew, if anything changed; chosen
 
@@ -192,16 +194,12 @@ _MOST_DUE: Final = 65_536  # blocks whose copies were not begun yet; chosen
 
 
 class WantedCopies:
-    """Has opted-in requests' blocks copied soon after they are computed, and again before eviction.
-
-    Attributes:
-        wanted: Keys of these blocks, oldest first.
-    """
+    """Has opted-in requests' blocks copied soon after they are computed, and again before
+    eviction."""
 
     def __init__(self, ledger: TierLedger) -> None:
         self._ledger = ledger
         self._due: deque[bytes] = deque(maxlen=_MOST_DUE)
-        self.wanted: dict[int, None] = {}
 
     @property
     def due(self) -> bool:
@@ -210,10 +208,10 @@ class WantedCopies:
 
     def add(self, hashes: Sequence[bytes]) -> None:
         """Ask for copies of these blocks."""
-        self.wanted.update(dict.fromkeys(map(key_of, hashes)))
-        excess = len(self.wanted) - _MOST_DUE
-        for key in list(islice(self.wanted, max(0, excess))):
-            del self.wanted[key]
+        wanted = self._ledger.wanted
+        wanted.update(dict.fromkeys(map(key_of, hashes)))
+        for key in list(islice(wanted, max(0, len(wanted) - _MOST_DUE))):
+            del wanted[key]
         self._due.extend(each for each in hashes if each not in self._ledger.directory)
 
     def keep_here(self, hashes: Sequence[bytes]) -> None:
@@ -227,7 +225,7 @@ class WantedCopies:
 
     def clear(self) -> None:
         self._due.clear()
-        self.wanted.clear()
+        self._ledger.wanted.clear()
 
 
 NO_OWNER: Final = (
@@ -236,20 +234,21 @@ NO_OWNER: Final = (
 )
 
 
-class SpanRecall(NoRecall):
+class SpanRecall:
     """Covers the start of opted-in prompts: exact prefix, exact copies, then spans of other copies.
 
     Args:
         group: The observed KV cache group.
         ledger: Records copies.
         loader: Begins loads.
+        spiller: Begins copies.
         index: The text of opted-in requests' blocks.
         limits: What the model's calibration allows.
         opt_in: Which requests asked for recall.
         exact_only: Keeps approximate blocks out of the prefix cache.
 
     Attributes:
-        exact: Number of exact tokens, by id of each approximate request that runs.
+        exact: The ledger's.
         exact_only: The given one.
         copies: Copies wanted of opted-in requests' blocks.
     """
@@ -259,12 +258,13 @@ class SpanRecall(NoRecall):
         group: ObservedGroup,
         ledger: TierLedger,
         loader: Loader,
+        spiller: Spiller,
         index: SpanIndex,
         limits: SpliceLimits,
         opt_in: OptIn,
         exact_only: ExactOnly,
     ) -> None:
-        self._group, self._ledger, self._loader = group, ledger, loader
+        self._group, self._ledger, self._loader, self._spiller = group, ledger, loader, spiller
         self._index, self._plans = index, SplicePlans(group, ledger, index, limits)
         self._opt_in, self.exact_only = opt_in, exact_only
         self._running: dict[str, Request] = {}
@@ -272,10 +272,10 @@ class SpanRecall(NoRecall):
         self._branches = OwnBranches(group.block_size)
         self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
-        self.exact: dict[str, int] = {}
+        self.exact = ledger.exact
         self.copies = WantedCopies(ledger)
 
-    def request_queued(self, request: Request) -> None:
+    def on_new_request(self, request: Request) -> None:
         """Let a session's request find the session's approximate blocks, before anything is looked
         up."""
         owner = self._opt_in.owner(request)
@@ -284,38 +284,37 @@ class SpanRecall(NoRecall):
             if exact is not None:
                 self.exact[request.request_id] = exact * self._group.block_size
 
-    def looked_up(
-        self, request: Request, first: int, answer: tuple[int | None, bool]
-    ) -> tuple[int | None, bool]:
-        """Return how many tokens a load can bring: the exact ones, and those spliced after them.
-
-        Args:
-            first: Blocks that the pool holds.
-            answer: What the exact lookup found beyond them.
-        """
-        exact, _ = answer
+    def get_num_new_matched_tokens(
+        self, request: Request, computed_tokens: int, found: Found
+    ) -> Found:
+        """Return how many tokens a load can bring: those that were found, which are exact, and
+        those spliced after them."""
+        exact, _ = found
         domain = self._opt_in.domain(request)
         if exact is None or domain is None:
-            return answer
+            return found
 
         def domains() -> Sequence[Domain]:
             tried = request.request_id in self._tried
             return () if tried else self._own.domains(request, domain)
 
+        first = computed_tokens // self._group.block_size
         plan = self._plans.plan(request, domains, first, exact)
-        return (exact + plan.spliced, True) if plan.pieces else answer
+        return (exact + plan.spliced, True) if plan.pieces else found
 
     def spliced(self, request: Request, to_load: int) -> int:
         """Return how many of a load's ``to_load`` tokens are spliced."""
         return self._plans.spliced(request.request_id, to_load)
 
-    def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
-        """Note that a request got its blocks; return whether its load was begun here.
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, to_load: int
+    ) -> None:
+        """Note that a request got its blocks, and begin to load ``to_load`` tokens."""
+        begun = self._begins(request, blocks, to_load)
+        self._loader.update_state_after_alloc(request, blocks, 0 if begun else to_load)
 
-        Args:
-            ids: Its block ids.
-            to_load: Tokens that vLLM expects from the load.
-        """
+    def _begins(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> bool:
+        """Whether something is spliced, so that the load was begun here."""
         if self._opt_in.domain(request) is None:
             return False
         self._running[request.request_id] = self._prefilling[request.request_id] = request
@@ -331,16 +330,18 @@ class SpanRecall(NoRecall):
         self._set_apart(request, whole)
         self._tried.add(request.request_id)
         hashes = self._group.hashes(request, whole * size)[plan.first :]
+        ids = blocks.get_block_ids()[self._group.index]
         splice = splice_of(plan.pieces, ids, size, self._ledger.directory)
         self._loader.begin(request.request_id, hashes, ids[plan.first : whole], splice)
         return True
 
-    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+    def request_finished(self, request: Request, _: BlockIds) -> Told:
         """Index an ended request's text, and return its usage if it opted in."""
-        request, read = self._running.pop(request_id, None), self._own.read(request_id)
+        request_id = request.request_id
+        known, read = self._running.pop(request_id, None), self._own.read(request_id)
         refused = self._opt_in.has_no_owner(request_id)
-        if request is not None:
-            self._keep(request)
+        if known is not None:
+            self._keep(known)
         self._plans.take(request_id)
         self._prefilling.pop(request_id, None)
         self._opt_in.forget(request_id)
@@ -350,18 +351,24 @@ class SpanRecall(NoRecall):
         self._tried.discard(request_id)
         if refused:
             return {"kvgraph": {"recall": {"refused": NO_OWNER}}}
-        if request is None or read is None:
+        if known is None or read is None:
             return None
         return {"kvgraph": {"recall": _usage(read, request.num_prompt_tokens)}}
 
-    def cached(self, runs: Sequence[Cached]) -> None:
+    def changed(self, changes: Changes) -> None:
         """Keep the approximate ones of newly cached blocks off the disk."""
-        for request, _, first, end in runs if self.exact else ():
+        for request, _, first, end in changes.cached if self.exact else ():
             exact = self.exact.get(request.request_id)
             if exact is not None:
                 size = self._group.block_size
                 hashes = self._group.hashes(request, end * size)
                 self.copies.keep_here(hashes[max(first, exact // size) :])
+        if changes.then_reset:
+            self.reset_cache()
+
+    def copy_due(self) -> None:
+        """Begin to copy what is due."""
+        self._spiller.copy(self.take_due(), self._group.suffix)
 
     def take_due(self) -> list[bytes]:
         """Return hashes of blocks to copy now, while they are sure to be in the pool."""
@@ -372,17 +379,17 @@ class SpanRecall(NoRecall):
                 self.copies.add(self._kept_blocks(request))
         return self.copies.take()
 
-    @property
-    def busy(self) -> bool:
+    def has_pending_push_work(self) -> bool:
         """Whether copies are still due."""
         return self.copies.due
 
-    def clear(self) -> None:
+    def reset_cache(self) -> bool:
         """Forget all text, because the bytes behind it are no longer valid."""
         self._index.clear()
         self._branches.clear()
         self.copies.clear()
         self._plans.clear()
+        return True
 
     def _note_read(self, request: Request, found: int, pieces: Sequence[Piece] = ()) -> None:
         exact = min(found, self.exact.get(request.request_id, found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ...recall.gate import Calibration, calibration_file, identity_of, load
 from ...recall.spans import SpanIndex
 from ...settings import engine_settings
 from ...threads import Once
-from ..tiers.bridge import NoRecall, NoTiers, TierCacheBridge
 from ..tiers.worker import weights_of
 from .opt_in import OptIn
 from .own_text import ExactOnly
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
     from ...requests.hints import Meaning
     from ..groups import ObservedGroup
+    from ..parts import BlockIds, Found, Told
+    from ..tiers.bridge import TierCacheBridge
 
 
 def model_identity(model: ModelConfig, max_model_len: int | None) -> str:
@@ -52,7 +53,7 @@ MOST_TOKENS: Final = 1 << 22  # that are kept: some 250 MiB in blocks of 16; cho
 _REFUSED: Final = "kvgraph: no recall in this engine: %s"
 
 
-class RefusedRecall(NoRecall):
+class RefusedRecall:
     """Tells requests that ask for recall why this engine has none; the first one also leaves a
     warning."""
 
@@ -60,18 +61,17 @@ class RefusedRecall(NoRecall):
         self._reason, self._opt_in, self._once = reason, opt_in, Once(logger)
         self._refused: set[str] = set()
 
-    def looked_up(
-        self, request: Request, first: int, answer: tuple[int | None, bool]
-    ) -> tuple[int | None, bool]:
-        """Return the answer unchanged."""
+    def get_num_new_matched_tokens(self, request: Request, _: int, found: Found) -> Found:
+        """Return what was found."""
         asks = self._opt_in.domain(request) is not None
         if asks or self._opt_in.has_no_owner(request.request_id):
             self._once.warn("refused", _REFUSED, self._reason)
             self._refused.add(request.request_id)
-        return answer
+        return found
 
-    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+    def request_finished(self, request: Request, _: BlockIds) -> Told:
         """Return the refusal and its reason, if the request asked."""
+        request_id = request.request_id
         self._opt_in.forget(request_id)
         if request_id not in self._refused:
             return None
@@ -79,23 +79,22 @@ class RefusedRecall(NoRecall):
         return {"kvgraph": {"recall": {"refused": self._reason}}}
 
 
-def attach_recall(
+def new_recall(
     config: VllmConfig,
     group: ObservedGroup,
-    bridge: TierCacheBridge | NoTiers,
+    bridge: TierCacheBridge | None,
     manager: KVCacheManager | None,
     meaning: Callable[[Request], Meaning],
-) -> NoRecall:
-    """Set up recall for an engine's tiers and return it; a stand-in if it is off or not
-    possible."""
+) -> SpanRecall | RefusedRecall | None:
+    """Make recall for an engine's tiers, or what refuses it; None if it is off."""
     settings = engine_settings("recall", "recall_shared", "recall_always")
     everybody = settings.recall is True
     if settings.recall is False:
-        return NoRecall()
-    if isinstance(bridge, NoTiers):
+        return None
+    if bridge is None:
         if everybody:
             logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
-        return NoRecall()
+        return None
     opt_in = OptIn(everybody, meaning, settings.recall_shared)
     try:
         if manager is None:
@@ -104,18 +103,16 @@ def attach_recall(
     except (ConfigError, RopeError, StorageError) as error:
         level = logging.WARNING if everybody else logging.INFO
         logger.log(level, _REFUSED, str(error))  # with it, whoever keeps records kept the engine
-        bridge.recall = RefusedRecall(str(error), opt_in)
-        return bridge.recall
+        return RefusedRecall(str(error), opt_in)
     most = MOST_TOKENS // group.block_size
     shortest = calibration.limits.least_tokens
     index = SpanIndex(group.block_size, most, np.random.default_rng(), shortest)
-    recall = SpanRecall(
-        group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
-    )
-    bridge.recall, bridge.spiller.marks.wanted = recall, recall.copies.wanted
     bridge.ledger.costs.splices_always = settings.recall_always
     logger.info("kvgraph: recall is possible: %s", calibration.reason)
-    return recall
+    return SpanRecall(
+        group, bridge.ledger, bridge.loader, bridge.spiller, index, calibration.limits, opt_in,
+        ExactOnly(manager),
+    )  # fmt: skip
 
 
 def calibration_for(config: VllmConfig) -> Calibration:

@@ -3,9 +3,8 @@ when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from ....graph.types import Keys
 from ....graph.wire.advice import EvictionRanking
@@ -13,6 +12,7 @@ from ....graph.wire.events import AnyEvent
 from ...settings import TierSettings
 from ...tiers.jobs import Load, TierAnswer, TierWork, WorkerStart
 from ...tiers.ledger import TierLedger
+from ..parts import BlockIds, Calls, Found
 from .idle import IdleEngine, IdleWriter
 from .loader import Loader
 from .prefetcher import Prefetcher, WaitingLine
@@ -26,158 +26,7 @@ if TYPE_CHECKING:
 
     from ..groups import ObservedGroup
     from ..index import BlockIndex
-    from ..tap import Cached, Changes
-
-# Takes the place of bridge and worker in an engine without tiers; does nothing.
-
-
-class NoTiers:
-    """The bridge of an engine whose blocks have no copies; see ``TierCacheBridge``."""
-
-    keeps_promises = False
-    busy = owes = hears = False
-    reports: tuple[Callable[[], AnyEvent], ...] = ()
-
-    def request_queued(self, request: Request) -> None:
-        """Do nothing."""
-
-    def request_unqueued(self, request_id: str) -> None:
-        """Do nothing."""
-
-    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """Say that no load brings anything."""
-        return 0, False
-
-    def foresee(self, to_load: int) -> None:
-        """Nothing is loaded."""
-
-    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        """Do nothing: nothing is to be loaded."""
-
-    def retire(self) -> None:
-        """Do nothing: nothing was promised."""
-
-    def request_resumed(self, request_id: str) -> None:
-        """Do nothing: no load was promised."""
-
-    def promise_ended(self, request_id: str) -> None:
-        """Do nothing: no load was promised."""
-
-    def request_finished(self, request_id: str) -> dict[str, Any] | None:
-        """Do nothing."""
-        return None
-
-    def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
-        """Do nothing: the user's own connector promised the load."""
-
-    def offered(self, wanted: Callable[[], Keys | None]) -> int:
-        """0: nothing can be brought back."""
-        return 0
-
-    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> None:
-        """Do nothing: there are no workers."""
-
-    def outstanding(self) -> None:
-        """Return no orders: there are no workers."""
-
-    def step_ended(self) -> None:
-        """Do nothing."""
-
-    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Do nothing: no worker answers."""
-
-    def drop_copies(self) -> bool:
-        """Allow the reset: there are no copies."""
-        return True
-
-    def copied(self, hashes: Sequence[bytes]) -> int:
-        """0: no block can be brought back."""
-        return 0
-
-    def copies(self) -> list[AnyEvent]:
-        """No copies."""
-        return []
-
-    def adapted(self, keys: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def changed(self, changes: Changes) -> None:
-        """Do nothing."""
-
-    def lend(self) -> list[KVCacheBlock]:
-        """No blocks: no load of ours fills any."""
-        return []
-
-    def renewed(self) -> None:
-        """Do nothing: no load is under way."""
-
-
-class NoRecall:
-    """An engine in which nothing comes back at another position; see ``SpanRecall``."""
-
-    exact: Mapping[str, int] = MappingProxyType({})
-
-    @property
-    def busy(self) -> bool:
-        """False: there is nothing to do in another step."""
-        return False
-
-    def request_queued(self, request: Request) -> None:
-        """Do nothing."""
-
-    def looked_up(
-        self, request: Request, first: int, answer: tuple[int | None, bool]
-    ) -> tuple[int | None, bool]:
-        """Leave the answer as it is."""
-        return answer
-
-    def spliced(self, request: Request, to_load: int) -> int:
-        """0: no token comes from another position."""
-        return 0
-
-    def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
-        """Begin nothing."""
-        return False
-
-    def request_finished(self, request_id: str) -> dict[str, Any] | None:
-        """Keep nothing."""
-        return None
-
-    def cached(self, runs: Sequence[Cached]) -> None:
-        """Do nothing."""
-
-    def take_due(self) -> list[bytes]:
-        """No blocks."""
-        return []
-
-    def clear(self) -> None:
-        """Do nothing."""
-
-
-class NoWorker:
-    """A process without a shard of the tiers; see ``WorkerSide``."""
-
-    def register(self, views: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def submit(self, work: TierWork) -> None:
-        """Do nothing."""
-
-    def take_finished(self) -> set[str]:
-        """No requests: none waits for a load."""
-        return set()
-
-    def take_failed(self) -> set[int]:
-        """No blocks: no load failed."""
-        return set()
-
-    def take_answer(self) -> TierAnswer:
-        """No answer: nothing was asked."""
-        return TierAnswer()
-
-    def close(self) -> None:
-        """Do nothing."""
-
+    from ..tap import Changes
 
 # ``FirstWords``: what each worker reports once, at its start: its memory and its disk.
 
@@ -252,15 +101,17 @@ class Promises:
         """Note that ``request`` waits for a load into its blocks."""
         self._waiting[request.request_id] = request
 
-    def request_resumed(self, request_id: str) -> None:
-        """Note that a request runs."""
-        if self._waiting:
-            self._forget(request_id)
+    def update_state_after_alloc(self, request: Request, _: object, to_load: int) -> None:
+        """Note that a request runs, or waits for a load."""
+        if to_load:
+            self.made(request)
+        elif self._waiting:
+            self._forget(request.request_id)
 
-    def request_finished(self, request_id: str) -> None:
+    def request_finished(self, request: Request, _: object = None) -> None:
         """Note that a request ended. While its load is under way, vLLM keeps its blocks."""
-        if request_id in self._received:
-            self._forget(request_id)
+        if request.request_id in self._received:
+            self._forget(request.request_id)
 
     def received(self, request_ids: Iterable[str]) -> None:
         """Note that vLLM is about to learn that these loads are over, and has learned of failed
@@ -326,10 +177,10 @@ class NoPromises:
     def made(self, request: Request) -> None:
         """``request`` waits for a load into its blocks."""
 
-    def request_resumed(self, request_id: str) -> None:
-        """A request runs."""
+    def update_state_after_alloc(self, request: Request, _: object, to_load: int) -> None:
+        """A request runs, or waits for a load."""
 
-    def request_finished(self, request_id: str) -> None:
+    def request_finished(self, request: Request, _: object = None) -> None:
         """A request ended."""
 
     def received(self, request_ids: Iterable[str]) -> None:
@@ -366,17 +217,12 @@ class TierCacheBridge:
         by_priority: Whether vLLM's queue goes by priority.
 
     Attributes:
-        loader, recall: Bring copies back, where they were computed and at other positions.
+        loader: Brings copies back.
         keeps_promises: Whether resets are followed for the sake of loads that vLLM waits for.
         promises: Those loads.
-        reports: Reports the state of the tiers to the sidecar.
         spiller: Copies blocks before they go.
         line: Who waits in vLLM's queue, and for how many blocks.
-        request_unqueued: Told of a request that waited for blocks, and is held after all.
         idle: Wakes the engine for an order that comes while it has nothing to do.
-        foresee: Told how many tokens a load may bring next.
-        copied: Counts the hashes, from the first on, that can be brought back.
-        lend, renewed: As ``PoolTap`` calls them: blocks that need not block a reset; after one.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
@@ -393,49 +239,45 @@ class TierCacheBridge:
         by_priority: bool = False,
     ) -> None:
         self.ledger, self.adapted = ledger, ledger.kept_off_disk.update
-        self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group, self._pool, self._index = group, pool, index
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self.loader = Loader(group, ledger, self.spiller.load_victims)
-        self.foresee, self.copied = self.loader.foresee, ledger.directory.run
         self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
         self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
-        self.request_unqueued = self.line.leave
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
         self.idle = IdleEngine(ledger.clock)
         self.keeps_promises = manager is not None
         none = NoPromises(self.loader, self._prefetcher)
         self.promises: Promises | NoPromises = none if manager is None else Promises(pool, manager)
-        self.lend, self.renewed = self.promises.lend, self.promises.renewed
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
-        self.recall = NoRecall()
         self._found: dict[str, int] = {}  # by request: blocks of its prompt in the pool when asked
         self._first_words = FirstWords(workers, with_disk=settings.keeps_more)
 
-    def request_queued(self, request: Request) -> None:
+    def on_new_request(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
-        self.recall.request_queued(request)
         self.line.join(request, 1 + request.num_tokens // self._group.block_size)
 
-    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Request, computed_tokens: int, found: Found
+    ) -> Found:
         """Return what a load can bring of a request's tokens; see ``Loader.request_looked_up``."""
+        if found[0] is None:
+            return found  # others have to be waited for first
         self.line.close(request.request_id)
         if self._first_words.is_worth_waiting():
             return None, False
         first = self._found[request.request_id] = computed_tokens // self._group.block_size
         if answer := self.loader.remembered(request.request_id, first):
-            return self.recall.looked_up(request, first, answer)
+            return answer
         # The last token is always computed: its logits are what the request wants.
         hashes = self._group.hashes(request, request.num_tokens - 1)
-        found = self.loader.request_looked_up(request.request_id, hashes[first:], first)
-        return self.recall.looked_up(request, first, found)
+        return self.loader.request_looked_up(request.request_id, hashes[first:], first)
 
-    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        """Note that a request was given blocks; a load fills ``to_load`` tokens of them."""
-        if to_load:
-            self.promises.made(request)
-        else:
-            self.promises.request_resumed(request.request_id)
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, to_load: int
+    ) -> None:
+        """Note that a request was given blocks; the loader fills ``to_load`` tokens of them."""
+        self.promises.update_state_after_alloc(request, blocks, to_load)
         self.line.leave(request.request_id)
         found = self._found.pop(request.request_id, 0)
         self._idle_writer.request_scheduled(request, found + to_load // self._group.block_size)
@@ -443,36 +285,36 @@ class TierCacheBridge:
             hashes = self._group.hashes(request, found * self._group.block_size)
             self._prefetcher.hit(hashes)
             self.ledger.directory.used(hashes)
-        ids = blocks.get_block_ids()[self._group.index] if to_load else ()
-        # Last: once a load is ordered, nothing of ours may fail.
-        begun = self.recall.request_scheduled(request, ids, to_load)
-        self.loader.request_scheduled(request, ids, 0 if begun else to_load)
 
-    def retire(self) -> None:
-        """Decide nothing any more: from now on only ``request_resumed``, ``promise_ended``,
-        ``outstanding``, ``answered`` and ``owes`` are asked, and resets of the pool are followed.
+    def promised_calls(self) -> Calls:
+        """What goes on when all else has left; from now on nothing is decided.
+
+        No request may wait for ever. Jobs under way are followed to their end, so that the blocks
+        which they fill return to the pool; a load whose orders were never written is given to the
+        workers as one that cannot succeed. Resets are followed for good, since vLLM goes on holding
+        blocks back for loads of an engine that was given tiers; none is refused, because nothing is
+        offered any more.
         """
         self.idle.unbind()
-        self.recall = NoRecall()
+        return Calls(
+            update_state_after_alloc=[self.promises.update_state_after_alloc],
+            load_failed=[self.load_failed],
+            build_connector_meta=[lambda tokens, preempted: self.outstanding()],
+            answered=[self.answered],
+            has_pending_push_work=[lambda: self.owes],
+            request_finished=[self.promises.request_finished],
+        )
 
-    def request_resumed(self, request_id: str) -> None:
-        """Note that a request runs which we did not schedule: its promise is kept."""
-        self.promises.request_resumed(request_id)
-
-    def promise_ended(self, request_id: str) -> None:
-        """Note that a request ended, perhaps before the load that it was promised."""
-        self.promises.request_finished(request_id)
-
-    def request_finished(self, request_id: str) -> dict[str, Any] | None:
-        """Note that a request ended; returns what its caller is to know of its cache."""
+    def request_finished(self, request: Request, block_ids: BlockIds) -> None:
+        """Note that a request ended."""
+        request_id = request.request_id
         self.line.leave(request_id)
         self._found.pop(request_id, None)
-        self._idle_writer.request_finished(request_id, self.recall.exact.get(request_id))
+        self._idle_writer.request_finished(request_id)
         self.loader.request_finished(request_id)
-        self.promise_ended(request_id)
-        return self.recall.request_finished(request_id)
+        self.promises.request_finished(request)
 
-    def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
+    def load_failed(self, request: Request, blocks: KVCacheBlocks) -> None:
         """Fail the load that ``request`` waits for and nobody ordered."""
         self.promises.made(request)
         self._broken.append(_broken_load(request, blocks))
@@ -484,24 +326,32 @@ class TierCacheBridge:
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
         return self._prefetcher.offered(wanted()) if self._prefetches else 0
 
-    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> TierWork:
-        """Decide, after a step's allocations, what the workers shall do.
+    def spill(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> int:
+        """Begin to copy what is about to go, after a step's allocations; returns how many blocks
+        can go without a loss.
 
         Args:
             ranking: The latest advice; None without any.
             offered: See ``offered``.
             step: What was scheduled, and what that took from the pool.
         """
-        ledger, tokens = self.ledger, step.tokens
-        ledger.costs.step_began(tokens)
+        self.ledger.costs.step_began(step.tokens)
         loads = self.loader.take_begun()
-        taken = max(1 + tokens // self._group.block_size, step.evicted - loads)
-        spare = self.spiller.step(ranking, taken, loads, offered, step)
-        self.spiller.copy(self.recall.take_due(), self._group.suffix)
+        taken = max(1 + step.tokens // self._group.block_size, step.evicted - loads)
+        return self.spiller.step(ranking, taken, loads, offered, step)
+
+    def fetch(self, tokens: int, offered: int, spare: int) -> TierWork:
+        """Begin to write and to bring back what may be; returns what the workers shall do.
+
+        Args:
+            tokens: That the step computes.
+            offered: See ``offered``.
+            spare: See ``spill``.
+        """
         self._idle_writer.step()
         if offered:
             self._prefetcher.step(spare)
-        self.idle.worked(bool(tokens or ledger.book.has_new))
+        self.idle.worked(bool(tokens or self.ledger.book.has_new))
         return self.outstanding()  # last: an order that is taken and not returned is lost
 
     def outstanding(self) -> TierWork:
@@ -530,9 +380,7 @@ class TierCacheBridge:
     @property
     def hears(self) -> bool:
         """Whether ``changed`` does anything with what a step cached and evicted."""
-        return bool(
-            self.ledger.kept_off_disk or self._prefetcher.waits or type(self.recall) is not NoRecall
-        )
+        return bool(self.ledger.kept_off_disk or self._prefetcher.waits)
 
     @property
     def owes(self) -> bool:
@@ -542,14 +390,12 @@ class TierCacheBridge:
         """
         return bool(self._broken or self.ledger.book.pressing)
 
-    @property
-    def busy(self) -> bool:
-        """Whether it must go on stepping for that, to begin a job, or to take an order."""
-        return bool(self.owes or self.recall.busy or self.idle.due)
+    def has_pending_push_work(self) -> bool:
+        """Whether it must go on stepping for that, or to take an order."""
+        return bool(self.owes or self.idle.due)
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
-        self.recall.cached(changes.cached)
         if changes.evicted and (self.ledger.kept_off_disk or self._prefetcher.waits):
             keys = changes.evicted.keys.tolist()
             _forget_lost(self.ledger.kept_off_disk, self._pool, changes.evicted, keys)
@@ -561,12 +407,11 @@ class TierCacheBridge:
     def clear(self) -> None:
         """Drop all copies: the prefix cache was reset, perhaps for new weights."""
         self._prefetcher.clear()
-        self.drop_copies()
+        self.reset_cache()
 
-    def drop_copies(self) -> bool:
+    def reset_cache(self) -> bool:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
         self.ledger.clear()
-        self.recall.clear()
         self._idle_writer.end()
         self.spiller.look_again()
         return not self.promises.binding

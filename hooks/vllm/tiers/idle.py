@@ -196,11 +196,12 @@ class IdleWriter:
         if alone and self._ledger.directory.cold_capacity:
             self._running.setdefault(request.request_id, (request, found))
 
-    def request_finished(self, request_id: str, exact: int | None) -> None:
-        """Note that a request ended; of its tokens, the first ``exact`` are (None: all)."""
+    def request_finished(self, request_id: str) -> None:
+        """Note that a request ended; its approximate blocks stay off the disk."""
         request, found = self._running.pop(request_id, (None, 0))
         if request is None:
             return
+        exact = self._ledger.exact.get(request_id)
         if hashes := self._group.computed(request, exact)[found:]:
             self._left.append((self._ledger.clock() + self._idle_s, hashes))
             self._remembered += len(hashes)

@@ -14,6 +14,7 @@ from ...tiers.ledger import TierLedger
 from .spiller import LoadVictims
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
 
     from ..groups import ObservedGroup
@@ -115,7 +116,9 @@ class Loader:
         """Note that a load of so many tokens may be given its blocks next, or that none will."""
         self.load_victims.foresee(-(-tokens // self._group.block_size))
 
-    def request_scheduled(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, tokens: int
+    ) -> None:
         """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
         match = self._matches.pop(request.request_id, None)
         self._declined.discard(request.request_id)
@@ -127,8 +130,8 @@ class Loader:
             return
         assert match is not None, "a load that nobody offered"
         count = tokens // self._group.block_size
-        hashes = match.hashes[:count]
-        self.begin(request.request_id, hashes, block_ids[match.first : match.first + count])
+        ids = blocks.get_block_ids()[self._group.index][match.first : match.first + count]
+        self.begin(request.request_id, match.hashes[:count], ids)
 
     def request_finished(self, request_id: str) -> None:
         """Note that a request ended before it was allocated."""

@@ -75,12 +75,12 @@ class Sharer:
         if self._permits(request):
             self._running[request.request_id] = request
 
-    def request_finished(self, request_id: str, exact: int | None) -> None:
-        """Note that a request ended; of its tokens, the first ``exact`` are (None: all)."""
+    def request_finished(self, request_id: str) -> None:
+        """Note that a request ended; its approximate blocks are not shared."""
         request = self._running.pop(request_id, None)
         if request is None:
             return
-        hashes = self._group.computed(request, exact)
+        hashes = self._group.computed(request, self._ledger.exact.get(request_id))
         new = [each for each in hashes if each not in self._there]
         _remember(self._allowed, new)
         if self._at_turn_end:

@@ -189,14 +189,14 @@ class CopyMarks:
     Args:
         pool_blocks: Blocks of the pool.
         finds: Finds the blocks that are worth a copy, where nobody did beforehand.
+        wanted: Keys of blocks that are worth a copy whatever the sidecar considers.
 
     Attributes:
-        wanted: Keys of blocks that are worth a copy whatever the sidecar considers.
         worth: Keys of those that it does consider worth one; None: all are.
     """
 
-    def __init__(self, pool_blocks: int, finds: Finds) -> None:
-        self.wanted: Container[int] = ()
+    def __init__(self, pool_blocks: int, finds: Finds, wanted: Container[int] = ()) -> None:
+        self._wanted = wanted
         self.worth: frozenset[int] | None = None
         self._finds = finds
         self._spill_first: object = None  # the array that ``worth`` was made of
@@ -228,7 +228,7 @@ class CopyMarks:
 
         By their numbers first, as advice found them; of those, by what they hold now.
         """
-        worth, wanted = self.worth, self.wanted
+        worth, wanted = self.worth, self._wanted
         if worth is None:
             return range(len(found.blocks)), keys_in_pool(found.hashes)
         marks = self._marked[found.ids]
@@ -406,7 +406,7 @@ class Spiller:
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
         self._pool, self._ledger, self._spill_all = pool, ledger, spill_all
-        self.marks = CopyMarks(len(pool.blocks), finds)
+        self.marks = CopyMarks(len(pool.blocks), finds, ledger.wanted)
         self.load_victims = load_victims = LoadVictims(pool, ledger, self.marks)
         self.freed = load_victims.freed
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left

@@ -1,4 +1,4 @@
-"""``StoreBridge``: the tiers of an engine that shares a store with others."""
+"""``StoreTier``: what an engine shares with others in a store below its other tiers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ....graph.types import Tier
-from ....graph.wire.advice import EvictionRanking
 from ....graph.wire.events import AnyEvent, EngineHello
 from ....kernels.errors import StorageError
 from ...requests.hints import may_be_shared
@@ -18,11 +17,10 @@ from ...store.sealed import SealedRecords
 from ...store.stores import open_store
 from ...tiers.costs import TransferCosts
 from ...tiers.directory import Copy, CopyDirectory
-from ...tiers.jobs import TierAnswer, TierWork
+from ...tiers.jobs import TierAnswer
 from ...tiers.ledger import TierLedger, copied_events
-from .bridge import NoTiers, TierCacheBridge
+from .bridge import TierCacheBridge
 from .sharing import Sharer, StoreLookup
-from .spiller import StepTaken
 from .worker import OpenRecords, disk_identity
 
 if TYPE_CHECKING:
@@ -35,12 +33,14 @@ if TYPE_CHECKING:
     from ....kernels.layout import PagedKv
     from ..groups import ObservedGroup
     from ..index import BlockIndex
+    from ..parts import BlockIds, Found
+    from ..tap import Changes
 
 logger = logging.getLogger(__name__)
 
 
-class StoreBridge(TierCacheBridge):
-    """Tiers with a shared store below them: POOL.
+class StoreTier:
+    """A shared store below the other tiers: POOL.
 
     What the pool, memory and disk lack of a prompt is looked up in the store, once per request, and
     loaded by way of the memory. What requests leave goes there. After a reset of the prefix cache
@@ -48,8 +48,12 @@ class StoreBridge(TierCacheBridge):
     the store nor writes to it.
 
     Args:
-        The same as ``TierCacheBridge``, and ``hello``: what this engine says of itself;
-            ``settings`` name the store.
+        pool: The live block pool.
+        group: The observed KV cache group.
+        bridge: The other tiers.
+        settings: Name the store.
+        workers: How many workers answer.
+        hello: What this engine says of itself.
 
     Attributes:
         sharer: Gives the store blocks.
@@ -60,89 +64,86 @@ class StoreBridge(TierCacheBridge):
         self,
         pool: BlockPool,
         group: ObservedGroup,
-        index: BlockIndex,
-        settings: TierSettings,
-        ledger: TierLedger,
-        emit: Callable[[AnyEvent], None],
+        bridge: TierCacheBridge,
+        settings: StoreSettings,
         workers: int,
-        manager: KVCacheManager | None,
-        by_priority: bool,
         hello: Callable[[], EngineHello],
     ) -> None:
-        super().__init__(pool, group, index, settings, ledger, emit, workers, manager, by_priority)
-        self._hello = hello
-        assert settings.store is not None
+        ledger = bridge.ledger
+        self._group, self._ledger, self._hello, self._workers = group, ledger, hello, workers
         self._names: list[str] = []
-        self._workers = workers
-        self.lookup = _lookup(settings.store, ledger.clock)
+        self._failed = self._loaded = 0  # when the workers answered last
+        self.lookup = _lookup(settings, ledger.clock)
         ledger.reads_store = self.lookup is not None
         self.sharer = Sharer(
             group,
             ledger,
-            lambda hashes: self.spiller.copy(hashes, group.suffix),
+            lambda hashes: bridge.spiller.copy(hashes, group.suffix),
             lambda block_hash: _is_cached(pool, block_hash + group.suffix),
-            permits(settings.store),
-            settings.store.at_turn_end,
+            permits(settings),
+            settings.at_turn_end,
         )
 
-    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """Return what a load can bring; a short while is waited for the store's word."""
+    def get_num_new_matched_tokens(
+        self, request: Request, computed_tokens: int, found: Found
+    ) -> Found:
+        """Have a short while waited for the store's word."""
         if self.lookup is not None and self.lookup.names:
             first = computed_tokens // self._group.block_size
             hashes = self._group.hashes(request, request.num_tokens - 1)[first:]
             if self._waits(self.lookup, request.request_id, hashes):
                 return None, False
-        return super().request_looked_up(request, computed_tokens)
+        return found
 
-    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, _: int) -> None:
         """Note that a request was given blocks."""
-        super().request_scheduled(request, blocks, to_load)
         self._offered(request.request_id)
         self.sharer.request_scheduled(request)
 
-    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+    def request_finished(self, request: Request, _: BlockIds) -> None:
         """Note that a request ended: its blocks may be shared."""
-        self._offered(request_id)
+        self._offered(request.request_id)
         if self.lookup is not None:
-            self.lookup.forget(request_id)
-        self.sharer.request_finished(request_id, self.recall.exact.get(request_id))
-        return super().request_finished(request_id)
-
-    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> TierWork:
-        """Decide what the workers shall do; first, what is shared."""
-        self.sharer.step()
-        return super().step(ranking, offered, step)
+            self.lookup.forget(request.request_id)
+        self.sharer.request_finished(request.request_id)
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """Take what the workers did; by their first words it is known how records are named."""
-        counts = self.ledger.counts
-        failed, loaded = counts.store_failed, counts.store_loaded
-        super().answered(answer, received)  # first: it is said once
+        """Note what the workers did, which the bridge took before; by their first words it is known
+        how records are named."""
         self._names += [start.store_name for start in answer.starts]
         if answer.starts and self.lookup is not None and len(self._names) == self._workers:
             self.lookup.names = self._names if all(self._names) else []
             self.lookup.mark(self._hello)
-        if counts.store_failed > failed and counts.store_loaded == loaded and self.lookup:
+        counts = self._ledger.counts
+        if (
+            counts.store_failed > self._failed
+            and counts.store_loaded == self._loaded
+            and self.lookup
+        ):
             self.lookup.distrust()
+        self._failed, self._loaded = counts.store_failed, counts.store_loaded
 
-    @property
-    def busy(self) -> bool:
-        """Whether the engine must go on stepping."""
-        return super().busy or self.sharer.busy
+    def has_pending_push_work(self) -> bool:
+        """Whether there is something to share."""
+        return self.sharer.busy
 
-    def drop_copies(self) -> bool:
-        """Give up what the colder tiers hold, and the store."""
-        self.ledger.reads_store = False
+    def changed(self, changes: Changes) -> None:
+        """Note whether the prefix cache was reset."""
+        if changes.then_reset:
+            self.reset_cache()
+
+    def reset_cache(self) -> bool:
+        """Give up the store."""
+        self._ledger.reads_store = False
         self.sharer.end()
         if self.lookup is not None:
             self.lookup.end()
             self.lookup = None
-        return super().drop_copies()
+        return True
 
     def copies(self) -> list[AnyEvent]:
-        """Return every copy, and what this engine knows to be in the store, for the sidecar."""
-        known = self.sharer.known()
-        return [*super().copies(), *copied_events(known, Tier.POOL, self.ledger.block_bytes)]
+        """Return what this engine knows to be in the store, for the sidecar."""
+        return copied_events(self.sharer.known(), Tier.POOL, self._ledger.block_bytes)
 
     def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
         """Whether a request waits for the store's word; once it is there, a load may find it.
@@ -151,9 +152,9 @@ class StoreBridge(TierCacheBridge):
             hashes: Of its blocks that the pool lacks.
         """
         if not lookup.asked(name):
-            missing = hashes[self.ledger.directory.run(hashes) :]
+            missing = hashes[self._ledger.directory.run(hashes) :]
             tokens = len(missing) * self._group.block_size
-            if not tokens or not self.ledger.costs.worth_asking(tokens):
+            if not tokens or not self._ledger.costs.worth_asking(tokens):
                 return False
             lookup.ask(name, missing)
         if lookup.waits(name):
@@ -166,20 +167,20 @@ class StoreBridge(TierCacheBridge):
         self, hashes: Sequence[bytes], asked: Sequence[bytes], there: Sequence[bytes]
     ) -> None:
         """Let a load find what the store has, with memory to bring it to."""
-        directory = self.ledger.directory
+        directory = self._ledger.directory
         self.sharer.missing(asked[len(there) :])
         self.sharer.found(there)
         missing = [each for each in there if each not in directory]
         directory.in_store.update(missing)
         kept = [copy for copy in map(directory.warm, hashes) if copy is not None]
         with _pinned(directory, kept):
-            self.ledger.make_room(len(missing), ())
+            self._ledger.make_room(len(missing), ())
 
     def _offered(self, request_id: str) -> None:
         """Offer no longer what was found for a request: it loads, or does without."""
-        if self.lookup is not None and self.ledger.directory.in_store:
+        if self.lookup is not None and self._ledger.directory.in_store:
             there = self.lookup.there(request_id)
-            self.ledger.directory.in_store.difference_update(there)
+            self._ledger.directory.in_store.difference_update(there)
 
 
 def permits(settings: StoreSettings) -> Callable[[Request], bool]:
@@ -251,26 +252,36 @@ def new_bridge(
     clock: Callable[[], float],
     costs: Callable[[Callable[[], float]], TransferCosts],
     manager: KVCacheManager | None,
-    hello: Callable[[], EngineHello],
-) -> TierCacheBridge | NoTiers:
+) -> TierCacheBridge | None:
     """Make an engine's bridge, if tiers are asked for and possible."""
     if settings is None:
-        return NoTiers()
+        return None
     if reason := reason_to_refuse(config, kv_cache, group):
         logger.warning("kvgraph: no tiers in this engine: %s", reason)
-        return NoTiers()
+        return None
     layers = kv_cache.kv_cache_groups[0]
     block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
     workers = config.parallel_config.world_size
     ledger = TierLedger(block_bytes, workers, emit, clock, costs(clock), settings.spill_all)
     by_priority = config.scheduler_config.policy == "priority"
-    if settings.store is not None:
-        return StoreBridge(
-            pool, group, index, settings, ledger, emit, workers, manager, by_priority, hello
-        )
     return TierCacheBridge(
         pool, group, index, settings, ledger, emit, workers, manager, by_priority
     )
+
+
+def new_store(
+    config: VllmConfig,
+    pool: BlockPool,
+    group: ObservedGroup,
+    bridge: TierCacheBridge | None,
+    settings: TierSettings | None,
+    hello: Callable[[], EngineHello],
+) -> StoreTier | None:
+    """Make what an engine with tiers shares, if a store is named."""
+    if bridge is None or settings is None or settings.store is None:
+        return None
+    workers = config.parallel_config.world_size
+    return StoreTier(pool, group, bridge, settings.store, workers, hello)
 
 
 def records_opener(settings: TierSettings) -> OpenRecords | None:

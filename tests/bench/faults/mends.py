@@ -98,7 +98,7 @@ MENDS: Final = (
     # Tiers, and what vLLM is promised
     Mend("a reset disowns the disk", "hooks/tiers/mover.py", "self.lanes.disown()  # before", "pass  # before", "tests/tiers/test_tiers_mover.py"),
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_spilling.py -k told_of_a_reset"),
-    Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "        self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "        pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
+    Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
     Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
@@ -120,7 +120,7 @@ MENDS: Final = (
     Mend("holding does not end itself", "graph/admission.py", "queued=queued or len(self._order) > 0", "queued=queued", "tests/graph/test_graph_holding.py"),
     Mend("starts without room rest by what they cost", "graph/admission.py", "rest = _REST + _WASTE * max(0.0, again - _CALM)", "rest = _REST", "tests/graph/test_graph_holding.py"),
     Mend("only a consumer fetches prompts", "hooks/vllm/holding/arrivals.py", "return self._fetches and bool(params.get(\"do_remote_prefill\"))", "return bool(params.get(\"do_remote_prefill\"))", "tests/hooks/vllm/holding/test_hooks_holding.py"),
-    Mend("an engine falls idle after an error", "hooks/vllm/scheduler.py", "return self.bridge.owes", "return True", _FAULTS),
+    Mend("an engine falls idle after an error", "hooks/vllm/tiers/bridge.py", "has_pending_push_work=[lambda: self.owes]", "has_pending_push_work=[lambda: True]", _FAULTS),
     # What stock vLLM does stays what it does
     Mend("only what is followed is told", "hooks/vllm/patches.py", "for name in FOLLOWED if hasattr(base, name)}", "for name in dir(base) if name[0] != \"_\" and callable(getattr(base, name))}", "tests/hooks/vllm/test_hooks_beside.py -k stages"),
     Mend("vLLM's methods get whatever they are given", "hooks/vllm/tap.py", "        def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:\n", "        def cache_full_blocks(*args: Any) -> Any:\n            kwargs: Any = {}\n", "tests/hooks/vllm/test_hooks_tap.py -k another_vllm"),

@@ -37,11 +37,13 @@ _MOST_TOKENS: Final = 320
 _HYBRID: Final = ((None,), (None, 40), (40, None), (None, 20, 70), (None, 0), (0, None))
 # What may break: anything that vLLM's calls reach, and what they in turn rely on.
 _PLACES: Final = (
-    "request_queued", "request_looked_up", "request_scheduled", "request_finished", "step",
-    "step_ended", "tap.take", "observer.blocks_changed", "observer.request_scheduled",
-    "observer.request_finished", "arranger.step", "bridge.request_looked_up", "bridge.step",
-    "bridge.step_ended", "bridge.ledger.clear", "bridge.ledger.directory.drop", "bridge.foresee",
-    "bridge.loader.load_victims.look", "bridge.loader.load_victims.save", "bridge.spiller.freed",
+    "observer.request_queued", "_looked_up", "_scheduled", "_finished", "step", "_catch_up",
+    "tap.take", "observer.blocks_changed", "observer.request_scheduled",
+    "observer.request_finished", "observer.requests_preempted", "arranger.step",
+    "bridge.get_num_new_matched_tokens",
+    "bridge.spill", "bridge.fetch", "bridge.step_ended", "bridge.ledger.clear",
+    "bridge.ledger.directory.drop", "bridge.loader.foresee", "bridge.loader.load_victims.look",
+    "bridge.loader.load_victims.save", "bridge.spiller.freed",
 )  # fmt: skip
 
 
@@ -249,6 +251,7 @@ class _Life:
             part, _, name = name.partition(".")
             owner = getattr(owner, part)
         setattr(owner, name, _raise)
+        self.engine.rewire()
         self.counts["faults"] += 1
 
     def _fails(self, job: Job) -> list[int]:
@@ -299,7 +302,7 @@ class _Life:
         ledger = side.bridge.ledger
         ledger.directory.check_integrity()
         assert not side.bridge.promises, "a promise is left"
-        assert not side.bridge.lend(), "blocks of a prefetch are left"
+        assert not side.bridge.promises.lend(), "blocks of a prefetch are left"
         counts = ledger.counts
         for name in ("loaded", "load_failed", "prefetched", "spilled", "demoted"):
             self.counts[name] += getattr(counts, name)

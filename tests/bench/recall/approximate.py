@@ -30,7 +30,7 @@ class ApproximateModel(PaperModel):
         super().__init__(engine.workers, engine.rng)
         self.exact: dict[str, int] = {}
         self.spliced_read = 0
-        self._recall = engine.side.bridge.recall
+        self._recall = engine.side.recall
 
     def run(self, batch: Batch) -> None:
         """Learn first which requests are approximate by now."""

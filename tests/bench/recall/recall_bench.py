@@ -115,12 +115,12 @@ class _Play:
 
     def _watch(self) -> None:
         """See what each request that ends was given, and whose copies each splice reads."""
-        bridge, seen = self._engine.side.bridge, self.seen
-        finished, begin = bridge.recall.request_finished, bridge.loader.begin
+        side, seen = self._engine.side, self.seen
+        finished, begin = side.recall.request_finished, side.bridge.loader.begin
 
-        def request_finished(request_id: str) -> Any:
-            self._note_owners(request_id)
-            told = finished(request_id)
+        def request_finished(request: Any, block_ids: Any) -> Any:
+            self._note_owners(request.request_id)
+            told = finished(request, block_ids)
             if told is not None:
                 usage = told["kvgraph"]["recall"]
                 seen.prompt += sum(usage.values())
@@ -136,12 +136,13 @@ class _Play:
                 seen.cross_hits += seen.owners[copy.block_hash] not in allowed
             begin(request_id, hashes, blocks, *splice)
 
-        bridge.recall.request_finished, bridge.loader.begin = request_finished, watched_begin
+        side.recall.request_finished, side.bridge.loader.begin = request_finished, watched_begin
+        self._engine.rewire()
 
     def _note_owners(self, request_id: str) -> None:
         """Blocks from a request's first approximate one on are its session's alone."""
         request = self._engine.scheduler.requests[request_id]
-        exact = self._engine.side.bridge.recall.exact.get(request_id)
+        exact = self._engine.side.recall.exact.get(request_id)
         session = self._sessions[request_id]
         for at, block_hash in enumerate(request.block_hashes):
             mine = exact is not None and at >= exact // BLOCK_SIZE

@@ -188,7 +188,7 @@ class _Engine:
         side = connector.attach(pool, surroundings(self._clock))
         bind_scheduler(self._scheduler)
         if self._tiers:
-            side.answered(TierAnswer(starts=(WorkerStart(self._busy.pool),)))
+            side.bridge.answered(TierAnswer(starts=(WorkerStart(self._busy.pool),)))
             side.bridge.ledger.costs.worth_loading = lambda *_: True
         return StepSidecar(side, self._clock)
 

@@ -89,7 +89,7 @@ def _scheduler_state(scheduler: Any) -> dict[str, Any]:
         "queue_is_whole": len(free) == queue.num_free_blocks == len({b.block_id for b in free}),
     }  # fmt: skip
     side = getattr(ours, "side", None)
-    if side is not None and side.attached:
+    if side is not None:
         for told in side.heartbeat(side.client.dropped)[1:]:
             name = "applied" if type(told).__name__ == "AdviceApplied" else "tiers"
             state[name] = {field: getattr(told, field) for field in told.__struct_fields__}

@@ -84,12 +84,13 @@ class Stage:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         bridge, worker = self.side.bridge, get_kv_transfer_group().worker
+        connector = self.scheduler.connector
 
         def over() -> bool:
             """Of what was shared last, an idle engine would hear with its next step only."""
             worker.take_finished()
             bridge.answered(worker.take_answer())
-            return not len(bridge.ledger.book) and not bridge.busy
+            return not len(bridge.ledger.book) and not connector.has_pending_push_work()
 
         self.until(over)
 

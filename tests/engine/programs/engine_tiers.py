@@ -113,7 +113,7 @@ class Stage:
 
     def settle(self) -> None:
         self.until(lambda: not self.scheduler.has_requests())
-        if self.tiers and self.connector.side.attached:
+        if self.tiers and self.connector.side is not None:
             self.until(self.all_written)
 
     def all_written(self) -> bool:
@@ -410,7 +410,7 @@ def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Fact
         leave.set()
         stage.until(lambda: f"{name} again" in stage.texts)
         stage.settle()
-    detached = stage.tiers and not stage.connector.side.attached
+    detached = stage.tiers and stage.connector.side is None
     return {"waits": waits, "detached": detached, "whole": stage.whole()}
 
 

@@ -23,6 +23,7 @@ from kvgraph.graph.wire.events import (
     Segment,
 )
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph_bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
 from kvgraph_bench.paper.paper_engine import PaperEngine, Shape
 from msgspec import structs
@@ -290,7 +291,7 @@ def test_an_error_of_ours_disables_us_and_no_more(
     assert call(connector) == default
     assert len(caplog.records) == 1
     assert "disabled" in caplog.records[0].getMessage()
-    assert not connector.side.attached
+    assert connector.side is None
     assert "cache_full_blocks" not in vars(pool)
     assert connector.build_connector_meta(STEP) is not None
 
@@ -301,7 +302,7 @@ def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
     connector.side.tap.take = lambda: [[None]]
     connector.side.tap.next = list  # what a compiled core noted, where there is one
     step(connector)
-    assert not connector.side.attached
+    assert connector.side is None
     assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))
 
 
@@ -314,7 +315,7 @@ def test_arranging_that_fails_leaves_the_engine_its_queue(
     monkeypatch.setattr(connector.side.arranger, "step", fail)
     before = pool.get_num_free_blocks()
     assert connector.build_connector_meta(STEP) is not None
-    assert not connector.side.attached
+    assert connector.side is None
     assert len(pool.get_new_blocks(before)) == before
 
 
@@ -353,7 +354,7 @@ def test_a_worker_does_nothing(pool: Any) -> None:
     config = SimpleNamespace(kv_transfer_config=transfer)
     worker = KvGraphConnector(config, KVConnectorRole.WORKER, None)
     worker.bind_gpu_block_pool(pool)
-    assert not worker.side.attached
+    assert worker.side is None
     assert worker.requires_kv_delivery is False
     assert worker.get_finished(set()) == (None, None)
     worker.start_load_kv(None)
@@ -399,6 +400,7 @@ def test_what_fails_again_while_we_leave_does_not_cross(
     engine = paper(Shape(blocks=33, warm=64))
     park(engine, text(4, 1))
     side, waits = engine.side, closed(engine.side)
+    bind_scheduler(engine.scheduler)
     break_for_good(side, where)
     side.arranger.step = fail
     engine.reset()
@@ -418,11 +420,12 @@ def test_an_engine_that_shuts_down_ends_its_workers_whatever_fails(
     engine = paper(Shape(blocks=33, warm=64))
     park(engine, text(4, 1))
     connector, ended = engine.connector, list[bool]()
-    connector.worker.close = lambda: ended.append(True)
+    connector.worker = SimpleNamespace(close=lambda: ended.append(True))
+    bind_scheduler(engine.scheduler)
     break_for_good(engine.side, where)
     connector.shutdown()
     assert ended == [True]
-    assert not connector.side.attached
+    assert connector.side is None
 
 
 @pytest.mark.parametrize("warm", [None, 64])

@@ -43,7 +43,7 @@ def run(engine: Engine, loop: Loop) -> int:
     steps = 0
     while not loop.input_queue.empty():
         loop.input_queue.get()
-    while engine.side.busy:
+    while engine.busy:
         engine.step()
         engine.worker.finish_all()
         steps += 1
@@ -69,13 +69,13 @@ def test_an_order_ends_the_wait_and_brings_copies_without_a_request(
     from vllm.v1.engine import EngineCoreRequestType
 
     first = parked(engine)
-    assert not engine.side.busy
+    assert not engine.busy
     order(engine, keys(first))
     assert loop.input_queue.queue[0] == (EngineCoreRequestType.WAKEUP, None)
-    assert engine.side.busy
+    assert engine.busy
     assert 1 <= run(engine, loop) <= 6
     assert engine.counts.prefetched == 4
-    assert not engine.side.busy, "it rests again"
+    assert not engine.busy, "it rests again"
     assert engine.serve(prompt(4, 1)).hits == 4
     engine.check_whole()
 
@@ -108,7 +108,7 @@ def test_an_empty_order_wakes_nobody(engine: Engine, loop: Loop) -> None:
     parked(engine)
     order(engine, [])
     assert loop.input_queue.empty()
-    assert not engine.side.busy
+    assert not engine.busy
 
 
 def test_wake_ups_are_bounded(engine: Engine, loop: Loop) -> None:
@@ -125,10 +125,10 @@ def test_a_paused_engine_takes_no_step_before_it_goes_on(engine: Engine, loop: L
     first = parked(engine)
     loop.paused = True
     order(engine, keys(first))
-    assert not engine.side.busy
+    assert not engine.busy
     assert engine.counts.prefetched == 0
     loop.paused = False
-    assert engine.side.busy
+    assert engine.busy
     run(engine, loop)
     assert engine.counts.prefetched == 4
 
@@ -150,7 +150,7 @@ def test_an_engine_that_cannot_be_woken_says_so_once(
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             order(engine, keys(first))
-    assert not engine.side.busy
+    assert not engine.busy
     assert [each for each in caplog.messages if "nothing is prefetched" in each] == [
         f"kvgraph: while this engine has nothing to do, nothing is prefetched: {reason}"
     ]

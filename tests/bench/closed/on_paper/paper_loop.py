@@ -22,7 +22,6 @@ from kvgraph.advisor.config.sections import PolicyConfig, ScoreConfig
 from kvgraph.advisor.planner import GraphEvictionAdvisor
 from kvgraph.advisor.replay.trace import AGENTS_SERVICE, HostLink
 from kvgraph.graph.wire.events import HOLD_ENDS
-from kvgraph.hooks.vllm.holding.holding import NoHolding
 from kvgraph.hooks.vllm.patches import bind_scheduler
 from kvgraph.hooks.vllm.tiers.worker import TierMetadata, TierWorkerMetadata
 
@@ -123,7 +122,7 @@ class PaperSidecar:
 
     def held(self) -> HoldCounts | None:
         """What the engine counted; None where nobody is held."""
-        if isinstance(self._side.holding, NoHolding):
+        if self._side.holding is None:
             return None
         report = self._side.holding.report()
         ends = dict(zip(HOLD_ENDS, report.released, strict=True))

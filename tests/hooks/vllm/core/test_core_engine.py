@@ -180,7 +180,7 @@ def test_an_error_of_ours_between_two_steps_is_raised_by_the_next(
     side.tap.freed = fails
     pool.free_blocks(pool.get_new_blocks(2))
     connector.build_connector_meta(STEP)
-    assert not connector.side.attached
+    assert connector.side is None
     assert "ValueError" in caplog.text
 
 
@@ -344,7 +344,7 @@ def test_a_ranking_is_taken_in_while_the_engine_steps() -> None:
     done.set()
     thread.join(30)
     assert not wrong
-    assert connector.side.attached
+    assert connector.side is not None
     assert (
         len(index)
         == 300 * 8

@@ -21,7 +21,6 @@ from kvgraph.hooks.settings import (
     EngineSettings,
     engine_settings,
 )
-from kvgraph.hooks.vllm.holding.holding import NoHolding
 from kvgraph.hooks.vllm.holding.queue import HoldingQueue
 from kvgraph.hooks.vllm.patches import bind_scheduler, follow_schedulers
 from kvgraph_bench.closed.on_paper.closed_paper import play_newcomers
@@ -473,7 +472,8 @@ def break_at(failing_hall: Hall, where: str) -> None:
     elif where == "allocation":
         failing_hall.side.observer.request_scheduled = fail
     else:
-        failing_hall.holding.scheduled = fail
+        failing_hall.holding.update_state_after_alloc = fail
+        failing_hall.engine.rewire()
 
 
 @pytest.mark.parametrize("where", ["lookup", "allocation", "admission"])
@@ -507,7 +507,7 @@ def test_nobody_is_lost_where_telling_of_the_held_fails(
     failing_hall.shut()
     held = [failing_hall.ask(6, 2), failing_hall.ask(3, 3)]
     assert failing_hall.held == held
-    engine.scheduler.waiting.queued = fail
+    engine.scheduler.waiting.queued = [fail]
     failing_hall.step(1, room=None if all_at_once else 99)
     engine.settle()
     assert [len(engine.outputs[name]) for name in held] == [1, 1]
@@ -667,7 +667,7 @@ def test_a_scheduler_that_lacks_a_part_goes_on_without(
     del engine.scheduler.deferred_waiting
     with pytest.raises(TypeError, match="deferred_waiting"):
         bind_scheduler(engine.scheduler)
-    assert isinstance(engine.side.holding, NoHolding)
+    assert engine.side.holding is None
 
 
 def test_a_scheduler_of_somebody_elses_making_keeps_its_queue(paper: Callable[..., Any]) -> None:

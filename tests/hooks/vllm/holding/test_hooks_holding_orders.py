@@ -242,19 +242,23 @@ def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:
     assert len(hall.engine.outputs["stream"]) == 3
 
 
-@pytest.mark.parametrize("where", ["step", "arrived", "removed", "scheduled", "finished"])
+@pytest.mark.parametrize(
+    "where", ["step", "arrived", "removed", "update_state_after_alloc", "request_finished"]
+)
 def test_an_error_of_ours_lets_everybody_go(hall: Hall, where: str) -> None:
     hall.shut()
     names = [hall.ask(2, seed) for seed in range(1, 5)]
     assert hall.held == names
     setattr(hall.holding, where, fail)
+    hall.engine.rewire()
     if where == "removed":
         hall.abort(names.pop(2))
-    if where == "finished":
+    if where == "request_finished":
         hall.abort("r0")
     else:
         names.append(hall.ask(2, 9))
-        hall.holding.queue.release(names[0]) if where == "scheduled" else None
+        if where == "update_state_after_alloc":
+            hall.holding.queue.release(names[0])
     hall.step(3, room=0)
     assert hall.side is not hall.engine.side, "ours is out of the way"
     assert type(hall.engine.scheduler.waiting).__name__ == "FCFSRequestQueue"
