@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
 import pytest
+from starlette.requests import Request
 
 pytest.importorskip("bm25s")
 
-from kvgraph.advisor.fleet.app import read_body, send_json
+from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.advisor.memory.attention import EmbeddedSimilarity
+from kvgraph.advisor.memory.attention import EmbeddedSimilarity, SimilarityError
 from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.chooser import TokenCounter, about, evict
 from kvgraph.advisor.memory.requests import read_chat_request
@@ -43,10 +43,10 @@ class Answering:
         self.says, self.status, self.waits = says, status, waits
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        asked = orjson.loads(await read_body(receive))
+        asked = await Request(scope, receive).json()
         self.got.append(asked)
         await asyncio.sleep(self.waits)
-        await send_json(send, self.status, self.says(asked))
+        await json_response(self.says(asked), self.status)(scope, receive, send)
 
 
 def count(engine: Answering, blocks: Sequence[Block], times: int = 1, **more: float) -> float:
@@ -147,7 +147,7 @@ def test_what_is_no_vector_or_another_models_is_an_answer_that_cannot_be_read(sa
             server.says = lambda asked: {
                 "data": [{"index": n, "embedding": said} for n in range(len(asked["input"]))]
             }
-            with pytest.raises(httpx.DecodingError):
+            with pytest.raises(SimilarityError):
                 await similarity.of("0", [block("1"), block("2")])
             server.says = vectors_of
             await similarity.of("0", [block("1"), block("2")])

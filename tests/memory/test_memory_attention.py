@@ -16,7 +16,7 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import Scene, play, user
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.app import send_json
+from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.memory import server
 from kvgraph.advisor.memory.attention import SampledAttention
 from kvgraph.advisor.memory.chat import ChatSession
@@ -55,7 +55,7 @@ class Page:
             for number, (identity, attention) in enumerate(self.looks)
         ]
         answer = {"blocks": blocks} if self.status == 200 else {"detail": "no such session"}
-        await send_json(send, self.status, answer)
+        await json_response(answer, self.status)(scope, receive, send)
 
 
 def play_beside(page: Page, scene: Scene, settings: MemorySettings = SMALL) -> SampledAttention:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
+from kvgraph.advisor.memory.attention import SimilarityError
 from kvgraph.advisor.memory.chat import Block
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
 from kvgraph.graph.errors import ConfigError
@@ -307,7 +307,7 @@ def test_without_a_directory_nothing_is_written_and_memory_is_bounded() -> None:
 def test_where_embeddings_fail_chats_go_on() -> None:
     class Broken:
         async def of(self, said: str, blocks: list[Block]) -> Any:
-            raise httpx.ConnectError("nobody")
+            raise SimilarityError("nobody")
 
         async def close(self) -> None: ...
 

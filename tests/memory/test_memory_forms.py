@@ -118,7 +118,7 @@ def test_an_engine_gets_hints_again_after_a_while() -> None:
                 await asyncio.sleep(waits)
                 reply, form = await asker.begin(upstream, call, prompt)
                 assert (reply.status, form) == (200, Form.PLAIN)
-                await reply.response.aclose()
+                reply.close()
             await upstream.close()
 
     asyncio.run(run())

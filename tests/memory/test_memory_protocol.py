@@ -150,7 +150,7 @@ def test_a_gone_engine_is_said() -> None:
         before, memory.proxy.upstream = memory.proxy.upstream, Upstream(0, "http://127.0.0.1:9")
         answer = await append(memory, "one")
         assert answer.status_code == 502
-        assert "ConnectError" in answer.json()["error"]["message"]
+        assert "ConnectorError" in answer.json()["error"]["message"]
         await before.close()
 
     play(scene, SETTINGS)

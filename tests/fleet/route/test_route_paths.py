@@ -66,7 +66,7 @@ def test_a_path_with_dots_elsewhere_is_passed_on(path: str) -> None:
 def test_what_goes_out_is_looked_at_again(base: str) -> None:
     async def run() -> None:
         upstream = Upstream(0, base)
-        with pytest.raises(BadRequestError, match="leads elsewhere"):
+        with pytest.raises(BadRequestError, match="the path has a segment"):
             await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], Body(b"{}")))
         await upstream.close()
 

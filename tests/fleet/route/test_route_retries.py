@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from kvgraph.advisor.fleet import app, engines
+from kvgraph.advisor.fleet import engines, relay
 from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.callers import Callers
-from kvgraph.advisor.fleet.upstream import Upstream
+from kvgraph.advisor.fleet.upstream import NothingAnsweredError, OwnAnswer, SilentError, Upstream
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
@@ -177,9 +177,12 @@ def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet_of_two: 
 def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
     fleet_of_two: Any,
 ) -> None:
-    async def refused(*_: Any) -> httpx.Response:
-        async with httpx.AsyncClient(trust_env=False) as client:
-            return await client.get("http://localhost:1")
+    async def refused(*_: Any) -> OwnAnswer:
+        nobody = Upstream(9, "http://localhost:1")
+        try:
+            return await nobody.ask("/health", 2.0)
+        finally:
+            await nobody.close()
 
     async def run() -> None:
         async with fleet_of_two as fleet:
@@ -189,7 +192,7 @@ def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
             while sum(served(fleet)) < 2:
                 await asyncio.sleep(0.01)
             first = fleet.proxy.engines.upstreams[0]
-            for kind in (httpx.ConnectTimeout, httpx.ReadError, httpx.ConnectError):
+            for kind in (SilentError, NothingAnsweredError):
                 first.ask = _raises(kind("not refused"))
                 await fleet.proxy.health.check(first)
                 await asyncio.sleep(0.05)
@@ -204,7 +207,7 @@ def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
 
 
 def _raises(error: Exception) -> Any:
-    async def ask(*_: Any) -> httpx.Response:
+    async def ask(*_: Any) -> OwnAnswer:
         raise error
 
     return ask
@@ -226,12 +229,12 @@ class Watched(bytes):
 def test_a_body_is_kept_until_its_answer_begins(
     fleet_of_two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = app.read_body
+    real = relay.read_body
 
-    async def watched(receive: Any) -> bytes:
-        return Watched(await real(receive))
+    async def watched(*asked: Any) -> bytes:
+        return Watched(await real(*asked))
 
-    monkeypatch.setattr(app, "read_body", watched)
+    monkeypatch.setattr(relay, "read_body", watched)
 
     async def run() -> None:
         async with fleet_of_two as fleet:
@@ -288,10 +291,10 @@ def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> Non
         def __init__(self, number: int) -> None:
             self.number = number
 
-        async def ask(self, path: str, timeout_s: float) -> httpx.Response:
+        async def ask(self, path: str, timeout_s: float) -> OwnAnswer:
             if path == "/metrics":
                 watch.dropped(cast(Upstream, self), "ReadError")
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
+            return OwnAnswer(200, b'{"data": [{"id": "m"}]}')
 
     asyncio.run(watch.check(cast(Upstream, Dropping(number))))
     assert not board.up[number]

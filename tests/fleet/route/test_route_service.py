@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet import app
-from kvgraph.advisor.fleet.app import BodyRoom, BodyShare, FullError, ProxyApp
+from kvgraph.advisor.fleet import relay
+from kvgraph.advisor.fleet.app import route_app
 from kvgraph.advisor.fleet.proxy import FleetProxy
+from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
 from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import ApiGate, HeadDeadline
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
@@ -31,7 +32,7 @@ async def fronted(hosts: list[str] | None) -> AsyncIterator[tuple[ApiGate, httpx
     """A proxy before one engine, as the command serves it, and a client of it."""
     engine = StandInEngine()
     await engine.start()
-    front = ApiGate(ProxyApp(FleetProxy([Listed(engine.url)])), hosts)
+    front = ApiGate(route_app(FleetProxy([Listed(engine.url)])), hosts)
     async with (
         listening(front, "on") as url,
         httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client,
@@ -185,8 +186,8 @@ async def unfinished(fleet: Routed, size: int) -> tuple[asyncio.StreamReader, An
 def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "MOST_BODIES", 4 << 20)
-    monkeypatch.setattr(app, "BODY_S", 8.0)
+    monkeypatch.setattr(relay, "MOST_BODIES", 4 << 20)
+    monkeypatch.setattr(relay, "BODY_S", 8.0)
 
     async def run() -> None:
         async with routed([StandInEngine()]) as fleet:
