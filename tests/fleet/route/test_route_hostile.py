@@ -22,23 +22,20 @@ COOKIE = b"HTTP/1.1 200 OK\r\nset-cookie: sid=alice; Path=/\r\ncontent-length: 2
 HUGE = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%d"} 1.0' % 10**30
 
 
-def test_one_callers_cookie_reaches_no_other() -> None:
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.raw["/v1/completions"] = COOKIE
-        async with routed([engine]) as fleet:
-            await fleet.until(True)
-            for _ in range(2):
-                async with httpx.AsyncClient(base_url=fleet.url, trust_env=False) as caller:
-                    answer = await caller.post("/v1/completions", json={"prompt": "a"})
-                    assert answer.headers["set-cookie"].startswith("sid=alice")
-            assert len(engine.headers) == 2
-            assert not any("sid=alice" in each for each in engine.headers)
-            mine = {"Cookie": "sid=bob"}
-            await fleet.client.post("/v1/completions", json={"prompt": "a"}, headers=mine)
-            assert "sid=bob" in engine.headers[-1]
-
-    asyncio.run(run())
+async def test_one_callers_cookie_reaches_no_other() -> None:
+    engine = StandInEngine()
+    engine.raw["/v1/completions"] = COOKIE
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        for _ in range(2):
+            async with httpx.AsyncClient(base_url=fleet.url, trust_env=False) as caller:
+                answer = await caller.post("/v1/completions", json={"prompt": "a"})
+                assert answer.headers["set-cookie"].startswith("sid=alice")
+        assert len(engine.headers) == 2
+        assert not any("sid=alice" in each for each in engine.headers)
+        mine = {"Cookie": "sid=bob"}
+        await fleet.client.post("/v1/completions", json={"prompt": "a"}, headers=mine)
+        assert "sid=bob" in engine.headers[-1]
 
 
 def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
@@ -91,33 +88,27 @@ def up(fleet: Routed) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics"])
-def test_an_answer_that_cannot_be_read_ends_no_watch(path: str) -> None:
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.healthy = False
-        async with routed([engine]) as fleet:
-            engine.raw[path], engine.healthy = ZIPPED, True
-            async with asyncio.timeout(15):  # it need not say how large its pool is
-                while sum(f" {path} " in each for each in engine.headers) < 2 and not up(fleet):
-                    await asyncio.sleep(0.02)
-            engine.raw.clear()
-            await fleet.until(True)
-
-    asyncio.run(run())
+async def test_an_answer_that_cannot_be_read_ends_no_watch(path: str) -> None:
+    engine = StandInEngine()
+    engine.healthy = False
+    async with routed([engine]) as fleet:
+        engine.raw[path], engine.healthy = ZIPPED, True
+        async with asyncio.timeout(15):  # it need not say how large its pool is
+            while sum(f" {path} " in each for each in engine.headers) < 2 and not up(fleet):
+                await asyncio.sleep(0.02)
+        engine.raw.clear()
+        await fleet.until(True)
 
 
-def test_a_pool_that_no_engine_has_is_unknown() -> None:
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.metrics = HUGE.decode()
-        async with routed([engine]) as fleet:
-            await fleet.until(True)
-            assert fleet.proxy.board.pool.tolist() == [0]
-
-    asyncio.run(run())
+async def test_a_pool_that_no_engine_has_is_unknown() -> None:
+    engine = StandInEngine()
+    engine.metrics = HUGE.decode()
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        assert fleet.proxy.board.pool.tolist() == [0]
 
 
-def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> None:
+async def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> None:
     over = asyncio.Event()
 
     async def drips(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -130,16 +121,13 @@ def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> None:
         writer.close()
         over.set()
 
-    async def run() -> None:
-        server = await asyncio.start_server(drips, "127.0.0.1", 0)
-        upstream = Upstream(0, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(SilentError):
-            await upstream.ask("/health", 0.2)
-        await upstream.close()
-        await over.wait()
-        server.close()
-
-    asyncio.run(run())
+    server = await asyncio.start_server(drips, "127.0.0.1", 0)
+    upstream = Upstream(0, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(SilentError):
+        await upstream.ask("/health", 0.2)
+    await upstream.close()
+    await over.wait()
+    server.close()
 
 
 NO_ADDRESSES = [
@@ -165,27 +153,20 @@ def test_the_command_line_names_it_too(words: str, capsys: pytest.CaptureFixture
     assert "engine " in capsys.readouterr().err
 
 
-def test_a_list_with_one_bad_address_changes_nothing() -> None:
-    async def run() -> None:
-        proxy = FleetProxy([Listed("http://127.0.0.1:1")])
-        with pytest.raises(ConfigError):
-            proxy.engines.list_again([Listed("http://127.0.0.1:2"), Listed("http://\u202e:1")])
-        assert len(proxy.board) == len(proxy.engines.upstreams) == 1
-        assert not proxy.board.draining.any()
-        await proxy.close()
-
-    asyncio.run(run())
+async def test_a_list_with_one_bad_address_changes_nothing() -> None:
+    proxy = FleetProxy([Listed("http://127.0.0.1:1")])
+    with pytest.raises(ConfigError):
+        proxy.engines.list_again([Listed("http://127.0.0.1:2"), Listed("http://\u202e:1")])
+    assert len(proxy.board) == len(proxy.engines.upstreams) == 1
+    assert not proxy.board.draining.any()
+    await proxy.close()
 
 
 @pytest.mark.parametrize("field", ["model", "cache_salt", "messages", "prompt", "input"])
-def test_what_is_nested_too_deep_is_the_engines_to_judge(field: str) -> None:
+async def test_what_is_nested_too_deep_is_the_engines_to_judge(field: str) -> None:
     deep = f'{{"{field}": {"[" * 900}{"]" * 900}}}'
-
-    async def run() -> None:
-        async with routed([StandInEngine()]) as fleet:
-            await fleet.until(True)
-            answer = await fleet.client.post("/v1/completions", content=deep)
-            assert answer.status_code == 200
-            assert field in fleet.engines[0].got[0]
-
-    asyncio.run(run())
+    async with routed([StandInEngine()]) as fleet:
+        await fleet.until(True)
+        answer = await fleet.client.post("/v1/completions", content=deep)
+        assert answer.status_code == 200
+        assert field in fleet.engines[0].got[0]

@@ -39,35 +39,26 @@ async def asked_raw(fleet: Routed, path: str) -> str:
         "/%761/completions",
     ],
 )
-def test_a_path_that_leads_elsewhere_is_refused_in_words(path: str) -> None:
-    async def run() -> None:
-        async with routed([StandInEngine()]) as fleet:
-            answer = await asked_raw(fleet, path)
-            assert answer.startswith("HTTP/1.1 400"), answer
-            assert "the path " in answer
-            assert fleet.engines[0].got == []
-            assert fleet.proxy.counts.refused == 1
-            assert fleet.proxy.board.waiting.tolist() == [0]
-
-    asyncio.run(run())
+async def test_a_path_that_leads_elsewhere_is_refused_in_words(path: str) -> None:
+    async with routed([StandInEngine()]) as fleet:
+        answer = await asked_raw(fleet, path)
+        assert answer.startswith("HTTP/1.1 400"), answer
+        assert "the path " in answer
+        assert fleet.engines[0].got == []
+        assert fleet.proxy.counts.refused == 1
+        assert fleet.proxy.board.waiting.tolist() == [0]
 
 
 @pytest.mark.parametrize("path", ["/v1/a..b", "/v1/...", "/v1/a?q=/../b", "/tokenize", "/v1/x%20y"])
-def test_a_path_with_dots_elsewhere_is_passed_on(path: str) -> None:
-    async def run() -> None:
-        async with routed([StandInEngine()]) as fleet:
-            assert (await asked_raw(fleet, path)).startswith("HTTP/1.1 200")
-            assert fleet.engines[0].headers[0].split(" ")[1] == path
-
-    asyncio.run(run())
+async def test_a_path_with_dots_elsewhere_is_passed_on(path: str) -> None:
+    async with routed([StandInEngine()]) as fleet:
+        assert (await asked_raw(fleet, path)).startswith("HTTP/1.1 200")
+        assert fleet.engines[0].headers[0].split(" ")[1] == path
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:9", "http://127.0.0.1:9/below"])
-def test_what_goes_out_is_looked_at_again(base: str) -> None:
-    async def run() -> None:
-        upstream = Upstream(0, base)
-        with pytest.raises(BadRequestError, match="the path has a segment"):
-            await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], Body(b"{}")))
-        await upstream.close()
-
-    asyncio.run(run())
+async def test_what_goes_out_is_looked_at_again(base: str) -> None:
+    upstream = Upstream(0, base)
+    with pytest.raises(BadRequestError, match="the path has a segment"):
+        await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], Body(b"{}")))
+    await upstream.close()

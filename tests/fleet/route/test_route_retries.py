@@ -26,15 +26,12 @@ def served(fleet: Routed) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_only_what_is_posted_there_generates(fleet_of_two: Any, method: str) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.drops = True
-            answer = await fleet.client.request(method, "/v1/completions", json={"prompt": "a"})
-            assert (answer.status_code, sum(served(fleet))) == (502, 1)
-
-    asyncio.run(run())
+async def test_only_what_is_posted_there_generates(fleet_of_two: Any, method: str) -> None:
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.drops = True
+        answer = await fleet.client.request(method, "/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code, sum(served(fleet))) == (502, 1)
 
 
 async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -43,27 +40,24 @@ async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]
             yield text
 
 
-def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            engine = fleet.engines[0]
-            fleet.engines[1].healthy = False
-            await fleet.until(True, False)
-            engine.hangs = waits = asyncio.Event()
-            asked = asyncio.create_task(fleet.complete("a"))
-            while not sum(served(fleet)):
-                await asyncio.sleep(0.01)
-            engine.hangs, engine.cut = None, True
-            with pytest.raises(httpx.RemoteProtocolError):
-                await fleet.complete("b")
-            engine.cut, fleet.engines[1].healthy = False, True
-            await asyncio.sleep(0.2)
-            waits.set()
-            assert (await asked).text == "one two three"
-            assert served(fleet) == [2, 0]
-            assert fleet.proxy.counts.retried == 0
-
-    asyncio.run(run())
+async def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> None:
+    async with fleet_of_two as fleet:
+        engine = fleet.engines[0]
+        fleet.engines[1].healthy = False
+        await fleet.until(True, False)
+        engine.hangs = waits = asyncio.Event()
+        asked = asyncio.create_task(fleet.complete("a"))
+        while not sum(served(fleet)):
+            await asyncio.sleep(0.01)
+        engine.hangs, engine.cut = None, True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await fleet.complete("b")
+        engine.cut, fleet.engines[1].healthy = False, True
+        await asyncio.sleep(0.2)
+        waits.set()
+        assert (await asked).text == "one two three"
+        assert served(fleet) == [2, 0]
+        assert fleet.proxy.counts.retried == 0
 
 
 @pytest.mark.parametrize(
@@ -78,20 +72,17 @@ def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> Non
         ("/v1/embeddings", 3),
     ],
 )
-def test_what_was_sent_is_sent_again_only_if_it_generates(
+async def test_what_was_sent_is_sent_again_only_if_it_generates(
     fleet_of_two: Any, path: str, tries: int
 ) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.drops = True
-            answer = await fleet.client.post(path, json={"lora_name": "a"})
-            assert sum(served(fleet)) == tries
-            assert answer.status_code == 502
-            if tries == 1:
-                assert "may have done what it asks" in answer.json()["error"]["message"]
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.drops = True
+        answer = await fleet.client.post(path, json={"lora_name": "a"})
+        assert sum(served(fleet)) == tries
+        assert answer.status_code == 502
+        if tries == 1:
+            assert "may have done what it asks" in answer.json()["error"]["message"]
 
 
 MCP = {"type": "mcp", "server_label": "bank", "server_url": "http://bank/mcp"}
@@ -145,36 +136,30 @@ def test_what_may_have_had_effects_is_never_repeated(
         (503, {"input": "a", "store": False}, 2),
     ],
 )
-def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_begun(
+async def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_begun(
     fleet_of_two: Any, status: int, body: dict[str, Any], tries: int
 ) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            await fleet.until(True, True)
-            for engine in fleet.engines:
-                engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
-            answer = await fleet.client.post("/v1/responses", json=body)
-            assert answer.status_code == status
-            assert sum(len(engine.headers) for engine in fleet.engines) == tries
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        await fleet.until(True, True)
+        for engine in fleet.engines:
+            engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
+        answer = await fleet.client.post("/v1/responses", json=body)
+        assert answer.status_code == status
+        assert sum(len(engine.headers) for engine in fleet.engines) == tries
 
 
-def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet_of_two: Any) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            fleet.engines[0].kill()
-            answers = [
-                await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
-                for n in range(2)
-            ]
-            assert [answer.status_code for answer in answers] == [200, 200]
-            assert served(fleet) == [0, 2]
-
-    asyncio.run(run())
+async def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet_of_two: Any) -> None:
+    async with fleet_of_two as fleet:
+        fleet.engines[0].kill()
+        answers = [
+            await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
+            for n in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert served(fleet) == [0, 2]
 
 
-def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
+async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
     fleet_of_two: Any,
 ) -> None:
     async def refused(*_: Any) -> OwnAnswer:
@@ -184,26 +169,23 @@ def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
         finally:
             await nobody.close()
 
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.hangs = asyncio.Event()
-            asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
-            while sum(served(fleet)) < 2:
-                await asyncio.sleep(0.01)
-            first = fleet.proxy.engines.upstreams[0]
-            for kind in (SilentError, NothingAnsweredError):
-                first.ask = _raises(kind("not refused"))
-                await fleet.proxy.health.check(first)
-                await asyncio.sleep(0.05)
-            assert served(fleet) == [1, 1]
-            first.ask = refused
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.hangs = asyncio.Event()
+        asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
+        while sum(served(fleet)) < 2:
+            await asyncio.sleep(0.01)
+        first = fleet.proxy.engines.upstreams[0]
+        for kind in (SilentError, NothingAnsweredError):
+            first.ask = _raises(kind("not refused"))
             await fleet.proxy.health.check(first)
-            fleet.engines[1].hangs.set()
-            assert [(await each).text for each in asked] == ["one two three"] * 2
-            assert served(fleet) == [1, 2]
-
-    asyncio.run(run())
+            await asyncio.sleep(0.05)
+        assert served(fleet) == [1, 1]
+        first.ask = refused
+        await fleet.proxy.health.check(first)
+        fleet.engines[1].hangs.set()
+        assert [(await each).text for each in asked] == ["one two three"] * 2
+        assert served(fleet) == [1, 2]
 
 
 def _raises(error: Exception) -> Any:
@@ -226,7 +208,7 @@ class Watched(bytes):
         Watched.alive -= 1
 
 
-def test_a_body_is_kept_until_its_answer_begins(
+async def test_a_body_is_kept_until_its_answer_begins(
     fleet_of_two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = relay.read_body
@@ -235,46 +217,39 @@ def test_a_body_is_kept_until_its_answer_begins(
         return Watched(await real(*asked))
 
     monkeypatch.setattr(relay, "read_body", watched)
-
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.hold, engine.hangs = asyncio.Event(), asyncio.Event()
-            body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
-            chunks = first_chunk(fleet, body)
-            first = asyncio.ensure_future(anext(chunks))
-            while not sum(served(fleet)):
-                await asyncio.sleep(0.01)
-            assert Watched.alive == 1
-            for engine in fleet.engines:
-                engine.hangs.set()
-            text = await first
-            await asyncio.sleep(0.05)
-            assert Watched.alive == 0
-            for engine in fleet.engines:
-                engine.hold.set()
-            assert text + "".join([each async for each in chunks]) == "one two three"
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.hold, engine.hangs = asyncio.Event(), asyncio.Event()
+        body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
+        chunks = first_chunk(fleet, body)
+        first = asyncio.ensure_future(anext(chunks))
+        while not sum(served(fleet)):
+            await asyncio.sleep(0.01)
+        assert Watched.alive == 1
+        for engine in fleet.engines:
+            engine.hangs.set()
+        text = await first
+        await asyncio.sleep(0.05)
+        assert Watched.alive == 0
+        for engine in fleet.engines:
+            engine.hold.set()
+        assert text + "".join([each async for each in chunks]) == "one two three"
 
 
-def test_a_moment_in_which_no_engine_takes_requests_costs_time_and_no_request(
+async def test_a_moment_in_which_no_engine_takes_requests_costs_time_and_no_request(
     fleet_of_two: Any,
 ) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.healthy = False
-            await fleet.until(False, False)
-            waiting = [asyncio.create_task(fleet.complete(f"{number}")) for number in range(5)]
-            await asyncio.sleep(0.5)
-            assert served(fleet) == [0, 0]
-            fleet.engines[1].healthy = True
-            assert [(await each).status_code for each in waiting] == [200] * 5
-            assert served(fleet) == [0, 5]
-            assert fleet.proxy.counts.unserved == 0
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.healthy = False
+        await fleet.until(False, False)
+        waiting = [asyncio.create_task(fleet.complete(f"{number}")) for number in range(5)]
+        await asyncio.sleep(0.5)
+        assert served(fleet) == [0, 0]
+        fleet.engines[1].healthy = True
+        assert [(await each).status_code for each in waiting] == [200] * 5
+        assert served(fleet) == [0, 5]
+        assert fleet.proxy.counts.unserved == 0
 
 
 def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> None:
@@ -310,21 +285,17 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("dead", [True, False])
-def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
+async def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
     fleet_of_two: Any, answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "INTERVAL_S", 60.0)  # nobody looks before the request comes
-
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            await fleet.until(True, True)
-            while fleet.engines[0].looks < 2:  # at the start, and when the watch begins
-                await asyncio.sleep(0.01)
-            fleet.engines[0].raw["/v1/completions"] = answer
-            fleet.engines[0].healthy = not dead
-            got = await fleet.complete()
-            assert ("EngineCore" in got.text) is not dead, "an error of the request is its own"
-            assert fleet.proxy.counts.retried == dead
-            assert served(fleet) == [0, int(dead)]
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        await fleet.until(True, True)
+        while fleet.engines[0].looks < 2:  # at the start, and when the watch begins
+            await asyncio.sleep(0.01)
+        fleet.engines[0].raw["/v1/completions"] = answer
+        fleet.engines[0].healthy = not dead
+        got = await fleet.complete()
+        assert ("EngineCore" in got.text) is not dead, "an error of the request is its own"
+        assert fleet.proxy.counts.retried == dead
+        assert served(fleet) == [0, int(dead)]
