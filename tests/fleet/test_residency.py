@@ -18,6 +18,7 @@ from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.tools.remote import TOKEN_VARIABLE
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.wire.endpoints import RunningSidecar, RuntimeNote, running_sidecars, runtime_dir
+from waiting import soon
 
 
 def session(
@@ -250,17 +251,13 @@ async def test_an_answer_that_is_no_sidecars_ends_no_watch(
     view = ResidencyView(lambda: [RunningSidecar(1, "", url, "secret")], lambda: now)
     sidecar.sessions, sidecar.status = (bad, good[1]) if where == "sessions" else (good[0], bad)
     watching = asyncio.create_task(view.watch())
-    async with asyncio.timeout(20):
-        while view.silent.get(url) is None and not sidecar.asked_for_status:
-            await asyncio.sleep(0.01)
+    await soon(lambda: view.silent.get(url) is not None or sidecar.asked_for_status)
     if where == "sessions":
         assert "does not answer as a sidecar does" in str(view.silent[url])
         now = 160.0
         assert view.unheard_s(url) == 60.0, "it never answered"
     sidecar.sessions, sidecar.status = good
-    async with asyncio.timeout(20):
-        while not len(view) or view.silent.get(url) is not None:
-            await asyncio.sleep(0.01)
+    await soon(lambda: len(view) and view.silent.get(url) is None)
     assert not watching.done()
     assert view.unheard_s(url) == 0.0
     assert view.failed == 0
@@ -278,9 +275,7 @@ async def test_a_round_that_fails_is_counted_and_followed_by_another(
 
     view = ResidencyView(fails)
     watching = asyncio.create_task(view.watch())
-    async with asyncio.timeout(20):
-        while view.failed < 3:
-            await asyncio.sleep(0.01)
+    await soon(lambda: view.failed >= 3)
     assert not watching.done()
     watching.cancel()
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
+from waiting import soon
 
 pytest.importorskip("bm25s")
 
@@ -167,8 +168,7 @@ async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing_behi
         await similarity.asked.wait()
         assert len(memory.engine.got) == 1
         leaving.cancel()
-        while not memory.proxy.counts.left:
-            await asyncio.sleep(0.01)
+        await soon(lambda: memory.proxy.counts.left)
         similarity.let.set()
         await append(memory, "two")
         assert memory.prompt() == ["x " * 400, "well then", "two"]
@@ -188,8 +188,7 @@ async def test_an_answer_is_kept_though_its_client_hangs_up_as_soon_as_it_has_it
         await reader.readuntil(b"well then")
         await similarity.asked.wait()  # its prompt is nearly as long as the budget
         writer.close()
-        while not memory.proxy.counts.left:
-            await asyncio.sleep(0.01)
+        await soon(lambda: memory.proxy.counts.left)
         similarity.let.set()
     (path,) = tmp_path.iterdir()
     assert b"well then" in path.read_bytes()

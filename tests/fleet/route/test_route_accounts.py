@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,10 @@ from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.prompts import BINARY_TOKENS, PromptReader
 from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Wanted
 from kvgraph.advisor.fleet.upstream import Listed
-from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
+from waiting import soon
 
 LONG = "x" * 40_000
-
-
-def play(scene: Callable[[Routed], Awaitable[None]], *engines: StandInEngine) -> None:
-    async def run() -> None:
-        async with routed(list(engines)) as fleet:
-            await scene(fleet)
-
-    asyncio.run(run())
 
 
 def answer_of(status: int, body: bytes = b"") -> bytes:
@@ -299,9 +291,7 @@ async def test_a_response_begins_with_its_first_token() -> None:
         engine.hold = asyncio.Event()
         body = {"model": "m", "input": "x" * 4_000, "stream": True}
         asked = asyncio.create_task(fleet.client.post("/v1/responses", json=body))
-        async with asyncio.timeout(15):
-            while not fleet.engines[0].got:
-                await asyncio.sleep(0.02)
+        await soon(lambda: fleet.engines[0].got)
         await asyncio.sleep(0.3)
         assert int(fleet.proxy.board.waiting[0]) > 900, "nothing is computed yet"
         engine.hold.set()

@@ -16,6 +16,7 @@ from kvgraph.advisor.fleet.proxy import FleetProxy
 from kvgraph.advisor.fleet.upstream import Listed, SilentError, Upstream, engines_in
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from waiting import soon
 
 ZIPPED = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nnone"
 COOKIE = b"HTTP/1.1 200 OK\r\nset-cookie: sid=alice; Path=/\r\ncontent-length: 2\r\n\r\nok"
@@ -38,7 +39,7 @@ async def test_one_callers_cookie_reaches_no_other() -> None:
         assert "sid=bob" in engine.headers[-1]
 
 
-def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
+async def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     look, failing = HealthWatch.check, [0, 1]
@@ -51,28 +52,21 @@ def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
 
     monkeypatch.setattr(HealthWatch, "check", fails_once)
 
-    async def run() -> None:
-        async with routed([StandInEngine(), StandInEngine()]) as fleet:
-            await fleet.until(True, True)
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
+        await fleet.until(True, True)
 
 
-def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever answers at an engine's address chooses it."""
 
-    async def run() -> None:
-        with caplog.at_level("INFO"):
-            engines = [StandInEngine(), StandInEngine("m\n2026-01-01 ERROR all is lost\x1b[31m")]
-            async with routed(engines) as fleet:
-                await fleet.until(True, False)
-                while "serves" not in caplog.text:
-                    await asyncio.sleep(0.02)
-                refused = [each["refused"] for each in fleet_status(fleet) if each["refused"]]
-        assert "ERROR all is lost" in refused[0]
-        assert refused[0].isprintable()
-
-    asyncio.run(asyncio.wait_for(run(), 20))
+    with caplog.at_level("INFO"):
+        engines = [StandInEngine(), StandInEngine("m\n2026-01-01 ERROR all is lost\x1b[31m")]
+        async with routed(engines) as fleet:
+            await fleet.until(True, False)
+            await soon(lambda: "serves" in caplog.text)
+            refused = [each["refused"] for each in fleet_status(fleet) if each["refused"]]
+    assert "ERROR all is lost" in refused[0]
+    assert refused[0].isprintable()
     told = [each.getMessage() for each in caplog.records if "all is lost" in each.getMessage()]
     assert told
     assert all(line.isprintable() for line in told), told
@@ -93,9 +87,8 @@ async def test_an_answer_that_cannot_be_read_ends_no_watch(path: str) -> None:
     engine.healthy = False
     async with routed([engine]) as fleet:
         engine.raw[path], engine.healthy = ZIPPED, True
-        async with asyncio.timeout(15):  # it need not say how large its pool is
-            while sum(f" {path} " in each for each in engine.headers) < 2 and not up(fleet):
-                await asyncio.sleep(0.02)
+        # It need not say how large its pool is.
+        await soon(lambda: up(fleet) or sum(f" {path} " in each for each in engine.headers) >= 2)
         engine.raw.clear()
         await fleet.until(True)
 

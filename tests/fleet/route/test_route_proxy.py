@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
@@ -14,18 +13,7 @@ from kvgraph.advisor.fleet import proxy
 from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import log_for_people
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
-
-Scene = Callable[[Routed], Awaitable[None]]
-
-
-def play(scene: Scene, *engines: StandInEngine) -> None:
-    """Run a scene before a proxy of these engines; of two, if none is given."""
-
-    async def run() -> None:
-        async with routed(list(engines) or [StandInEngine(), StandInEngine()]) as fleet:
-            await scene(fleet)
-
-    asyncio.run(run())
+from waiting import soon
 
 
 def served(fleet: Routed) -> list[int]:
@@ -125,8 +113,7 @@ async def test_an_engine_that_is_gone_before_it_answered_is_replaced() -> None:
         for engine in fleet.engines:
             engine.hangs = asyncio.Event()
         asked = [asyncio.create_task(fleet.complete(f"prompt {n}")) for n in range(20)]
-        while sum(served(fleet)) < 20:
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)) >= 20)
         assert min(served(fleet)) > 4
         fleet.engines[0].kill()
         assert fleet.engines[1].hangs is not None
@@ -241,12 +228,9 @@ async def test_a_client_that_leaves_is_told_to_the_engine() -> None:
         for engine in fleet.engines:
             engine.hangs = asyncio.Event()
         asked = asyncio.create_task(fleet.complete())
-        while not sum(served(fleet)):
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)))
         asked.cancel()
-        async with asyncio.timeout(5):
-            while not sum(engine.left for engine in fleet.engines):
-                await asyncio.sleep(0.01)
+        await soon(lambda: sum(engine.left for engine in fleet.engines))
         assert fleet.proxy.counts.left == 1
         assert fleet.proxy.board.waiting.tolist() == [0, 0]
 
@@ -258,9 +242,7 @@ async def test_a_client_that_leaves_in_the_middle_is_told_too() -> None:
         body = {"model": "m", "prompt": "hello", "stream": True}
         async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
             await anext(answer.aiter_text())
-        async with asyncio.timeout(5):
-            while not sum(engine.left for engine in fleet.engines):
-                await asyncio.sleep(0.01)
+        await soon(lambda: sum(engine.left for engine in fleet.engines))
         assert [each.running for each in fleet.proxy.engines.upstreams] == [0, 0]
 
 
@@ -321,8 +303,7 @@ async def test_engines_with_a_queue_are_measured_too() -> None:
             asyncio.create_task(fleet.complete(f"{n} " * 2000, **more))
             for n, more in enumerate(sessions)
         ]
-        while sum(len(engine.got) for engine in fleet.engines) < len(asked):
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)) == len(asked))
         await asyncio.sleep(0.5)
         for engine in fleet.engines:
             assert engine.hangs is not None

@@ -14,6 +14,7 @@ from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.upstream import NothingAnsweredError, OwnAnswer, SilentError, Upstream
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from waiting import soon
 
 
 @pytest.fixture
@@ -47,8 +48,7 @@ async def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) 
         await fleet.until(True, False)
         engine.hangs = waits = asyncio.Event()
         asked = asyncio.create_task(fleet.complete("a"))
-        while not sum(served(fleet)):
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)))
         engine.hangs, engine.cut = None, True
         with pytest.raises(httpx.RemoteProtocolError):
             await fleet.complete("b")
@@ -173,8 +173,7 @@ async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
         for engine in fleet.engines:
             engine.hangs = asyncio.Event()
         asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
-        while sum(served(fleet)) < 2:
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)) >= 2)
         first = fleet.proxy.engines.upstreams[0]
         for kind in (SilentError, NothingAnsweredError):
             first.ask = _raises(kind("not refused"))
@@ -223,8 +222,7 @@ async def test_a_body_is_kept_until_its_answer_begins(
         body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
         chunks = first_chunk(fleet, body)
         first = asyncio.ensure_future(anext(chunks))
-        while not sum(served(fleet)):
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)))
         assert Watched.alive == 1
         for engine in fleet.engines:
             engine.hangs.set()
@@ -291,8 +289,7 @@ async def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
     monkeypatch.setattr(engines, "INTERVAL_S", 60.0)  # nobody looks before the request comes
     async with fleet_of_two as fleet:
         await fleet.until(True, True)
-        while fleet.engines[0].looks < 2:  # at the start, and when the watch begins
-            await asyncio.sleep(0.01)
+        await soon(lambda: fleet.engines[0].looks >= 2)  # at the start, and when the watch begins
         fleet.engines[0].raw["/v1/completions"] = answer
         fleet.engines[0].healthy = not dead
         got = await fleet.complete()

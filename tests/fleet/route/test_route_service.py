@@ -23,6 +23,7 @@ from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import ApiGate, HeadDeadline
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 from kvgraph_bench.serving.listening import listening
+from waiting import soon
 
 LOCAL = ["127.0.0.1"]
 
@@ -125,8 +126,7 @@ async def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str) -
                 await asyncio.sleep(0.1)
         body = {"model": "m", "prompt": "a"}
         running = asyncio.create_task(client.post("/v1/completions", json=body))
-        while not engine.got:
-            await asyncio.sleep(0.02)
+        await soon(lambda: engine.got)
         process.send_signal(signal.SIGTERM)
         while await probed(client) != 503:
             await asyncio.sleep(0.02)
@@ -183,9 +183,7 @@ async def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
         room: Any = fleet.room
         begun = [await unfinished(fleet, 5 << 18) for _ in range(6)]
         answers = [asyncio.create_task(r.readuntil(b"\r\n\r\n")) for r, _ in begun]
-        async with asyncio.timeout(15):
-            while sum(each.done() for each in answers) < 4:  # there is room for two
-                await asyncio.sleep(0.02)
+        await soon(lambda: sum(each.done() for each in answers) >= 4)  # there is room for two
         assert 0 < room.taken <= 4 << 20
         assert (await fleet.complete("small")).status_code == 200
         heads = await asyncio.wait_for(asyncio.gather(*answers), 30)
@@ -215,9 +213,7 @@ async def test_a_client_that_stops_reading_is_cut_and_its_request_runs_no_more(
         head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
         writer.write(head % len(body) + body)
         upstream = fleet.proxy.engines.upstreams[0]
-        async with asyncio.timeout(30):
-            while not upstream.running:
-                await asyncio.sleep(0.01)
+        await soon(lambda: upstream.running)
         transport: Any = writer.transport
         got, until = 0, time.monotonic() + 3
         while reads and time.monotonic() < until:  # faster than the least, slower than it comes
@@ -225,9 +221,7 @@ async def test_a_client_that_stops_reading_is_cut_and_its_request_runs_no_more(
             await asyncio.sleep(0.02)
         assert (upstream.running == 1) or not reads
         transport.pause_reading()
-        async with asyncio.timeout(30):
-            while upstream.running:
-                await asyncio.sleep(0.05)
+        await soon(lambda: not upstream.running)
         assert fleet.proxy.counts.left == 1
         assert fleet.proxy.counts.answered == 0
         writer.close()

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from kvgraph.advisor.process.process import HeadDeadline
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from waiting import soon
 
 
 def fleet_of(engines: int, first_byte_s: float) -> Any:
@@ -37,9 +38,7 @@ async def test_a_streamed_request_leaves_an_engine_that_says_nothing() -> None:
         assert (await asked).text == "one two three"
         assert fleet.proxy.counts.hung == fleet.proxy.counts.retried == 1
         assert len(other.got) == 1
-        async with asyncio.timeout(20):
-            while fleet.engines[hung].left != 1:  # it is told: its connection is closed
-                await asyncio.sleep(0.01)
+        await soon(lambda: fleet.engines[hung].left == 1)  # it is told: its connection is closed
 
 
 async def test_an_answer_that_is_not_streamed_may_take_long_at_an_engine_that_is_well() -> None:
