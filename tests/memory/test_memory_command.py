@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,17 +19,10 @@ from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.settings import MemorySettings
 from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
-from kvgraph_bench.serving.listening import listening
+from kvgraph_bench.serving.listening import free_port, listening
 
 LARGE = MemorySettings(budget=1000)
 ENGINE = "http://127.0.0.1:1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager

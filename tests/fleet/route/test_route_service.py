@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -22,7 +21,7 @@ from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
 from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import ApiGate, HeadDeadline
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
-from kvgraph_bench.serving.listening import listening
+from kvgraph_bench.serving.listening import free_port, listening
 from waiting import soon
 
 LOCAL = ["127.0.0.1"]
@@ -98,13 +97,6 @@ async def test_probes_are_answered_under_any_name_and_hear_first_that_it_ends(pr
         front.leaving = True
         assert (await client.get(probe)).status_code == 503
         assert (await client.get("/v1/models")).status_code == 200, "it serves all the same"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("command", ["route", "memory"])
