@@ -29,6 +29,13 @@ from kvgraph.hooks.vllm.patching import restored
 pytest.register_assert_rewrite("pool_engine")
 pytest_plugins = ["page_browser", "page_sidecar"]
 
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The loop of tests that are coroutines."""
+    return "asyncio"
+
+
 NEEDS = {"new_engine": "engine", "chromium": "browser"}
 """Markers of what a fixture needs: no test that asks for it can lack one."""
 

@@ -1,29 +1,24 @@
-"""The HTTP surface of `kvgraph route`: ``/v1/…`` goes to an engine, the rest is about the proxy.
-
-``Relay`` is shared with `kvgraph memory`: it serves any proxy that satisfies ``Passing``.
-"""
+"""The HTTP surface of `kvgraph route`: ``/v1/…`` goes to an engine, the rest is about the proxy."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
-import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
 
 from ..process.process import PROBES
-from .callers import MOST_BODY, BadRequestError, Callers, ParsedRequest, is_served
 from .proxy import Counts, FleetProxy
+from .relay import Relay, json_response, served_app
 from .residency import ResidencyView
-from .router import NoEngineError
-from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
 _COUNTS = tuple(each.name for each in fields(Counts))
 
@@ -132,296 +127,24 @@ class _ProxyCollector(Collector):
         yield flying
 
 
-BODY_S: Final = 25.0
-"""Seconds in which a whole body must arrive; chosen."""
-MOST_BODIES: Final = 256 << 20
-"""Bytes of all bodies that are held at a time; chosen: four of the largest."""
-_SMALL: Final = 1 << 20
-_FOR_LARGE: Final = 0.75
-"""Share of ``MOST_BODIES`` open to bodies above ``_SMALL``; the rest is kept for small ones, so
-that large or endless bodies do not keep everybody out. Chosen."""
-_READ_APART: Final = 256 << 10  # bytes from which a body is parsed on a thread; chosen
-_SOON: Final = [(b"retry-after", b"1")]
-_JSON: Final = (b"content-type", b"application/json")
+def route_app(proxy: FleetProxy) -> Router:
+    """Return the ASGI application of `kvgraph route`; it starts and closes the proxy."""
 
+    async def probe(_: Request) -> Response:
+        up = bool(proxy.board.takes.any())
+        return json_response({"status": "ok" if up else "no engine is up"}, 200 if up else 503)
 
-class LeftError(Exception):
-    """The client disconnected."""
+    async def fleet(_: Request) -> Response:
+        return json_response(proxy_status(proxy))
 
+    async def metrics(_: Request) -> Response:
+        return Response(exposition(proxy), headers={"content-type": "text/plain; version=0.0.4"})
 
-class FullError(Exception):
-    """The bodies that are held leave no room for another one."""
+    @contextlib.asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        await proxy.start()
+        yield
+        await proxy.close()
 
-
-class BodyRoom:
-    """The memory that all request bodies share until they were sent on.
-
-    Attributes:
-        most: Bytes that may be taken.
-        taken: Bytes that are taken now.
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        self.most, self.taken = MOST_BODIES if most is None else most, 0
-
-
-class BodyShare:
-    """The part of ``BodyRoom`` that one request's body takes."""
-
-    def __init__(self, room: BodyRoom) -> None:
-        self._room, self._bytes = room, 0
-
-    def of(self, receive: Receive) -> Receive:
-        """Wrap ``receive`` so that each chunk of the body takes room; it raises ``FullError``."""
-
-        async def taking() -> Message:
-            message = await receive()
-            self.take(len(message.get("body", b"")))
-            return message
-
-        return taking
-
-    def take(self, more: int) -> None:
-        """Take ``more`` bytes of room; raises ``FullError`` if they are not free."""
-        room = self._room
-        large = self._bytes + more > _SMALL
-        if room.taken + more > room.most * (_FOR_LARGE if large else 1):
-            raise FullError
-        room.taken += more
-        self._bytes += more
-
-    def release(self) -> None:
-        """Give the room back; calling it again is harmless."""
-        self._room.taken -= self._bytes
-        self._bytes = 0
-
-
-Known = TypeVar("Known")
-"""What a proxy passes from ``begin`` to ``rest``."""
-
-
-class Refusals(Protocol):
-    """Counts of requests that got no whole answer."""
-
-    refused: int
-    unserved: int
-    left: int
-
-
-class Passing(Protocol[Known]):
-    """A proxy that ``Relay`` can serve."""
-
-    @property
-    def callers(self) -> Callers: ...
-
-    @property
-    def counts(self) -> Refusals: ...
-
-    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
-        """Get a request answered, as far as the answer's first bytes.
-
-        Raises:
-            BadRequestError: The request is refused.
-            NoEngineError: No engine takes requests.
-            NothingAnsweredError: No engine answered it.
-        """
-        ...
-
-    def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
-        """Yield all bytes of an answer that has begun.
-
-        Raises:
-            BrokenAnswerError: The engine went away before the end.
-        """
-        ...
-
-    def finished(self, asked: ParsedRequest) -> None:
-        """Note that a request was answered to its end."""
-        ...
-
-
-class ProxyApp:
-    """The ASGI application of `kvgraph route`.
-
-    Attributes:
-        room: Shared by the bodies of all requests.
-    """
-
-    def __init__(self, proxy: FleetProxy) -> None:
-        self.room = BodyRoom()
-        self._proxy = proxy
-        self._relay = Relay(proxy, self.room)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; for ASGI's lifespan, start and close the proxy."""
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
-        await self._proxy.start()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._proxy.close()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path in PROBES:
-            up = bool(self._proxy.board.takes.any())
-            await send_json(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
-        elif path == "/fleet":
-            await send_json(send, 200, proxy_status(self._proxy))
-        elif path == "/metrics":
-            await _send(
-                send,
-                200,
-                [(b"content-type", b"text/plain; version=0.0.4")],
-                exposition(self._proxy),
-            )
-        elif is_served(path):
-            await self._relay.pass_on(scope, receive, send)
-        else:
-            await refuse(send, 404, "not served here; requests go to /v1/…")
-
-
-class Relay(Generic[Known]):
-    """Sends requests on through a proxy and streams the answers back."""
-
-    def __init__(self, proxy: Passing[Known], room: BodyRoom | None = None) -> None:
-        self._proxy = proxy
-        self._room = room or BodyRoom()
-        self._apart = asyncio.Semaphore()  # one at a time: a parsed body takes more memory
-
-    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; stop when its client disconnects."""
-        share = BodyShare(self._room)
-        try:
-            await self._pass_on(scope, receive, send, share)
-        finally:
-            share.release()
-
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, share: BodyShare) -> None:
-        path = scope["raw_path"].decode("latin-1")
-        if scope["query_string"]:
-            path += "?" + scope["query_string"].decode("latin-1")
-        try:
-            asked = await self._asked(path, scope, receive, share)
-        except LeftError:
-            self._proxy.counts.left += 1
-            return
-        except FullError:
-            self._proxy.counts.refused += 1
-            await refuse(send, 503, "too many large requests at a time; try again soon", _SOON)
-            return
-        except BadRequestError as error:
-            self._proxy.counts.refused += 1
-            await refuse(send, error.status, str(error))
-            return
-        except TimeoutError:
-            self._proxy.counts.refused += 1
-            await refuse(send, 408, f"the body did not arrive in {BODY_S:g} s")
-            return
-        answering = asyncio.ensure_future(self._answer(asked, send, share))
-        leaving = asyncio.ensure_future(_left(receive))
-        try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                self._proxy.counts.left += 1
-        finally:
-            leaving.cancel()
-            if not answering.done():
-                answering.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await answering
-
-    async def _asked(
-        self, path: str, scope: Scope, receive: Receive, share: BodyShare
-    ) -> ParsedRequest:
-        async with asyncio.timeout(BODY_S):
-            body = await read_body(share.of(receive))
-        asked = scope["method"], path, scope["headers"], body
-        if len(body) > _READ_APART:  # so that other answers go on meanwhile
-            async with self._apart:
-                return await asyncio.to_thread(self._proxy.callers.read, *asked)
-        return self._proxy.callers.read(*asked)
-
-    async def _answer(self, asked: ParsedRequest, send: Send, share: BodyShare) -> None:
-        try:
-            reply, known = await self._proxy.begin(asked)
-        except BadRequestError as error:
-            self._proxy.counts.refused += 1
-            await refuse(send, 400, str(error))
-            return
-        except NoEngineError as error:
-            self._proxy.counts.unserved += 1
-            await refuse(send, 503, str(error), _SOON)
-            return
-        except NothingAnsweredError as error:
-            self._proxy.counts.unserved += 1
-            why = "engines dropped this request one after the other"
-            if error.sent and not asked.call.repeatable:
-                why = "the engine dropped this request, and may have done what it asks"
-            await refuse(send, 502, f"{why}: {error}")
-            return
-        asked.call.body.release()
-        share.release()
-        try:
-            await self._forward(reply, known, send)
-        except BrokenAnswerError:
-            return  # uvicorn then cuts the connection: the client sees that the answer broke
-        finally:
-            await reply.response.aclose()
-        if not reply.failed:
-            self._proxy.finished(asked)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _forward(self, reply: Reply, known: Known, send: Send) -> None:
-        start = {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
-        await send(start)
-        async with contextlib.aclosing(self._proxy.rest(reply, known)) as chunks:
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-async def read_body(receive: Receive) -> bytes:
-    """Read a whole request body; raises ``LeftError`` or ``BadRequestError`` (413)."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise LeftError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MOST_BODY:
-            raise BadRequestError(f"the body has more than {MOST_BODY >> 20} MiB", 413)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def send_json(send: Send, status: int, answer: Any) -> None:
-    """Send JSON."""
-    await _send(send, status, [_JSON], orjson.dumps(answer))
-
-
-async def refuse(
-    send: Send, status: int, why: str, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    """Send an error in the form of OpenAI's servers."""
-    kind = "invalid_request_error" if status < 500 else "service_unavailable"
-    error = {"message": why, "type": kind, "code": status}
-    await _send(send, status, [_JSON, *(headers or [])], orjson.dumps({"error": error}))
-
-
-async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+    views = {**dict.fromkeys(PROBES, probe), "/fleet": fleet, "/metrics": metrics}
+    return served_app(views, Relay(proxy), lifespan)

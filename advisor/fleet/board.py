@@ -90,7 +90,10 @@ class MeasuredSpeeds:
 
 Tokens = npt.NDArray[np.int64]
 
-_GROWTH: Final = 64  # engines for which a column has room at first; chosen
+_COLUMNS: Final = (
+    "compute_s", "load_s", "fetch_s", "asked", "waiting", "live", "pool", "fresh", "refusing",
+    "up", "draining",
+)  # fmt: skip
 MOST_REFUSING: Final = 8
 """Refusals in a row that are counted; chosen."""
 _UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
@@ -123,13 +126,26 @@ class EngineBoard:
 
     Attributes:
         names: One per engine.
+        compute_s: float64 ``[engines]``: seconds to compute a token of a prompt.
+        load_s: float64 ``[engines]``: seconds to load a token's KV from the engine's own copies.
+        fetch_s: float64 ``[engines]``: seconds to fetch a token's KV from the shared store.
+        asked: float64 ``[engines]``: prompt tokens sent there, found or computed. They count half
+            each time that the fleet got as many tokens as all its pools hold.
+        waiting: int64 ``[engines]``: tokens of requests that are queued or running there.
+        live: int64 ``[engines]``: tokens of the live sessions whose home it is.
+        pool: int64 ``[engines]``: tokens that its pool holds; 0: unknown.
+        fresh: int64 ``[engines]``: of ``live``, tokens of sessions that have had one turn so far.
+        refusing: int64 ``[engines]``: refused requests in a row, at most ``MOST_REFUSING``.
+        up: bool ``[engines]``: whether the engine answers health checks.
+        draining: bool ``[engines]``: whether it finishes what it has and gets no new requests.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._floats = np.zeros((4, _GROWTH))
-        self._tokens = np.zeros((5, _GROWTH), dtype=np.int64)
-        self._marks = np.zeros((2, _GROWTH), dtype=np.bool_)
+        self.compute_s, self.load_s, self.fetch_s, self.asked = np.zeros((4, 0))
+        empty = np.zeros((5, 0), dtype=np.int64)
+        self.waiting, self.live, self.pool, self.fresh, self.refusing = empty
+        self.up, self.draining = np.zeros((2, 0), dtype=np.bool_)
         self._speeds = MeasuredSpeeds()
 
     def __len__(self) -> int:
@@ -137,74 +153,21 @@ class EngineBoard:
 
     def add(self, name: str, speed: Speed | None = None) -> int:
         """Add an engine that takes requests; returns its number."""
-        number = len(self.names)
-        if number == self._floats.shape[1]:
-            self._grow()
-        speed = speed or Speed()
+        number, speed = len(self.names), speed or Speed()
         self.names.append(name)
-        per_token = speed.bytes_per_token
-        self._floats[:, number] = (
-            1 / speed.prefill_tokens_per_s,
-            per_token / speed.load_bytes_per_s,
-            per_token / speed.store_bytes_per_s,
-            0.0,
-        )
-        self._tokens[:, number] = (0, 0, speed.pool_tokens, 0, 0)
-        self._marks[:, number] = (True, False)
+        first = {
+            "compute_s": 1 / speed.prefill_tokens_per_s,
+            "load_s": speed.bytes_per_token / speed.load_bytes_per_s,
+            "fetch_s": speed.bytes_per_token / speed.store_bytes_per_s,
+            "pool": speed.pool_tokens,
+            "up": True,
+        }
+        for column in _COLUMNS:
+            before = getattr(self, column)
+            setattr(self, column, np.append(before, before.dtype.type(first.get(column, 0))))
         self._speeds.add()
         self._take_speeds()  # as the others, once any was timed
         return number
-
-    @property
-    def compute_s(self) -> Floats:
-        """float64 ``[engines]``: seconds to compute a token of a prompt."""
-        return self._floats[0, : len(self)]
-
-    @property
-    def load_s(self) -> Floats:
-        """float64 ``[engines]``: seconds to load a token's KV from the engine's own copies."""
-        return self._floats[1, : len(self)]
-
-    @property
-    def fetch_s(self) -> Floats:
-        """float64 ``[engines]``: seconds to fetch a token's KV from the shared store."""
-        return self._floats[2, : len(self)]
-
-    @property
-    def asked(self) -> Floats:
-        """float64 ``[engines]``: prompt tokens sent there, found or computed. They count half each
-        time that the fleet got as many tokens as all its pools hold."""
-        return self._floats[3, : len(self)]
-
-    @property
-    def waiting(self) -> Tokens:
-        """int64 ``[engines]``: tokens of requests that are queued or running there."""
-        return self._tokens[0, : len(self)]
-
-    @property
-    def live(self) -> Tokens:
-        """int64 ``[engines]``: tokens of the live sessions whose home it is."""
-        return self._tokens[1, : len(self)]
-
-    @property
-    def pool(self) -> Tokens:
-        """int64 ``[engines]``: tokens that its pool holds; 0: unknown."""
-        return self._tokens[2, : len(self)]
-
-    @property
-    def fresh(self) -> Tokens:
-        """int64 ``[engines]``: of ``live``, tokens of sessions that have had one turn so far."""
-        return self._tokens[3, : len(self)]
-
-    @property
-    def refusing(self) -> Tokens:
-        """int64 ``[engines]``: refused requests in a row, at most ``MOST_REFUSING``."""
-        return self._tokens[4, : len(self)]
-
-    @property
-    def up(self) -> Mask:
-        """bool ``[engines]``: whether the engine answers health checks."""
-        return self._marks[0, : len(self)]
 
     @property
     def timed(self) -> Mask:
@@ -215,11 +178,6 @@ class EngineBoard:
     def takes(self) -> Mask:
         """bool ``[engines]``: whether the engine is up, not draining, and gets requests."""
         return self.up & ~self.draining
-
-    @property
-    def draining(self) -> Mask:
-        """bool ``[engines]``: whether it finishes what it has and gets no new requests."""
-        return self._marks[1, : len(self)]
 
     def ask(self, number: int, tokens: int) -> None:
         """Count a prompt of ``tokens`` that was sent to an engine."""
@@ -244,8 +202,3 @@ class EngineBoard:
     def _take_speeds(self) -> None:
         if (seconds := self._speeds.seconds()) is not None:
             self.compute_s[:] = seconds
-
-    def _grow(self) -> None:
-        for name in ("_floats", "_tokens", "_marks"):
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros_like(column)], axis=1))

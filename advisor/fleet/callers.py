@@ -186,11 +186,14 @@ def is_served(path: str) -> bool:
 
 
 def check_path(path: str) -> None:
-    """Refuse a path with a segment ``.`` or ``..``, also a percent-encoded one.
+    """Refuse a path that is not served, or has a segment ``.`` or ``..``, percent-encoded or not.
 
     Raises:
-        BadRequestError: It has one.
+        BadRequestError: It is such a path.
     """
+    path = path.partition("?")[0]
+    if not is_served(path):
+        raise BadRequestError("the path leads elsewhere than to /v1/…")
     for _ in range(_DECODINGS + 1):
         if {".", ".."} & set(path.replace("\\", "/").split("/")):
             raise BadRequestError("the path has a segment . or .., which is not passed on")
@@ -339,7 +342,7 @@ def _harness(fields: Mapping[str, Any], headers: Headers) -> _Name | None:
     """Return the session's name as an agent harness gives it, if any."""
     known = {key.lower(): value for key, value in reversed(headers)}
     for header in _HEADERS:
-        if name := _text(known.get(header, b"")).strip():
+        if name := text_of(known.get(header, b"")).strip():
             return _Name(name, _accepted(name))
     for path in FIELDS:
         if name := _field(fields, path):
@@ -408,10 +411,11 @@ def _in_header(headers: Headers) -> str | None:
     names = [value for key, value in headers if key.lower() == b"x-session-id"]
     if len(names) > 1:
         raise BadRequestError("X-Session-ID is given more than once")
-    return _checked(_text(names[0]), "X-Session-ID") if names else None
+    return _checked(text_of(names[0]), "X-Session-ID") if names else None
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
+    """Return a header's text, which may be UTF-8 or Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:

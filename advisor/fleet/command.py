@@ -14,7 +14,7 @@ from ...graph.errors import ConfigError
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ..process.process import checked_hosts, log_for_people, refuse_remote, serve_at
 from ..tools.remote import TOKEN_VARIABLE, secret_of
-from .app import ProxyApp
+from .app import route_app
 from .proxy import FleetProxy
 from .residency import ResidencyView
 from .upstream import FIRST_BYTE_S, MOST_SHOWN, Listed, checked, engine_in, engines_in, is_address
@@ -119,7 +119,7 @@ async def serve_route(
     rereading = asyncio.create_task(_reread(proxy, engines_file)) if engines_file else None
     _log.info("%d engines behind http://%s:%d", len(engines), host, port)
     try:
-        await serve_at(ProxyApp(proxy), host, port, allowed_hosts)
+        await serve_at(route_app(proxy), host, port, allowed_hosts)
     finally:
         if rereading is not None:
             rereading.cancel()

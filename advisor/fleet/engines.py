@@ -10,12 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-import httpx
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from .board import EngineBoard, Speed
-from .upstream import FIRST_BYTE_S, Listed, Upstream, refuses
+from .upstream import (
+    FIRST_BYTE_S,
+    Listed,
+    NothingAnsweredError,
+    OwnAnswer,
+    SilentError,
+    Upstream,
+    engine_in,
+)
 
 _CACHE: Final = "vllm:cache_config_info"
 _STATED: Final = "kv_cache_size_tokens"  # vLLM's own word
@@ -172,16 +179,16 @@ class HealthWatch:
         """Check one engine and update the board."""
         number = upstream.number
         try:
-            well = (await upstream.ask("/health", TIMEOUT_S)).status_code == _OK
-        except httpx.TimeoutException:
+            well = (await upstream.ask("/health", TIMEOUT_S)).status == _OK
+        except SilentError:
             self._unanswered[number] = self._unanswered.get(number, 0) + 1
             if self._unanswered[number] >= SLOW:
                 upstream.is_silent = True
                 self._down(upstream, f"no answer to {SLOW} questions after its health")
             return
-        except httpx.RequestError as error:
-            self._down(upstream, f"{type(error).__name__} {error}".strip())
-            if isinstance(error, httpx.ConnectError) and refuses(error):
+        except NothingAnsweredError as error:
+            self._down(upstream, str(error))
+            if error.refused:
                 upstream.drop_unanswered()
             return
         self._unanswered[number], upstream.is_silent = 0, False
@@ -223,9 +230,9 @@ class HealthWatch:
         number = upstream.number
         try:
             answer = await upstream.ask("/v1/models", TIMEOUT_S)
-        except httpx.RequestError:
+        except NothingAnsweredError:
             return
-        (self.keyed.add if answer.status_code in NEEDS_KEY else self.keyed.discard)(number)
+        (self.keyed.add if answer.status in NEEDS_KEY else self.keyed.discard)(number)
         if number not in self.keyed and not self._serves_the_same(upstream, answer):
             return
         self.refused.pop(number, None)
@@ -240,7 +247,7 @@ class HealthWatch:
         key = ", and wants an API key" if number in self.keyed else ""
         _log.info("engine %s is up%s", upstream.url, key)
 
-    def _serves_the_same(self, upstream: Upstream, answer: httpx.Response) -> bool:
+    def _serves_the_same(self, upstream: Upstream, answer: OwnAnswer) -> bool:
         """Compare an engine's models with the fleet's; refuse it where they differ."""
         number, models = upstream.number, _models(answer)
         if models is not None:
@@ -266,15 +273,16 @@ class HealthWatch:
 
 async def _facts(upstream: Upstream) -> CacheFacts:
     try:
-        return cache_facts((await upstream.ask("/metrics", TIMEOUT_S)).text)
-    except httpx.RequestError:
+        answer = await upstream.ask("/metrics", TIMEOUT_S)
+    except NothingAnsweredError:
         return CacheFacts()
+    return cache_facts(answer.content.decode(errors="replace"))
 
 
-def _models(answer: httpx.Response) -> list[str] | None:
+def _models(answer: OwnAnswer) -> list[str] | None:
     """Return the models that an engine serves, with their context lengths; None if it lists
     none."""
-    if answer.status_code != _OK:
+    if answer.status != _OK:
         return None
     with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         models = orjson.loads(answer.content)["data"]
@@ -357,8 +365,9 @@ class EngineRoster:
             ConfigError: One of them is no address; nothing has changed.
         """
         known = {upstream.url: upstream.number for upstream in self.upstreams}
-        urls = [each.url for each in engines if each.url not in known]
-        first = len(self.upstreams)  # all are made before any is added: a bad list changes nothing
+        # All are read before any is added: a bad list changes nothing.
+        urls = [engine_in(each.url).url for each in engines if each.url not in known]
+        first = len(self.upstreams)
         new = [Upstream(at, url, self._first_byte_s) for at, url in enumerate(urls, first)]
         for upstream in new:
             known[upstream.url] = number = self._board.add(upstream.url, self._speed)

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from .board import EngineBoard, Speed
-from .callers import Callers, Effect, ParsedRequest
+from .callers import Call, Callers, Effect, ParsedRequest
 from .engines import NEEDS_KEY, EngineRoster, HealthWatch
 from .pools import PoolShadows
 from .residency import ResidencyView
@@ -129,11 +129,9 @@ class FleetProxy:
     async def close(self) -> None:
         """Stop watching, and close all connections."""
         await self.engines.close()
-        if self.residency is not None:
-            if self._asking is not None:
-                self._asking.cancel()
-                await asyncio.gather(self._asking, return_exceptions=True)
-            await self.residency.close()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
 
     async def begin(self, asked: ParsedRequest) -> tuple[Reply, Upstream]:
         """Get the first bytes of an answer; afterwards the request's body is dropped.
@@ -163,12 +161,12 @@ class FleetProxy:
         except (NoEngineError, NothingAnsweredError):
             return refusal, refuser
         except BaseException:
-            await refusal.response.aclose()
+            refusal.close()
             raise
         if reply.failed:
             self._refused(asked, placed, reply)
         keeps = reply.status in NEEDS_KEY and refusal.status not in NEEDS_KEY
-        await (reply if keeps else refusal).response.aclose()
+        (reply if keeps else refusal).close()
         return (refusal, refuser) if keeps else (reply, upstream)
 
     async def _begun(
@@ -219,6 +217,12 @@ class FleetProxy:
             upstream.running -= 1
         self.counts.answered += 1
         self.health.served(upstream)
+
+    def why(self, call: Call, error: NothingAnsweredError) -> str:
+        """Say why ``begin`` got no answer."""
+        if error.sent and not call.repeatable:
+            return f"the engine dropped this request, and may have done what it asks: {error}"
+        return f"engines dropped this request one after the other: {error}"
 
     def finished(self, asked: ParsedRequest) -> None:
         """Note that a request was answered to its end."""

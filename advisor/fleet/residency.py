@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Final, NamedTuple
 
-import httpx
+import aiohttp
 import msgspec
 
 from ...graph.wire.endpoints import RunningSidecar, running_sidecars
 from ...graph.wire.frames import BAD_PAYLOAD
 from ..tools.remote import TOKEN_VARIABLE
 from .router import Holdings
-from .upstream import whole_answer
+from .upstream import AS_IT_IS, whole_answer
 
 _MOST_TOKENS: Final = 1 << 40  # of a context; chosen: sums of them fit in 64 bits
 
@@ -112,7 +112,8 @@ TIMEOUT_S: Final = 2.0
 """Seconds for all of a sidecar's answer; chosen."""
 MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
 
-_BUSY: Final = 503
+_OK, _BUSY = 200, 503
+_SILENT: Final = (aiohttp.ClientError, TimeoutError)
 _MEANS: Final = {
     400: ": it does not know this address as its own (http.allowed_hosts)",
     401: f": its token is not {TOKEN_VARIABLE}'s",
@@ -146,7 +147,6 @@ class ResidencyView:
             AdvisedEngine, Counter[int]
         ] = {}  # sessions at home at each of our numbers
         self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
-        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         self.silent: dict[str, str | None] = {}
         self.failed = 0
         self._began = clock()
@@ -238,25 +238,17 @@ class ResidencyView:
     async def _poll_one(self, sidecar: RunningSidecar) -> dict[str, HeldContext]:
         """Poll one sidecar; returns nothing if it does not answer."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                answer = await whole_answer(
-                    self._client,
-                    f"{sidecar.http}/v1/sessions",
-                    params={"limit": MOST_SESSIONS},
-                    headers={"Authorization": f"Bearer {sidecar.token}"},
-                )
-                found = sessions_in(sidecar.http, answer.raise_for_status().content)
-        except httpx.HTTPStatusError as error:
-            if (code := error.response.status_code) != _BUSY:
-                self._note(sidecar.http, f"answers {code}{_MEANS.get(code, '')}")
-            return {}
-        except httpx.DecodingError as error:
-            self._note(sidecar.http, f"does not answer as a sidecar does ({error})")
-            return {}
-        except (httpx.HTTPError, TimeoutError):
-            self._note(sidecar.http, "does not answer")
-            return {}
+            url = f"{sidecar.http}/v1/sessions?limit={MOST_SESSIONS}"
+            status, content = await _get(url, {"Authorization": f"Bearer {sidecar.token}"})
+            if status != _OK:
+                if status != _BUSY:
+                    self._note(sidecar.http, f"answers {status}{_MEANS.get(status, '')}")
+                return {}
+            found = sessions_in(sidecar.http, content)
         except Exception as error:  # whatever its answer and its note say: others are polled too
+            if isinstance(error, _SILENT) and not isinstance(error, ValueError):
+                self._note(sidecar.http, "does not answer")
+                return {}
             why = str(error) or type(error).__name__
             self._note(sidecar.http, f"does not answer as a sidecar does ({why})")
             return {}
@@ -278,13 +270,17 @@ class ResidencyView:
         if engines <= self._hashing.get(sidecar.http, {}).keys():
             return
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                answer = await whole_answer(self._client, f"{sidecar.http}/status")
-            told = hashing_in(answer.raise_for_status().content)
-        except (httpx.HTTPError, TimeoutError, *BAD_PAYLOAD):
+            told = hashing_in((await _get(f"{sidecar.http}/status", {}))[1])
+        except (*_SILENT, *BAD_PAYLOAD):
             return  # it is asked again next time; what it said of sessions stands
         self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
 
-    async def close(self) -> None:
-        """Close its connections."""
-        await self._client.aclose()
+
+async def _get(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    """Return a sidecar's status and its whole answer."""
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.get(url, headers={**headers, **AS_IT_IS}, allow_redirects=False) as answer,
+    ):
+        return answer.status, await whole_answer(answer)

@@ -4,21 +4,17 @@ engines."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
-import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from http.cookiejar import CookieJar, DefaultCookiePolicy
-from itertools import cycle
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
+from yarl import URL
 
 from ...graph.errors import ConfigError
-from .callers import BadRequestError, Call, is_served
+from .callers import Call, check_path, text_of
 
 FIRST_BYTE_S: Final = 600.0
 """Seconds for which an engine may be silent before an answer's first byte; chosen: twice as long as
@@ -108,9 +104,7 @@ _ERRORS: Final = (b'data: {"error"', b"event: error")
 _PREAMBLES: Final = (b"event: response.created", b"event: response.in_progress")
 """Events of a streamed response that an engine sends before computing."""
 _LONGEST_PREAMBLE: Final = 1 << 20  # bytes: such events repeat what was asked; chosen
-_POOLS: Final = (
-    16  # of connections to one engine; chosen: 1,000 requests in flight then cost a third
-)
+_MOST_LINE: Final = 64 << 10  # bytes of one header of an answer; chosen
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
 """TCP keepalive: a machine that is gone is noticed after 15 s; one that is busy still replies.
 Chosen."""
@@ -119,25 +113,11 @@ ENGINE_HEADER: Final = b"x-kvgraph-engine"
 MOST_ANSWER: Final = 16 << 20
 """Bytes of an answer to a question of the proxy's own; chosen: several times the largest
 ``/metrics``."""
-_OF_LENGTH: Final = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+AS_IT_IS: Final = {"Accept-Encoding": "identity"}
+"""Headers of such a question."""
 _DROPPED: Final = frozenset(
     b"connection keep-alive transfer-encoding te trailer upgrade date server".split()
 ) | {ENGINE_HEADER}
-
-
-class _SpreadTransport(httpx.AsyncBaseTransport):
-    """Spreads requests over several pools: httpx scans all of a pool's connections for each
-    request."""
-
-    def __init__(self, pools: Sequence[httpx.AsyncBaseTransport]) -> None:
-        self._pools, self._next = pools, cycle(pools)
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await next(self._next).handle_async_request(request)
-
-    async def aclose(self) -> None:
-        for each in self._pools:
-            await each.aclose()
 
 
 class NothingAnsweredError(Exception):
@@ -145,11 +125,12 @@ class NothingAnsweredError(Exception):
 
     Args:
         sent: Whether it may have received the request.
+        refused: Whether nothing listens at any address of its host.
     """
 
-    def __init__(self, why: str, sent: bool = True) -> None:
+    def __init__(self, why: str, sent: bool = True, refused: bool = False) -> None:
         super().__init__(why)
-        self.sent = sent
+        self.sent, self.refused = sent, refused
 
 
 class SilentError(NothingAnsweredError):
@@ -170,8 +151,7 @@ class Reply(NamedTuple):
     status: int
     headers: list[tuple[bytes, bytes]]
     first: bytes
-    response: httpx.Response
-    rest: AsyncIterator[bytes]
+    response: aiohttp.ClientResponse
 
     @property
     def failed(self) -> bool:
@@ -190,18 +170,29 @@ class Reply(NamedTuple):
             BrokenAnswerError: The engine went away before the end.
         """
         try:
-            if self.first:
-                yield self.first
-            async for chunk in self.rest:
+            chunk = self.first
+            while chunk:
                 yield chunk
-        except httpx.TransportError as error:
+                chunk = await self.response.content.readany()
+        except aiohttp.ClientError as error:
             raise BrokenAnswerError(type(error).__name__) from None
         finally:
-            await self.response.aclose()
+            self.close()
+
+    def close(self) -> None:
+        """Give up what has not been read; the engine notices that its connection is closed."""
+        self.response.close()
+
+
+class OwnAnswer(NamedTuple):
+    """The answer to a request of the proxy's own."""
+
+    status: int
+    content: bytes
 
 
 class Upstream:
-    """An engine behind the proxy.
+    """An engine behind the proxy; made where a loop runs.
 
     Args:
         number: Its index on the router's board.
@@ -212,9 +203,6 @@ class Upstream:
         asked: Requests that it has and has not begun to answer.
         running: Requests whose answers it has begun and not ended.
         is_silent: Whether it leaves health checks unanswered.
-
-    Raises:
-        ConfigError: The address is invalid.
     """
 
     def __init__(self, number: int, url: str, first_byte_s: float = FIRST_BYTE_S) -> None:
@@ -222,19 +210,21 @@ class Upstream:
         self.is_silent = False
         self._first_byte_s = first_byte_s
         self.asked = self.running = 0
-        self._gone = asyncio.Event()
-        try:
-            self._client = httpx.AsyncClient(
-                base_url=url,
-                timeout=httpx.Timeout(None, connect=CONNECT_S),
-                transport=_SpreadTransport([_transport() for _ in range(_POOLS)]),
-                trust_env=False,
-                # One caller's cookies must not go out with another's request.
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            )
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"engine {url[:MOST_SHOWN]!r}: {error}") from None
-        self._client.headers.clear()  # what the client sent, and nothing more
+        self._unanswered: set[asyncio.Task[Reply]] = set()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_S, socket_factory=_socket
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            middlewares=(_once,),
+            # What the client sent, and nothing more; and what the engine answered, to the byte.
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+            auto_decompress=False,
+            # One caller's cookies must not go out with another's request.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            max_line_size=_MOST_LINE,
+            max_field_size=_MOST_LINE,
+        )
 
     async def begin(self, call: Call) -> Reply:
         """Send a request and wait for the first bytes of its answer.
@@ -244,88 +234,87 @@ class Upstream:
             NothingAnsweredError: The engine cannot be reached, or went away before it answered.
             SilentError: It is there, and silent for too long.
         """
-        asking = asyncio.ensure_future(self._begin(call))
-        gone = asyncio.ensure_future(self._gone.wait())
+        asking = asyncio.create_task(self._begin(call))
+        self._unanswered.add(asking)
+        asking.add_done_callback(self._unanswered.discard)
         try:
-            await self._wait(call, asking, gone)
-            if asking.done():
-                return asking.result()
-        except asyncio.CancelledError:
-            await _dismiss(asking)
+            while not (await asyncio.wait({asking}, timeout=self._first_byte_s))[0]:
+                # The first byte of an answer that is not streamed comes with the last: silence
+                # means something only where health checks are unanswered too.
+                if call.streams or self.is_silent:
+                    raise SilentError(f"no first byte in {self._first_byte_s:g} s")
+        except BaseException:
+            if not asking.cancel() and not asking.cancelled() and asking.exception() is None:
+                asking.result().close()  # it came at the same moment
             raise
-        finally:
-            gone.cancel()
-        await _dismiss(asking)
-        if gone.done() and not gone.cancelled():
+        if asking.cancelled():
             raise NothingAnsweredError("it does not answer any more")
-        raise SilentError(f"no first byte in {self._first_byte_s:g} s")
+        return asking.result()
 
-    async def ask(self, path: str, timeout_s: float) -> httpx.Response:
+    async def ask(self, path: str, timeout_s: float) -> OwnAnswer:
         """Return the answer to a request of the proxy's own.
 
         Raises:
-            httpx.RequestError: There is none, it cannot be read, or not all of it arrives in time.
+            SilentError: Not all of it arrives in time.
+            NothingAnsweredError: There is none, or it cannot be read.
         """
+        unlimited = aiohttp.ClientTimeout(total=None)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await whole_answer(self._client, path, timeout=timeout_s)
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.get(
+                    self.url + path, timeout=unlimited, allow_redirects=False, headers=AS_IT_IS
+                ) as answer,
+            ):
+                return OwnAnswer(answer.status, await whole_answer(answer))
         except TimeoutError:
-            raise httpx.ReadTimeout(f"not all of the answer came in {timeout_s:g} s") from None
+            raise SilentError(f"not all of the answer came in {timeout_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise NothingAnsweredError(_why(error)) from None
 
     def drop_unanswered(self) -> None:
         """Give up unanswered requests: nothing listens at the engine's port any more."""
-        self._gone.set()
-        self._gone = asyncio.Event()
+        for each in self._unanswered:
+            each.cancel()
 
     async def close(self) -> None:
         """Close its connections."""
-        await self._client.aclose()
-
-    async def _wait(
-        self, call: Call, asking: asyncio.Future[Reply], gone: asyncio.Future[Any]
-    ) -> None:
-        """Wait until the answer begins, the engine is gone, or its silence means that it hangs."""
-        either: set[asyncio.Future[Any]] = {asking, gone}
-        while True:
-            done, _ = await asyncio.wait(
-                either, timeout=self._first_byte_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            # The first byte of an answer that is not streamed comes with the last: silence means
-            # something only where health checks are unanswered too.
-            if done or call.streams or self.is_silent:
-                return
+        await self._session.close()
 
     async def _begin(self, call: Call) -> Reply:
-        request = self._request(call)
-        try:
-            response = await self._client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NothingAnsweredError(_why(error), False) from None
-        except httpx.TransportError as error:
-            raise NothingAnsweredError(_why(error)) from None
+        check_path(call.path)
+        size = len(call.body.data)
+        headers = [(text_of(key), text_of(value)) for key, value in call.headers]
+        if size:
+            headers.append(("content-length", str(size)))
+        response = await self._session.request(
+            call.method,
+            URL(self.url + call.path, encoded=True),
+            headers=headers,
+            data=call.body if size else None,
+            allow_redirects=False,
+        )
         try:
             return await self._begun(response)
-        except BaseException:
-            await response.aclose()
+        except BaseException as error:
+            response.close()
+            if isinstance(error, aiohttp.ClientError):
+                raise NothingAnsweredError(_why(error)) from None
             raise
 
-    async def _begun(self, response: httpx.Response) -> Reply:
-        rest = response.aiter_raw()
-        try:
-            first = await anext(rest, b"")
-            while _is_preamble(first) and (more := await anext(rest, b"")):
-                first += more
-        except httpx.TransportError as error:
-            raise NothingAnsweredError(_why(error)) from None
-        is_error = response.status_code >= _LEAST_OF_SERVER or first.startswith(_ERRORS)
+    async def _begun(self, response: aiohttp.ClientResponse) -> Reply:
+        first = await response.content.readany()
+        while _is_preamble(first) and (more := await response.content.readany()):
+            first += more
+        is_error = response.status >= _LEAST_OF_SERVER or first.startswith(_ERRORS)
         if is_error and not await self._is_well():  # vLLM's server outlives its engine for a while
             raise NothingAnsweredError("it answers an error, and is not well")
         headers = [
             (key, self._without_origin(key, value))
-            for key, value in response.headers.raw
+            for key, value in response.raw_headers
             if key.lower() not in _DROPPED
         ]
-        return Reply(response.status_code, headers, first, response, rest)
+        return Reply(response.status, headers, first, response)
 
     def _without_origin(self, key: bytes, value: bytes) -> bytes:
         """Make redirects relative, so that the client asks the proxy again."""
@@ -334,54 +323,43 @@ class Upstream:
 
     async def _is_well(self) -> bool:
         try:
-            return (await self.ask("/health", HEALTH_S)).status_code == 200
-        except httpx.RequestError:
+            return (await self.ask("/health", HEALTH_S)).status == 200
+        except NothingAnsweredError:
             return False
 
-    def _request(self, call: Call) -> httpx.Request:
-        """Build the request that goes out; raises BadRequestError if httpx made another path of
-        it."""
-        size, headers = len(call.body.data), call.headers
-        if size:
-            headers = [*headers, (b"content-length", str(size).encode())]
-        try:
-            request = self._client.build_request(
-                call.method, call.path, headers=headers, content=call.body if size else None
-            )
-        except httpx.InvalidURL as error:
-            raise BadRequestError(f"the path cannot be passed on: {error}") from None
-        base = self._client.base_url.raw_path.rstrip(b"/")
-        path = request.url.raw_path.partition(b"?")[0]
-        if not path.startswith(base) or not is_served(path[len(base) :].decode("ascii")):
-            raise BadRequestError("the path leads elsewhere than to /v1/…")
-        return request
+
+async def _once(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Send a request once; what fails is not repeated by aiohttp, which repeats PUT and DELETE."""
+    try:
+        return await send(request)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
+        raise NothingAnsweredError(_why(error), False, refused) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise NothingAnsweredError(_why(error)) from None
 
 
-async def whole_answer(
-    client: httpx.AsyncClient,
-    url: str,
-    headers: Mapping[str, str] = MappingProxyType({}),
-    **more: Any,
-) -> httpx.Response:
-    """Return the whole answer to a GET, its content as it was sent.
+class TooLargeError(aiohttp.ClientError, ValueError):
+    """An answer to a question of the proxy's own has more than ``MOST_ANSWER`` bytes."""
 
-    What is compressed nevertheless is not unpacked: a few KiB may become gigabytes, and everybody
-    else's requests would wait for that.
+
+async def whole_answer(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the bytes of an answer, of a session that does not unpack them.
+
+    What is compressed although we asked for it as it is stays so: a few KiB may become gigabytes,
+    and everybody else's requests would wait for that.
 
     Raises:
-        httpx.HTTPError: There is none, or it is larger than ``MOST_ANSWER``.
+        aiohttp.ClientError: It ends early, or is too large (``TooLargeError``).
     """
-    asked = {**headers, "Accept-Encoding": "identity"}
     content = bytearray()
-    async with client.stream("GET", url, headers=asked, **more) as answer:
-        async for chunk in answer.aiter_raw():
-            content += chunk
-            if len(content) > MOST_ANSWER:
-                raise httpx.DecodingError(f"an answer of more than {MOST_ANSWER >> 20} MiB")
-    kept = [each for each in answer.headers.raw if each[0].lower() not in _OF_LENGTH]
-    return httpx.Response(
-        answer.status_code, headers=kept, content=bytes(content), request=answer.request
-    )
+    async for chunk in answer.content.iter_any():
+        content += chunk
+        if len(content) > MOST_ANSWER:
+            raise TooLargeError(f"an answer of more than {MOST_ANSWER >> 20} MiB")
+    return bytes(content)
 
 
 def _is_preamble(first: bytes) -> bool:
@@ -394,39 +372,15 @@ def _is_preamble(first: bytes) -> bool:
     )
 
 
-def _why(error: httpx.TransportError) -> str:
+def _why(error: Exception) -> str:
     return f"{type(error).__name__} {error}".strip()
 
 
-def refuses(error: BaseException) -> bool:
-    """Tell whether a connection failed because nothing listens at any address of the host."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(refuses(each) for each in error.exceptions)
-    cause = error.__cause__ or error.__context__  # httpx's own, and below it the system's
-    return isinstance(error, ConnectionRefusedError) or (cause is not None and refuses(cause))
-
-
-def _transport() -> httpx.AsyncHTTPTransport:
-    """Return a pool whose connections fail by keepalive when the engine's machine is gone."""
-    options: list[tuple[int, int, int]] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Make a socket that fails by keepalive when the engine's machine is gone."""
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
-            options.append((socket.IPPROTO_TCP, option, value))
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE_S)
-    return httpx.AsyncHTTPTransport(
-        verify=_tls(), trust_env=False, limits=limits, socket_options=options
-    )
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Return one context for all engines: each takes 20 ms and half a MiB."""
-    return httpx.create_ssl_context(trust_env=False)
-
-
-async def _dismiss(asking: asyncio.Future[Reply]) -> None:
-    """Give up an answer, begun or not."""
-    asking.cancel()
-    await asyncio.wait({asking})  # which its caller's cancellation ends
-    if not asking.cancelled() and asking.exception() is None:
-        await asking.result().response.aclose()
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple, Protocol
 from urllib.parse import urlencode
 
+import aiohttp
 import bm25s
-import httpx
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import orjson
 from cachetools import FIFOCache
 
 from ...graph.wire.events import MAX_NAME
@@ -36,6 +37,10 @@ Shares = npt.NDArray[np.float64]
 _Vector = npt.NDArray[np.float32]
 
 
+class SimilarityError(Exception):
+    """The server that compares texts did not answer, or with something else than vectors."""
+
+
 class Similarity(Protocol):
     """Compares blocks with a text."""
 
@@ -44,7 +49,7 @@ class Similarity(Protocol):
         to 1.
 
         Raises:
-            httpx.HTTPError: A server was asked, and did not answer.
+            SimilarityError: A server was asked, and did not answer.
         """
         ...
 
@@ -59,7 +64,7 @@ async def relevance_of(similarity: Similarity, said: str, blocks: Sequence[Block
     A block whose words are all in ``said``, such as the same question asked before, adds nothing.
 
     Raises:
-        httpx.HTTPError: The similarity's server did not answer.
+        SimilarityError: The similarity's server did not answer.
     """
     shares = await similarity.of(said, blocks)
     like = np.flatnonzero(shares)
@@ -97,9 +102,9 @@ class EmbeddedSimilarity:
         self, url: str, model: str, key: str | None = None, most: int = _MOST_VECTORS
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.AsyncClient(
-            base_url=url, timeout=_TIMEOUT_S, trust_env=False, headers=headers
-        )
+        self._url = f"{url.rstrip('/')}/embeddings"
+        timeout = aiohttp.ClientTimeout(_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
         self._model = model
         self._vectors: FIFOCache[bytes, _Vector] = FIFOCache(most)  # by the digests of blocks
 
@@ -113,12 +118,12 @@ class EmbeddedSimilarity:
         found.update(zip(new, vectors, strict=True))  # others may have been given up meanwhile
         if {vector.shape for vector in found.values()} != {asked.shape}:
             self._vectors.clear()  # they are another model's
-            raise httpx.DecodingError("vectors of several lengths")
+            raise SimilarityError("vectors of several lengths")
         self._vectors.update(found)
         return np.clip([float(found[key] @ asked) for key in keys], 0.0, 1.0)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._session.close()
 
     async def _embed(self, texts: Sequence[str]) -> list[_Vector]:
         """Return embeddings of length 1, requested in batches."""
@@ -126,23 +131,27 @@ class EmbeddedSimilarity:
         for at in range(0, len(texts), _AT_ONCE):
             some = [text[:_LONGEST] or " " for text in texts[at : at + _AT_ONCE]]
             body = {"model": self._model, "input": some}
-            answer = await self._client.post("embeddings", json=body)
-            answer.raise_for_status()
-            found += _vectors(answer, len(some))
+            try:
+                async with self._session.post(
+                    self._url, json=body, raise_for_status=True, allow_redirects=False
+                ) as answer:
+                    found += _vectors(await answer.read(), len(some))
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise SimilarityError(type(error).__name__) from None
         return found
 
 
-def _vectors(answer: httpx.Response, wanted: int) -> list[_Vector]:
-    """Return an answer's embeddings; raises ``httpx.DecodingError`` if it is malformed."""
+def _vectors(answer: bytes, wanted: int) -> list[_Vector]:
+    """Return an answer's embeddings; raises ``SimilarityError`` if it is malformed."""
     try:
-        rows = sorted(answer.json()["data"], key=lambda row: row["index"])
+        rows = sorted(orjson.loads(answer)["data"], key=lambda row: row["index"])
         vectors = [np.asarray(row["embedding"], dtype=np.float32) for row in rows]
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise httpx.DecodingError(f"no embeddings: {type(error).__name__}") from None
+        raise SimilarityError(f"no embeddings: {type(error).__name__}") from None
     if len(vectors) != wanted:
-        raise httpx.DecodingError(f"{len(vectors)} embeddings of {wanted} texts")
+        raise SimilarityError(f"{len(vectors)} embeddings of {wanted} texts")
     if any(vector.ndim != 1 or not np.isfinite(vector).all() for vector in vectors):
-        raise httpx.DecodingError("embeddings that are no vectors of numbers")
+        raise SimilarityError("embeddings that are no vectors of numbers")
     return [vector / max(float(np.linalg.norm(vector)), 1e-9) for vector in vectors]
 
 

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import httpx
 import numpy as np
 import orjson
 
 from ..fleet.callers import Body, Call
 from ..fleet.prompts import CHARACTERS_PER_TOKEN
 from ..fleet.upstream import BrokenAnswerError, NothingAnsweredError, Upstream
-from .attention import Attention, Shares, Similarity, relevance_of
+from .attention import Attention, Shares, Similarity, SimilarityError, relevance_of
 from .chat import MOST_TOKENS, THOUGHTS, Block, ChatSession, Message
 from .requests import ChatRequest
 from .settings import MemorySettings, Mode
@@ -400,7 +399,7 @@ class PromptChooser:
         said = next((each.text for each in reversed(chat.blocks) if each.source == "user"), "")
         try:
             return await relevance_of(self._similarity, said, chat.blocks)
-        except httpx.HTTPError as error:
+        except SimilarityError as error:
             self._counts.unscored += 1
-            _log.warning("similarity could not be asked for: %s", type(error).__name__)
+            _log.warning("similarity could not be asked for: %s", error)
             return np.zeros(len(chat.blocks))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-import httpx
 import orjson
 
 from ..fleet.callers import Body, Call
@@ -97,7 +96,7 @@ class EngineAsker:
             body = prompt.body(form)
             if orjson.loads(body) in map(orjson.loads, tried):
                 continue
-            await reply.response.aclose()
+            reply.close()
             used, reply = form, await _send(engine, call, body)
             tried.append(body)
         if first is Form.OURS and used is Form.PLAIN and reply.status == _OK:
@@ -111,7 +110,6 @@ async def _send(engine: Upstream, call: Call, body: bytes) -> Reply:
 
 _START_S: Final = 2.0  # to wait for the engine at the start; chosen: people wait for it
 _PATH: Final = "/v1/models"  # answered by engines and routers alike
-_BAD_GATEWAY: Final = 502
 
 _log = logging.getLogger(__name__)
 
@@ -120,33 +118,12 @@ async def warn_if_unreachable(engine: Upstream) -> None:
     """Log a warning if the engine does not answer at the start; it may come later."""
     try:
         await engine.ask(_PATH, _START_S)
-    except httpx.RequestError as error:
+    except NothingAnsweredError as error:
         _log.warning(
-            "the engine at %s does not answer (%s): until it does, requests get status %d",
+            "the engine at %s does not answer (%s): until it does, requests get status 502",
             engine.url,
-            f"{type(error).__name__} {error}".strip(),
-            _BAD_GATEWAY,
+            error,
         )
-
-
-def gone(engine: Upstream, call: Call, error: NothingAnsweredError) -> Reply:
-    """Return the error for a client whose engine gives no answer: its address, and what is
-    known."""
-    if not error.sent:
-        what = "cannot be reached"
-    elif call.repeatable:
-        what = "dropped this request"
-    else:
-        what = "dropped this request, and may have done what it asks"
-    said = {
-        "message": f"the engine at {engine.url} {what}: {error}",
-        "type": "service_unavailable",
-        "code": _BAD_GATEWAY,
-    }
-    body = orjson.dumps({"error": said})
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    response = httpx.Response(_BAD_GATEWAY, stream=httpx.ByteStream(body))
-    return Reply(_BAD_GATEWAY, headers, b"", response, response.aiter_raw())
 
 
 _MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any

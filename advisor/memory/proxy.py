@@ -15,12 +15,12 @@ from weakref import WeakValueDictionary
 import msgspec
 import orjson
 
-from ..fleet.callers import BadRequestError, Callers, Headers, ParsedRequest, Turn, keys_of
+from ..fleet.callers import BadRequestError, Call, Callers, Headers, ParsedRequest, Turn, keys_of
 from ..fleet.upstream import NothingAnsweredError, Reply, Upstream
 from .attention import Attention, Similarity
 from .chat import Block, ChatSession, Message
 from .chooser import MemoryCounts, PromptChooser, TokenCounter, with_line
-from .engine import CompletionReader, EngineAsker, EnginePrompt, Form, gone
+from .engine import CompletionReader, EngineAsker, EnginePrompt, Form
 from .requests import CACHE_SALT, ChatRequest, read_chat_request
 from .settings import MemorySettings, Mode
 from .store import ChatStore
@@ -185,24 +185,27 @@ class MemoryProxy:
         self._remembering: set[asyncio.Task[None]] = set()
 
     async def begin(self, asked: ParsedRequest) -> tuple[Reply, ChatTurn | None]:
-        """Return the beginning of an answer: the engine's, or an error if it does not answer.
+        """Return the beginning of the engine's answer.
 
         Raises:
             BadRequestError: The request cannot be passed on.
+            NothingAnsweredError: The engine does not answer.
         """
         # Answers are read: nothing may compress them.
         plain = [(key, value) for key, value in asked.call.headers if key != b"accept-encoding"]
         asked = asked._replace(call=asked.call._replace(headers=plain))
         is_chat = asked.call.path.partition("?")[0] == _CHATS and asked.turn is not None
         request = read_chat_request(asked.call.body.data) if is_chat else None
-        try:
-            if request is not None:
-                with contextlib.suppress(orjson.JSONEncodeError):  # it is nested too deep for us
-                    return await self._begin(asked, request)
-            return await self.upstream.begin(asked.call), None
-        except NothingAnsweredError as error:
-            self.counts.unserved += 1
-            return gone(self.upstream, asked.call, error), None
+        if request is not None:
+            with contextlib.suppress(orjson.JSONEncodeError):  # it is nested too deep for us
+                return await self._begin(asked, request)
+        return await self.upstream.begin(asked.call), None
+
+    def why(self, call: Call, error: NothingAnsweredError) -> str:
+        """Say why ``begin`` got no answer: the engine's address, and what is known."""
+        what = "dropped this request" if error.sent else "cannot be reached"
+        may = ", and may have done what it asks" if error.sent and not call.repeatable else ""
+        return f"the engine at {self.upstream.url} {what}{may}: {error}"
 
     async def rest(self, reply: Reply, turn: ChatTurn | None) -> AsyncGenerator[bytes, None]:
         """Yield the rest of an answer; the chat is stored by the time it ends.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
-from typing import Any, Final
-from urllib.parse import parse_qs
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
 
-from ..fleet.app import Relay, refuse, send_json
-from ..fleet.callers import is_served
+from ..fleet.relay import NOT_SERVED, Relay, json_response, refusal, served_app
 from ..process.process import PROBES, serve_at
 from .attention import (
     Attention,
@@ -29,60 +30,46 @@ from .store import ChatStore
 
 _log = logging.getLogger(__name__)
 
-_CHATS: Final = "/memory/"
+
+def memory_app(proxy: MemoryProxy) -> Router:
+    """Return the ASGI application in front of a memory; it closes the proxy at the end."""
+
+    async def probe(_: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def status(_: Request) -> Response:
+        return json_response(proxy.status())
+
+    async def chats(request: Request) -> Response:
+        name, aside = request.path_params["name"], False
+        if request.method not in ("GET", "DELETE"):
+            return refusal(404, NOT_SERVED)
+        found = _named(proxy.store, request, name)
+        if request.method == "DELETE":
+            for chat in found:
+                proxy.store.forget(chat.key)
+            aside = proxy.store.forget_aside(caller_of(request.headers.raw), name)
+        if not found and not aside:
+            return refusal(404, "no chat of this caller and salt goes by that name")
+        return json_response([_plain(chat) for chat in found])
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        yield
+        await proxy.close()
+
+    views = {**dict.fromkeys(PROBES, probe), "/memory": status, "/memory/{name:path}": chats}
+    return served_app(views, Relay(proxy), lifespan)
 
 
-class MemoryApp:
-    """The ASGI application in front of a ``MemoryProxy``."""
-
-    def __init__(self, proxy: MemoryProxy) -> None:
-        self._proxy = proxy
-        self._relay = Relay(proxy)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or wait for the server's end."""
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await self._proxy.close()
-            await send({"type": "lifespan.shutdown.complete"})
-        elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
-        if path in PROBES:
-            await send_json(send, 200, {"status": "ok"})
-        elif path == "/memory":
-            await send_json(send, 200, self._proxy.status())
-        elif path.startswith(_CHATS) and method in ("GET", "DELETE"):
-            name = path.removeprefix(_CHATS)
-            found, aside = self._named(name, scope), False
-            if method == "DELETE":
-                for chat in found:
-                    self._proxy.store.forget(chat.key)
-                aside = self._proxy.store.forget_aside(caller_of(scope["headers"]), name)
-            if not found and not aside:
-                return await refuse(send, 404, "no chat of this caller and salt goes by that name")
-            await send_json(send, 200, [_plain(chat) for chat in found])
-        elif is_served(path):
-            await self._relay.pass_on(scope, receive, send)
-        else:
-            await refuse(send, 404, "not served here; requests go to /v1/…")
-
-    def _named(self, name: str, scope: Scope) -> list[ChatSession]:
-        """Return a caller's chats of this name; a header may have carried the name as UTF-8 read as
-        Latin-1."""
-        said = parse_qs(scope["query_string"].decode("latin-1")).get(CACHE_SALT, [""])
-        caller, salt = caller_of(scope["headers"]), salt_of(said[0])
-        in_header = name.encode().decode("latin-1")
-        found = {
-            c.key: c
-            for each in {name, in_header}
-            for c in self._proxy.store.of_caller(caller, salt, each)
-        }
-        return list(found.values())
+def _named(store: ChatStore, request: Request, name: str) -> list[ChatSession]:
+    """Return a caller's chats of this name; a header may have carried the name as UTF-8 read as
+    Latin-1."""
+    caller = caller_of(request.headers.raw)
+    salt = salt_of(request.query_params.get(CACHE_SALT, ""))
+    names = {name, name.encode().decode("latin-1")}
+    found = [chat for each in names for chat in store.of_caller(caller, salt, each)]
+    return list({chat.key: chat for chat in found}.values())
 
 
 def _plain(chat: ChatSession) -> dict[str, Any]:
@@ -123,4 +110,4 @@ async def serve_memory(
     proxy = MemoryProxy(url, settings, ChatStore(kept), similarity, attention)
     await warn_if_unreachable(proxy.upstream)
     _log.info("chats of %d tokens at http://%s:%d", settings.budget, host, port)
-    await serve_at(MemoryApp(proxy), host, port, allowed_hosts)
+    await serve_at(memory_app(proxy), host, port, allowed_hosts)

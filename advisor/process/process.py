@@ -91,7 +91,6 @@ def refuse_remote(host: str, allow_remote: bool) -> None:
 def log_for_people() -> None:
     """Log to standard error, without lines for our own requests and truncated answers."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(lambda line: _TRUNCATED not in line.getMessage())
 
 

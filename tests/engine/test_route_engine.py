@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from kvgraph_bench.serving.listening import free_port
 from kvgraph_bench.serving.vllm_server import Server, ServerPlan, check_advised
 
 pytestmark = [pytest.mark.engine, pytest.mark.timing]
@@ -26,9 +26,7 @@ class Route:
     """The command, as a process."""
 
     def __init__(self, urls: list[str], env: dict[str, str], log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "kvgraph", "route", *urls, "--port", str(port)]
         with log.open("wb") as file:

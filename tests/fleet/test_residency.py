@@ -19,6 +19,7 @@ from kvgraph.advisor.fleet.router import Holdings
 from kvgraph.advisor.tools.remote import TOKEN_VARIABLE
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.wire.endpoints import RunningSidecar, RuntimeNote, running_sidecars, runtime_dir
+from waiting import soon
 
 
 def session(
@@ -58,7 +59,6 @@ def looked(*sidecars: Sidecar) -> ResidencyView:
         view = ResidencyView(lambda: notes)
         await view.poll()
         await view.poll()
-        await view.close()
         for server in servers:
             server.close()
         return view
@@ -246,27 +246,23 @@ def test_how_engines_hash_blocks_is_asked_once_and_known_by_their_sessions() -> 
     assert sidecar.asked_for_status == 1
 
 
-def test_a_sidecar_that_is_gone_says_nothing_more() -> None:
-    async def look() -> None:
-        sidecar = Sidecar(session("s", "a", 4), a="sha256 1")
-        server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")]
-        view = ResidencyView(lambda: notes)
-        await view.poll()
-        view.note_home("s", 0)
-        nothing = np.zeros(1, dtype=np.int64)
-        lost = Holdings(nothing, nothing, lost=np.ones(1, dtype=np.bool_))
-        assert view.hashing(0) == "sha256 1"
-        assert view.corrected("u", lost).lost.tolist() == [False]
-        notes.clear()
-        await view.poll()
-        assert (len(view), view.hashing(0), view.silent) == (0, "", {})
-        assert view.corrected("u", lost).lost.tolist() == [True], "the proxy alone knows again"
-        await view.close()
-        server.close()
-
-    asyncio.run(look())
+async def test_a_sidecar_that_is_gone_says_nothing_more() -> None:
+    sidecar = Sidecar(session("s", "a", 4), a="sha256 1")
+    server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    notes = [RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")]
+    view = ResidencyView(lambda: notes)
+    await view.poll()
+    view.note_home("s", 0)
+    nothing = np.zeros(1, dtype=np.int64)
+    lost = Holdings(nothing, nothing, lost=np.ones(1, dtype=np.bool_))
+    assert view.hashing(0) == "sha256 1"
+    assert view.corrected("u", lost).lost.tolist() == [False]
+    notes.clear()
+    await view.poll()
+    assert (len(view), view.hashing(0), view.silent) == (0, "", {})
+    assert view.corrected("u", lost).lost.tolist() == [True], "the proxy alone knows again"
+    server.close()
 
 
 BAD_ANSWERS = {
@@ -279,42 +275,33 @@ BAD_ANSWERS = {
 
 @pytest.mark.parametrize("bad", BAD_ANSWERS.values(), ids=BAD_ANSWERS)
 @pytest.mark.parametrize("where", ["sessions", "status"])
-def test_an_answer_that_is_no_sidecars_ends_no_watch(
+async def test_an_answer_that_is_no_sidecars_ends_no_watch(
     bad: bytes, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(residency, "INTERVAL_S", 0.01)
     sidecar = Sidecar(session("s", "host:1", 4))
     good = sidecar.sessions, sidecar.status
-
-    async def run() -> None:
-        server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        now = 100.0
-        view = ResidencyView(lambda: [RunningSidecar(1, "", url, "secret")], lambda: now)
-        sidecar.sessions, sidecar.status = (bad, good[1]) if where == "sessions" else (good[0], bad)
-        watching = asyncio.create_task(view.watch())
-        async with asyncio.timeout(20):
-            while view.silent.get(url) is None and not sidecar.asked_for_status:
-                await asyncio.sleep(0.01)
-        if where == "sessions":
-            assert "does not answer as a sidecar does" in str(view.silent[url])
-            now = 160.0
-            assert view.unheard_s(url) == 60.0, "it never answered"
-        sidecar.sessions, sidecar.status = good
-        async with asyncio.timeout(20):
-            while not len(view) or view.silent.get(url) is not None:
-                await asyncio.sleep(0.01)
-        assert not watching.done()
-        assert view.unheard_s(url) == 0.0
-        assert view.failed == 0
-        watching.cancel()
-        await view.close()
-        server.close()
-
-    asyncio.run(run())
+    server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    now = 100.0
+    view = ResidencyView(lambda: [RunningSidecar(1, "", url, "secret")], lambda: now)
+    sidecar.sessions, sidecar.status = (bad, good[1]) if where == "sessions" else (good[0], bad)
+    watching = asyncio.create_task(view.watch())
+    await soon(lambda: view.silent.get(url) is not None or sidecar.asked_for_status)
+    if where == "sessions":
+        assert "does not answer as a sidecar does" in str(view.silent[url])
+        now = 160.0
+        assert view.unheard_s(url) == 60.0, "it never answered"
+    sidecar.sessions, sidecar.status = good
+    await soon(lambda: len(view) and view.silent.get(url) is None)
+    assert not watching.done()
+    assert view.unheard_s(url) == 0.0
+    assert view.failed == 0
+    watching.cancel()
+    server.close()
 
 
-def test_a_round_that_fails_is_counted_and_followed_by_another(
+async def test_a_round_that_fails_is_counted_and_followed_by_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(residency, "INTERVAL_S", 0.01)
@@ -322,37 +309,27 @@ def test_a_round_that_fails_is_counted_and_followed_by_another(
     def fails() -> list[RunningSidecar]:
         raise RuntimeError("ours")
 
-    async def run() -> None:
-        view = ResidencyView(fails)
-        watching = asyncio.create_task(view.watch())
-        async with asyncio.timeout(20):
-            while view.failed < 3:
-                await asyncio.sleep(0.01)
-        assert not watching.done()
-        watching.cancel()
-        await view.close()
-
-    asyncio.run(run())
+    view = ResidencyView(fails)
+    watching = asyncio.create_task(view.watch())
+    await soon(lambda: view.failed >= 3)
+    assert not watching.done()
+    watching.cancel()
 
 
 @pytest.mark.parametrize(
     "note", ["http://[", "http://a b", "x", "http://127.0.0.1:1/\x00", "http://127.0.0.1:99999"]
 )
-def test_a_note_whose_address_is_none_costs_no_other_sidecar(note: str) -> None:
-    async def run() -> None:
-        sidecar = Sidecar(session("s", "host:1", 4))
-        server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for token in ("secret", "é"):
-            notes = [RunningSidecar(1, "", note, token), RunningSidecar(1, "", url, "secret")]
-            view = ResidencyView(lambda notes=notes: notes)
-            await view.poll()
-            assert len(view) == 1
-            assert view.silent[note] is not None
-            await view.close()
-        server.close()
-
-    asyncio.run(run())
+@pytest.mark.parametrize("token", ["secret", "é"])
+async def test_a_note_whose_address_is_none_costs_no_other_sidecar(note: str, token: str) -> None:
+    sidecar = Sidecar(session("s", "host:1", 4))
+    server = await asyncio.start_server(sidecar.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    notes = [RunningSidecar(1, "", note, token), RunningSidecar(1, "", url, "secret")]
+    view = ResidencyView(lambda: notes)
+    await view.poll()
+    assert len(view) == 1
+    assert view.silent[note] is not None
+    server.close()
 
 
 @pytest.mark.parametrize(

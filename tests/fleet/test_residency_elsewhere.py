@@ -20,7 +20,6 @@ def looked(url: str) -> ResidencyView:
     async def look() -> ResidencyView:
         view = ResidencyView(sidecars_with([url]))
         await view.poll()
-        await view.close()
         return view
 
     return asyncio.run(look())

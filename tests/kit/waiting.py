@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -14,3 +15,13 @@ def until(
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+async def soon(
+    condition: Callable[[], object], what: str = "it did not happen", timeout_s: float = 20.0
+) -> None:
+    """Do what ``until`` does in a coroutine, where other tasks go on meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)

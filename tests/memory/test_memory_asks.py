@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
 import pytest
+from starlette.requests import Request
 
 pytest.importorskip("bm25s")
 
-from kvgraph.advisor.fleet.app import read_body, send_json
+from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.fleet.upstream import Upstream
-from kvgraph.advisor.memory.attention import EmbeddedSimilarity
+from kvgraph.advisor.memory.attention import EmbeddedSimilarity, SimilarityError
 from kvgraph.advisor.memory.chat import Block, ChatSession
 from kvgraph.advisor.memory.chooser import TokenCounter, about, evict
 from kvgraph.advisor.memory.requests import read_chat_request
@@ -43,10 +43,10 @@ class Answering:
         self.says, self.status, self.waits = says, status, waits
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        asked = orjson.loads(await read_body(receive))
+        asked = await Request(scope, receive).json()
         self.got.append(asked)
         await asyncio.sleep(self.waits)
-        await send_json(send, self.status, self.says(asked))
+        await json_response(self.says(asked), self.status)(scope, receive, send)
 
 
 def count(engine: Answering, blocks: Sequence[Block], times: int = 1, **more: float) -> float:
@@ -101,59 +101,49 @@ def vectors_of(asked: Any) -> Any:
     return {"data": [{"index": n, "embedding": each} for n, each in enumerate(vectors)]}
 
 
-def test_texts_are_embedded_a_few_at_once_and_those_used_last_are_kept() -> None:
+async def test_texts_are_embedded_a_few_at_once_and_those_used_last_are_kept() -> None:
     server = Answering(vectors_of)
-
-    async def run() -> None:
-        async with listening(server, "off") as url:
-            similarity = EmbeddedSimilarity(url, "m", most=150)
-            old, new = ([block(f"{n} {kind}") for n in range(100)] for kind in ("old", "new"))
-            await similarity.of("0", old)
-            assert [len(asked["input"]) for asked in server.got] == [64, 37]
-            await similarity.of("0", old[:50])  # they were used last
-            found = await similarity.of("0", new)
-            assert np.allclose(found, np.clip(np.cos(np.arange(100)), 0, 1), atol=1e-6)
-            server.got.clear()
-            await similarity.of("0", old[:50])
-            assert [asked["input"] for asked in server.got] == [["0"]]
-            await similarity.close()
-
-    asyncio.run(run())
+    async with listening(server, "off") as url:
+        similarity = EmbeddedSimilarity(url, "m", most=150)
+        old, new = ([block(f"{n} {kind}") for n in range(100)] for kind in ("old", "new"))
+        await similarity.of("0", old)
+        assert [len(asked["input"]) for asked in server.got] == [64, 37]
+        await similarity.of("0", old[:50])  # they were used last
+        found = await similarity.of("0", new)
+        assert np.allclose(found, np.clip(np.cos(np.arange(100)), 0, 1), atol=1e-6)
+        server.got.clear()
+        await similarity.of("0", old[:50])
+        assert [asked["input"] for asked in server.got] == [["0"]]
+        await similarity.close()
 
 
-def test_vectors_that_another_chat_displaces_meanwhile_are_not_missed() -> None:
+async def test_vectors_that_another_chat_displaces_meanwhile_are_not_missed() -> None:
     server = Answering(vectors_of, waits=0.05)
-
-    async def run() -> None:
-        async with listening(server, "off") as url:
-            similarity = EmbeddedSimilarity(url, "m", most=4)
-            chats = [[block(f"{n} of {chat}") for n in range(4)] for chat in range(4)]
-            await similarity.of("0", chats[0])
-            for found in await asyncio.gather(*(similarity.of("0", each) for each in chats)):
-                assert np.allclose(found, np.clip(np.cos(np.arange(4)), 0, 1), atol=1e-6)
-            await similarity.close()
-
-    asyncio.run(run())
+    async with listening(server, "off") as url:
+        similarity = EmbeddedSimilarity(url, "m", most=4)
+        chats = [[block(f"{n} of {chat}") for n in range(4)] for chat in range(4)]
+        await similarity.of("0", chats[0])
+        for found in await asyncio.gather(*(similarity.of("0", each) for each in chats)):
+            assert np.allclose(found, np.clip(np.cos(np.arange(4)), 0, 1), atol=1e-6)
+        await similarity.close()
 
 
 @pytest.mark.parametrize("said", [[0.0], [[1.0, 2.0]], [None, 1.0], "x"])
-def test_what_is_no_vector_or_another_models_is_an_answer_that_cannot_be_read(said: Any) -> None:
+async def test_what_is_no_vector_or_another_models_is_an_answer_that_cannot_be_read(
+    said: Any,
+) -> None:
     server = Answering(vectors_of)
-
-    async def run() -> None:
-        async with listening(server, "off") as url:
-            similarity = EmbeddedSimilarity(url, "m")
-            await similarity.of("0", [block("1")])
-            server.says = lambda asked: {
-                "data": [{"index": n, "embedding": said} for n in range(len(asked["input"]))]
-            }
-            with pytest.raises(httpx.DecodingError):
-                await similarity.of("0", [block("1"), block("2")])
-            server.says = vectors_of
+    async with listening(server, "off") as url:
+        similarity = EmbeddedSimilarity(url, "m")
+        await similarity.of("0", [block("1")])
+        server.says = lambda asked: {
+            "data": [{"index": n, "embedding": said} for n in range(len(asked["input"]))]
+        }
+        with pytest.raises(SimilarityError):
             await similarity.of("0", [block("1"), block("2")])
-            await similarity.close()
-
-    asyncio.run(run())
+        server.says = vectors_of
+        await similarity.of("0", [block("1"), block("2")])
+        await similarity.close()
 
 
 MANY, HINTS = 4_000, 5_000

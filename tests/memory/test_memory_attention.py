@@ -16,7 +16,7 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import Scene, play, user
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet.app import send_json
+from kvgraph.advisor.fleet.relay import json_response
 from kvgraph.advisor.memory import server
 from kvgraph.advisor.memory.attention import SampledAttention
 from kvgraph.advisor.memory.chat import ChatSession
@@ -55,7 +55,7 @@ class Page:
             for number, (identity, attention) in enumerate(self.looks)
         ]
         answer = {"blocks": blocks} if self.status == 200 else {"detail": "no such session"}
-        await send_json(send, self.status, answer)
+        await json_response(answer, self.status)(scope, receive, send)
 
 
 def play_beside(page: Page, scene: Scene, settings: MemorySettings = SMALL) -> SampledAttention:
@@ -165,12 +165,10 @@ def test_a_name_that_a_client_gives_stays_and_is_what_samples_are_told_by() -> N
     assert noise(90)["content"] not in seen[-1]
 
 
-def test_without_a_sidecar_engines_are_told_no_names() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_without_a_sidecar_engines_are_told_no_names() -> None:
+    async with remembering(LARGE) as memory:
         await memory.chat([user("one")])
         assert memory.engine.got[-1]["kv_transfer_params"] == {"kvgraph": {"recall": True}}
-
-    play(scene, LARGE)
 
 
 @pytest.mark.parametrize(
@@ -227,26 +225,22 @@ def test_a_sidecar_that_is_gone_or_hangs_holds_no_chat(caplog: pytest.LogCapture
     ] * 2
 
 
-def test_a_sidecar_is_asked_once_a_second_about_a_chat_with_its_token(
+async def test_a_sidecar_is_asked_once_a_second_about_a_chat_with_its_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVGRAPH_SIDECAR__TOKEN", "secret")
     page, chats = Page(("b", 0.5)), [ChatSession(f"k{n}", f"chat {n}", "c") for n in range(2)]
-
-    async def run() -> None:
-        async with listening(page, "off") as url:
-            looked_at = SampledAttention(url)
-            for chat in chats:
-                chat.add([user("a"), user("b")])
-                chat.blocks[1].tags["identity"] = "b"
-                for _ in range(5):
-                    found = await looked_at.of(chat, {id(chat.blocks[0])})
-                    assert found.tolist() == [0, 1]
-            await asyncio.sleep(1)
-            await looked_at.of(chats[0], set())
-            assert looked_at.told == 11
-
-    asyncio.run(run())
+    async with listening(page, "off") as url:
+        looked_at = SampledAttention(url)
+        for chat in chats:
+            chat.add([user("a"), user("b")])
+            chat.blocks[1].tags["identity"] = "b"
+            for _ in range(5):
+                found = await looked_at.of(chat, {id(chat.blocks[0])})
+                assert found.tolist() == [0, 1]
+        await asyncio.sleep(1)
+        await looked_at.of(chats[0], set())
+        assert looked_at.told == 11
     named = [{"session": [f"chat {n}"], "limit": ["1000"]} for n in (0, 1, 0)]
     assert page.asked == named
     assert page.keys == ["Bearer secret"] * 3

@@ -38,8 +38,10 @@ async def turns_of(memory: Remembering, address: str = "/memory/s", **more: Any)
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
-def test_a_chat_is_its_callers_whichever_header_has_the_key(header: str, tmp_path: Path) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_chat_is_its_callers_whichever_header_has_the_key(
+    header: str, tmp_path: Path
+) -> None:
+    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
         own, other = {header: "A"}, {header: "B"}
         await memory.chat([user("one")], headers=own)
         for headers in (other, {}):
@@ -49,30 +51,24 @@ def test_a_chat_is_its_callers_whichever_header_has_the_key(header: str, tmp_pat
         assert (await memory.client.delete("/memory/s", headers=own)).status_code == 200
         assert len(memory.proxy.store) == 0
 
-    play(scene, SETTINGS, kept=ChatStoreSettings(directory=tmp_path))
 
-
-def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> None:
+async def test_a_chat_under_a_salt_is_shown_to_who_names_the_salt(tmp_path: Path) -> None:
     kept = ChatStoreSettings(directory=tmp_path)
-
-    async def run() -> None:
-        async with remembering(SETTINGS, kept=kept) as memory:
-            await memory.chat([user("one")], cache_salt="pep per")
-        (path,) = tmp_path.iterdir()
-        assert b"pep per" not in path.read_bytes()
-        async with remembering(SETTINGS, kept=kept) as memory:
-            for query in ("", "?cache_salt=", "?cache_salt=salt"):
-                address = f"/memory/s{query}"
-                assert (await memory.client.get(address)).status_code == 404
-                assert (await memory.client.delete(address)).status_code == 404
-            named = "/memory/s?cache_salt=pep%20per"
-            assert await turns_of(memory, named) == [1]
-            await memory.chat([user("two")])  # without a salt it is another chat
-            assert await turns_of(memory) == [1]
-            assert (await memory.client.delete(named)).status_code == 200
-            assert await turns_of(memory) == [1]
-
-    asyncio.run(run())
+    async with remembering(SETTINGS, kept=kept) as memory:
+        await memory.chat([user("one")], cache_salt="pep per")
+    (path,) = tmp_path.iterdir()
+    assert b"pep per" not in path.read_bytes()
+    async with remembering(SETTINGS, kept=kept) as memory:
+        for query in ("", "?cache_salt=", "?cache_salt=salt"):
+            address = f"/memory/s{query}"
+            assert (await memory.client.get(address)).status_code == 404
+            assert (await memory.client.delete(address)).status_code == 404
+        named = "/memory/s?cache_salt=pep%20per"
+        assert await turns_of(memory, named) == [1]
+        await memory.chat([user("two")])  # without a salt it is another chat
+        assert await turns_of(memory) == [1]
+        assert (await memory.client.delete(named)).status_code == 200
+        assert await turns_of(memory) == [1]
 
 
 def test_a_chat_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
@@ -120,8 +116,8 @@ async def salt_for(memory: Remembering, **more: Any) -> str | None:
 
 
 @pytest.mark.parametrize("salt", [{}, {"cache_salt": "acme"}])
-def test_text_comes_back_for_the_api_key_alone_that_said_it(salt: dict[str, str]) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_text_comes_back_for_the_api_key_alone_that_said_it(salt: dict[str, str]) -> None:
+    async with remembering(SETTINGS) as memory:
         salts = [await salt_for(memory, headers=each, **salt) for each in KEYS]
         assert None not in salts
         assert len(set(salts)) == len(KEYS)
@@ -130,8 +126,6 @@ def test_text_comes_back_for_the_api_key_alone_that_said_it(salt: dict[str, str]
         assert await salt_for(memory, **salt) == salt.get("cache_salt")  # nobody's key
         # A client that names the salt of another does not get its text.
         assert await salt_for(memory, headers=KEYS[1], cache_salt=salts[0]) not in salts
-
-    play(scene, SETTINGS)
 
 
 def test_salts_stay_as_they_came_where_no_text_comes_back_or_it_is_shared() -> None:
@@ -155,12 +149,10 @@ def test_salts_stay_as_they_came_where_no_text_comes_back_or_it_is_shared() -> N
     play(refuses, SETTINGS)
 
 
-def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_an_engine_that_takes_no_hints_gets_no_salt_of_ours() -> None:
+    async with remembering(SETTINGS) as memory:
         memory.engine.refuses = lambda body: "kv_transfer_params" in body or "cache_salt" in body
         assert await salt_for(memory, headers=KEYS[0]) is None
-
-    play(scene, SETTINGS)
 
 
 def test_salts_do_not_follow_from_keys_but_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,14 +175,12 @@ def test_salts_do_not_follow_from_keys_but_by_the_secret(monkeypatch: pytest.Mon
     assert str(served[0].salt_key) not in repr(served)
 
 
-def test_chats_that_nobody_named_are_not_written(tmp_path: Path) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_chats_that_nobody_named_are_not_written(tmp_path: Path) -> None:
+    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
         body = {"model": "m", "messages": [user("one")]}
         assert (await memory.client.post("/v1/chat/completions", json=body)).status_code == 200
         assert len(memory.proxy.store) == 1
         assert list(tmp_path.iterdir()) == []
-
-    play(scene, SETTINGS, kept=ChatStoreSettings(directory=tmp_path))
 
 
 def test_a_turn_that_fails_leaves_a_chat_alone_that_was_begun_anew_meanwhile() -> None:
@@ -223,20 +213,17 @@ def chat_of(key: str, *texts: str) -> ChatSession:
     return ChatSession(key, key, "caller", blocks=blocks)
 
 
-def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path) -> None:
-    async def run() -> None:
-        kept = ChatStoreSettings(ram_bytes=3000, directory=tmp_path)
-        store = ChatStore(kept)
-        chat = store.get(chat_of("a", "x" * 2000, "y" * 2000))
-        for _ in range(3):
-            await store.keep(chat)
-            assert [bool(block.messages) for block in chat.blocks] == [False, True]
-        assert store.get(chat_of("a")) is chat
-        assert [len(block.text) for block in chat.blocks] == [2000, 2000]
-        again = ChatStore(kept).get(chat_of("a"))
-        assert [len(block.text) for block in again.blocks] == [2000, 2000]
-
-    asyncio.run(run())
+async def test_text_that_memory_has_no_room_for_stays_in_its_file(tmp_path: Path) -> None:
+    kept = ChatStoreSettings(ram_bytes=3000, directory=tmp_path)
+    store = ChatStore(kept)
+    chat = store.get(chat_of("a", "x" * 2000, "y" * 2000))
+    for _ in range(3):
+        await store.keep(chat)
+        assert [bool(block.messages) for block in chat.blocks] == [False, True]
+    assert store.get(chat_of("a")) is chat
+    assert [len(block.text) for block in chat.blocks] == [2000, 2000]
+    again = ChatStore(kept).get(chat_of("a"))
+    assert [len(block.text) for block in again.blocks] == [2000, 2000]
 
 
 def short_chat(key: str, messages: int) -> ChatSession:
@@ -268,58 +255,49 @@ def test_many_short_messages_take_no_more_memory_than_is_allowed() -> None:
         tracemalloc.stop()
 
 
-def test_text_that_is_given_up_is_not_counted_any_more(tmp_path: Path) -> None:
-    async def run() -> None:
-        store = ChatStore(ChatStoreSettings(ram_bytes=4000, directory=tmp_path))
-        texts = [f"{number}" for number in range(10)]
-        chat = store.get(chat_of("a", *texts))
-        for _ in range(3):
-            await store.keep(chat)
-            kept = [block for block in chat.blocks if block.messages]
-            assert 2 <= len(kept) <= 5
-        assert [block.text for block in store.get(chat_of("a")).blocks] == texts
-
-    asyncio.run(run())
+async def test_text_that_is_given_up_is_not_counted_any_more(tmp_path: Path) -> None:
+    store = ChatStore(ChatStoreSettings(ram_bytes=4000, directory=tmp_path))
+    texts = [f"{number}" for number in range(10)]
+    chat = store.get(chat_of("a", *texts))
+    for _ in range(3):
+        await store.keep(chat)
+        kept = [block for block in chat.blocks if block.messages]
+        assert 2 <= len(kept) <= 5
+    assert [block.text for block in store.get(chat_of("a")).blocks] == texts
 
 
-def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path) -> None:
-    async def run() -> None:
-        mine, old = f"{'0' * 16}-{'1' * 32}.abcdefgh.new", "tmpabcdefgh.new"
-        (tmp_path / mine).write_bytes(b"kvgraph chat 3\nsecret")
-        (tmp_path / old).write_bytes(b"\x82\xa7version\x02secret")
-        store = ChatStore(ChatStoreSettings(directory=tmp_path, disk_bytes=5000))
-        assert list(tmp_path.iterdir()) == []
-        for key in "abcde":
-            await store.keep(store.get(chat_of(key, "x" * 2000)))
-        assert len(list(tmp_path.iterdir())) == 2
-        for path in tmp_path.iterdir():
-            path.unlink()  # somebody else's doing
-        await store.keep(store.get(chat_of("f", "x" * 2000)))
-        assert store.of_caller("caller", "", "e") != []
-        assert len(list(tmp_path.iterdir())) == 1
-        store = ChatStore(ChatStoreSettings(directory=tmp_path, disk_bytes=5000))
-        for key in "gh":
-            await store.keep(store.get(chat_of(key, "x" * 2000)))
-        assert len(list(tmp_path.iterdir())) == 2
-        assert not store.of_caller("caller", "", "f")
-
-    asyncio.run(run())
+async def test_the_disk_has_a_budget_and_what_a_killed_write_left_goes(tmp_path: Path) -> None:
+    mine, old = f"{'0' * 16}-{'1' * 32}.abcdefgh.new", "tmpabcdefgh.new"
+    (tmp_path / mine).write_bytes(b"kvgraph chat 3\nsecret")
+    (tmp_path / old).write_bytes(b"\x82\xa7version\x02secret")
+    store = ChatStore(ChatStoreSettings(directory=tmp_path, disk_bytes=5000))
+    assert list(tmp_path.iterdir()) == []
+    for key in "abcde":
+        await store.keep(store.get(chat_of(key, "x" * 2000)))
+    assert len(list(tmp_path.iterdir())) == 2
+    for path in tmp_path.iterdir():
+        path.unlink()  # somebody else's doing
+    await store.keep(store.get(chat_of("f", "x" * 2000)))
+    assert store.of_caller("caller", "", "e") != []
+    assert len(list(tmp_path.iterdir())) == 1
+    store = ChatStore(ChatStoreSettings(directory=tmp_path, disk_bytes=5000))
+    for key in "gh":
+        await store.keep(store.get(chat_of(key, "x" * 2000)))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not store.of_caller("caller", "", "f")
 
 
-def test_a_chat_is_kept_without_a_look_at_the_other_files(
+async def test_a_chat_is_kept_without_a_look_at_the_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        store = ChatStore(ChatStoreSettings(directory=tmp_path))
+    store = ChatStore(ChatStoreSettings(directory=tmp_path))
 
-        def looks(*_: Any) -> Any:
-            raise AssertionError("it looked at the directory")
+    def looks(*_: Any) -> Any:
+        raise AssertionError("it looked at the directory")
 
-        with monkeypatch.context() as context:
-            for name in ("glob", "iterdir", "stat"):
-                context.setattr(Path, name, looks)
-            await store.keep(store.get(chat_of("a", "x")))
-            store.forget("b")
-        assert len(list(tmp_path.iterdir())) == 1
-
-    asyncio.run(run())
+    with monkeypatch.context() as context:
+        for name in ("glob", "iterdir", "stat"):
+            context.setattr(Path, name, looks)
+        await store.keep(store.get(chat_of("a", "x")))
+        store.forget("b")
+    assert len(list(tmp_path.iterdir())) == 1

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import play, user
+from chat_scenes import user
+from kvgraph.advisor.memory.attention import SimilarityError
 from kvgraph.advisor.memory.chat import Block
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings, Mode
 from kvgraph.graph.errors import ConfigError
@@ -38,8 +37,8 @@ async def talk(memory: Remembering, turns: int, chat: list[Any] | None = None) -
     return chat
 
 
-def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_new() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_new() -> None:
+    async with remembering(SMALL) as memory:
         chat = await talk(memory, 30)
         assert FACT not in memory.prompt()
         answer = await memory.chat([*chat[:-1], user(ASKED)])
@@ -48,66 +47,55 @@ def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_
         assert memory.prompt()[0] == "hello"
         assert memory.proxy.counts.evicted > 20
 
-    play(scene, SMALL)
 
-
-def test_a_question_asked_before_does_not_take_the_place_of_what_answers_it() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_question_asked_before_does_not_take_the_place_of_what_answers_it() -> None:
+    async with remembering(replace(SMALL, top=1)) as memory:
         chat = await talk(memory, 3)
         chat = await talk(memory, 30, [*chat[:-1], user(ASKED)])
         answer = await memory.chat([*chat[:-1], user(ASKED)])
         assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
 
-    play(scene, replace(SMALL, top=1))
-
 
 @pytest.mark.parametrize(("settled", "behind"), [(1, 1), (14, 2), (30, 4)])
-def test_it_stands_before_the_newest_text_which_engines_do_not_hold_yet(
+async def test_it_stands_before_the_newest_text_which_engines_do_not_hold_yet(
     settled: int, behind: int
 ) -> None:
     """A message of noise takes 13 tokens, an answer 3."""
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(replace(SMALL, settled=settled)) as memory:
         chat = await talk(memory, 30)
         newest = [each["content"] for each in chat[-1 - behind : -1]]
         await memory.chat([*chat[:-1], user(ASKED)])
         assert memory.prompt()[-2 - behind :] == [FACT, *newest, ASKED]
 
-    play(scene, replace(SMALL, settled=settled))
 
-
-def test_what_is_too_short_to_be_spliced_stands_behind_what_is_not() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_what_is_too_short_to_be_spliced_stands_behind_what_is_not() -> None:
+    async with remembering(
+        replace(SMALL, settled=30, shortest=9)
+    ) as memory:  # the fact takes eight
         chat = await talk(memory, 30)
         await memory.chat([*chat[:-1], user(ASKED)])
         assert memory.prompt()[-2:] == [FACT, ASKED]
 
-    play(scene, replace(SMALL, settled=30, shortest=9))  # the fact takes eight
 
-
-def test_long_text_does_not_move_for_what_comes_back() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_long_text_does_not_move_for_what_comes_back() -> None:
+    async with remembering(replace(SMALL, settled=14, most_moved=15)) as memory:
         chat = await talk(memory, 30)
         await memory.chat([*chat[:-1], user(ASKED)])
         assert memory.prompt()[-2:] == [FACT, ASKED]
 
-    play(scene, replace(SMALL, settled=14, most_moved=15))
 
-
-def test_no_prompt_is_longer_than_its_budget() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_no_prompt_is_longer_than_its_budget() -> None:
+    async with remembering(SMALL) as memory:
         await talk(memory, 40)
         sizes = [sum(len(text.split()) + 1 for text in memory.prompt(at)) for at in range(40)]
         assert max(sizes) <= 100 - 8
         assert min(sizes[10:]) > 40  # and it is used
         assert memory.proxy.counts.beyond == 0
 
-    play(scene, SMALL)
-
 
 @pytest.mark.parametrize("mode", [Mode.DISCARD, Mode.BREADCRUMB])
-def test_other_modes_bring_nothing_back_and_ask_for_no_recall(mode: Mode) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_other_modes_bring_nothing_back_and_ask_for_no_recall(mode: Mode) -> None:
+    async with remembering(replace(SMALL, mode=mode)) as memory:
         chat = await talk(memory, 30)
         await memory.chat([*chat[:-1], user(ASKED)])
         last = memory.prompt()[-1]
@@ -116,11 +104,9 @@ def test_other_modes_bring_nothing_back_and_ask_for_no_recall(mode: Mode) -> Non
         assert ("left out: " in last) == (mode is Mode.BREADCRUMB)
         assert "kv_transfer_params" not in memory.engine.got[-1]
 
-    play(scene, replace(SMALL, mode=mode))
 
-
-def test_the_engine_is_asked_for_recall_unless_the_client_says_otherwise() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_the_engine_is_asked_for_recall_unless_the_client_says_otherwise() -> None:
+    async with remembering(SMALL) as memory:
         await memory.chat([user("a")])
         assert memory.engine.got[-1]["kv_transfer_params"]["kvgraph"] == {"recall": True}
         assert memory.engine.headers[-1]["x-session-id"] == "s"
@@ -129,11 +115,9 @@ def test_the_engine_is_asked_for_recall_unless_the_client_says_otherwise() -> No
         await memory.chat([user("a")], kv_transfer_params=said)
         assert memory.engine.got[-1]["kv_transfer_params"] == said
 
-    play(scene, SMALL)
 
-
-def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
+    async with remembering(SMALL) as memory:
         tags = {"index": 1, "identity": "vault.md", "pinned": True}
         chat = [user("hello"), user(FACT)]
         await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": [tags]}})
@@ -143,11 +127,9 @@ def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
         hints = memory.engine.got[-1]["kv_transfer_params"]["kvgraph"]["messages"]
         assert {"index": at, "identity": "vault.md", "pinned": True} in hints
 
-    play(scene, SMALL)
 
-
-def test_a_name_that_a_client_gives_fits_into_a_header() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_name_that_a_client_gives_fits_into_a_header() -> None:
+    async with remembering(SMALL) as memory:
         tags = {"index": 1, "identity": "v" * 200_000}
         chat = [user("hello"), user(FACT)]
         await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": [tags]}})
@@ -155,10 +137,8 @@ def test_a_name_that_a_client_gives_fits_into_a_header() -> None:
         answer = await memory.chat([*chat[:-1], user(ASKED)])
         assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["v" * 128]
 
-    play(scene, SMALL)
 
-
-def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
+async def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
     def says(body: dict[str, Any]) -> dict[str, Any]:
         if body["messages"][-1]["content"] == "read it":
             function = {"name": "read", "arguments": '{"path": "vault.md"}'}
@@ -166,7 +146,9 @@ def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         return {"role": "assistant", "content": "well then"}
 
-    async def scene(memory: Remembering) -> None:
+    engine = ChatEngine()
+    engine.says = says
+    async with remembering(SMALL, engine=engine) as memory:
         chat = [user("hello"), user("read it")]
         answer = await memory.chat(chat)
         chat += [answer.json()["choices"][0]["message"],
@@ -182,13 +164,9 @@ def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
         assert [each["role"] for each in sent[-3:]] == ["assistant", "tool", "user"]
         assert sent[-3]["tool_calls"][0]["id"] == "c1"
 
-    engine = ChatEngine()
-    engine.says = says
-    play(scene, SMALL, engine=engine)
 
-
-def test_chats_of_other_callers_and_names_are_other_chats() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_chats_of_other_callers_and_names_are_other_chats() -> None:
+    async with remembering(SMALL) as memory:
         for key in ("a", "b"):
             headers = {"Authorization": f"Bearer {key}"}
             params = {"kvgraph": {"memory": "append"}}
@@ -199,11 +177,9 @@ def test_chats_of_other_callers_and_names_are_other_chats() -> None:
             assert len(listed.json()) == 1
         assert (await memory.client.get("/memory/s")).status_code == 404
 
-    play(scene, SMALL)
 
-
-def test_a_client_that_edits_its_chat_is_followed() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_client_that_edits_its_chat_is_followed() -> None:
+    async with remembering(SMALL) as memory:
         chat = [user("one"), {"role": "assistant", "content": "well then"}, user("two")]
         await memory.chat(chat[:1])
         await memory.chat(chat)
@@ -212,11 +188,9 @@ def test_a_client_that_edits_its_chat_is_followed() -> None:
         (known,) = (await memory.client.get("/memory/s")).json()
         assert [each["name"] for each in known["blocks"]] == ["user#0", "user#1", "assistant#0"]
 
-    play(scene, SMALL)
 
-
-def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
+    async with remembering(SMALL) as memory:
         for name in ("x", "y"):
             chat = [user(f"{name} begins"), user(FACT)]
             for number in range(12):
@@ -226,46 +200,36 @@ def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
         assert memory.proxy.counts.evicted > 4
         assert len(memory.proxy.store) == 2
 
-    play(scene, SMALL)
 
-
-def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> None:
+async def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> None:
     kept = ChatStoreSettings(directory=tmp_path / "chats")
+    async with remembering(SMALL, kept=kept) as memory:
+        chat = await talk(memory, 30)
+    (path,) = (tmp_path / "chats").iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+    async with remembering(SMALL, kept=kept) as memory:
+        await memory.chat([*chat[:-1], user(ASKED)])
+        assert memory.prompt()[-2:] == [FACT, ASKED]
+        assert len(memory.prompt()) < 20
+        await memory.client.delete("/memory/s")
+    assert not list((tmp_path / "chats").iterdir())
 
-    async def run() -> None:
-        async with remembering(SMALL, kept=kept) as memory:
-            chat = await talk(memory, 30)
-        (path,) = (tmp_path / "chats").iterdir()
-        assert path.stat().st_mode & 0o077 == 0
-        async with remembering(SMALL, kept=kept) as memory:
-            await memory.chat([*chat[:-1], user(ASKED)])
-            assert memory.prompt()[-2:] == [FACT, ASKED]
-            assert len(memory.prompt()) < 20
-            await memory.client.delete("/memory/s")
+
+async def test_a_chat_that_is_only_on_disk_is_listed_and_deleted(tmp_path: Path) -> None:
+    kept = ChatStoreSettings(directory=tmp_path / "chats")
+    async with remembering(SMALL, kept=kept) as memory:
+        await talk(memory, 2)
+    async with remembering(SMALL, kept=kept) as memory:
+        listed = (await memory.client.get("/memory/s")).json()
+        assert [chat["turn"] for chat in listed] == [2]
+        other = {"Authorization": "Bearer somebody"}
+        assert (await memory.client.delete("/memory/s", headers=other)).status_code == 404
+        assert (await memory.client.delete("/memory/s")).status_code == 200
         assert not list((tmp_path / "chats").iterdir())
-
-    asyncio.run(run())
-
-
-def test_a_chat_that_is_only_on_disk_is_listed_and_deleted(tmp_path: Path) -> None:
-    kept = ChatStoreSettings(directory=tmp_path / "chats")
-
-    async def run() -> None:
-        async with remembering(SMALL, kept=kept) as memory:
-            await talk(memory, 2)
-        async with remembering(SMALL, kept=kept) as memory:
-            listed = (await memory.client.get("/memory/s")).json()
-            assert [chat["turn"] for chat in listed] == [2]
-            other = {"Authorization": "Bearer somebody"}
-            assert (await memory.client.delete("/memory/s", headers=other)).status_code == 404
-            assert (await memory.client.delete("/memory/s")).status_code == 200
-            assert not list((tmp_path / "chats").iterdir())
-            assert (await memory.client.get("/memory/s")).status_code == 404
-
-    asyncio.run(run())
+        assert (await memory.client.get("/memory/s")).status_code == 404
 
 
-def test_a_chat_deleted_during_its_turn_stays_deleted(tmp_path: Path) -> None:
+async def test_a_chat_deleted_during_its_turn_stays_deleted(tmp_path: Path) -> None:
     memories: list[Remembering] = []
 
     def deletes(_: dict[str, Any]) -> dict[str, Any]:
@@ -273,49 +237,42 @@ def test_a_chat_deleted_during_its_turn_stays_deleted(tmp_path: Path) -> None:
             memories[0].proxy.store.forget(chat.key)
         return {"role": "assistant", "content": "well"}
 
-    async def run() -> None:
-        engine, kept = ChatEngine(), ChatStoreSettings(directory=tmp_path / "chats")
-        engine.says = deletes
-        async with remembering(SMALL, engine, kept) as memory:
-            memories.append(memory)
-            assert (await memory.chat([user("a")])).status_code == 200
-            assert len(memory.proxy.store) == 0
-        assert not list((tmp_path / "chats").iterdir())
-
-    asyncio.run(run())
+    engine, kept = ChatEngine(), ChatStoreSettings(directory=tmp_path / "chats")
+    engine.says = deletes
+    async with remembering(SMALL, engine, kept) as memory:
+        memories.append(memory)
+        assert (await memory.chat([user("a")])).status_code == 200
+        assert len(memory.proxy.store) == 0
+    assert not list((tmp_path / "chats").iterdir())
 
 
-def test_a_chat_whose_first_turn_failed_is_not_kept() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_chat_whose_first_turn_failed_is_not_kept() -> None:
+    async with remembering(SMALL) as memory:
         memory.engine.refuses = lambda _: True
         await memory.chat([user("a")])
         assert len(memory.proxy.store) == 0
 
-    play(scene, SMALL)
 
-
-def test_without_a_directory_nothing_is_written_and_memory_is_bounded() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_without_a_directory_nothing_is_written_and_memory_is_bounded() -> None:
+    async with remembering(
+        replace(SMALL, budget=10000), kept=ChatStoreSettings(ram_bytes=20000)
+    ) as memory:
         for session in range(20):
             await memory.chat([user("x" * 4000)], session=f"s{session}")
         assert len(memory.proxy.store) < 6
         assert memory.proxy.store.forgotten > 10
 
-    play(scene, replace(SMALL, budget=10_000), kept=ChatStoreSettings(ram_bytes=20_000))
 
-
-def test_where_embeddings_fail_chats_go_on() -> None:
+async def test_where_embeddings_fail_chats_go_on() -> None:
     class Broken:
         async def of(self, said: str, blocks: list[Block]) -> Any:
-            raise httpx.ConnectError("nobody")
+            raise SimilarityError("nobody")
 
         async def close(self) -> None: ...
 
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SMALL, similarity=Broken()) as memory:
         await talk(memory, 30)
         assert memory.proxy.counts.unscored > 5
-
-    play(scene, SMALL, similarity=Broken())
 
 
 @pytest.mark.parametrize(("high", "low"), [(0.5, 0.7), (1.2, 0.7), (0.5, 0.0)])

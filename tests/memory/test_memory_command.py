@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,22 +14,15 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import play, user
+from chat_scenes import user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.settings import MemorySettings
-from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering
-from kvgraph_bench.serving.listening import listening
+from kvgraph_bench.memory.chat_engine import ChatEngine, remembering
+from kvgraph_bench.serving.listening import free_port, listening
 
 LARGE = MemorySettings(budget=1000)
 ENGINE = "http://127.0.0.1:1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager
@@ -67,37 +59,29 @@ async def say(client: httpx.AsyncClient, *messages: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json=body, headers=headers)
 
 
-def test_without_an_engine_it_starts_and_says_where_it_looked(tmp_path: Path) -> None:
+async def test_without_an_engine_it_starts_and_says_where_it_looked(tmp_path: Path) -> None:
     log, engine = tmp_path / "log", f"http://127.0.0.1:{free_port()}"
-
-    async def run() -> None:
-        async with command(engine, log) as client:
-            assert f"WARNING the engine at {engine} does not answer" in log.read_text()
-            answer = await say(client, user("one"))
-            assert answer.status_code == 502
-            why = answer.json()["error"]["message"]
-            assert why.startswith(f"the engine at {engine} cannot be reached: ")
-            assert (await client.get("/memory")).json()["unserved"] == 1
-
-    asyncio.run(run())
+    async with command(engine, log) as client:
+        assert f"WARNING the engine at {engine} does not answer" in log.read_text()
+        answer = await say(client, user("one"))
+        assert answer.status_code == 502
+        why = answer.json()["error"]["message"]
+        assert why.startswith(f"the engine at {engine} cannot be reached: ")
+        assert (await client.get("/memory")).json()["unserved"] == 1
 
 
-def test_its_log_says_nothing_of_how_words_are_compared(tmp_path: Path) -> None:
+async def test_its_log_says_nothing_of_how_words_are_compared(tmp_path: Path) -> None:
     log = tmp_path / "log"
-
-    async def run() -> None:
-        async with listening(ChatEngine(), "off") as engine, command(engine, log) as client:
-            chat = [user("hello")]
-            for number in range(12):
-                chat.append(user(" ".join(f"n{number}x{word}" for word in range(12))))
-                chat.append((await say(client, *chat)).json()["choices"][0]["message"])
-            assert (await client.get("/memory")).json()["evicted"] > 5
-            said = log.read_text()
-            assert "INFO chats of 100 tokens at http://127.0.0.1:" in said
-            assert "DEBUG" not in said
-            assert "does not answer" not in said
-
-    asyncio.run(run())
+    async with listening(ChatEngine(), "off") as engine, command(engine, log) as client:
+        chat = [user("hello")]
+        for number in range(12):
+            chat.append(user(" ".join(f"n{number}x{word}" for word in range(12))))
+            chat.append((await say(client, *chat)).json()["choices"][0]["message"])
+        assert (await client.get("/memory")).json()["evicted"] > 5
+        said = log.read_text()
+        assert "INFO chats of 100 tokens at http://127.0.0.1:" in said
+        assert "DEBUG" not in said
+        assert "does not answer" not in said
 
 
 @pytest.mark.parametrize(
@@ -107,12 +91,12 @@ def test_its_log_says_nothing_of_how_words_are_compared(tmp_path: Path) -> None:
         ("/v1/files", "dropped this request, and may have done what it asks: "),
     ],
 )
-def test_an_engine_that_hangs_up_is_named(path: str, told: str) -> None:
+async def test_an_engine_that_hangs_up_is_named(path: str, told: str) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.close()
 
-    async def scene(memory: Remembering) -> None:
+    async with remembering(LARGE) as memory:
         server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         before, memory.proxy.upstream = memory.proxy.upstream, Upstream(0, url)
@@ -121,8 +105,6 @@ def test_an_engine_that_hangs_up_is_named(path: str, told: str) -> None:
         assert answer.json()["error"]["message"].startswith(f"the engine at {url} {told}")
         server.close()
         await before.close()
-
-    play(scene, LARGE)
 
 
 @pytest.fixture

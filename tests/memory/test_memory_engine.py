@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph_bench.recall.approximate import keep_calibration
 from kvgraph_bench.recall.recall_stage import RECALLS
+from kvgraph_bench.serving.listening import free_port
 from kvgraph_bench.serving.vllm_server import Server, ServerPlan
 from kvgraph_bench.teaching.recall_language import ASK, FACT, KEYS, NOISE, VALUES
 
@@ -33,9 +33,7 @@ class Memory:
     """The command, as a process."""
 
     def __init__(self, engine: str, log: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [
             sys.executable, "-m", "kvgraph", "memory", engine, "--budget", str(BUDGET),

@@ -76,69 +76,59 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_file_is_set_aside_and_its_chat_begins_anew(
+async def test_a_damaged_file_is_set_aside_and_its_chat_begins_anew(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = ChatStoreSettings(directory=tmp_path)
+    await spoken(tmp_path, "one äöü")
+    (path,) = tmp_path.iterdir()
+    good = path.read_bytes()
+    bad = DAMAGES[name](good)
+    assert bad != good
 
-    async def run() -> None:
-        await spoken(tmp_path, "one äöü")
-        (path,) = tmp_path.iterdir()
-        good = path.read_bytes()
-        bad = DAMAGES[name](good)
-        assert bad != good
+    path.write_bytes(bad)
+    with caplog.at_level(logging.WARNING):
+        assert await spoken(tmp_path, "two") == ["two"]
+    lines = [each.getMessage() for each in caplog.records if path.name in each.getMessage()]
+    assert len(lines) == 1
+    assert "äöü" not in lines[0]
+    aside = path.with_name(path.name + ".unreadable")
+    assert aside.read_bytes() == bad
+    assert await spoken(tmp_path, "three") == ["two", "well then", "three"]
 
-        path.write_bytes(bad)
-        with caplog.at_level(logging.WARNING):
-            assert await spoken(tmp_path, "two") == ["two"]
-        lines = [each.getMessage() for each in caplog.records if path.name in each.getMessage()]
-        assert len(lines) == 1
-        assert "äöü" not in lines[0]
-        aside = path.with_name(path.name + ".unreadable")
-        assert aside.read_bytes() == bad
-        assert await spoken(tmp_path, "three") == ["two", "well then", "three"]
-
-        path.write_bytes(bad)
-        async with remembering(SETTINGS, kept=kept) as memory:
-            assert (await memory.client.get("/memory/s")).status_code == 404
-            assert (await memory.client.delete("/memory/s")).status_code == 200
-            assert (await memory.client.delete("/memory/s")).status_code == 404
-        assert list(tmp_path.iterdir()) == []
-
-    asyncio.run(run())
+    path.write_bytes(bad)
+    async with remembering(SETTINGS, kept=kept) as memory:
+        assert (await memory.client.get("/memory/s")).status_code == 404
+        assert (await memory.client.delete("/memory/s")).status_code == 200
+        assert (await memory.client.delete("/memory/s")).status_code == 404
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("has_digest", [True, False])
-def test_whatever_bit_is_flipped_chats_are_answered(tmp_path: Path, has_digest: bool) -> None:
-    async def run() -> None:
-        await spoken(tmp_path, "one äöü", "two")
-        (path,) = tmp_path.iterdir()
-        good = path.read_bytes() if has_digest else older(path.read_bytes())
-        for seed in range(25):
-            path.write_bytes(flipped(good, seed))
-            async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
-                answer = await memory.chat([user("three")], kv_transfer_params=APPEND)
-                assert answer.status_code == 200, (seed, answer.text)
-                if has_digest:  # nothing damaged is taken for what was said
-                    assert memory.prompt() == ["three"], seed
-                assert (await memory.client.get("/memory/s")).status_code in (200, 404)
-                assert (await memory.client.delete("/memory/s")).status_code in (200, 404)
-
-    asyncio.run(run())
+async def test_whatever_bit_is_flipped_chats_are_answered(tmp_path: Path, has_digest: bool) -> None:
+    await spoken(tmp_path, "one äöü", "two")
+    (path,) = tmp_path.iterdir()
+    good = path.read_bytes() if has_digest else older(path.read_bytes())
+    for seed in range(25):
+        path.write_bytes(flipped(good, seed))
+        async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+            answer = await memory.chat([user("three")], kv_transfer_params=APPEND)
+            assert answer.status_code == 200, (seed, answer.text)
+            if has_digest:  # nothing damaged is taken for what was said
+                assert memory.prompt() == ["three"], seed
+            assert (await memory.client.get("/memory/s")).status_code in (200, 404)
+            assert (await memory.client.delete("/memory/s")).status_code in (200, 404)
 
 
-def test_a_file_without_a_digest_is_read(tmp_path: Path) -> None:
-    async def run() -> None:
-        await spoken(tmp_path, "one")
-        (path,) = tmp_path.iterdir()
-        path.write_bytes(older(path.read_bytes()))
-        assert await spoken(tmp_path, "two") == ["one", "well then", "two"]
-        assert path.read_bytes().startswith(HEAD)
-
-    asyncio.run(run())
+async def test_a_file_without_a_digest_is_read(tmp_path: Path) -> None:
+    await spoken(tmp_path, "one")
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(older(path.read_bytes()))
+    assert await spoken(tmp_path, "two") == ["one", "well then", "two"]
+    assert path.read_bytes().startswith(HEAD)
 
 
-def test_files_of_others_are_left_alone_and_do_not_count(tmp_path: Path) -> None:
+async def test_files_of_others_are_left_alone_and_do_not_count(tmp_path: Path) -> None:
     stem = f"{'0' * 16}-{'1' * 32}"
     others = {
         "thesis.new": b"mine", "plan.chat": b"mine", "a-b.chat": b"x" * 9000,
@@ -152,16 +142,12 @@ def test_files_of_others_are_left_alone_and_do_not_count(tmp_path: Path) -> None
     os.mkfifo(tmp_path / f"{'6' * 16}-{'7' * 32}.chat")
     foreign = tmp_path / f"{stem}.chat"
     foreign.write_bytes(b"somebody's")
-
-    async def run() -> None:
-        files = ChatFiles(tmp_path, 3000)
-        for key in "abc":
-            await files.write(ChatSession(key, key, "caller"))
-        assert [files.read(key) is not None for key in "abc"] == [True] * 3
-        files.forget("a")
-        assert len(list(tmp_path.glob("*.chat"))) == 6 + 2
-
-    asyncio.run(run())
+    files = ChatFiles(tmp_path, 3000)
+    for key in "abc":
+        await files.write(ChatSession(key, key, "caller"))
+    assert [files.read(key) is not None for key in "abc"] == [True] * 3
+    files.forget("a")
+    assert len(list(tmp_path.glob("*.chat"))) == 6 + 2
     assert {name: (tmp_path / name).read_bytes() for name in others} == others
     assert (tmp_path / f"{stem}.chat.unreadable").read_bytes() == b"somebody's"
 
@@ -237,23 +223,20 @@ def test_a_directory_that_cannot_be_one_is_named(tmp_path: Path) -> None:
             ChatFiles(path, 1000)
 
 
-def test_a_start_on_a_full_disk_serves_from_memory(
+async def test_a_start_on_a_full_disk_serves_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def run() -> None:
-        with monkeypatch.context() as context:
-            context.setattr(Path, "mkdir", full)
-            files = ChatFiles(tmp_path / "chats", 1000)
-            await files.write(ChatSession("a", "a", "caller"))
-            assert files.unwritten == {"a"}
+    with monkeypatch.context() as context:
+        context.setattr(Path, "mkdir", full)
+        files = ChatFiles(tmp_path / "chats", 1000)
         await files.write(ChatSession("a", "a", "caller"))
-        assert not files.unwritten
-        assert files.read("a") is not None
-
-    asyncio.run(run())
+        assert files.unwritten == {"a"}
+    await files.write(ChatSession("a", "a", "caller"))
+    assert not files.unwritten
+    assert files.read("a") is not None
 
 
 def titles(body: dict[str, Any]) -> dict[str, Any]:
@@ -334,31 +317,25 @@ def test_a_chat_that_is_begun_anew_under_its_name_is_followed(tmp_path: Path) ->
     asyncio.run(run())
 
 
-def test_a_side_question_that_fails_leaves_the_chat(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
-            await memory.chat([user("one")], kv_transfer_params=APPEND)
-            memory.engine.refuses = lambda _: True
-            assert (await memory.chat([user("a title?")])).status_code == 400
-            memory.engine.refuses = lambda _: False
-            await memory.chat([user("two")], kv_transfer_params=APPEND)
-            assert memory.prompt() == ["one", "well then", "two"]
-
-    asyncio.run(run())
+async def test_a_side_question_that_fails_leaves_the_chat(tmp_path: Path) -> None:
+    async with remembering(SETTINGS, kept=ChatStoreSettings(directory=tmp_path)) as memory:
+        await memory.chat([user("one")], kv_transfer_params=APPEND)
+        memory.engine.refuses = lambda _: True
+        assert (await memory.chat([user("a title?")])).status_code == 400
+        memory.engine.refuses = lambda _: False
+        await memory.chat([user("two")], kv_transfer_params=APPEND)
+        assert memory.prompt() == ["one", "well then", "two"]
 
 
-def test_a_side_question_meanwhile_leaves_the_answer_to_the_chat() -> None:
-    async def run() -> None:
-        async with remembering(SETTINGS) as memory:
-            await memory.chat([user("one")], kv_transfer_params=APPEND)
-            body = {"model": "m", "messages": [user("two")], "kv_transfer_params": APPEND}
-            headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
-            path, data = "/v1/chat/completions", json.dumps(body).encode()
-            begun = await memory.proxy.begin(memory.proxy.callers.read("POST", path, headers, data))
-            await memory.chat([user("a title?")])
-            async for _ in memory.proxy.rest(*begun):
-                pass
-            await memory.chat([user("three")], kv_transfer_params=APPEND)
-            assert memory.prompt() == ["one", "well then", "two", "well then", "three"]
-
-    asyncio.run(run())
+async def test_a_side_question_meanwhile_leaves_the_answer_to_the_chat() -> None:
+    async with remembering(SETTINGS) as memory:
+        await memory.chat([user("one")], kv_transfer_params=APPEND)
+        body = {"model": "m", "messages": [user("two")], "kv_transfer_params": APPEND}
+        headers = [(b"x-session-id", b"s"), (b"content-type", b"application/json")]
+        path, data = "/v1/chat/completions", json.dumps(body).encode()
+        begun = await memory.proxy.begin(memory.proxy.callers.read("POST", path, headers, data))
+        await memory.chat([user("a title?")])
+        async for _ in memory.proxy.rest(*begun):
+            pass
+        await memory.chat([user("three")], kv_transfer_params=APPEND)
+        assert memory.prompt() == ["one", "well then", "two", "well then", "three"]

@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import play, user
+from chat_scenes import user
 from kvgraph.advisor.fleet.callers import Body, Call
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.engine import EngineAsker, EnginePrompt, Form
 from kvgraph.advisor.memory.proxy import ChatQueue
 from kvgraph.advisor.memory.requests import read_chat_request
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
-from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, words_of
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering, words_of
 from kvgraph_bench.serving.listening import listening
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
@@ -46,8 +46,10 @@ def strict() -> ChatEngine:
 
 
 @pytest.mark.parametrize("mode", [Mode.KV_RESTORE, Mode.DISCARD])
-def test_before_an_engine_that_refuses_unknown_fields_chats_keep_their_budget(mode: Mode) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_before_an_engine_that_refuses_unknown_fields_chats_keep_their_budget(
+    mode: Mode,
+) -> None:
+    async with remembering(replace(SMALL, mode=mode), engine=strict()) as memory:
         chat = [user("hello")]
         for number in range(30):
             chat.append(user(" ".join(f"n{number}x{word}" for word in range(12))))
@@ -62,21 +64,17 @@ def test_before_an_engine_that_refuses_unknown_fields_chats_keep_their_budget(mo
         assert memory.proxy.counts.evicted > 20
         assert memory.proxy.counts.as_sent == 0
 
-    play(scene, replace(SMALL, mode=mode), engine=strict())
 
-
-def test_a_long_chat_that_such_an_engine_gets_first_is_within_its_budget() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_long_chat_that_such_an_engine_gets_first_is_within_its_budget() -> None:
+    async with remembering(SMALL, engine=strict()) as memory:
         answer = await memory.chat([user(f"{number} " * 20) for number in range(12)])
         assert answer.status_code == 200
         sent = memory.engine.got[-1]["messages"]
         assert sum(len(words_of(each)) + 1 for each in sent) <= 100 - 8
 
-    play(scene, SMALL, engine=strict())
 
-
-def test_a_clients_hints_count_here_where_the_engine_takes_none() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_clients_hints_count_here_where_the_engine_takes_none() -> None:
+    async with remembering(LARGE, engine=strict()) as memory:
         ours = {"messages": [{"index": 1, "identity": "plan", "pinned": True}]}
         for params in ({"kvgraph": ours}, {"kvgraph": ours}):
             answer = await memory.chat([user("one"), user("two")], kv_transfer_params=params)
@@ -84,24 +82,19 @@ def test_a_clients_hints_count_here_where_the_engine_takes_none() -> None:
         assert "plan" in await names(memory)
         assert [PARAMS in body for body in memory.engine.got] == [True, False, False]
 
-    play(scene, LARGE, engine=strict())
 
-
-def test_what_a_client_says_to_others_is_passed_on() -> None:
+async def test_what_a_client_says_to_others_is_passed_on() -> None:
     engine = ChatEngine()
     engine.refuses = lambda body: "kvgraph" in body.get(PARAMS, {})
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(LARGE, engine=engine) as memory:
         for _ in range(2):
             answer = await memory.chat([user("one")], kv_transfer_params={"other": 5})
             assert answer.status_code == 200
             assert memory.engine.got[-1][PARAMS] == {"other": 5}
         assert len(memory.engine.got) == 3
 
-    play(scene, LARGE, engine=engine)
 
-
-def test_an_engine_gets_hints_again_after_a_while() -> None:
+async def test_an_engine_gets_hints_again_after_a_while() -> None:
     engine = strict()
     fields = {"model": "m", "messages": [user("one")]}
     data = orjson.dumps(fields)
@@ -109,24 +102,20 @@ def test_an_engine_gets_hints_again_after_a_while() -> None:
     assert words is not None
     prompt = EnginePrompt(words, words.messages, (), True, data)
     kind = [(b"content-type", b"application/json")]
-
-    async def run() -> None:
-        async with listening(engine, "off") as url:
-            upstream, asker = Upstream(0, url), EngineAsker(plain_s=0.5)
-            call = Call("POST", "/v1/chat/completions", kind, Body(data))
-            for waits in (0.0, 0.0, 0.6):
-                await asyncio.sleep(waits)
-                reply, form = await asker.begin(upstream, call, prompt)
-                assert (reply.status, form) == (200, Form.PLAIN)
-                await reply.response.aclose()
-            await upstream.close()
-
-    asyncio.run(run())
+    async with listening(engine, "off") as url:
+        upstream, asker = Upstream(0, url), EngineAsker(plain_s=0.5)
+        call = Call("POST", "/v1/chat/completions", kind, Body(data))
+        for waits in (0.0, 0.0, 0.6):
+            await asyncio.sleep(waits)
+            reply, form = await asker.begin(upstream, call, prompt)
+            assert (reply.status, form) == (200, Form.PLAIN)
+            reply.close()
+        await upstream.close()
     assert [PARAMS in body for body in engine.got] == [True, False, False, True, False]
 
 
-def test_an_engine_that_refuses_a_request_for_its_own_sake_still_gets_hints() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_an_engine_that_refuses_a_request_for_its_own_sake_still_gets_hints() -> None:
+    async with remembering(SMALL) as memory:
         memory.engine.refuses = lambda _: True
         assert (await memory.chat([user("one")])).status_code == 400
         assert len(memory.engine.got) == 2  # as it was put, and as its client sent it
@@ -136,8 +125,6 @@ def test_an_engine_that_refuses_a_request_for_its_own_sake_still_gets_hints() ->
         memory.engine.refuses = lambda _: False
         await memory.chat([user("two")])
         assert PARAMS in memory.engine.got[-1]
-
-    play(scene, SMALL)
 
 
 class Slow(ChatEngine):
@@ -153,11 +140,10 @@ def answers_last(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_a_client_appends_at_once_is_answered_one_after_the_other(stream: bool) -> None:
+async def test_what_a_client_appends_at_once_is_answered_one_after_the_other(stream: bool) -> None:
     engine = Slow()
     engine.says = answers_last
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(LARGE, engine=engine) as memory:
         said = [f"question {number}" for number in range(AT_ONCE)]
         answers = await asyncio.gather(*(append(memory, each, stream=stream) for each in said))
         assert [answer.status_code for answer in answers] == [200] * AT_ONCE
@@ -168,14 +154,11 @@ def test_what_a_client_appends_at_once_is_answered_one_after_the_other(stream: b
         assert sorted(prompt[:-1:2]) == sorted(said)
         assert [text.strip() for text in prompt[1::2]] == [f"to {text}" for text in prompt[:-1:2]]
 
-    play(scene, LARGE, engine=engine)
 
-
-def test_one_that_fails_or_whose_client_leaves_lets_the_next_go_on() -> None:
+async def test_one_that_fails_or_whose_client_leaves_lets_the_next_go_on() -> None:
     engine = Slow()
     engine.refuses = lambda body: "bad" in body["messages"][-1]["content"]
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(LARGE, engine=engine) as memory:
         leaving = [asyncio.create_task(append(memory, f"left {number}")) for number in range(3)]
         staying = [append(memory, text) for text in ("one", "bad", "two", "bad again", "three")]
         asked = asyncio.gather(*staying)
@@ -193,26 +176,21 @@ def test_one_that_fails_or_whose_client_leaves_lets_the_next_go_on() -> None:
         answered = [name for name in await names(memory) if name.startswith("assistant")]
         assert 4 <= len(users) == len(answered) <= 7
 
-    play(scene, LARGE, engine=engine)
+
+async def test_a_request_that_ends_before_its_answer_was_read_lets_the_next_go_on() -> None:
+    waiting = ChatQueue()
+    await asyncio.create_task(waiting.next("a"))  # nobody calls what it gives
+    async with asyncio.timeout(5):
+        over = await waiting.next("a")
+    following = asyncio.create_task(waiting.next("a"))
+    await asyncio.sleep(0.01)
+    assert not following.done()
+    over()
+    over()
+    await asyncio.wait_for(following, 5)
 
 
-def test_a_request_that_ends_before_its_answer_was_read_lets_the_next_go_on() -> None:
-    async def run() -> None:
-        waiting = ChatQueue()
-        await asyncio.create_task(waiting.next("a"))  # nobody calls what it gives
-        async with asyncio.timeout(5):
-            over = await waiting.next("a")
-        following = asyncio.create_task(waiting.next("a"))
-        await asyncio.sleep(0.01)
-        assert not following.done()
-        over()
-        over()
-        await asyncio.wait_for(following, 5)
-
-    asyncio.run(run())
-
-
-def test_chats_do_not_wait_for_each_other() -> None:
+async def test_chats_do_not_wait_for_each_other() -> None:
     class Held(ChatEngine):
         """Answers the chat ``s`` once it has answered another."""
 
@@ -226,12 +204,9 @@ def test_chats_do_not_wait_for_each_other() -> None:
             await super().__call__(scope, receive, send)
 
     engine = Held()
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(LARGE, engine=engine) as memory:
         waiting = asyncio.create_task(append(memory, "one"))
         await asyncio.sleep(0.05)
         assert (await append(memory, "two", session="t")).status_code == 200
         engine.let.set()
         assert (await waiting).status_code == 200
-
-    play(scene, LARGE, engine=engine)

@@ -12,15 +12,16 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
+from waiting import soon
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import play, user
+from chat_scenes import user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph.advisor.memory.engine import CompletionReader
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
-from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
 APPEND = {"kvgraph": {"memory": "append"}}
@@ -30,8 +31,8 @@ async def append(memory: Remembering, text: str, **more: Any) -> httpx.Response:
     return await memory.chat([user(text)], kv_transfer_params=APPEND, **more)
 
 
-def test_a_stream_is_passed_on_as_it_comes_and_remembered_when_it_ends() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_stream_is_passed_on_as_it_comes_and_remembered_when_it_ends() -> None:
+    async with remembering(SETTINGS) as memory:
         body = {"model": "m", "messages": [user("one")], "stream": True,
                 "kv_transfer_params": APPEND}  # fmt: skip
         headers = {"X-Session-ID": "s"}
@@ -46,16 +47,13 @@ def test_a_stream_is_passed_on_as_it_comes_and_remembered_when_it_ends() -> None
         assert memory.prompt() == ["one", "well then ", "two"]
         assert text.count("data: ") == 5
 
-    play(scene, SETTINGS)
 
-
-def test_called_tools_are_read_off_a_stream() -> None:
+async def test_called_tools_are_read_off_a_stream() -> None:
     function = {"name": "read", "arguments": '{"path": "a.py"}'}
     call = {"id": "c1", "type": "function", "function": function}
     engine = ChatEngine()
     engine.says = lambda _: {"role": "assistant", "content": None, "tool_calls": [call]}
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SETTINGS, engine=engine) as memory:
         await append(memory, "one", stream=True)
         result = {"role": "tool", "tool_call_id": "c1", "content": "print()"}
         await memory.chat([result], kv_transfer_params=APPEND)
@@ -66,15 +64,12 @@ def test_called_tools_are_read_off_a_stream() -> None:
         assert [each["name"] for each in chat["blocks"]] == ["user#0", "file:a.py#0",
                                                             "file:a.py#1"]  # fmt: skip
 
-    play(scene, SETTINGS, engine=engine)
-
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_thoughts_leave_with_their_turn_unless_they_shall_stay(keeps: bool) -> None:
+async def test_thoughts_leave_with_their_turn_unless_they_shall_stay(keeps: bool) -> None:
     engine = ChatEngine()
     engine.says = lambda _: {"role": "assistant", "content": "<think>well</think>\n\nyes"}
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(MemorySettings(1000, strip_think=not keeps), engine=engine) as memory:
         answer = await append(memory, "one")
         assert answer.json()["choices"][0]["message"]["content"].startswith("<think>")
         await append(memory, "two")
@@ -85,11 +80,9 @@ def test_thoughts_leave_with_their_turn_unless_they_shall_stay(keeps: bool) -> N
         (chat,) = (await memory.client.get("/memory/s")).json()
         assert len(chat["blocks"]) == 6
 
-    play(scene, MemorySettings(1000, strip_think=not keeps), engine=engine)
 
-
-def test_what_the_engine_does_not_answer_is_not_remembered() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_what_the_engine_does_not_answer_is_not_remembered() -> None:
+    async with remembering(SETTINGS) as memory:
         await append(memory, "one")
         memory.engine.cuts = True
         with pytest.raises(httpx.RemoteProtocolError):
@@ -101,25 +94,20 @@ def test_what_the_engine_does_not_answer_is_not_remembered() -> None:
         await append(memory, "four")
         assert memory.prompt() == ["one", "well then", "four"]
 
-    play(scene, SETTINGS)
 
-
-def test_a_prompt_that_the_engine_refuses_goes_there_as_its_client_sent_it() -> None:
+async def test_a_prompt_that_the_engine_refuses_goes_there_as_its_client_sent_it() -> None:
     engine = ChatEngine()
     engine.refuses = lambda body: len(body["messages"]) < 11
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(MemorySettings(200), engine=engine) as memory:
         chat = [user(f"{number} " * 30) for number in range(12)]
         answer = await memory.chat(chat)
         assert answer.status_code == 200
         assert memory.engine.got[-1]["messages"] == chat
         assert memory.proxy.counts.as_sent == 1
 
-    play(scene, MemorySettings(200), engine=engine)
 
-
-def test_other_requests_and_those_that_want_no_memory_are_passed_on() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_other_requests_and_those_that_want_no_memory_are_passed_on() -> None:
+    async with remembering(SETTINGS) as memory:
         answer = await memory.client.post("/v1/embeddings", json={"input": "a"})
         assert answer.json() == {"path": "/v1/embeddings", "sent": {"input": "a"}}
         off = {"kvgraph": {"memory": "off"}}
@@ -130,42 +118,32 @@ def test_other_requests_and_those_that_want_no_memory_are_passed_on() -> None:
         assert (await memory.client.get("/memory")).json()["turns"] == 0
         assert len(memory.proxy.store) == 0
 
-    play(scene, SETTINGS)
 
-
-def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None:
+async def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None:
     engine = ChatEngine()
     engine.tokenizes = False
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SETTINGS, engine=engine) as memory:
         await append(memory, "x" * 400)
         (chat,) = (await memory.client.get("/memory/s")).json()
         assert chat["blocks"][0]["tokens"] == 108
 
-    play(scene, SETTINGS, engine=engine)
 
-
-def test_a_gone_engine_is_said() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_gone_engine_is_said() -> None:
+    async with remembering(SETTINGS) as memory:
         before, memory.proxy.upstream = memory.proxy.upstream, Upstream(0, "http://127.0.0.1:9")
         answer = await append(memory, "one")
         assert answer.status_code == 502
-        assert "ConnectError" in answer.json()["error"]["message"]
+        assert "ConnectorError" in answer.json()["error"]["message"]
         await before.close()
 
-    play(scene, SETTINGS)
 
-
-def test_an_answer_that_speaks_of_a_streams_end_is_none() -> None:
+async def test_an_answer_that_speaks_of_a_streams_end_is_none() -> None:
     engine = ChatEngine()
     engine.says = lambda _: {"role": "assistant", "content": "data: [DONE] ends it"}
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SETTINGS, engine=engine) as memory:
         await append(memory, "one", stream=True)
         await append(memory, "two", stream=True)
         assert memory.prompt() == ["one", "data: [DONE] ends it ", "two"]
-
-    play(scene, SETTINGS, engine=engine)
 
 
 class Held:
@@ -182,28 +160,25 @@ class Held:
     async def close(self) -> None: ...
 
 
-def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing_behind() -> None:
+async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing_behind() -> None:
     similarity = Held()
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SETTINGS, similarity=similarity) as memory:
         await append(memory, "x " * 400)
         leaving = asyncio.create_task(append(memory, "y " * 700))
         await similarity.asked.wait()
         assert len(memory.engine.got) == 1
         leaving.cancel()
-        while not memory.proxy.counts.left:
-            await asyncio.sleep(0.01)
+        await soon(lambda: memory.proxy.counts.left)
         similarity.let.set()
         await append(memory, "two")
         assert memory.prompt() == ["x " * 400, "well then", "two"]
 
-    play(scene, SETTINGS, similarity=similarity)
 
-
-def test_an_answer_is_kept_though_its_client_hangs_up_as_soon_as_it_has_it(tmp_path: Path) -> None:
+async def test_an_answer_is_kept_though_its_client_hangs_up_as_soon_as_it_has_it(
+    tmp_path: Path,
+) -> None:
     similarity, kept = Held(), ChatStoreSettings(directory=tmp_path)
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SETTINGS, similarity=similarity, kept=kept) as memory:
         asked = {"model": "m", "max_tokens": 8, "messages": [user("a " * 900)]}
         body = json.dumps(asked).encode()
         url = memory.client.base_url
@@ -213,11 +188,8 @@ def test_an_answer_is_kept_though_its_client_hangs_up_as_soon_as_it_has_it(tmp_p
         await reader.readuntil(b"well then")
         await similarity.asked.wait()  # its prompt is nearly as long as the budget
         writer.close()
-        while not memory.proxy.counts.left:
-            await asyncio.sleep(0.01)
+        await soon(lambda: memory.proxy.counts.left)
         similarity.let.set()
-
-    play(scene, SETTINGS, similarity=similarity, kept=kept)
     (path,) = tmp_path.iterdir()
     assert b"well then" in path.read_bytes()
 
@@ -236,11 +208,10 @@ HINTS = '{"role": "user", "content": "a"}], "kv_transfer_params": {"kvgraph": {"
     ],
     ids=["number", "object", "text", "deep", "deep hints"],
 )  # fmt: skip
-def test_what_is_no_chat_is_the_engines_to_judge(messages: str) -> None:
+async def test_what_is_no_chat_is_the_engines_to_judge(messages: str) -> None:
     engine = ChatEngine()
     engine.refuses = lambda _: True
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SETTINGS, engine=engine) as memory:
         body = '{"model": "m", "messages": [' + messages + "]}"
         headers = {"X-Session-ID": "s"}
         answer = await memory.client.post("/v1/chat/completions", content=body, headers=headers)
@@ -248,15 +219,13 @@ def test_what_is_no_chat_is_the_engines_to_judge(messages: str) -> None:
         assert len(memory.engine.got) == 1
         assert len(memory.proxy.store) == 0
 
-    play(scene, SETTINGS, engine=engine)
-
 
 @pytest.mark.parametrize(
     "name", ["plain", "a%20b", "a%2Fb", "100%", "x?y#z", "\u2603 snow", "\xfc"]
 )
 @pytest.mark.parametrize("in_header", [True, False])
-def test_a_chat_is_found_by_whatever_name_it_has(name: str, in_header: bool) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_chat_is_found_by_whatever_name_it_has(name: str, in_header: bool) -> None:
+    async with remembering(SETTINGS) as memory:
         body = {
             "model": "m",
             "messages": [user("a")],
@@ -269,26 +238,20 @@ def test_a_chat_is_found_by_whatever_name_it_has(name: str, in_header: bool) -> 
         assert (await memory.client.delete(path)).status_code == 200
         assert len(memory.proxy.store) == 0
 
-    play(scene, SETTINGS)
 
-
-def test_only_an_answer_has_thoughts() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_only_an_answer_has_thoughts() -> None:
+    async with remembering(SETTINGS) as memory:
         said = {"role": "assistant", "content": "well then"}
         for quoted in ("one</think> and", "two</think> and"):
             await memory.chat([user(quoted), said, user("next")])
             assert memory.prompt()[0] == quoted
 
-    play(scene, SETTINGS)
 
-
-def test_one_choice_is_one_choice_however_it_is_said() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_one_choice_is_one_choice_however_it_is_said() -> None:
+    async with remembering(SETTINGS) as memory:
         for n, turns in ((1, 1), (None, 2), (2, 2)):
             await append(memory, "a", n=n)
             assert memory.proxy.counts.turns == turns
-
-    play(scene, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +282,10 @@ def test_a_part_of_a_call_that_is_no_text_makes_an_answer_none(odd: Any) -> None
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_odd_answer_is_passed_on_as_it_is_and_not_remembered(streams: bool) -> None:
+async def test_an_odd_answer_is_passed_on_as_it_is_and_not_remembered(streams: bool) -> None:
     odd = {"name": "read", "arguments": {"path": "a.py"}} if streams else True
     calls = [{"id": "c", "type": "function", "function": odd}] if streams else odd
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SETTINGS) as memory:
         await append(memory, "one")
         says, memory.engine.says = memory.engine.says, lambda _: {"tool_calls": calls}
         answer = await append(memory, "two", stream=streams)
@@ -332,8 +294,6 @@ def test_an_odd_answer_is_passed_on_as_it_is_and_not_remembered(streams: bool) -
         memory.engine.says = says
         await append(memory, "three")
         assert memory.prompt() == ["one", "well then", "three"]
-
-    play(scene, SETTINGS)
 
 
 def test_an_answer_is_read_however_its_bytes_are_cut() -> None:

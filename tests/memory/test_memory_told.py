@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_scenes import play, user
+from chat_scenes import user
 from kvgraph.advisor.memory.chat import ChatSession
 from kvgraph.advisor.memory.chooser import summary_line
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
-from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, words_of
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering, words_of
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 ROOM = 100 - 8  # tokens of a prompt, beside its answer's
@@ -57,8 +57,8 @@ async def counted(memory: Remembering) -> tuple[int, int]:
     return status["evicted"], status["recalled"]
 
 
-def test_a_block_that_leaves_again_at_once_neither_came_back_nor_left() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_block_that_leaves_again_at_once_neither_came_back_nor_left() -> None:
+    async with remembering(SMALL) as memory:
         chat = await talk(memory, 12, priority=100)
         assert FACT not in memory.prompt()
         answer = await memory.chat([*chat[:-1], user(ASKED)])
@@ -66,12 +66,10 @@ def test_a_block_that_leaves_again_at_once_neither_came_back_nor_left() -> None:
         assert told_by(answer)["recalled"] == []
         assert (await counted(memory))[1] == 0
 
-    play(scene, SMALL)
-
 
 @pytest.mark.parametrize("cuts", [False, True])
-def test_what_came_back_for_a_request_without_an_answer_does_not_count(cuts: bool) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_what_came_back_for_a_request_without_an_answer_does_not_count(cuts: bool) -> None:
+    async with remembering(SMALL) as memory:
         chat = await talk(memory, 30)
         before = await counted(memory)
         memory.engine.cuts, memory.engine.refuses = cuts, lambda _: not cuts
@@ -86,11 +84,9 @@ def test_what_came_back_for_a_request_without_an_answer_does_not_count(cuts: boo
         assert told_by(answer)["recalled"] == ["user#1"]
         assert (await counted(memory))[1] == 1
 
-    play(scene, SMALL)
 
-
-def test_headers_name_as_many_blocks_as_are_counted() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_headers_name_as_many_blocks_as_are_counted() -> None:
+    async with remembering(SMALL) as memory:
         chat, named = await talk(memory, 20), 0
         for number in range(20):
             chat[-1] = user(f"{ASKED} n{number}x0 n{number}x1")
@@ -100,11 +96,9 @@ def test_headers_name_as_many_blocks_as_are_counted() -> None:
         assert named > 5
         assert (await counted(memory))[1] == named
 
-    play(scene, SMALL)
 
-
-def test_a_chat_shows_what_its_client_said_of_its_blocks() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_chat_shows_what_its_client_said_of_its_blocks() -> None:
+    async with remembering(SMALL) as memory:
         hints = [{"index": 0, "pinned": True}, {"index": 1, "priority": 29}]
         params = {"kvgraph": {"messages": hints}}
         await memory.chat([user("one"), user("two")], kv_transfer_params=params)
@@ -112,25 +106,20 @@ def test_a_chat_shows_what_its_client_said_of_its_blocks() -> None:
         said = [(each["pinned"], each["priority"]) for each in chat["blocks"]]
         assert said == [(True, 0), (False, 29), (False, 0)]
 
-    play(scene, SMALL)
 
-
-def test_every_field_of_both_pages_is_described() -> None:
+async def test_every_field_of_both_pages_is_described() -> None:
     rows = re.findall(r"^\| (`.+?) \| .+ \|$", DOCS.read_text(), re.MULTILINE)
     described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(SMALL) as memory:
         await memory.chat([user("one")])
         (chat,) = (await memory.client.get("/memory/s")).json()
         fields = {*(await memory.client.get("/memory")).json(), *chat, *chat["blocks"][0]}
         assert fields - described == set()
 
-    play(scene, SMALL)
-
 
 @pytest.mark.parametrize("said", ["apend", "", "on", True, 5, ["append"], {"append": 1}])
-def test_a_word_about_memory_that_nobody_knows_is_refused(said: Any) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_word_about_memory_that_nobody_knows_is_refused(said: Any) -> None:
+    async with remembering(SMALL) as memory:
         params = {"kvgraph": {"memory": said}}
         answer = await memory.chat([user("one")], kv_transfer_params=params)
         assert answer.status_code == 400
@@ -141,17 +130,13 @@ def test_a_word_about_memory_that_nobody_knows_is_refused(said: Any) -> None:
         assert len(memory.proxy.store) == 0
         assert memory.proxy.counts.refused == 1
 
-    play(scene, SMALL)
-
 
 @pytest.mark.parametrize("params", [None, {}, {"kvgraph": None}, {"kvgraph": {"memory": None}}])
-def test_no_word_about_memory_is_none(params: Any) -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_no_word_about_memory_is_none(params: Any) -> None:
+    async with remembering(SMALL) as memory:
         answer = await memory.chat([user("one")], kv_transfer_params=params)
         assert answer.status_code == 200
         assert memory.proxy.counts.turns == 1
-
-    play(scene, SMALL)
 
 
 def of_words(message: dict[str, Any]) -> int:
@@ -163,13 +148,12 @@ def by_thumb(message: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("tokenizes", [True, False])
-def test_the_line_that_names_what_left_counts(tokenizes: bool) -> None:
+async def test_the_line_that_names_what_left_counts(tokenizes: bool) -> None:
     engine = ChatEngine()
     engine.tokenizes = tokenizes
     tokens_of = of_words if tokenizes else by_thumb
     by = CRUMBS if tokenizes else replace(CRUMBS, budget=300)
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(by, engine=engine) as memory:
         chat, lines = [user("hello"), user(FACT)], 0
         for number in range(40):
             answer = await memory.chat(chat)
@@ -181,19 +165,15 @@ def test_the_line_that_names_what_left_counts(tokenizes: bool) -> None:
         assert memory.proxy.counts.beyond == 0
         await counted(memory)
 
-    play(scene, by, engine=engine)
 
-
-def test_a_line_for_which_there_is_no_room_is_left_out() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_line_for_which_there_is_no_room_is_left_out() -> None:
+    async with remembering(CRUMBS) as memory:
         chat = await talk(memory, 12)
         always = of_words(user("hello")) + of_words(chat[-2])  # beside the user's message
         answer = await memory.chat([*chat[:-1], noise(99, ROOM - always - 1)])
         assert memory.prompt() == ["hello", "well then", noise(99, ROOM - always - 1)["content"]]
         assert told_by(answer)["tokens"] == ROOM
         assert memory.proxy.counts.beyond == 0
-
-    play(scene, CRUMBS)
 
 
 def test_a_line_names_as_many_blocks_as_fit() -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("bm25s")
 
 from chat_scenes import play, user
 from kvgraph.advisor.memory.settings import MemorySettings, Mode
-from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, words_of
+from kvgraph_bench.memory.chat_engine import ChatEngine, Remembering, remembering, words_of
 
 SMALL = MemorySettings(budget=100, settled=0, shortest=1)
 LARGE = MemorySettings(budget=1000)
@@ -90,11 +90,12 @@ class Counting(ChatEngine):
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_what_the_tools_take_is_learned_of_prompts_that_were_ours_alone(refuses: bool) -> None:
+async def test_what_the_tools_take_is_learned_of_prompts_that_were_ours_alone(
+    refuses: bool,
+) -> None:
     engine = Counting()
     engine.refuses = lambda body: refuses and len(body["messages"]) < 11
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(MemorySettings(200), engine=engine) as memory:
         answer = await memory.chat([user(f"{number} " * 30) for number in range(12)])
         assert answer.status_code == 200
         assert memory.proxy.counts.as_sent == refuses
@@ -102,24 +103,19 @@ def test_what_the_tools_take_is_learned_of_prompts_that_were_ours_alone(refuses:
         fixed = (await known(memory))["tokens"] - sum(each["tokens"] for each in resident)
         assert fixed == (0 if refuses else 30)
 
-    play(scene, MemorySettings(200), engine=engine)
 
-
-def test_another_prompt_of_as_many_messages_is_another_prompt() -> None:
+async def test_another_prompt_of_as_many_messages_is_another_prompt() -> None:
     engine = ChatEngine()
     engine.refuses = lambda body: "<think>" not in body["messages"][1]["content"]
-
-    async def scene(memory: Remembering) -> None:
+    async with remembering(LARGE, engine=engine) as memory:
         said = {"role": "assistant", "content": "<think>well</think>yes"}
         answer = await memory.chat([user("one"), said, user("two")])
         assert answer.status_code == 200
         assert memory.proxy.counts.as_sent == 1
 
-    play(scene, LARGE, engine=engine)
 
-
-def test_a_client_that_appends_means_all_of_its_chat() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_client_that_appends_means_all_of_its_chat() -> None:
+    async with remembering(MemorySettings(200)) as memory:
         texts = [f"{number} " * 30 for number in range(8)]
         for text in texts:
             await append(memory, user(text))
@@ -129,11 +125,9 @@ def test_a_client_that_appends_means_all_of_its_chat() -> None:
         said = [text for each in texts for text in (each, "well then")]
         assert memory.prompt() == [*said, "last"]
 
-    play(scene, MemorySettings(200))
 
-
-def test_a_prompt_that_was_the_clients_own_is_not_sent_twice() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_prompt_that_was_the_clients_own_is_not_sent_twice() -> None:
+    async with remembering(replace(LARGE, mode=Mode.DISCARD)) as memory:  # which adds no hints
         await append(memory, user("one"))
         memory.engine.refuses = lambda _: True
         assert (await append(memory, user("two"))).status_code == 400
@@ -141,22 +135,18 @@ def test_a_prompt_that_was_the_clients_own_is_not_sent_twice() -> None:
         assert len(memory.engine.got) == 2
         assert memory.proxy.counts.as_sent == 0
 
-    play(scene, replace(LARGE, mode=Mode.DISCARD))  # which adds no hints
 
-
-def test_hints_of_a_client_that_repeats_its_rules_are_about_what_they_name() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_hints_of_a_client_that_repeats_its_rules_are_about_what_they_name() -> None:
+    async with remembering(LARGE) as memory:
         await append(memory, system("be kind"), user("one"))
         hints = {"messages": [{"index": 0, "identity": "rules"}, {"index": 1, "identity": "two"}]}
         await append(memory, system("be kind"), user("two"), hints=hints)
         names = [each["name"] for each in (await known(memory))["blocks"]]
         assert names == ["rules", "user#0", "assistant#0", "two", "assistant#1"]
 
-    play(scene, LARGE)
 
-
-def test_rules_with_a_clock_in_them_leave_the_chat_as_it_is() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_rules_with_a_clock_in_them_leave_the_chat_as_it_is() -> None:
+    async with remembering(replace(SMALL, budget=104)) as memory:
         chat = [system("it is 0"), user("hello"), user(FACT)]
         for number in range(30):
             chat[0] = system(f"it is {number}")
@@ -169,20 +159,16 @@ def test_rules_with_a_clock_in_them_leave_the_chat_as_it_is() -> None:
         assert memory.prompt()[0] == "it is late"
         assert memory.prompt()[-2:] == [FACT, ASKED]
 
-    play(scene, replace(SMALL, budget=104))
 
-
-def test_a_client_that_appends_may_change_its_rules() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_client_that_appends_may_change_its_rules() -> None:
+    async with remembering(LARGE) as memory:
         await append(memory, system("it is one"), user("one"))
         await append(memory, system("it is two"), user("two"))
         assert memory.prompt() == ["it is two", "one", "well then", "two"]
 
-    play(scene, LARGE)
 
-
-def test_a_client_that_appends_names_its_chat() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_client_that_appends_names_its_chat() -> None:
+    async with remembering(LARGE) as memory:
         body = {"model": "m", "messages": [user("one")], "kv_transfer_params": APPEND}
         answer = await memory.client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400
@@ -192,10 +178,8 @@ def test_a_client_that_appends_names_its_chat() -> None:
         named = await memory.client.post("/v1/chat/completions", json={**body, "session_id": "s"})
         assert named.status_code == 200
 
-    play(scene, LARGE)
 
-
-def test_a_turn_is_what_follows_the_users_word() -> None:
+async def test_a_turn_is_what_follows_the_users_word() -> None:
     engine = ChatEngine()
 
     def says(body: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +188,8 @@ def test_a_turn_is_what_follows_the_users_word() -> None:
             return {"role": "assistant", "content": None, "tool_calls": [call(calls)]}
         return {"role": "assistant", "content": "well then"}
 
-    async def scene(memory: Remembering) -> None:
+    engine.says = says
+    async with remembering(LARGE, engine=engine) as memory:
         await append(memory, user("read them"))
         for number in range(16):
             await append(memory, result(number))
@@ -212,9 +197,6 @@ def test_a_turn_is_what_follows_the_users_word() -> None:
         assert (await known(memory))["turn"] == 1
         await append(memory, user("and now ?"))
         assert (await known(memory))["turn"] == 2
-
-    engine.says = says
-    play(scene, LARGE, engine=engine)
 
 
 def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
@@ -238,7 +220,7 @@ def test_an_answer_to_a_request_that_another_one_followed_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_what_was_thought_before_a_call_is_there_when_its_result_is(keeps: bool) -> None:
+async def test_what_was_thought_before_a_call_is_there_when_its_result_is(keeps: bool) -> None:
     engine = ChatEngine()
     thought = "<think>I look it up</think>"
 
@@ -248,7 +230,8 @@ def test_what_was_thought_before_a_call_is_there_when_its_result_is(keeps: bool)
         return {"role": "assistant", "content": thought + "well", "tool_calls": [call(0)],
                 "reasoning_content": "there may be more"}  # fmt: skip
 
-    async def scene(memory: Remembering) -> None:
+    engine.says = says
+    async with remembering(replace(LARGE, strip_think=not keeps), engine=engine) as memory:
         await append(memory, user("read it"))
         answer = await append(memory, result(0))
         sent = memory.engine.got[-1]["messages"][1]
@@ -262,22 +245,17 @@ def test_what_was_thought_before_a_call_is_there_when_its_result_is(keeps: bool)
         assert ("<think>so</think>" in memory.prompt()[3]) is keeps
         assert json.loads(answer.headers["x-kvgraph-memory"])["tokens"] == counted(memory)
 
-    engine.says = says
-    play(scene, replace(LARGE, strip_think=not keeps), engine=engine)
 
-
-def test_thoughts_that_a_client_repeats_are_those_of_their_turn() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_thoughts_that_a_client_repeats_are_those_of_their_turn() -> None:
+    async with remembering(LARGE) as memory:
         old = {"role": "assistant", "content": "<think>a</think>yes"}
         new = {"role": "assistant", "content": "<think>b</think>", "tool_calls": [call(0)]}
         await memory.chat([user("one"), old, user("two"), new, result(0)])
         assert memory.prompt() == ["one", "yes", "two", "<think>b</think>", "print ()"]
 
-    play(scene, LARGE)
 
-
-def test_names_of_blocks_are_their_own() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_names_of_blocks_are_their_own() -> None:
+    async with remembering(LARGE) as memory:
         hints = {"messages": [{"role": "user", "identity": "plan"}]}
         await append(memory, user("one"), user("two"), hints=hints)
         await append(memory, user("three"))
@@ -288,22 +266,18 @@ def test_names_of_blocks_are_their_own() -> None:
         assert said == ["plan", "plan#0", "user#0", "user#0#0", "user#1"]
         assert len(names) == len(set(names))
 
-    play(scene, LARGE)
 
-
-def test_a_name_stays_where_a_number_below_it_is_free() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_a_name_stays_where_a_number_below_it_is_free() -> None:
+    async with remembering(LARGE) as memory:
         hints = {"messages": [{"index": 0, "identity": "plan"}]}
         await append(memory, user("one"), user("two"), hints=hints)
         await append(memory, user("three"))
         names = [each["name"] for each in (await known(memory))["blocks"]]
         assert names == ["plan", "user#1", "assistant#0", "user#2", "assistant#1"]
 
-    play(scene, LARGE)
 
-
-def test_long_paths_that_begin_alike_have_several_names() -> None:
-    async def scene(memory: Remembering) -> None:
+async def test_long_paths_that_begin_alike_have_several_names() -> None:
+    async with remembering(LARGE) as memory:
         for number in range(2):
             function = {"name": "read", "arguments": json.dumps({"path": "d/" * 99 + f"{number}"})}
             asks = {"id": "c", "type": "function", "function": function}
@@ -312,5 +286,3 @@ def test_long_paths_that_begin_alike_have_several_names() -> None:
             await append(memory, user("a"), said, answers, said, answers)
         names = [each["name"] for each in (await known(memory))["blocks"]]
         assert len(names) == len(set(names))
-
-    play(scene, LARGE)

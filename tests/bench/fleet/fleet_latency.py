@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import httpx
 
-from ..errors import ServerError
 from ..figures import Figures, quantile
+from .processes.proxy_process import ProxyProcess
+from .processes.route_process import RouteProcess
 
 RATE: Final = 50.0
 """Requests per second."""
 ENGINES: Final = 3
 _PROMPT: Final = "a prompt of some four thousand tokens " * 420
-_START_S: Final = 60.0
 
 
 def add_latency(figures: Figures, requests: int) -> None:
@@ -31,10 +30,11 @@ def add_latency(figures: Figures, requests: int) -> None:
         ServerError: A process did not start.
     """
     with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(_process(_stand_in)) for _ in range(ENGINES)]
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        port = stack.enter_context(_process(lambda free: _proxy(urls, free)))
-        direct, proxied = asyncio.run(_both(urls[0], f"http://127.0.0.1:{port}", requests))
+        out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engines = [stack.enter_context(_StandIn(out / f"{at}.log")) for at in range(ENGINES)]
+        urls = [each.url for each in engines]
+        route = stack.enter_context(RouteProcess(urls, out, out / "route.log"))
+        direct, proxied = asyncio.run(_both(urls[0], route.url, requests))
     for share in (50, 99):
         added = quantile(proxied, share) - quantile(direct, share)
         target = f"< 10, at {RATE:g}/s" if share == 99 else ""
@@ -66,41 +66,15 @@ async def _ask(client: httpx.AsyncClient, url: str, number: int, times: list[flo
     times.append(1e3 * (time.perf_counter() - start))
 
 
-@contextlib.contextmanager
-def _process(command: Callable[[int], list[str]]) -> Iterator[int]:
-    """A process that listens on a free port, until the end of the block.
+class _StandIn(ProxyProcess):
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "kvgraph_bench.fleet.fleet_latency", str(self.port)]
 
-    Args:
-        command: Its command line, given the port.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    process = subprocess.Popen(command(port), stderr=subprocess.DEVNULL)
-    try:
-        _wait(port, process)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
+    def environment(self) -> dict[str, str]:
+        return {}
 
-
-def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-            return
-        time.sleep(0.1)
-    raise ServerError(f"{process.args!r} did not start")
-
-
-def _stand_in(port: int) -> list[str]:
-    return [sys.executable, "-m", "kvgraph_bench.fleet.fleet_latency", str(port)]
-
-
-def _proxy(urls: list[str], port: int) -> list[str]:
-    return [sys.executable, "-m", "kvgraph", "route", *urls, "--port", str(port)]
+    def is_up(self) -> bool:
+        return httpx.get(f"{self.url}/health", trust_env=False).is_success
 
 
 async def _serve(port: int) -> None:

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-from kvgraph.advisor.fleet.app import BodyRoom, ProxyApp
+from kvgraph.advisor.fleet.app import route_app
 from kvgraph.advisor.fleet.proxy import FleetProxy
+from kvgraph.advisor.fleet.relay import BodyRoom
 from kvgraph.advisor.fleet.residency import ResidencyView
 from kvgraph.advisor.fleet.upstream import FIRST_BYTE_S, Listed
 
@@ -172,10 +173,10 @@ async def routed(
     proxy = FleetProxy(
         [Listed(engine.url) for engine in engines], residency, first_byte_s=first_byte_s
     )
-    app = ProxyApp(proxy)
+    app: Any = route_app(proxy)
     try:
         async with listening(app, "on") as url:
-            found = Routed(engines, proxy, url, app.room)
+            found = Routed(engines, proxy, url, app.default.room)
             try:
                 yield found
             finally:

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
-from kvgraph.advisor.fleet.app import read_body
 from kvgraph.advisor.memory.attention import Attention, NoAttention, Similarity, WordSimilarity
 from kvgraph.advisor.memory.proxy import MemoryProxy
-from kvgraph.advisor.memory.server import MemoryApp
+from kvgraph.advisor.memory.server import memory_app
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
+from starlette.requests import Request
 
 from ..serving.listening import listening
 
@@ -44,7 +44,7 @@ class ChatEngine:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        data = await read_body(receive)
+        data = await Request(scope, receive).body()
         body = json.loads(data) if data else {}
         if scope["path"] == "/tokenize":
             counted = {"count": sum(len(words_of(each)) + 1 for each in body["messages"])}
@@ -113,7 +113,7 @@ async def remembering(
         proxy = MemoryProxy(
             upstream, settings, store, similarity or WordSimilarity(), attention or NoAttention()
         )
-        url = await stack.enter_async_context(listening(MemoryApp(proxy), "on"))
+        url = await stack.enter_async_context(listening(memory_app(proxy), "on"))
         found = Remembering(engine, proxy, url)
         stack.push_async_callback(found.client.aclose)
         yield found

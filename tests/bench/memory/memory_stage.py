@@ -14,7 +14,7 @@ import httpx
 from kvgraph.advisor.memory.attention import Attention, NoAttention, WordSimilarity
 from kvgraph.advisor.memory.chat import Block
 from kvgraph.advisor.memory.proxy import MemoryProxy
-from kvgraph.advisor.memory.server import MemoryApp
+from kvgraph.advisor.memory.server import memory_app
 from kvgraph.advisor.memory.settings import ChatStoreSettings, MemorySettings
 from kvgraph.advisor.memory.store import ChatStore
 from kvgraph.graph.wire.endpoints import running_sidecars
@@ -172,7 +172,7 @@ async def memory_before(
     store, attention = ChatStore(ChatStoreSettings()), attention or NoAttention()
     proxy = MemoryProxy(url, settings, store, WordSimilarity(), attention)
     async with (
-        listening(MemoryApp(proxy), "on") as address,
+        listening(memory_app(proxy), "on") as address,
         httpx.AsyncClient(base_url=address, timeout=120, trust_env=False) as client,
     ):
         yield Memory(proxy, client)

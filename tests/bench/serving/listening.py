@@ -1,14 +1,22 @@
-"""An ASGI application that listens, until the end of a block."""
+"""An ASGI application that listens, until the end of a block; and ports."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import uvicorn
 from kvgraph.advisor.process.process import HeadDeadline
+
+
+def free_port() -> int:
+    """A port of loopback at which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

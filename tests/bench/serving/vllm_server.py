@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import httpx
 import psutil
 
 from ..errors import ServerError
+from .listening import free_port
 from .workload import BLOCK
 
 SWITCH: Final = "AITHER_KVCACHE_GRAPH"
@@ -110,7 +110,7 @@ class Server:
 
     def __init__(self, plan: ServerPlan) -> None:
         self.plan = plan
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = plan.directory / f"{plan.arm}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -258,12 +258,6 @@ def _plugins_without_peer() -> list[str]:
     groups = [group for group in points.groups if group.startswith("vllm.")]
     found = [point for group in groups for point in points.select(group=group)]
     return sorted({point.name for point in found if point.dist and point.dist.name != PEER})
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -18,17 +17,10 @@ from kvgraph.advisor.fleet.callers import Callers
 from kvgraph.advisor.fleet.prompts import BINARY_TOKENS, PromptReader
 from kvgraph.advisor.fleet.router import FleetRouter, Holdings, Wanted
 from kvgraph.advisor.fleet.upstream import Listed
-from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from kvgraph_bench.fleet.stand_in_engine import StandInEngine, routed
+from waiting import soon
 
 LONG = "x" * 40_000
-
-
-def play(scene: Callable[[Routed], Awaitable[None]], *engines: StandInEngine) -> None:
-    async def run() -> None:
-        async with routed(list(engines)) as fleet:
-            await scene(fleet)
-
-    asyncio.run(run())
 
 
 def answer_of(status: int, body: bytes = b"") -> bytes:
@@ -36,35 +28,29 @@ def answer_of(status: int, body: bytes = b"") -> bytes:
     return head.encode() + body
 
 
-def test_engines_with_api_keys_are_not_shut_out() -> None:
+async def test_engines_with_api_keys_are_not_shut_out() -> None:
     """vLLM answers 401 to whoever asks for its models without its key."""
     guarded = StandInEngine()
     guarded.raw["/v1/models"] = answer_of(401)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([guarded, StandInEngine()]) as fleet:
         await fleet.until(True, True)
         assert [(await fleet.complete(session_id=f"s{n}")).status_code for n in range(4)] == [
             200, 200, 200, 200,
         ]  # fmt: skip
 
-    play(scene, guarded, StandInEngine())
-
 
 @pytest.mark.parametrize("status", [404, 500])
-def test_an_engine_that_lists_no_models_is_refused_in_words(status: int) -> None:
+async def test_an_engine_that_lists_no_models_is_refused_in_words(status: int) -> None:
     bare = StandInEngine()
     bare.raw["/v1/models"] = answer_of(status, b'{"data": [{"id": "m"}]}')
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), bare]) as fleet:
         await fleet.until(True, False)
         refused = (await fleet.client.get("/fleet")).json()["engines"][1]["refused"]
         assert refused == "serves nothing that it lists, the others m: no request goes there"
 
-    play(scene, StandInEngine(), bare)
 
-
-def test_another_model_does_not_take_the_place_of_one_that_is_away() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_another_model_does_not_take_the_place_of_one_that_is_away() -> None:
+    async with routed([StandInEngine("good"), StandInEngine("other")]) as fleet:
         await fleet.until(True, False)
         fleet.engines[0].healthy = False
         await fleet.until(False, False)
@@ -73,11 +59,9 @@ def test_another_model_does_not_take_the_place_of_one_that_is_away() -> None:
         fleet.engines[0].healthy = True
         await fleet.until(True, False)
 
-    play(scene, StandInEngine("good"), StandInEngine("other"))
 
-
-def test_all_engines_may_change_their_model() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_all_engines_may_change_their_model() -> None:
+    async with routed([StandInEngine("old"), StandInEngine("old")]) as fleet:
         await fleet.until(True, True)
         for engine in fleet.engines:
             engine.healthy = False
@@ -86,22 +70,19 @@ def test_all_engines_may_change_their_model() -> None:
             engine.model, engine.healthy = "new", True
         await fleet.until(True, True)
 
-    play(scene, StandInEngine("old"), StandInEngine("old"))
 
-
-def test_a_model_that_nobody_serves_for_long_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_nobody_serves_for_long_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(health, "REPLACED_S", 0.5)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine("gone"), StandInEngine("other")]) as fleet:
         await fleet.until(True, False)
         fleet.engines[0].kill()
         await fleet.until(False, True)
 
-    play(scene, StandInEngine("gone"), StandInEngine("other"))
 
-
-def test_one_death_is_one_reason_to_doubt() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_one_death_is_one_reason_to_doubt() -> None:
+    async with routed([StandInEngine()]) as fleet:
         await fleet.until(True)
         began = time.monotonic()
         for _ in range(7):
@@ -109,12 +90,10 @@ def test_one_death_is_one_reason_to_doubt() -> None:
         await fleet.until(True)
         assert time.monotonic() - began < 5, "once, and not seven times, as long"
 
-    play(scene, StandInEngine())
-
 
 @pytest.mark.parametrize("status", [401, 429])
-def test_what_an_engine_refused_is_not_held_there(status: int) -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_what_an_engine_refused_is_not_held_there(status: int) -> None:
+    async with routed([StandInEngine()]) as fleet:
         await fleet.until(True)
         kept, other = "k" * 9_000, "o" * 9_000
         fleet.proxy.board.pool[0] = 4_000
@@ -128,11 +107,9 @@ def test_what_an_engine_refused_is_not_held_there(status: int) -> None:
         assert homes.return_rate == 0.5, "one began, and none came back"
         assert len(fleet.proxy.pools) == 8, "of what was answered; it was not displaced"
 
-    play(scene, StandInEngine())
 
-
-def test_a_retry_is_no_return() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_retry_is_no_return() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         fleet.engines[0].drops = True
         for number in range(6):
             await fleet.complete(session_id=f"s{number}")
@@ -141,11 +118,9 @@ def test_a_retry_is_no_return() -> None:
         assert homes.return_rate == pytest.approx(1 / 7)
         assert fleet.proxy.board.live.tolist() == [0, 6 * 2]
 
-    play(scene, StandInEngine(), StandInEngine())
 
-
-def test_an_error_in_the_form_of_a_stream_says_nothing_of_speed() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_an_error_in_the_form_of_a_stream_says_nothing_of_speed() -> None:
+    async with routed([StandInEngine()]) as fleet:
         await fleet.until(True)
         before = float(fleet.proxy.board.compute_s[0])
         body = b'data: {"error": {"message": "no"}}\n\n'
@@ -153,8 +128,6 @@ def test_an_error_in_the_form_of_a_stream_says_nothing_of_speed() -> None:
         await fleet.complete(LONG, stream=True)
         assert float(fleet.proxy.board.compute_s[0]) == before
         assert len(fleet.proxy.router.homes) == 0
-
-    play(scene, StandInEngine())
 
 
 def test_what_generates_nothing_is_no_turn() -> None:
@@ -232,8 +205,8 @@ def test_an_engine_that_began_slowly_gets_requests_again() -> None:
     assert chosen.count(cold) >= 4
 
 
-def test_an_engine_off_the_list_is_forgotten_and_may_come_back() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_an_engine_off_the_list_is_forgotten_and_may_come_back() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         proxy, (one, two) = fleet.proxy, fleet.engines
         await fleet.until(True, True)
         proxy.engines.list_again([Listed(one.url)])
@@ -246,13 +219,10 @@ def test_an_engine_off_the_list_is_forgotten_and_may_come_back() -> None:
         await fleet.until(True, True)
         assert len(proxy.engines.upstreams) == 2
 
-    play(scene, StandInEngine(), StandInEngine())
 
-
-def test_waiting_for_an_engine_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_an_engine_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_proxy, "PAUSE_S", 0.3)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine()]) as fleet:
         fleet.engines[0].healthy = False
         await fleet.until(False)
         answer = await fleet.complete()
@@ -261,15 +231,12 @@ def test_waiting_for_an_engine_decides_nothing(monkeypatch: pytest.MonkeyPatch) 
         )
         assert len(fleet.proxy.decided_s) == 0
 
-    play(scene, StandInEngine())
-
 
 @pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
-def test_an_engine_that_refuses_quickly_does_not_get_them_all(status: int) -> None:
+async def test_an_engine_that_refuses_quickly_does_not_get_them_all(status: int) -> None:
     bad = StandInEngine()
     bad.raw["/v1/completions"] = answer_of(status)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([bad, StandInEngine()]) as fleet:
         await fleet.until(True, True)
         answers = [await fleet.complete(session_id=f"s{number}") for number in range(30)]
         failed = sum(answer.status_code != 200 for answer in answers)
@@ -277,11 +244,9 @@ def test_an_engine_that_refuses_quickly_does_not_get_them_all(status: int) -> No
         assert len(bad.headers) <= 8
         assert fleet.proxy.counts.turned_away == len(bad.headers) - failed
 
-    play(scene, bad, StandInEngine())
 
-
-def test_a_session_leaves_a_home_that_turned_bad() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_session_leaves_a_home_that_turned_bad() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         await fleet.until(True, True)
         await fleet.complete(session_id="s")
         home = next(engine for engine in fleet.engines if engine.got)
@@ -290,21 +255,16 @@ def test_a_session_leaves_a_home_that_turned_bad() -> None:
         assert codes.count(200) >= 3
         assert codes[-1] == 200
 
-    play(scene, StandInEngine(), StandInEngine())
 
-
-def test_what_all_engines_refuse_is_answered_as_they_do() -> None:
+async def test_what_all_engines_refuse_is_answered_as_they_do() -> None:
     bad = [StandInEngine(), StandInEngine(), StandInEngine()]
     for engine in bad:
         engine.raw["/v1/completions"] = answer_of(429, b"later")
-
-    async def scene(fleet: Routed) -> None:
+    async with routed(bad) as fleet:
         await fleet.until(True, True, True)
         answer = await fleet.complete()
         assert (answer.status_code, answer.text) == (429, "later")
         assert sum(len(engine.headers) for engine in bad) == 2, "one other, and not all"
-
-    play(scene, *bad)
 
 
 def test_a_refused_turn_does_not_undo_a_later_one() -> None:
@@ -320,21 +280,18 @@ def test_a_refused_turn_does_not_undo_a_later_one() -> None:
     assert (home.tokens, int(board.live[0]), homes.return_rate) == (3_000, 3_000, 1.0)
 
 
-def test_a_response_begins_with_its_first_token() -> None:
+async def test_a_response_begins_with_its_first_token() -> None:
     engine = StandInEngine()
     engine.pieces = [
         "event: response.created\ndata: {}\n\n", "event: response.in_progress\ndata: {}\n\n",
         "event: response.output_text.delta\ndata: {}\n\n",
     ]  # fmt: skip
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([engine]) as fleet:
         await fleet.until(True)
         engine.hold = asyncio.Event()
         body = {"model": "m", "input": "x" * 4_000, "stream": True}
         asked = asyncio.create_task(fleet.client.post("/v1/responses", json=body))
-        async with asyncio.timeout(15):
-            while not fleet.engines[0].got:
-                await asyncio.sleep(0.02)
+        await soon(lambda: fleet.engines[0].got)
         await asyncio.sleep(0.3)
         assert int(fleet.proxy.board.waiting[0]) > 900, "nothing is computed yet"
         engine.hold.set()
@@ -342,11 +299,9 @@ def test_a_response_begins_with_its_first_token() -> None:
         assert answer.text == "".join(engine.pieces)
         assert int(fleet.proxy.board.waiting[0]) == 0
 
-    play(scene, engine)
 
-
-def test_a_slash_at_the_end_is_no_way_around_the_proxy() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_slash_at_the_end_is_no_way_around_the_proxy() -> None:
+    async with routed([StandInEngine()]) as fleet:
         await fleet.until(True)
         answer = await fleet.client.post("/v1/completions/", json={"model": "m", "prompt": "a"})
         assert answer.status_code == 200
@@ -356,18 +311,13 @@ def test_a_slash_at_the_end_is_no_way_around_the_proxy() -> None:
         answer = await fleet.complete()
         assert answer.headers["location"] == "/v1/x"
 
-    play(scene, StandInEngine())
 
-
-def test_an_engine_with_an_adapter_serves_the_same_model() -> None:
+async def test_an_engine_with_an_adapter_serves_the_same_model() -> None:
     adapted = StandInEngine()
     models = b'{"data": [{"id": "m"}, {"id": "adapter", "parent": "m"}]}'
     adapted.raw["/v1/models"] = answer_of(200, models)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), adapted]) as fleet:
         await fleet.until(True, True)
-
-    play(scene, StandInEngine(), adapted)
 
 
 def test_headers_that_a_connection_names_stay_there_and_names_are_utf8() -> None:
@@ -393,10 +343,10 @@ REFUSALS = [(404, 401, 404), (429, 403, 429), (401, 404, 404), (503, 429, 429)]
 
 
 @pytest.mark.parametrize(("first", "second", "told"), REFUSALS)
-def test_a_wanted_key_does_not_hide_why_an_engine_refused(
+async def test_a_wanted_key_does_not_hide_why_an_engine_refused(
     first: int, second: int, told: int
 ) -> None:
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         await fleet.until(True, True)
         await fleet.complete(session_id="s")
         home = next(engine for engine in fleet.engines if engine.got)
@@ -406,11 +356,9 @@ def test_a_wanted_key_does_not_hide_why_an_engine_refused(
         status = (await fleet.client.get("/fleet")).json()["engines"]
         assert [(each["asked"], each["running"]) for each in status] == [(0, 0), (0, 0)]
 
-    play(scene, StandInEngine(), StandInEngine())
 
-
-def test_a_refusal_stands_where_the_other_engine_is_gone() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_refusal_stands_where_the_other_engine_is_gone() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         await fleet.until(True, True)
         await fleet.complete(session_id="s")
         for engine in fleet.engines:
@@ -419,14 +367,11 @@ def test_a_refusal_stands_where_the_other_engine_is_gone() -> None:
                 engine.raw["/v1/completions"] = answer_of(429)
         assert (await fleet.complete(session_id="s")).status_code == 429
 
-    play(scene, StandInEngine(), StandInEngine())
 
-
-def test_the_status_says_why_an_engine_is_down_and_whether_it_wants_a_key() -> None:
+async def test_the_status_says_why_an_engine_is_down_and_whether_it_wants_a_key() -> None:
     guarded = StandInEngine()
     guarded.raw["/v1/models"] = answer_of(401)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), guarded]) as fleet:
         await fleet.until(True, True)
         fleet.engines[0].kill()
         await fleet.until(False, True)
@@ -435,5 +380,3 @@ def test_the_status_says_why_an_engine_is_down_and_whether_it_wants_a_key() -> N
         assert (two["why"], two["wants_key"], one["wants_key"]) == (None, True, False)
         assert two["prefill_tokens_per_s"] is None, "nothing was measured"
         assert "kvgraph_route_engine_in_flight" in (await fleet.client.get("/metrics")).text
-
-    play(scene, StandInEngine(), guarded)

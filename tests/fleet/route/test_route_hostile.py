@@ -15,35 +15,33 @@ from kvgraph.advisor.fleet import upstream as asked_engines
 from kvgraph.advisor.fleet.app import proxy_status
 from kvgraph.advisor.fleet.engines import HealthWatch
 from kvgraph.advisor.fleet.proxy import FleetProxy
-from kvgraph.advisor.fleet.upstream import Listed, Upstream, engines_in
+from kvgraph.advisor.fleet.upstream import Listed, SilentError, Upstream, engines_in
 from kvgraph.graph.errors import ConfigError
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from waiting import soon
 
 ZIPPED = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nnone"
 COOKIE = b"HTTP/1.1 200 OK\r\nset-cookie: sid=alice; Path=/\r\ncontent-length: 2\r\n\r\nok"
 HUGE = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%d"} 1.0' % 10**30
 
 
-def test_one_callers_cookie_reaches_no_other() -> None:
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.raw["/v1/completions"] = COOKIE
-        async with routed([engine]) as fleet:
-            await fleet.until(True)
-            for _ in range(2):
-                async with httpx.AsyncClient(base_url=fleet.url, trust_env=False) as caller:
-                    answer = await caller.post("/v1/completions", json={"prompt": "a"})
-                    assert answer.headers["set-cookie"].startswith("sid=alice")
-            assert len(engine.headers) == 2
-            assert not any("sid=alice" in each for each in engine.headers)
-            mine = {"Cookie": "sid=bob"}
-            await fleet.client.post("/v1/completions", json={"prompt": "a"}, headers=mine)
-            assert "sid=bob" in engine.headers[-1]
-
-    asyncio.run(run())
+async def test_one_callers_cookie_reaches_no_other() -> None:
+    engine = StandInEngine()
+    engine.raw["/v1/completions"] = COOKIE
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        for _ in range(2):
+            async with httpx.AsyncClient(base_url=fleet.url, trust_env=False) as caller:
+                answer = await caller.post("/v1/completions", json={"prompt": "a"})
+                assert answer.headers["set-cookie"].startswith("sid=alice")
+        assert len(engine.headers) == 2
+        assert not any("sid=alice" in each for each in engine.headers)
+        mine = {"Cookie": "sid=bob"}
+        await fleet.client.post("/v1/completions", json={"prompt": "a"}, headers=mine)
+        assert "sid=bob" in engine.headers[-1]
 
 
-def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
+async def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     look, failing = HealthWatch.check, [0, 1]
@@ -56,28 +54,21 @@ def test_a_first_look_that_fails_keeps_no_proxy_from_starting(
 
     monkeypatch.setattr(HealthWatch, "check", fails_once)
 
-    async def run() -> None:
-        async with routed([StandInEngine(), StandInEngine()]) as fleet:
-            await fleet.until(True, True)
-
-    asyncio.run(asyncio.wait_for(run(), 30))
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
+        await fleet.until(True, True)
 
 
-def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_models_name_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever answers at an engine's address chooses it."""
 
-    async def run() -> None:
-        with caplog.at_level("INFO"):
-            engines = [StandInEngine(), StandInEngine("m\n2026-01-01 ERROR all is lost\x1b[31m")]
-            async with routed(engines) as fleet:
-                await fleet.until(True, False)
-                while "serves" not in caplog.text:
-                    await asyncio.sleep(0.02)
-                refused = [each["refused"] for each in fleet_status(fleet) if each["refused"]]
-        assert "ERROR all is lost" in refused[0]
-        assert refused[0].isprintable()
-
-    asyncio.run(asyncio.wait_for(run(), 20))
+    with caplog.at_level("INFO"):
+        engines = [StandInEngine(), StandInEngine("m\n2026-01-01 ERROR all is lost\x1b[31m")]
+        async with routed(engines) as fleet:
+            await fleet.until(True, False)
+            await soon(lambda: "serves" in caplog.text)
+            refused = [each["refused"] for each in fleet_status(fleet) if each["refused"]]
+    assert "ERROR all is lost" in refused[0]
+    assert refused[0].isprintable()
     told = [each.getMessage() for each in caplog.records if "all is lost" in each.getMessage()]
     assert told
     assert all(line.isprintable() for line in told), told
@@ -93,55 +84,44 @@ def up(fleet: Routed) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics"])
-def test_an_answer_that_cannot_be_read_ends_no_watch(path: str) -> None:
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.healthy = False
-        async with routed([engine]) as fleet:
-            engine.raw[path], engine.healthy = ZIPPED, True
-            async with asyncio.timeout(15):  # it need not say how large its pool is
-                while sum(f" {path} " in each for each in engine.headers) < 2 and not up(fleet):
-                    await asyncio.sleep(0.02)
-            engine.raw.clear()
-            await fleet.until(True)
-
-    asyncio.run(run())
+async def test_an_answer_that_cannot_be_read_ends_no_watch(path: str) -> None:
+    engine = StandInEngine()
+    engine.healthy = False
+    async with routed([engine]) as fleet:
+        engine.raw[path], engine.healthy = ZIPPED, True
+        # It need not say how large its pool is.
+        await soon(lambda: up(fleet) or sum(f" {path} " in each for each in engine.headers) >= 2)
+        engine.raw.clear()
+        await fleet.until(True)
 
 
-def test_an_engines_answer_to_the_proxy_is_bounded_and_not_unpacked(
+async def test_an_engines_answer_to_the_proxy_is_bounded_and_not_unpacked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(asked_engines, "MOST_ANSWER", 1 << 16)
     packed = gzip.compress(bytes(1 << 20))
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
-
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.raw["/metrics"] = head % len(packed) + packed
-        async with routed([engine]) as fleet:
-            await fleet.until(True)  # it need not say how large its pool is
-            asked = fleet.proxy.engines.upstreams[0]
-            assert (await asked.ask("/metrics", 20.0)).content == packed
-            engine.raw.clear()
-            engine.metrics = "x" * (1 << 17)
-            with pytest.raises(httpx.DecodingError, match="more than 0 MiB"):
-                await asked.ask("/metrics", 20.0)
-
-    asyncio.run(run())
+    engine = StandInEngine()
+    engine.raw["/metrics"] = head % len(packed) + packed
+    async with routed([engine]) as fleet:
+        await fleet.until(True)  # it need not say how large its pool is
+        asked = fleet.proxy.engines.upstreams[0]
+        assert (await asked.ask("/metrics", 20.0)).content == packed
+        engine.raw.clear()
+        engine.metrics = "x" * (1 << 17)
+        with pytest.raises(asked_engines.NothingAnsweredError, match="more than 0 MiB"):
+            await asked.ask("/metrics", 20.0)
 
 
-def test_a_pool_that_no_engine_has_is_unknown() -> None:
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.metrics = HUGE.decode()
-        async with routed([engine]) as fleet:
-            await fleet.until(True)
-            assert fleet.proxy.board.pool.tolist() == [0]
-
-    asyncio.run(run())
+async def test_a_pool_that_no_engine_has_is_unknown() -> None:
+    engine = StandInEngine()
+    engine.metrics = HUGE.decode()
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        assert fleet.proxy.board.pool.tolist() == [0]
 
 
-def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> None:
+async def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> None:
     over = asyncio.Event()
 
     async def drips(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,16 +134,13 @@ def test_an_answer_that_drips_is_waited_for_no_longer_than_another() -> None:
         writer.close()
         over.set()
 
-    async def run() -> None:
-        server = await asyncio.start_server(drips, "127.0.0.1", 0)
-        upstream = Upstream(0, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(httpx.TimeoutException):
-            await upstream.ask("/health", 0.2)
-        await upstream.close()
-        await over.wait()
-        server.close()
-
-    asyncio.run(run())
+    server = await asyncio.start_server(drips, "127.0.0.1", 0)
+    upstream = Upstream(0, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(SilentError):
+        await upstream.ask("/health", 0.2)
+    await upstream.close()
+    await over.wait()
+    server.close()
 
 
 NO_ADDRESSES = [
@@ -189,27 +166,20 @@ def test_the_command_line_names_it_too(words: str, capsys: pytest.CaptureFixture
     assert "engine " in capsys.readouterr().err
 
 
-def test_a_list_with_one_bad_address_changes_nothing() -> None:
-    async def run() -> None:
-        proxy = FleetProxy([Listed("http://127.0.0.1:1")])
-        with pytest.raises(ConfigError):
-            proxy.engines.list_again([Listed("http://127.0.0.1:2"), Listed("http://\u202e:1")])
-        assert len(proxy.board) == len(proxy.engines.upstreams) == 1
-        assert not proxy.board.draining.any()
-        await proxy.close()
-
-    asyncio.run(run())
+async def test_a_list_with_one_bad_address_changes_nothing() -> None:
+    proxy = FleetProxy([Listed("http://127.0.0.1:1")])
+    with pytest.raises(ConfigError):
+        proxy.engines.list_again([Listed("http://127.0.0.1:2"), Listed("http://\u202e:1")])
+    assert len(proxy.board) == len(proxy.engines.upstreams) == 1
+    assert not proxy.board.draining.any()
+    await proxy.close()
 
 
 @pytest.mark.parametrize("field", ["model", "cache_salt", "messages", "prompt", "input"])
-def test_what_is_nested_too_deep_is_the_engines_to_judge(field: str) -> None:
+async def test_what_is_nested_too_deep_is_the_engines_to_judge(field: str) -> None:
     deep = f'{{"{field}": {"[" * 900}{"]" * 900}}}'
-
-    async def run() -> None:
-        async with routed([StandInEngine()]) as fleet:
-            await fleet.until(True)
-            answer = await fleet.client.post("/v1/completions", content=deep)
-            assert answer.status_code == 200
-            assert field in fleet.engines[0].got[0]
-
-    asyncio.run(run())
+    async with routed([StandInEngine()]) as fleet:
+        await fleet.until(True)
+        answer = await fleet.client.post("/v1/completions", content=deep)
+        assert answer.status_code == 200
+        assert field in fleet.engines[0].got[0]

@@ -11,12 +11,12 @@ from kvgraph.advisor.fleet.upstream import Upstream
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
-async def asked_raw(fleet: Routed, path: str) -> str:
-    """The answer to a POST whose path no client has put in order."""
+async def asked_raw(fleet: Routed, path: str, *headers: bytes) -> str:
+    """The answer to a POST whose path and headers no client has put in order."""
     at = urlsplit(fleet.url)
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
-    lines = [f"POST {path} HTTP/1.1", "host: x", "connection: close", "content-length: 2"]
-    writer.write("\r\n".join([*lines, "", "{}"]).encode())
+    lines = [b"POST %s HTTP/1.1" % path.encode(), b"host: x", b"connection: close", *headers]
+    writer.write(b"\r\n".join([*lines, b"content-length: 2", b"", b"{}"]))
     answer = await asyncio.wait_for(reader.read(), 10)
     writer.close()
     return answer.decode()
@@ -39,35 +39,38 @@ async def asked_raw(fleet: Routed, path: str) -> str:
         "/%761/completions",
     ],
 )
-def test_a_path_that_leads_elsewhere_is_refused_in_words(path: str) -> None:
-    async def run() -> None:
-        async with routed([StandInEngine()]) as fleet:
-            answer = await asked_raw(fleet, path)
-            assert answer.startswith("HTTP/1.1 400"), answer
-            assert "the path " in answer
-            assert fleet.engines[0].got == []
-            assert fleet.proxy.counts.refused == 1
-            assert fleet.proxy.board.waiting.tolist() == [0]
-
-    asyncio.run(run())
+async def test_a_path_that_leads_elsewhere_is_refused_in_words(path: str) -> None:
+    async with routed([StandInEngine()]) as fleet:
+        answer = await asked_raw(fleet, path)
+        assert answer.startswith("HTTP/1.1 400"), answer
+        assert "the path " in answer
+        assert fleet.engines[0].got == []
+        assert fleet.proxy.counts.refused == 1
+        assert fleet.proxy.board.waiting.tolist() == [0]
 
 
 @pytest.mark.parametrize("path", ["/v1/a..b", "/v1/...", "/v1/a?q=/../b", "/tokenize", "/v1/x%20y"])
-def test_a_path_with_dots_elsewhere_is_passed_on(path: str) -> None:
-    async def run() -> None:
-        async with routed([StandInEngine()]) as fleet:
-            assert (await asked_raw(fleet, path)).startswith("HTTP/1.1 200")
-            assert fleet.engines[0].headers[0].split(" ")[1] == path
-
-    asyncio.run(run())
+async def test_a_path_with_dots_elsewhere_is_passed_on(path: str) -> None:
+    async with routed([StandInEngine()]) as fleet:
+        assert (await asked_raw(fleet, path)).startswith("HTTP/1.1 200")
+        assert fleet.engines[0].headers[0].split(" ")[1] == path
 
 
 @pytest.mark.parametrize("base", ["http://127.0.0.1:9", "http://127.0.0.1:9/below"])
-def test_what_goes_out_is_looked_at_again(base: str) -> None:
-    async def run() -> None:
-        upstream = Upstream(0, base)
-        with pytest.raises(BadRequestError, match="leads elsewhere"):
-            await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], Body(b"{}")))
-        await upstream.close()
+async def test_what_goes_out_is_looked_at_again(base: str) -> None:
+    upstream = Upstream(0, base)
+    with pytest.raises(BadRequestError, match="the path has a segment"):
+        await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], Body(b"{}")))
+    await upstream.close()
 
-    asyncio.run(run())
+
+async def test_an_engine_gets_its_clients_headers_and_no_others() -> None:
+    async with routed([StandInEngine()]) as fleet:
+        own = [b"X-Twice: 1", b"X-Twice: 2", b"Cookie: a=b", "X-Utf-8: é".encode()]
+        latin = "X-Latin-1: é".encode("latin-1")
+        assert (await asked_raw(fleet, "/v1/x", *own, latin)).startswith("HTTP/1.1 200")
+        lines = fleet.engines[0].headers[0].encode("latin-1").lower().split(b"\r\n")[1:]
+        named = {line for line in lines if line}
+        host = b"host: " + fleet.engines[0].url.removeprefix("http://").encode()
+        utf8 = b"x-latin-1: \xc3\xa9"  # a name in Latin-1 is one text in either encoding
+        assert named == {host, b"content-length: 2", *(each.lower() for each in own), utf8}

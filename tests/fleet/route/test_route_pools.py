@@ -47,41 +47,32 @@ def test_a_pool_is_as_large_as_the_engine_says(exposition: str, tokens: int) -> 
 
 
 @pytest.mark.parametrize("size", ['block_size="None",', 'block_size="auto",', ""])
-def test_an_engine_that_states_no_block_size_is_up_all_the_same(size: str) -> None:
+async def test_an_engine_that_states_no_block_size_is_up_all_the_same(size: str) -> None:
     label = f'vllm:cache_config_info{{{size}kv_cache_size_tokens="4096"}} 1.0\n'
     assert cache_facts(label) == CacheFacts(4096, "")
-
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.metrics = label
-        async with routed([engine]) as fleet:
-            await fleet.until(True)
-            assert fleet.proxy.board.pool.tolist() == [4096]
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    engine = StandInEngine()
+    engine.metrics = label
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        assert fleet.proxy.board.pool.tolist() == [4096]
 
 
-def test_an_engine_with_other_blocks_gets_requests_and_is_named() -> None:
-    async def run() -> None:
-        engines = [StandInEngine() for _ in range(3)]
-        for engine, line in zip(engines, (said("64"), said("64"), OTHERWISE), strict=True):
-            engine.metrics = line
-        async with routed(engines) as fleet:
-            await fleet.until(True, True, True)
-            for number in range(6):
-                answer = await fleet.complete(headers={"X-Session-ID": f"s{number}"})
-                assert answer.status_code == 200
-            told = [
-                each["differs"] for each in (await fleet.client.get("/fleet")).json()["engines"]
-            ]
-        assert told[:2] == [None, None]
-        assert told[2] == (
-            "blocks of 16 tokens, xxhash, the others blocks of 32 tokens: they find nothing of "
-            "each other's in a store"
-        )
-        assert engines[2].got
-
-    asyncio.run(run())
+async def test_an_engine_with_other_blocks_gets_requests_and_is_named() -> None:
+    engines = [StandInEngine() for _ in range(3)]
+    for engine, line in zip(engines, (said("64"), said("64"), OTHERWISE), strict=True):
+        engine.metrics = line
+    async with routed(engines) as fleet:
+        await fleet.until(True, True, True)
+        for number in range(6):
+            answer = await fleet.complete(headers={"X-Session-ID": f"s{number}"})
+            assert answer.status_code == 200
+        told = [each["differs"] for each in (await fleet.client.get("/fleet")).json()["engines"]]
+    assert told[:2] == [None, None]
+    assert told[2] == (
+        "blocks of 16 tokens, xxhash, the others blocks of 32 tokens: they find nothing of "
+        "each other's in a store"
+    )
+    assert engines[2].got
 
 
 class Told:
@@ -123,17 +114,14 @@ def test_an_engine_with_another_seed_is_named_by_its_sidecars_word() -> None:
 OTHERWISE = said("64").replace('"32"', '"16"').replace("{", '{prefix_caching_hash_algo="xxhash",')
 
 
-def test_new_sessions_go_where_they_displace_nothing_though_a_prefix_lies_elsewhere() -> None:
-    async def run() -> None:
-        engines = [StandInEngine(), StandInEngine()]
-        for engine in engines:
-            engine.metrics = said("64")
-        async with routed(engines) as fleet:
-            await fleet.until(True, True)
-            assert fleet.proxy.board.pool.tolist() == [64 * 32] * 2
-            shared = "the same rules for all " * 80
-            for number in range(4):
-                await fleet.complete(shared + f"{number} " * 2000, session_id=f"s{number}")
-            assert [len(engine.got) for engine in engines] == [2, 2]
-
-    asyncio.run(run())
+async def test_new_sessions_go_where_they_displace_nothing_though_a_prefix_lies_elsewhere() -> None:
+    engines = [StandInEngine(), StandInEngine()]
+    for engine in engines:
+        engine.metrics = said("64")
+    async with routed(engines) as fleet:
+        await fleet.until(True, True)
+        assert fleet.proxy.board.pool.tolist() == [64 * 32] * 2
+        shared = "the same rules for all " * 80
+        for number in range(4):
+            await fleet.complete(shared + f"{number} " * 2000, session_id=f"s{number}")
+        assert [len(engine.got) for engine in engines] == [2, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
@@ -14,26 +13,15 @@ from kvgraph.advisor.fleet import proxy
 from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import log_for_people
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
-
-Scene = Callable[[Routed], Awaitable[None]]
-
-
-def play(scene: Scene, *engines: StandInEngine) -> None:
-    """Run a scene before a proxy of these engines; of two, if none is given."""
-
-    async def run() -> None:
-        async with routed(list(engines) or [StandInEngine(), StandInEngine()]) as fleet:
-            await scene(fleet)
-
-    asyncio.run(run())
+from waiting import soon
 
 
 def served(fleet: Routed) -> list[int]:
     return [len(engine.got) for engine in fleet.engines]
 
 
-def test_an_answer_is_passed_on_as_it_comes() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_an_answer_is_passed_on_as_it_comes() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.hold = asyncio.Event()
         body = {"model": "m", "prompt": "hello", "stream": True}
@@ -48,8 +36,6 @@ def test_an_answer_is_passed_on_as_it_comes() -> None:
                 engine.hold.set()
             assert early + "".join([text async for text in chunks]) == "one two three"
 
-    play(scene)
-
 
 def named(request: int, engine: StandInEngine) -> str:
     """The session's name as vLLM reads it: in the body, else in a header."""
@@ -58,8 +44,8 @@ def named(request: int, engine: StandInEngine) -> str:
     return str(engine.got[request].get("session_id") or fields.get("x-session-id", ""))
 
 
-def test_a_session_stays_at_home_whoever_names_it() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_session_stays_at_home_whoever_names_it() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for number in range(6):
             for turn in range(3):
                 if number % 2:
@@ -71,11 +57,9 @@ def test_a_session_stays_at_home_whoever_names_it() -> None:
         assert [len(names) for names in homes] == [3, 3]
         assert fleet.proxy.router.counts == {"new": 6, "home": 12}
 
-    play(scene)
 
-
-def test_an_answer_says_which_engine_gave_it() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_an_answer_says_which_engine_gave_it() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         listed = (await fleet.client.get("/fleet")).json()["engines"]
         for number in range(4):
             answer = await fleet.complete(headers={"X-Session-ID": f"s{number}"})
@@ -83,11 +67,9 @@ def test_an_answer_says_which_engine_gave_it() -> None:
             (engine,) = (e for e in fleet.engines if e.url == said["url"])
             assert named(-1, engine) == f"s{number}"
 
-    play(scene)
 
-
-def test_a_chat_that_nobody_names_is_known_by_its_messages() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_chat_that_nobody_names_is_known_by_its_messages() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         chats = [[{"role": "user", "content": f"chat {number}"}] for number in range(4)]
         for turn in range(3):
             for chat in chats:
@@ -100,48 +82,38 @@ def test_a_chat_that_nobody_names_is_known_by_its_messages() -> None:
         assert not any("session" in head.lower() for e in fleet.engines for head in e.headers)
         assert fleet.proxy.router.counts == {"new": 4, "home": 8}
 
-    play(scene)
 
-
-def test_callers_with_other_keys_have_other_sessions() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_callers_with_other_keys_have_other_sessions() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for key in ("a", "b"):
             for _ in range(2):
                 headers = {"X-Session-ID": "same", "Authorization": f"Bearer {key}"}
                 await fleet.complete(headers=headers)
         assert fleet.proxy.router.counts == {"new": 2, "home": 2}
 
-    play(scene)
 
-
-def test_a_body_reaches_the_engine_as_it_came() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_body_reaches_the_engine_as_it_came() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         body = '{"model": "m", "prompt": "é", "seed": 123456789012345678901234567890, "t": 1.10} \n'
         await fleet.client.post("/v1/completions", content=body.encode())
         got = fleet.engines[0].got + fleet.engines[1].got
         assert got[0] == json.loads(body)
 
-    play(scene)
 
-
-def test_what_is_not_json_is_the_engines_to_judge() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_what_is_not_json_is_the_engines_to_judge() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         fleet.engines[0].healthy = fleet.engines[1].healthy = True
         answer = await fleet.client.get("/v1/models")
         assert answer.json() == {"data": [{"id": "m"}]}
 
-    play(scene)
 
-
-def test_an_engine_that_is_gone_before_it_answered_is_replaced() -> None:
+async def test_an_engine_that_is_gone_before_it_answered_is_replaced() -> None:
     """Twenty in flight, none fails."""
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.hangs = asyncio.Event()
         asked = [asyncio.create_task(fleet.complete(f"prompt {n}")) for n in range(20)]
-        while sum(served(fleet)) < 20:
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)) >= 20)
         assert min(served(fleet)) > 4
         fleet.engines[0].kill()
         assert fleet.engines[1].hangs is not None
@@ -151,29 +123,24 @@ def test_an_engine_that_is_gone_before_it_answered_is_replaced() -> None:
         assert fleet.proxy.counts.retried == served(fleet)[0]
         assert fleet.proxy.counts.broken == 0
 
-    play(scene)
 
-
-def test_an_answer_that_had_begun_is_cut_and_not_begun_again(
+async def test_an_answer_that_had_begun_is_cut_and_not_begun_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log_for_people()
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.cut = True
         with pytest.raises(httpx.RemoteProtocolError):
             await fleet.complete()
         assert sum(served(fleet)) == 1
         assert fleet.proxy.counts.broken == 1
-
-    play(scene)
     assert "in the middle of an answer" in caplog.text
     assert "ASGI" not in caplog.text, "the server's word for it helps nobody"
 
 
-def test_sessions_of_a_dead_engine_get_new_homes_at_once() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_sessions_of_a_dead_engine_get_new_homes_at_once() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for number in range(6):
             await fleet.complete(session_id=f"s{number}")
         fleet.engines[0].kill()
@@ -183,15 +150,12 @@ def test_sessions_of_a_dead_engine_get_new_homes_at_once() -> None:
         assert fleet.proxy.router.counts["home_down"] == before
         assert fleet.proxy.board.up.tolist() == [False, True]
 
-    play(scene)
 
-
-def test_an_engine_that_is_slow_keeps_its_requests_and_gets_no_further_ones(
+async def test_an_engine_that_is_slow_keeps_its_requests_and_gets_no_further_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "TIMEOUT_S", 0.1)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         slow = fleet.engines[0]
         slow.hangs, slow.silent = asyncio.Event(), True
         asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
@@ -205,11 +169,9 @@ def test_an_engine_that_is_slow_keeps_its_requests_and_gets_no_further_ones(
         assert served(fleet) == [1, 4]
         assert fleet.proxy.counts.retried == 0
 
-    play(scene)
 
-
-def test_an_engine_that_comes_back_is_used_again() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_an_engine_that_comes_back_is_used_again() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         fleet.engines[0].kill()
         await fleet.until(False, True)
         await fleet.engines[0].start()
@@ -218,13 +180,10 @@ def test_an_engine_that_comes_back_is_used_again() -> None:
             await fleet.complete(session_id=f"s{number}")
         assert min(served(fleet)) == 2
 
-    play(scene)
 
-
-def test_a_lying_health_endpoint_is_believed_less_and_less() -> None:
+async def test_a_lying_health_endpoint_is_believed_less_and_less() -> None:
     """It says that it is well and drops every request: no request fails, and few are tried."""
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         fleet.engines[0].drops = True
         for number in range(40):
             assert (await fleet.complete(session_id=f"s{number}")).status_code == 200
@@ -232,35 +191,28 @@ def test_a_lying_health_endpoint_is_believed_less_and_less() -> None:
         assert served(fleet)[0] <= 3
         assert served(fleet)[1] == 40
 
-    play(scene)
 
-
-def test_an_engine_with_another_model_gets_nothing_and_is_named() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_an_engine_with_another_model_gets_nothing_and_is_named() -> None:
+    async with routed([StandInEngine(), StandInEngine("other")]) as fleet:
         for number in range(6):
             await fleet.complete(session_id=f"s{number}")
         status = (await fleet.client.get("/fleet")).json()
         assert served(fleet) == [6, 0]
         assert "serves other, the others m: " in status["engines"][1]["refused"]
 
-    play(scene, StandInEngine(), StandInEngine("other"))
 
-
-def test_a_request_that_kills_engines_does_not_get_them_all() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_request_that_kills_engines_does_not_get_them_all() -> None:
+    async with routed([StandInEngine() for _ in range(5)]) as fleet:
         for engine in fleet.engines:
             engine.drops = True
         answer = await fleet.complete()
         assert answer.status_code == 502
         assert served(fleet).count(0) == 2
 
-    play(scene, *(StandInEngine() for _ in range(5)))
 
-
-def test_where_no_engine_is_up_the_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_no_engine_is_up_the_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "PAUSE_S", 0.5)
-
-    async def scene(fleet: Routed) -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.healthy = False
         await fleet.until(False, False)
@@ -270,43 +222,32 @@ def test_where_no_engine_is_up_the_answer_says_so(monkeypatch: pytest.MonkeyPatc
         assert "no engine takes requests" in answer.json()["error"]["message"]
         assert (await fleet.client.get("/healthz")).status_code == 503
 
-    play(scene)
 
-
-def test_a_client_that_leaves_is_told_to_the_engine() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_client_that_leaves_is_told_to_the_engine() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.hangs = asyncio.Event()
         asked = asyncio.create_task(fleet.complete())
-        while not sum(served(fleet)):
-            await asyncio.sleep(0.01)
+        await soon(lambda: sum(served(fleet)))
         asked.cancel()
-        async with asyncio.timeout(5):
-            while not sum(engine.left for engine in fleet.engines):
-                await asyncio.sleep(0.01)
+        await soon(lambda: sum(engine.left for engine in fleet.engines))
         assert fleet.proxy.counts.left == 1
         assert fleet.proxy.board.waiting.tolist() == [0, 0]
 
-    play(scene)
 
-
-def test_a_client_that_leaves_in_the_middle_is_told_too() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_client_that_leaves_in_the_middle_is_told_too() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for engine in fleet.engines:
             engine.hold = asyncio.Event()
         body = {"model": "m", "prompt": "hello", "stream": True}
         async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
             await anext(answer.aiter_text())
-        async with asyncio.timeout(5):
-            while not sum(engine.left for engine in fleet.engines):
-                await asyncio.sleep(0.01)
+        await soon(lambda: sum(engine.left for engine in fleet.engines))
         assert [each.running for each in fleet.proxy.engines.upstreams] == [0, 0]
 
-    play(scene)
 
-
-def test_a_drained_engine_gets_no_further_requests_and_finishes_its_own() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_drained_engine_gets_no_further_requests_and_finishes_its_own() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for number in range(4):
             await fleet.complete(session_id=f"s{number}")
         first, second = (Listed(engine.url) for engine in fleet.engines)
@@ -319,12 +260,10 @@ def test_a_drained_engine_gets_no_further_requests_and_finishes_its_own() -> Non
         await fleet.complete(session_id="s9")
         assert served(fleet) == [3, 6]
 
-    play(scene)
-
 
 @pytest.mark.parametrize("name", ["x" * 129, "a@b", "a/b", "a\\b"])
-def test_a_name_that_is_none_is_refused_in_words(name: str) -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_name_that_is_none_is_refused_in_words(name: str) -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         by_header = await fleet.complete(headers={"X-Session-ID": name})
         by_body = await fleet.complete(session_id=name)
         for answer, field in ((by_header, "X-Session-ID"), (by_body, "session_id")):
@@ -332,11 +271,9 @@ def test_a_name_that_is_none_is_refused_in_words(name: str) -> None:
             assert answer.json()["error"]["message"].startswith(f"{field} is no name")
         assert served(fleet) == [0, 0]
 
-    play(scene)
 
-
-def test_a_header_of_ten_megabytes_is_refused_and_costs_nothing() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_header_of_ten_megabytes_is_refused_and_costs_nothing() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         try:
             answer = await fleet.complete(headers={"X-Session-ID": "x" * (10 << 20)})
             assert answer.status_code == 400
@@ -345,11 +282,9 @@ def test_a_header_of_ten_megabytes_is_refused_and_costs_nothing() -> None:
         assert (await fleet.complete()).text == "one two three"
         assert sum(served(fleet)) == 1
 
-    play(scene)
 
-
-def test_a_thousand_sessions_of_one_home_do_not_stay_there_when_it_is_overloaded() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_a_thousand_sessions_of_one_home_do_not_stay_there_when_it_is_overloaded() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         router = fleet.proxy.router
         for number in range(1000):
             router.homes.settle(f"pinned {number}", 0, 100, 0.0)
@@ -357,34 +292,28 @@ def test_a_thousand_sessions_of_one_home_do_not_stay_there_when_it_is_overloaded
         await fleet.complete(session_id="s")
         assert served(fleet) == [0, 1]
 
-    play(scene)
+
+async def test_engines_with_a_queue_are_measured_too() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
+        await fleet.until(True, True)
+        for engine in fleet.engines:
+            engine.hangs = asyncio.Event()
+        sessions = [{"session_id": f"s{number}", "stream": True} for number in range(4)]
+        asked = [
+            asyncio.create_task(fleet.complete(f"{n} " * 2000, **more))
+            for n, more in enumerate(sessions)
+        ]
+        await soon(lambda: sum(served(fleet)) == len(asked))
+        await asyncio.sleep(0.5)
+        for engine in fleet.engines:
+            assert engine.hangs is not None
+            engine.hangs.set()
+        await asyncio.gather(*asked)
+        assert (1 / fleet.proxy.board.compute_s <= 2 * 1000 / 0.5).all()
 
 
-def test_engines_with_a_queue_are_measured_too() -> None:
-    async def run() -> None:
-        async with routed([StandInEngine(), StandInEngine()]) as fleet:
-            await fleet.until(True, True)
-            for engine in fleet.engines:
-                engine.hangs = asyncio.Event()
-            sessions = [{"session_id": f"s{number}", "stream": True} for number in range(4)]
-            asked = [
-                asyncio.create_task(fleet.complete(f"{n} " * 2000, **more))
-                for n, more in enumerate(sessions)
-            ]
-            while sum(len(engine.got) for engine in fleet.engines) < len(asked):
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.5)
-            for engine in fleet.engines:
-                assert engine.hangs is not None
-                engine.hangs.set()
-            await asyncio.gather(*asked)
-            assert (1 / fleet.proxy.board.compute_s <= 2 * 1000 / 0.5).all()
-
-    asyncio.run(run())
-
-
-def test_an_engine_that_refuses_what_it_does_not_know_is_sent_nothing_of_ours() -> None:
-    async def scene(fleet: Routed) -> None:
+async def test_an_engine_that_refuses_what_it_does_not_know_is_sent_nothing_of_ours() -> None:
+    async with routed([StandInEngine(), StandInEngine()]) as fleet:
         for path, body in (
             ("/v1/completions", {"prompt": "a"}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
@@ -396,5 +325,3 @@ def test_an_engine_that_refuses_what_it_does_not_know_is_sent_nothing_of_ours() 
             assert not {key for got in engine.got for key in got} - {
                 "model", "prompt", "messages", "input",
             }  # fmt: skip
-
-    play(scene)

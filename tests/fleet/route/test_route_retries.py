@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from kvgraph.advisor.fleet import app, engines
+from kvgraph.advisor.fleet import engines, relay
 from kvgraph.advisor.fleet.board import EngineBoard
 from kvgraph.advisor.fleet.callers import Callers
-from kvgraph.advisor.fleet.upstream import Upstream
+from kvgraph.advisor.fleet.upstream import NothingAnsweredError, OwnAnswer, SilentError, Upstream
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+from waiting import soon
 
 
 @pytest.fixture
@@ -26,15 +27,12 @@ def served(fleet: Routed) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_only_what_is_posted_there_generates(fleet_of_two: Any, method: str) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.drops = True
-            answer = await fleet.client.request(method, "/v1/completions", json={"prompt": "a"})
-            assert (answer.status_code, sum(served(fleet))) == (502, 1)
-
-    asyncio.run(run())
+async def test_only_what_is_posted_there_generates(fleet_of_two: Any, method: str) -> None:
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.drops = True
+        answer = await fleet.client.request(method, "/v1/completions", json={"prompt": "a"})
+        assert (answer.status_code, sum(served(fleet))) == (502, 1)
 
 
 async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -43,27 +41,23 @@ async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]
             yield text
 
 
-def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            engine = fleet.engines[0]
-            fleet.engines[1].healthy = False
-            await fleet.until(True, False)
-            engine.hangs = waits = asyncio.Event()
-            asked = asyncio.create_task(fleet.complete("a"))
-            while not sum(served(fleet)):
-                await asyncio.sleep(0.01)
-            engine.hangs, engine.cut = None, True
-            with pytest.raises(httpx.RemoteProtocolError):
-                await fleet.complete("b")
-            engine.cut, fleet.engines[1].healthy = False, True
-            await asyncio.sleep(0.2)
-            waits.set()
-            assert (await asked).text == "one two three"
-            assert served(fleet) == [2, 0]
-            assert fleet.proxy.counts.retried == 0
-
-    asyncio.run(run())
+async def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> None:
+    async with fleet_of_two as fleet:
+        engine = fleet.engines[0]
+        fleet.engines[1].healthy = False
+        await fleet.until(True, False)
+        engine.hangs = waits = asyncio.Event()
+        asked = asyncio.create_task(fleet.complete("a"))
+        await soon(lambda: sum(served(fleet)))
+        engine.hangs, engine.cut = None, True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await fleet.complete("b")
+        engine.cut, fleet.engines[1].healthy = False, True
+        await asyncio.sleep(0.2)
+        waits.set()
+        assert (await asked).text == "one two three"
+        assert served(fleet) == [2, 0]
+        assert fleet.proxy.counts.retried == 0
 
 
 @pytest.mark.parametrize(
@@ -78,20 +72,17 @@ def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> Non
         ("/v1/embeddings", 3),
     ],
 )
-def test_what_was_sent_is_sent_again_only_if_it_generates(
+async def test_what_was_sent_is_sent_again_only_if_it_generates(
     fleet_of_two: Any, path: str, tries: int
 ) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.drops = True
-            answer = await fleet.client.post(path, json={"lora_name": "a"})
-            assert sum(served(fleet)) == tries
-            assert answer.status_code == 502
-            if tries == 1:
-                assert "may have done what it asks" in answer.json()["error"]["message"]
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.drops = True
+        answer = await fleet.client.post(path, json={"lora_name": "a"})
+        assert sum(served(fleet)) == tries
+        assert answer.status_code == 502
+        if tries == 1:
+            assert "may have done what it asks" in answer.json()["error"]["message"]
 
 
 MCP = {"type": "mcp", "server_label": "bank", "server_url": "http://bank/mcp"}
@@ -148,66 +139,59 @@ def test_what_may_have_had_effects_is_never_repeated(
         (503, {"input": "a", "store": False}, 2),
     ],
 )
-def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_begun(
+async def test_what_one_engine_refused_is_asked_of_another_unless_it_may_have_begun(
     fleet_of_two: Any, status: int, body: dict[str, Any], tries: int
 ) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            await fleet.until(True, True)
-            for engine in fleet.engines:
-                engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
-            answer = await fleet.client.post("/v1/responses", json=body)
-            assert answer.status_code == status
-            assert sum(len(engine.headers) for engine in fleet.engines) == tries
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        await fleet.until(True, True)
+        for engine in fleet.engines:
+            engine.raw["/v1/responses"] = b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status
+        answer = await fleet.client.post("/v1/responses", json=body)
+        assert answer.status_code == status
+        assert sum(len(engine.headers) for engine in fleet.engines) == tries
 
 
-def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet_of_two: Any) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            fleet.engines[0].kill()
-            answers = [
-                await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
-                for n in range(2)
-            ]
-            assert [answer.status_code for answer in answers] == [200, 200]
-            assert served(fleet) == [0, 2]
-
-    asyncio.run(run())
+async def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet_of_two: Any) -> None:
+    async with fleet_of_two as fleet:
+        fleet.engines[0].kill()
+        answers = [
+            await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
+            for n in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert served(fleet) == [0, 2]
 
 
-def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
+async def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
     fleet_of_two: Any,
 ) -> None:
-    async def refused(*_: Any) -> httpx.Response:
-        async with httpx.AsyncClient(trust_env=False) as client:
-            return await client.get("http://localhost:1")
+    async def refused(*_: Any) -> OwnAnswer:
+        nobody = Upstream(9, "http://localhost:1")
+        try:
+            return await nobody.ask("/health", 2.0)
+        finally:
+            await nobody.close()
 
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.hangs = asyncio.Event()
-            asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
-            while sum(served(fleet)) < 2:
-                await asyncio.sleep(0.01)
-            first = fleet.proxy.engines.upstreams[0]
-            for kind in (httpx.ConnectTimeout, httpx.ReadError, httpx.ConnectError):
-                first.ask = _raises(kind("not refused"))
-                await fleet.proxy.health.check(first)
-                await asyncio.sleep(0.05)
-            assert served(fleet) == [1, 1]
-            first.ask = refused
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.hangs = asyncio.Event()
+        asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
+        await soon(lambda: sum(served(fleet)) >= 2)
+        first = fleet.proxy.engines.upstreams[0]
+        for kind in (SilentError, NothingAnsweredError):
+            first.ask = _raises(kind("not refused"))
             await fleet.proxy.health.check(first)
-            fleet.engines[1].hangs.set()
-            assert [(await each).text for each in asked] == ["one two three"] * 2
-            assert served(fleet) == [1, 2]
-
-    asyncio.run(run())
+            await asyncio.sleep(0.05)
+        assert served(fleet) == [1, 1]
+        first.ask = refused
+        await fleet.proxy.health.check(first)
+        fleet.engines[1].hangs.set()
+        assert [(await each).text for each in asked] == ["one two three"] * 2
+        assert served(fleet) == [1, 2]
 
 
 def _raises(error: Exception) -> Any:
-    async def ask(*_: Any) -> httpx.Response:
+    async def ask(*_: Any) -> OwnAnswer:
         raise error
 
     return ask
@@ -226,55 +210,47 @@ class Watched(bytes):
         Watched.alive -= 1
 
 
-def test_a_body_is_kept_until_its_answer_begins(
+async def test_a_body_is_kept_until_its_answer_begins(
     fleet_of_two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = app.read_body
+    real = relay.read_body
 
-    async def watched(receive: Any) -> bytes:
-        return Watched(await real(receive))
+    async def watched(*asked: Any) -> bytes:
+        return Watched(await real(*asked))
 
-    monkeypatch.setattr(app, "read_body", watched)
-
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.hold, engine.hangs = asyncio.Event(), asyncio.Event()
-            body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
-            chunks = first_chunk(fleet, body)
-            first = asyncio.ensure_future(anext(chunks))
-            while not sum(served(fleet)):
-                await asyncio.sleep(0.01)
-            assert Watched.alive == 1
-            for engine in fleet.engines:
-                engine.hangs.set()
-            text = await first
-            await asyncio.sleep(0.05)
-            assert Watched.alive == 0
-            for engine in fleet.engines:
-                engine.hold.set()
-            assert text + "".join([each async for each in chunks]) == "one two three"
-
-    asyncio.run(run())
+    monkeypatch.setattr(relay, "read_body", watched)
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.hold, engine.hangs = asyncio.Event(), asyncio.Event()
+        body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
+        chunks = first_chunk(fleet, body)
+        first = asyncio.ensure_future(anext(chunks))
+        await soon(lambda: sum(served(fleet)))
+        assert Watched.alive == 1
+        for engine in fleet.engines:
+            engine.hangs.set()
+        text = await first
+        await asyncio.sleep(0.05)
+        assert Watched.alive == 0
+        for engine in fleet.engines:
+            engine.hold.set()
+        assert text + "".join([each async for each in chunks]) == "one two three"
 
 
-def test_a_moment_in_which_no_engine_takes_requests_costs_time_and_no_request(
+async def test_a_moment_in_which_no_engine_takes_requests_costs_time_and_no_request(
     fleet_of_two: Any,
 ) -> None:
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            for engine in fleet.engines:
-                engine.healthy = False
-            await fleet.until(False, False)
-            waiting = [asyncio.create_task(fleet.complete(f"{number}")) for number in range(5)]
-            await asyncio.sleep(0.5)
-            assert served(fleet) == [0, 0]
-            fleet.engines[1].healthy = True
-            assert [(await each).status_code for each in waiting] == [200] * 5
-            assert served(fleet) == [0, 5]
-            assert fleet.proxy.counts.unserved == 0
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        for engine in fleet.engines:
+            engine.healthy = False
+        await fleet.until(False, False)
+        waiting = [asyncio.create_task(fleet.complete(f"{number}")) for number in range(5)]
+        await asyncio.sleep(0.5)
+        assert served(fleet) == [0, 0]
+        fleet.engines[1].healthy = True
+        assert [(await each).status_code for each in waiting] == [200] * 5
+        assert served(fleet) == [0, 5]
+        assert fleet.proxy.counts.unserved == 0
 
 
 def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> None:
@@ -291,10 +267,10 @@ def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> Non
         def __init__(self, number: int) -> None:
             self.number = number
 
-        async def ask(self, path: str, timeout_s: float) -> httpx.Response:
+        async def ask(self, path: str, timeout_s: float) -> OwnAnswer:
             if path == "/metrics":
                 watch.dropped(cast(Upstream, self), "ReadError")
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
+            return OwnAnswer(200, b'{"data": [{"id": "m"}]}')
 
     asyncio.run(watch.check(cast(Upstream, Dropping(number))))
     assert not board.up[number]
@@ -310,21 +286,16 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("dead", [True, False])
-def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
+async def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
     fleet_of_two: Any, answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "INTERVAL_S", 60.0)  # nobody looks before the request comes
-
-    async def run() -> None:
-        async with fleet_of_two as fleet:
-            await fleet.until(True, True)
-            while fleet.engines[0].looks < 2:  # at the start, and when the watch begins
-                await asyncio.sleep(0.01)
-            fleet.engines[0].raw["/v1/completions"] = answer
-            fleet.engines[0].healthy = not dead
-            got = await fleet.complete()
-            assert ("EngineCore" in got.text) is not dead, "an error of the request is its own"
-            assert fleet.proxy.counts.retried == dead
-            assert served(fleet) == [0, int(dead)]
-
-    asyncio.run(run())
+    async with fleet_of_two as fleet:
+        await fleet.until(True, True)
+        await soon(lambda: fleet.engines[0].looks >= 2)  # at the start, and when the watch begins
+        fleet.engines[0].raw["/v1/completions"] = answer
+        fleet.engines[0].healthy = not dead
+        got = await fleet.complete()
+        assert ("EngineCore" in got.text) is not dead, "an error of the request is its own"
+        assert fleet.proxy.counts.retried == dead
+        assert served(fleet) == [0, int(dead)]

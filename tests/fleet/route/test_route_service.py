@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,13 +14,15 @@ from typing import Any
 import httpx
 import pytest
 from kvgraph.advisor.cli import main
-from kvgraph.advisor.fleet import app
-from kvgraph.advisor.fleet.app import BodyRoom, BodyShare, FullError, ProxyApp
+from kvgraph.advisor.fleet import relay
+from kvgraph.advisor.fleet.app import route_app
 from kvgraph.advisor.fleet.proxy import FleetProxy
+from kvgraph.advisor.fleet.relay import BodyRoom, BodyShare, FullError
 from kvgraph.advisor.fleet.upstream import Listed
 from kvgraph.advisor.process.process import ApiGate, HeadDeadline
 from kvgraph_bench.fleet.stand_in_engine import Routed, StandInEngine, routed
-from kvgraph_bench.serving.listening import listening
+from kvgraph_bench.serving.listening import free_port, listening
+from waiting import soon
 
 LOCAL = ["127.0.0.1"]
 
@@ -31,7 +32,7 @@ async def fronted(hosts: list[str] | None) -> AsyncIterator[tuple[ApiGate, httpx
     """A proxy before one engine, as the command serves it, and a client of it."""
     engine = StandInEngine()
     await engine.start()
-    front = ApiGate(ProxyApp(FleetProxy([Listed(engine.url)])), hosts)
+    front = ApiGate(route_app(FleetProxy([Listed(engine.url)])), hosts)
     async with (
         listening(front, "on") as url,
         httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client,
@@ -42,18 +43,15 @@ async def fronted(hosts: list[str] | None) -> AsyncIterator[tuple[ApiGate, httpx
 
 @pytest.mark.parametrize("method", ["TRACE", "PROPFIND", "get", "M-SEARCH", "CONNECT"])
 @pytest.mark.parametrize("path", ["/v1/models", "/fleet", "/health"])
-def test_other_methods_than_those_of_apis_are_refused(method: str, path: str) -> None:
-    async def run() -> None:
-        async with fronted(LOCAL) as (_, client):
-            at = client.base_url
-            reader, writer = await asyncio.open_connection(at.host, at.port)
-            writer.write(f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 15)
-            assert head.startswith(b"HTTP/1.1 405")
-            assert b"allow: get, head, post" in head.lower()
-            writer.close()
-
-    asyncio.run(run())
+async def test_other_methods_than_those_of_apis_are_refused(method: str, path: str) -> None:
+    async with fronted(LOCAL) as (_, client):
+        at = client.base_url
+        reader, writer = await asyncio.open_connection(at.host, at.port)
+        writer.write(f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 15)
+        assert head.startswith(b"HTTP/1.1 405")
+        assert b"allow: get, head, post" in head.lower()
+        writer.close()
 
 
 def test_a_name_that_is_not_allowed_is_named_in_the_log_once(
@@ -91,61 +89,46 @@ def test_what_is_no_name_of_a_host_is_refused(
 
 
 @pytest.mark.parametrize("probe", ["/health", "/healthz", "/ping"])
-def test_probes_are_answered_under_any_name_and_hear_first_that_it_ends(probe: str) -> None:
-    async def run() -> None:
-        async with fronted(LOCAL) as (front, client):
-            async with asyncio.timeout(15):
-                while (await client.get(probe, headers={"Host": "10.1.2.3"})).status_code != 200:
-                    await asyncio.sleep(0.02)
-            front.leaving = True
-            assert (await client.get(probe)).status_code == 503
-            assert (await client.get("/v1/models")).status_code == 200, "it serves all the same"
-
-    asyncio.run(run())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+async def test_probes_are_answered_under_any_name_and_hear_first_that_it_ends(probe: str) -> None:
+    async with fronted(LOCAL) as (front, client):
+        async with asyncio.timeout(15):
+            while (await client.get(probe, headers={"Host": "10.1.2.3"})).status_code != 200:
+                await asyncio.sleep(0.02)
+        front.leaving = True
+        assert (await client.get(probe)).status_code == 503
+        assert (await client.get("/v1/models")).status_code == 200, "it serves all the same"
 
 
 @pytest.mark.parametrize("command", ["route", "memory"])
-def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str) -> None:
+async def test_a_service_that_is_told_to_stop_finishes_what_runs(command: str) -> None:
     if command == "memory":
         pytest.importorskip("bm25s")
-
-    async def run() -> None:
-        engine = StandInEngine()
-        await engine.start()
-        engine.hold = asyncio.Event()
-        port = free_port()
-        more = ["--budget", "100"] if command == "memory" else ["--no-sidecars"]
-        words = [sys.executable, "-m", "kvgraph", command, engine.url, *more, "--port", str(port)]
-        process = await asyncio.create_subprocess_exec(*words)
-        url = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
-            async with asyncio.timeout(120):
-                while await probed(client) != 200:
-                    assert process.returncode is None
-                    await asyncio.sleep(0.1)
-            body = {"model": "m", "prompt": "a"}
-            running = asyncio.create_task(client.post("/v1/completions", json=body))
-            while not engine.got:
-                await asyncio.sleep(0.02)
-            process.send_signal(signal.SIGTERM)
-            while await probed(client) != 503:
-                await asyncio.sleep(0.02)
-            async with httpx.AsyncClient(base_url=url, trust_env=False) as late:
-                assert (await late.get("/v1/models")).status_code == 200
-            engine.hold.set()
-            assert (await running).text == "one two three"
-        async with asyncio.timeout(60):
-            await process.wait()
-        engine.kill()
-
-    asyncio.run(run())
+    engine = StandInEngine()
+    await engine.start()
+    engine.hold = asyncio.Event()
+    port = free_port()
+    more = ["--budget", "100"] if command == "memory" else ["--no-sidecars"]
+    words = [sys.executable, "-m", "kvgraph", command, engine.url, *more, "--port", str(port)]
+    process = await asyncio.create_subprocess_exec(*words)
+    url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+        async with asyncio.timeout(120):
+            while await probed(client) != 200:
+                assert process.returncode is None
+                await asyncio.sleep(0.1)
+        body = {"model": "m", "prompt": "a"}
+        running = asyncio.create_task(client.post("/v1/completions", json=body))
+        await soon(lambda: engine.got)
+        process.send_signal(signal.SIGTERM)
+        while await probed(client) != 503:
+            await asyncio.sleep(0.02)
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as late:
+            assert (await late.get("/v1/models")).status_code == 200
+        engine.hold.set()
+        assert (await running).text == "one two three"
+    async with asyncio.timeout(60):
+        await process.wait()
+    engine.kill()
 
 
 async def probed(client: httpx.AsyncClient) -> int:
@@ -182,69 +165,55 @@ async def unfinished(fleet: Routed, size: int) -> tuple[asyncio.StreamReader, An
     return reader, writer
 
 
-def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
+async def test_bodies_that_never_end_keep_nobody_out_and_are_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "MOST_BODIES", 4 << 20)
-    monkeypatch.setattr(app, "BODY_S", 8.0)
-
-    async def run() -> None:
-        async with routed([StandInEngine()]) as fleet:
-            await fleet.until(True)
-            room: Any = fleet.room
-            begun = [await unfinished(fleet, 5 << 18) for _ in range(6)]
-            answers = [asyncio.create_task(r.readuntil(b"\r\n\r\n")) for r, _ in begun]
-            async with asyncio.timeout(15):
-                while sum(each.done() for each in answers) < 4:  # there is room for two
-                    await asyncio.sleep(0.02)
-            assert 0 < room.taken <= 4 << 20
-            assert (await fleet.complete("small")).status_code == 200
-            heads = await asyncio.wait_for(asyncio.gather(*answers), 30)
-            full = [head for head in heads if b" 503 " in head and b"retry-after" in head]
-            assert len(full) == 4
-            assert sum(b" 408 " in head for head in heads) == 2, "they did not come in time"
-            for _, writer in begun:
-                writer.close()
-            assert (await fleet.complete("x" * (2 << 20))).status_code == 200
-            assert room.taken == 0
-            assert fleet.proxy.counts.refused == 6
-
-    asyncio.run(run())
+    monkeypatch.setattr(relay, "MOST_BODIES", 4 << 20)
+    monkeypatch.setattr(relay, "BODY_S", 8.0)
+    async with routed([StandInEngine()]) as fleet:
+        await fleet.until(True)
+        room: Any = fleet.room
+        begun = [await unfinished(fleet, 5 << 18) for _ in range(6)]
+        answers = [asyncio.create_task(r.readuntil(b"\r\n\r\n")) for r, _ in begun]
+        await soon(lambda: sum(each.done() for each in answers) >= 4)  # there is room for two
+        assert 0 < room.taken <= 4 << 20
+        assert (await fleet.complete("small")).status_code == 200
+        heads = await asyncio.wait_for(asyncio.gather(*answers), 30)
+        full = [head for head in heads if b" 503 " in head and b"retry-after" in head]
+        assert len(full) == 4
+        assert sum(b" 408 " in head for head in heads) == 2, "they did not come in time"
+        for _, writer in begun:
+            writer.close()
+        assert (await fleet.complete("x" * (2 << 20))).status_code == 200
+        assert room.taken == 0
+        assert fleet.proxy.counts.refused == 6
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_client_that_stops_reading_is_cut_and_its_request_runs_no_more(
+async def test_a_client_that_stops_reading_is_cut_and_its_request_runs_no_more(
     monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     """One that reads slowly, and reads, is not."""
     monkeypatch.setattr(HeadDeadline, "read_s", 0.5)
-
-    async def run() -> None:
-        engine = StandInEngine()
-        engine.pieces = ["x" * 100_000] * 400
-        async with routed([engine]) as fleet:
-            await fleet.until(True)
-            at = httpx.URL(fleet.url)
-            reader, writer = await asyncio.open_connection(at.host, at.port, limit=1024)
-            body = b'{"model": "m", "prompt": "a", "stream": true}'
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
-            writer.write(head % len(body) + body)
-            upstream = fleet.proxy.engines.upstreams[0]
-            async with asyncio.timeout(30):
-                while not upstream.running:
-                    await asyncio.sleep(0.01)
-            transport: Any = writer.transport
-            got, until = 0, time.monotonic() + 3
-            while reads and time.monotonic() < until:  # faster than the least, slower than it comes
-                got += len(await reader.read(60_000))
-                await asyncio.sleep(0.02)
-            assert (upstream.running == 1) or not reads
-            transport.pause_reading()
-            async with asyncio.timeout(30):
-                while upstream.running:
-                    await asyncio.sleep(0.05)
-            assert fleet.proxy.counts.left == 1
-            assert fleet.proxy.counts.answered == 0
-            writer.close()
-
-    asyncio.run(run())
+    engine = StandInEngine()
+    engine.pieces = ["x" * 100_000] * 400
+    async with routed([engine]) as fleet:
+        await fleet.until(True)
+        at = httpx.URL(fleet.url)
+        reader, writer = await asyncio.open_connection(at.host, at.port, limit=1024)
+        body = b'{"model": "m", "prompt": "a", "stream": true}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        upstream = fleet.proxy.engines.upstreams[0]
+        await soon(lambda: upstream.running)
+        transport: Any = writer.transport
+        got, until = 0, time.monotonic() + 3
+        while reads and time.monotonic() < until:  # faster than the least, slower than it comes
+            got += len(await reader.read(60_000))
+            await asyncio.sleep(0.02)
+        assert (upstream.running == 1) or not reads
+        transport.pause_reading()
+        await soon(lambda: not upstream.running)
+        assert fleet.proxy.counts.left == 1
+        assert fleet.proxy.counts.answered == 0
+        writer.close()

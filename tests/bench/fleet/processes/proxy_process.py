@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from typing import Final, Self
 import httpx
 
 from ...errors import ServerError
+from ...serving.listening import free_port
 
 _START_S: Final = 90.0  # on a busy machine it takes long to import
 
@@ -27,9 +27,7 @@ class ProxyProcess(ABC):
     """
 
     def __init__(self, log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None

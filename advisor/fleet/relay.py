@@ -1,0 +1,254 @@
+"""``Relay``: the HTTP side that `kvgraph route` and `kvgraph memory` share: bodies in, answers
+out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route, Router
+from starlette.types import Lifespan, Receive, Scope, Send
+
+from ..process.process import METHODS
+from .callers import MOST_BODY, BadRequestError, Call, Callers, ParsedRequest, is_served
+from .router import NoEngineError
+from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
+
+BODY_S: Final = 25.0
+"""Seconds in which a whole body must arrive; chosen."""
+MOST_BODIES: Final = 256 << 20
+"""Bytes of all bodies that are held at a time; chosen: four of the largest."""
+_SMALL: Final = 1 << 20
+_FOR_LARGE: Final = 0.75
+"""Share of ``MOST_BODIES`` open to bodies above ``_SMALL``; the rest is kept for small ones, so
+that large or endless bodies do not keep everybody out. Chosen."""
+NOT_SERVED: Final = "not served here; requests go to /v1/…"
+_READ_APART: Final = 256 << 10  # bytes from which a body is parsed on a thread; chosen
+
+
+class FullError(BadRequestError):
+    """The bodies that are held leave no room for another one."""
+
+    def __init__(self) -> None:
+        super().__init__("too many large requests at a time; try again soon", 503)
+
+
+class BodyRoom:
+    """The memory that all request bodies share until they were sent on.
+
+    Attributes:
+        most: Bytes that may be taken.
+        taken: Bytes that are taken now.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most, self.taken = MOST_BODIES if most is None else most, 0
+
+
+class BodyShare:
+    """The part of ``BodyRoom`` that one request's body takes."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room, self._bytes = room, 0
+
+    def take(self, more: int) -> None:
+        """Take ``more`` bytes of room.
+
+        Raises:
+            FullError: They are not free.
+            BadRequestError: The body is larger than any may be.
+        """
+        room = self._room
+        large = self._bytes + more > _SMALL
+        if room.taken + more > room.most * (_FOR_LARGE if large else 1):
+            raise FullError
+        room.taken += more
+        self._bytes += more
+        if self._bytes > MOST_BODY:
+            raise BadRequestError(f"the body has more than {MOST_BODY >> 20} MiB", 413)
+
+    def release(self) -> None:
+        """Give the room back; calling it again is harmless."""
+        self._room.taken -= self._bytes
+        self._bytes = 0
+
+
+Known = TypeVar("Known")
+"""What a proxy passes from ``begin`` to ``rest``."""
+
+
+class Refusals(Protocol):
+    """Counts of requests that got no whole answer."""
+
+    refused: int
+    unserved: int
+    left: int
+
+
+class Passing(Protocol[Known]):
+    """A proxy that ``Relay`` can serve."""
+
+    @property
+    def callers(self) -> Callers: ...
+
+    @property
+    def counts(self) -> Refusals: ...
+
+    async def begin(self, asked: ParsedRequest) -> tuple[Reply, Known]:
+        """Get a request answered, as far as the answer's first bytes.
+
+        Raises:
+            BadRequestError: The request is refused.
+            NoEngineError: No engine takes requests.
+            NothingAnsweredError: No engine answered it.
+        """
+        ...
+
+    def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
+        """Yield all bytes of an answer that has begun.
+
+        Raises:
+            BrokenAnswerError: The engine went away before the end.
+        """
+        ...
+
+    def why(self, call: Call, error: NothingAnsweredError) -> str:
+        """Say why ``begin`` got no answer."""
+        ...
+
+    def finished(self, asked: ParsedRequest) -> None:
+        """Note that a request was answered to its end."""
+        ...
+
+
+class Relay(Generic[Known]):
+    """An ASGI application that sends requests on through a proxy and streams the answers back."""
+
+    def __init__(self, proxy: Passing[Known]) -> None:
+        self.room = BodyRoom()
+        self._proxy = proxy
+        self._apart = asyncio.Semaphore()  # one at a time: a parsed body takes more memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; stop when its client disconnects."""
+        if not is_served(scope["path"]):
+            return await refusal(404, NOT_SERVED)(scope, receive, send)
+        share, counts = BodyShare(self.room), self._proxy.counts
+        try:
+            asked = await self._asked(Request(scope, receive), share)
+            if not await _unless_left(receive, self._answer(asked, send, share)):
+                counts.left += 1
+            return None
+        except ClientDisconnect:
+            counts.left += 1
+            return None
+        except BadRequestError as error:
+            counts.refused += 1
+            response = refusal(error.status, str(error))
+        except NoEngineError as error:
+            counts.unserved += 1
+            response = refusal(503, str(error))
+        except NothingAnsweredError as error:
+            counts.unserved += 1
+            response = refusal(502, self._proxy.why(asked.call, error))
+        finally:
+            share.release()
+        await response(scope, receive, send)
+
+    async def _asked(self, request: Request, share: BodyShare) -> ParsedRequest:
+        """Read a request; raises ``BadRequestError`` or ``ClientDisconnect``."""
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await read_body(request, share)
+        except TimeoutError:
+            raise BadRequestError(f"the body did not arrive in {BODY_S:g} s", 408) from None
+        scope = request.scope
+        path = scope["raw_path"].decode("latin-1")
+        if scope["query_string"]:
+            path += "?" + scope["query_string"].decode("latin-1")
+        asked = scope["method"], path, scope["headers"], body
+        if len(body) > _READ_APART:  # so that other answers go on meanwhile
+            async with self._apart:
+                return await asyncio.to_thread(self._proxy.callers.read, *asked)
+        return self._proxy.callers.read(*asked)
+
+    async def _answer(self, asked: ParsedRequest, send: Send, share: BodyShare) -> None:
+        """Get a request answered; raises what ``begin`` does."""
+        reply, known = await self._proxy.begin(asked)
+        asked.call.body.release()
+        share.release()
+        try:
+            async with contextlib.aclosing(self._rest(asked, reply, known)) as chunks:
+                response = StreamingResponse(chunks, reply.status)
+                response.raw_headers = reply.headers
+                # Not called: who leaves is noticed by us, also before the answer begins.
+                await response.stream_response(send)
+        except BrokenAnswerError:
+            return  # uvicorn then cuts the connection: the client sees that the answer broke
+        finally:
+            reply.close()
+
+    async def _rest(
+        self, asked: ParsedRequest, reply: Reply, known: Known
+    ) -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(self._proxy.rest(reply, known)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        if not reply.failed:
+            self._proxy.finished(asked)
+
+
+async def read_body(request: Request, share: BodyShare) -> bytes:
+    """Read a whole body, chunk by chunk, as ``share`` permits it."""
+    parts: list[bytes] = []
+    async for chunk in request.stream():
+        share.take(len(chunk))
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def _unless_left(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
+    """Await an answer until its client disconnects; returns whether the answer ended first."""
+    answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(_left(receive))
+    try:
+        done, _ = await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        answering.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await answering
+    return answering in done
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def served_app(
+    views: Mapping[str, Callable[[Request], Awaitable[Response]]],
+    relay: Relay[Any],
+    lifespan: Lifespan[Any],
+) -> Router:
+    """Return an ASGI application of views by path, which sends all else on."""
+    routes = [Route(path, view, methods=METHODS) for path, view in views.items()]
+    return Router(routes, default=relay, lifespan=lifespan, redirect_slashes=False)
+
+
+def json_response(answer: Any, status: int = 200) -> Response:
+    """Return an answer in JSON."""
+    return Response(orjson.dumps(answer), status, media_type="application/json")
+
+
+def refusal(status: int, why: str) -> Response:
+    """Return an error in the form of OpenAI's servers."""
+    kind = "invalid_request_error" if status < 500 else "service_unavailable"
+    response = json_response({"error": {"message": why, "type": kind, "code": status}}, status)
+    if status == 503:
+        response.headers["retry-after"] = "1"
+    return response
