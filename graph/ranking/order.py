@@ -57,11 +57,11 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     open_to_loss = scores > PROTECTED_BELOW
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
-    spill = victims[:0]
+    worth = victims[:0]
     if for_copies:
         wanted = worth_spilling(tables, held.rows[victims], view.now)
-        spill = np.concatenate([victims[wanted], protected])
-    named = (victims, protected, spill, demoting)
+        worth = np.concatenate([victims[wanted], protected])
+    named = (victims, protected, worth, demoting)
     keys, salt = held.of(blocks.keys), tables.salt(view.engine)
     order, late, spill, demote = (np.take(keys, places) ^ salt for places in named)
     return EvictionRanking(0, view.now, order, late, spill, demote)

@@ -52,10 +52,7 @@ def kept_share(view: View) -> float:
 
 def names_anything(view: View) -> bool:
     """Whether any block of the engine's pool is of a protected layer, or leased."""
-    blocks = view.blocks
-    # Mostly none is of those that it held lately either, and these are known sooner.
-    lately = Selection(blocks, blocks.candidates(view.engine))
-    return names_any(view, lately) and names_any(view, blocks.holding(view.engine))
+    return names_any(view, view.blocks.holding(view.engine))
 
 
 def names_any(view: View, picked: Selection) -> bool:
@@ -420,7 +417,10 @@ def _ranks(view: View, picked: Selection, there: Mask | None) -> Ranks:
     kept = protected | leased
     if kept.any():
         kept &= limited_by(view, picked, protected, leased, there) == Limit.NONE
-    bounded = {is_protected: protected & kept, is_pinned: leased & kept}
+    bounded: dict[Callable[[View, Selection], Mask], Mask] = {
+        is_protected: protected & kept,
+        is_pinned: leased & kept,
+    }
     for rule in RULES:
         if rule.with_copies and not has_copies:
             continue
