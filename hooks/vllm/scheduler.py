@@ -237,7 +237,9 @@ class SchedulerSide:
             preempted: Ids of requests that had to give up their blocks.
         """
         steps = self._steps
-        if steps is not None and not preempted:
+        if steps is not None:
+            if preempted:
+                self.observer.requests_preempted(preempted)
             if self._is_bare:
                 if due := steps.step(tokens, 0, 0):
                     steps.finish(due)
