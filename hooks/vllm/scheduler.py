@@ -282,8 +282,8 @@ class SchedulerSide:
             tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
-        if self._steps is not None and not preempted:
-            return self._core_step(self._steps, tokens)
+        if self._steps is not None:
+            return self._core_step(self._steps, tokens, preempted)
         observer, arranger, bridge = self.observer, self.arranger, self.bridge
         self._prefill.stepped(tokens, observer.running, self._clock())
         taken, ranking = self._changes.take(), self.client.ranking()
@@ -301,8 +301,12 @@ class SchedulerSide:
             return None
         return self._moves(bridge, ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
 
-    def _core_step(self, steps: CoreSteps, tokens: int) -> TierWork | None:
+    def _core_step(
+        self, steps: CoreSteps, tokens: int, preempted: Iterable[str]
+    ) -> TierWork | None:
         bridge = self.bridge
+        if preempted:
+            self.observer.requests_preempted(preempted)
         if bridge is None:
             if due := steps.step(tokens, 0, 0):
                 steps.finish(due)
