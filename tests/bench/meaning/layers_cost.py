@@ -14,9 +14,8 @@ from kvgraph.hooks.vllm.api.chats import mark_chats
 from kvgraph.hooks.vllm.patching import restored
 
 from ..figures import Figures
-from .chat_layers import FamilyChats
+from .chat_layers import FamilyChats, MadeChat
 from .families import FAMILIES
-from .made_chats import MadeChat
 
 _ROUNDS: Final = 9
 _QUICK: Final = 3
