@@ -51,8 +51,8 @@ def a_torn_copy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     real = spiller.Spiller._ended
 
     def ended(self: Any, begun: Any, at_step: Any, done: Any) -> None:
-        still = [(key, block, block.block_hash, copy) for key, block, _, copy in begun]
-        real(self, still, at_step, done)
+        hashes = [block.block_hash for block in begun.blocks]
+        real(self, begun._replace(full_hashes=hashes), at_step, done)
 
     monkeypatch.setattr(spiller.Spiller, "_ended", ended)
 

@@ -287,7 +287,7 @@ def test_a_snapshot_has_a_graph_alone(path: Path, tmp_path: Path) -> None:
     origin = origin_of(str(tmp_path / "graph.snap"))
     assert origin.kind is Kind.SNAPSHOT
     assert origin.graph().blocks == 3
-    with pytest.raises(ConfigError, match="and not what activity"):
+    with pytest.raises(ConfigError, match="and not what happened"):
         origin.activity()
 
 

@@ -162,8 +162,9 @@ MENDS: Final = (
     Mend("a start that failed is tried again", "hooks/sidecar.py", "except (FileNotFoundError, PermissionError) as error:  # nor", "except OSError as error:  # nor", "tests/hooks/test_hooks_sidecar.py -k later"),
     Mend("tenants that were served once push out no others", "graph/release_order.py", "            book: OrderedDict[Any, float] = self._once\n", "            book: OrderedDict[Any, float] = self._ends\n", "tests/graph/test_graph_holding.py -k served_once"),
     Mend("one bad note hides no other sidecar", "advisor/fleet/residency.py", "        except Exception as error:  # whatever its answer and its note say: others are polled too\n", "        except (httpx.InvalidURL, ValueError, *BAD_PAYLOAD) as error:\n", "tests/fleet/test_residency.py -k note_whose"),
-    Mend("no answer is unpacked", "advisor/fleet/upstream.py", "in answer.aiter_raw():\n            content", "in answer.aiter_bytes():\n            content", f"tests/fleet/test_residency.py {_HOSTILE} -k unpacked"),
-    Mend("an answer's size is bounded", "advisor/fleet/upstream.py", "            if len(content) > MOST_ANSWER:\n", "            if False:\n", f"tests/fleet/test_residency.py {_HOSTILE} -k 'unpacked or too_large'"),
+    Mend("no sidecar's answer is unpacked", "advisor/fleet/residency.py", "aiohttp.ClientSession(auto_decompress=False)", "aiohttp.ClientSession()", "tests/fleet/test_residency.py -k unpacked"),
+    Mend("no engine's answer is unpacked", "advisor/fleet/upstream.py", "            auto_decompress=False,\n", "", f"{_HOSTILE} -k unpacked"),
+    Mend("an answer's size is bounded", "advisor/fleet/upstream.py", "        if len(content) > MOST_ANSWER:\n", "        if False:\n", f"tests/fleet/test_residency.py {_HOSTILE} -k 'unpacked or too_large'"),
     Mend("a batch's time costs no events", "graph/wire/kv_events.py", "class _ArrayOfMaps(msgspec.Struct, array_like=True):\n    ts: msgspec.Raw\n", "class _ArrayOfMaps(msgspec.Struct, array_like=True):\n    ts: float\n", "tests/graph/test_wire.py -k time"),
     Mend("digits in a hash are bytes", "graph/wire/kv_events.py", "    if not any(isinstance(value, bytes) for value in hashes):  # numpy reads digits in them\n", "    if not isinstance(hashes[0], bytes):\n", "tests/graph/test_wire.py -k digits"),
 )

@@ -42,7 +42,7 @@ _PLACES: Final = (
     "observer.request_finished", "observer.requests_preempted", "arranger.step",
     "bridge.get_num_new_matched_tokens",
     "bridge.spill", "bridge.fetch", "bridge.step_ended", "bridge.ledger.clear",
-    "bridge.ledger.directory.drop", "bridge.loader.foresee", "bridge.loader.load_victims.look",
+    "bridge.ledger.directory.drop_all", "bridge.loader.foresee", "bridge.loader.load_victims.look",
     "bridge.loader.load_victims.save", "bridge.spiller.freed",
 )  # fmt: skip
 

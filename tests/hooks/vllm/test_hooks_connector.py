@@ -299,8 +299,11 @@ def test_an_error_of_ours_disables_us_and_no_more(
 def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
     connector: Any, pool: Any
 ) -> None:
-    connector.side.tap.take = lambda: [[None]]
-    connector.side.tap.next = list  # what a compiled core noted, where there is one
+    side = connector.side
+    side.tap.take = lambda: [[None]]
+    side.tap.next = list  # what a compiled core noted, where there is one
+    if side._steps is not None:
+        side._steps.step = lambda *_: side._changes.take()
     step(connector)
     assert connector.side is None
     assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))
@@ -369,7 +372,7 @@ Paper = Callable[..., Any]
 PERSISTENT = [
     "bridge.ledger.clear",
     "bridge.ledger.announce_dropped",
-    "bridge.ledger.directory.drop",
+    "bridge.ledger.directory.drop_all",
     "holding.end",
     "tap.detach",
     "client.close",

@@ -156,7 +156,7 @@ def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.Monkey
     assert side.arranger.moved > 16
     for part, name in (
         (side, "_arrange"), (side.arranger, "rests"), (side._changes, "take"),
-        (side.client, "ranking"), (side.holding, "step"), (side._news, "after_step"),
+        (side.client, "ranking"), (side._news, "after_step"),
     ):  # fmt: skip
         monkeypatch.setattr(part, name, lambda *_, name=name: asked.append(name))
     assert side._steps.step(8, 0, 0) == 0
