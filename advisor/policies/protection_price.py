@@ -9,7 +9,7 @@ trial, and shrinks as soon as it costs more than allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -34,6 +34,7 @@ _REST: Final = 80.0  # … after which what was too dear is tried again
 _LONGER: Final = 16.0  # … and at most so many times as long where it proved too dear before
 _AHEAD: Final = 0.02  # of a pool's blocks: a smaller difference is none
 _MOST_GROUPS: Final = 32  # that are told apart
+_PART = 0.5  # of the allowed points, for requests of which nothing is protected
 _OTHERS: Final[_Group] = (NO_ROW, -1)
 _RANK_EVERY_S: Final = 2.0  # and whenever a quarter of the pool was walked
 _TURNED: Final = 0.25
@@ -106,15 +107,23 @@ class _Arm:
     def is_dear(self, points: float) -> bool:
         """Tell whether all together, or any group, surely lose more than so many points."""
         least = _AHEAD * self.pool.capacity
-        losses = (self.all, *self.groups.values())
-        return any(loss.beyond(points) > max(loss.spread, least) for loss in losses)
+        return any(
+            loss.beyond(points * part) > max(loss.spread, least) for loss, part in self._losses()
+        )
 
     def is_cheap(self, points: float) -> bool:
         """Tell whether all together, and every group with enough evidence, surely lose no more."""
         enough = _LEAST_ASKED * self.pool.capacity
-        known = [loss for loss in self.groups.values() if loss.asked >= enough]
-        losses = (self.all, *known)
-        return self.all.asked >= enough and all(-it.beyond(points) >= it.spread for it in losses)
+        known = [(loss, part) for loss, part in self._losses() if loss.asked >= enough]
+        return self.all.asked >= enough and all(
+            -loss.beyond(points * part) >= loss.spread for loss, part in known
+        )
+
+    def _losses(self) -> Iterator[tuple[_Loss, float]]:
+        """Iterate over the losses that count, and the part of what is allowed for each."""
+        yield self.all, 1.0
+        for (_, named), loss in self.groups.items():
+            yield loss, 1.0 if named else _PART
 
 
 class ProtectionPrice:

@@ -216,9 +216,12 @@ def test_the_page_beside_a_real_engine_with_recorded_agents(
 def edges_come_and_go(opened: Visit) -> None:
     page = opened.show("graph")
     opened.until("performance.getEntriesByName('kvgraph:painted').length > 0")
-    page.wait_for_timeout(1500)
     canvas, switch = page.locator("canvas"), page.get_by_role("switch", name="temporal")
-    whole = canvas.screenshot()
+    until, whole = time.monotonic() + 30, b""
+    while (picture := canvas.screenshot()) != whole:  # until the layout has settled
+        assert time.monotonic() < until, "the picture does not stand still"
+        whole = picture
+        page.wait_for_timeout(800)
     switch.click(force=True)
     opened.until("window.location.hash.includes('hide=temporal')")
     page.wait_for_timeout(800)

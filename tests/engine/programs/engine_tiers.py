@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -377,34 +377,41 @@ def restart_warm(stage: Stage) -> Facts:
 
 
 def broken_side(stage: Stage) -> Facts:
-    """Every call of the scheduler's side raises, once before and once while a session loads."""
+    """Every call of vLLM's meets an error of ours, once before and once while a session loads."""
     facts: Facts = {}
-    for number, (method, early) in enumerate(BROKEN):
-        name = f"{method} {'early' if early else 'late'}"
-        facts[name] = _break(stage, name, method, early, 131 + 10 * number)
+    for number, (call, early) in enumerate(BROKEN):
+        name = f"{call} {'early' if early else 'late'}"
+        facts[name] = _break(stage, name, call, early, 131 + 10 * number)
         stage.restart()
     return facts
 
 
 BROKEN = (
-    ("request_queued", False), ("request_looked_up", False), ("request_scheduled", True),
-    ("request_scheduled", False), ("step", True), ("step", False), ("step_ended", True),
+    ("on_new_request", False), ("get_num_new_matched_tokens", False),
+    ("update_state_after_alloc", True), ("update_state_after_alloc", False),
+    ("build_connector_meta", True), ("build_connector_meta", False), ("step_ended", True),
     ("step_ended", False), ("request_finished", False),
 )  # fmt: skip
 
 
-def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Facts:
+def _fails_from_now_on(stage: Stage, call: str) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("an injected fault")
+
+    if stage.tiers:
+        stage.connector.calls = replace(stage.connector.calls, **{call: [fail]})
+
+
+def _break(stage: Stage, name: str, call: str, early: bool, seed: int) -> Facts:
     from kvgraph.kernels import ops
 
     context = stage.park(name, seed)
-    side = stage.connector.side if stage.tiers else None
-    with contextlib.ExitStack() as faults:
-        leave = faults.enter_context(held(stage, ops, "load"))
+    with held(stage, ops, "load") as leave:
         if early:
-            faults.enter_context(failing(stage, side, method))
+            _fails_from_now_on(stage, call)
         waits = stage.begin_load(f"{name} again", context)
         if not early:
-            faults.enter_context(failing(stage, side, method))
+            _fails_from_now_on(stage, call)
         stage.add(f"{name} other", prompt(seed + 1))
         stage.until(lambda: f"{name} other" in stage.texts)
         leave.set()
