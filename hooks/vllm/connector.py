@@ -24,7 +24,7 @@ from ..link.client import AdvisorClient, ClientOptions
 from ..settings import ENDPOINT_KEY, TIERS_KEY, TierSettings, engine_settings
 from ..threads import log_where_vllm_logs
 from ..tiers.jobs import TierAnswer
-from .parts import Calls, Found, Told
+from .calls import Calls, Found, Told
 from .sampled.measuring import split_samples
 from .scheduler import SchedulerSide, Surroundings
 from .shapes import reason_to_leave_alone

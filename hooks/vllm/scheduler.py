@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import vllm
 
@@ -21,6 +21,7 @@ from ..link.mailbox import Clock
 from ..settings import CONNECTOR, TierSettings, engine_settings
 from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierWork
+from .calls import BlockIds, Calls, Found, calls_of
 from .core_choice import new_index, new_tap
 from .core_index import CoreIndex, CoreTap
 from .core_steps import CoreDemand, CoreMeter, CoreSteps, new_demand, new_meter
@@ -31,8 +32,8 @@ from .holding.holding import Holding
 from .holding.queue import HoldingQueue
 from .meters import PressingNews
 from .observer import ChangeFeed, CoreFeed, EngineObserver
-from .parts import BlockIds, Calls, Found, calls_of
 from .reading import engine_ends, engine_layers
+from .recall.recall import SpanRecall
 from .recall.support import new_recall
 from .sampled.reporter import SampleReporter
 from .tiers.spiller import StepTaken
@@ -121,11 +122,10 @@ class SchedulerSide:
         )  # fmt: skip
         self.store = new_store(config, pool, group, bridge, tiers, self.hello)
         self.recall = new_recall(config, group, bridge, manager, self._meaning)
-        self._copies_due = calls_of("copy_due", self.recall)
         self.client.copies = bridge is not None
         self._groups = OtherGroups(kv_cache, pool, group)
-        parts: list[Any] = [self.recall, self.store, bridge]
-        followers = [each for each in parts if hasattr(each, "changed")]
+        self._spans = self.recall if isinstance(self.recall, SpanRecall) else None
+        followers = [each for each in (self._spans, self.store, bridge) if each is not None]
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, *followers], self._emit, stated=arranger.stated,
             adapted=None if bridge is None else bridge.adapted, ended=engine_ends(config),
@@ -221,8 +221,8 @@ class SchedulerSide:
         others are done all the same.
         """
         keeps_promises = self.bridge is not None and self.bridge.keeps_promises
-        for end in calls_of("end", self.holding):
-            _attempt(end)
+        if self.holding is not None:
+            _attempt(self.holding.end)
         _attempt(lambda: self.tap.detach(but_resets=keeps_promises))
         # A reset that was not caught up with yet is, by this.
         for drop in calls_of("reset_cache", self.store, self.bridge, self.recall):
@@ -241,8 +241,8 @@ class SchedulerSide:
         return found
 
     def _scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        spliced = [count(request, to_load) for count in calls_of("spliced", self.recall)]
-        self.observer.request_scheduled(request, to_load, sum(spliced))
+        spliced = 0 if self._spans is None else self._spans.spliced(request, to_load)
+        self.observer.request_scheduled(request, to_load, spliced)
 
     def _finished(self, request: Request, block_ids: BlockIds) -> None:
         self._demand.finished(request.request_id)
@@ -311,7 +311,7 @@ class SchedulerSide:
             if due := steps.step(tokens, 0, 0):
                 steps.finish(due)
             return None
-        hears = self.recall is not None or bridge.hears or self.tap.was_reset
+        hears = self._spans is not None or bridge.hears or self.tap.was_reset
         taken = self._changes.take() if hears else 0
         fetched = bridge.offered(self.client.wanted)
         if due := steps.step(tokens, fetched, taken):
@@ -329,8 +329,8 @@ class SchedulerSide:
         if self.store is not None:
             self.store.sharer.step()
         spare = bridge.spill(ranking, fetched, step)
-        for copy in self._copies_due:
-            copy()
+        if self._spans is not None:
+            self._spans.copy_due()
         return bridge.fetch(step.tokens, fetched, spare)
 
     def hello(self) -> EngineHello:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
 
-    from ..parts import BlockIds
+    from ..calls import BlockIds
 
 logger = logging.getLogger(__name__)
 

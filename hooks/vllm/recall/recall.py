@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
 
+    from ..calls import BlockIds, Found, Told
     from ..groups import ObservedGroup
-    from ..parts import BlockIds, Found, Told
     from ..tap import Changes
 
 _AGAIN_S: Final = 0.1  # then a waiting request is matched anew, if anything changed; chosen

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ...requests.hints import Meaning
+    from ..calls import BlockIds, Found, Told
     from ..groups import ObservedGroup
-    from ..parts import BlockIds, Found, Told
     from ..tiers.bridge import TierCacheBridge
 
 

@@ -12,7 +12,7 @@ from ....graph.wire.events import AnyEvent
 from ...settings import TierSettings
 from ...tiers.jobs import Load, TierAnswer, TierWork, WorkerStart
 from ...tiers.ledger import TierLedger
-from ..parts import BlockIds, Calls, Found
+from ..calls import BlockIds, Calls, Found
 from .idle import IdleEngine, IdleWriter
 from .loader import Loader
 from .prefetcher import Prefetcher, WaitingLine

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ....kernels.layout import PagedKv
+    from ..calls import BlockIds, Found
     from ..groups import ObservedGroup
     from ..index import BlockIndex
-    from ..parts import BlockIds, Found
     from ..tap import Changes
 
 logger = logging.getLogger(__name__)

@@ -66,7 +66,7 @@ def print_report(result: DemoResult, console: Console | None = None) -> None:
         "was made to give the recorded answers: what differs is what it had to compute. Signals: "
         "when a session ends, waits for a tool and will roughly be back; layers: where tools and "
         "rules stand. Rules lost, and computed again: protected blocks. Price: what protection "
-        "costs of what is found."
+        "costs of what is found, in points."
     )
     for sentence in _why_lost(result):
         console.print(sentence)
@@ -76,7 +76,7 @@ def report_table(result: DemoResult) -> Table:
     """An arm a line, and what it had."""
     table = Table(title=f"{result.requests} requests to every arm", title_justify="left")
     table.add_column("and what it had", no_wrap=True)
-    for column in ("found", "rules lost", "again", "price in points", "TTFT p50 / p95"):
+    for column in ("found", "rules lost", "again", "price", "TTFT p50 / p95"):
         table.add_column(column, justify="right", no_wrap=column.startswith("TTFT"))
     for arm in result.arms:
         table.add_row(f"{arm.arm}\n[dim]{HAD[arm.arm]}[/dim]", *_cells(arm))

@@ -38,8 +38,9 @@ _HYBRID: Final = ((None,), (None, 40), (40, None), (None, 20, 70), (None, 0), (0
 # What may break: anything that vLLM's calls reach, and what they in turn rely on.
 _PLACES: Final = (
     "observer.request_queued", "_looked_up", "_scheduled", "_finished", "step", "_catch_up",
-    "tap.take", "observer.blocks_changed", "observer.request_scheduled",
-    "observer.request_finished", "observer.requests_preempted", "arranger.step",
+    "tap.take", "_steps.step", "_steps.finish", "observer.blocks_changed",
+    "observer.request_scheduled", "observer.request_finished", "observer.requests_preempted",
+    "arranger.step",
     "bridge.get_num_new_matched_tokens",
     "bridge.spill", "bridge.fetch", "bridge.step_ended", "bridge.ledger.clear",
     "bridge.ledger.directory.drop_all", "bridge.loader.foresee", "bridge.loader.load_victims.look",
@@ -245,7 +246,8 @@ class _Life:
 
     def _break(self) -> None:
         """From now on one thing of ours raises, once it is called."""
-        places = [place for place in _PLACES if self.engine.has_tiers or "bridge" not in place]
+        lacking = [name for name in ("bridge", "_steps") if getattr(self.engine.side, name) is None]
+        places = [place for place in _PLACES if place.partition(".")[0] not in lacking]
         owner, name = self.engine.side, self.rng.choice(places)
         while "." in name:
             part, _, name = name.partition(".")

@@ -23,12 +23,12 @@ from kvgraph.graph.wire import frames as wire
 from kvgraph.hooks.keys import pack_hashes
 from kvgraph.hooks.settings import CORE_VARIABLE
 from kvgraph.hooks.vllm import core_choice
-from kvgraph.hooks.vllm import core_choice as core_proof
 from kvgraph.hooks.vllm.core_index import CoreIndex
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.core_window import CoreVictims
 from kvgraph.hooks.vllm.free_queue.window import Victims
 from kvgraph.hooks.vllm.index import BlockIndex, FoundBlocks
+from kvgraph.hooks.vllm.recall.support import RefusedRecall
 from kvgraph_bench.hotpath import (
     BLOCK_SIZE,
     STEP,
@@ -38,8 +38,10 @@ from kvgraph_bench.hotpath import (
     new_pool,
     request_maker,
 )
+from kvgraph_bench.paper.paper_engine import Shape
 from kvgraph_bench.steps.step_figures import BATCHED_TOKENS, REQUESTS, Clock
 from kvgraph_bench.steps.step_loop import Load, StepLoop, StepSidecar
+from paper import text
 
 ROOT = Path(__file__).parents[4]
 pytest.importorskip("kvgraph._engine", reason="there is no compiled core in this installation")
@@ -83,7 +85,7 @@ def test_an_engine_has_the_core_unless_its_environment_asks_for_python(
 @pytest.mark.parametrize("number", range(3))
 def test_random_traffic_leaves_the_same_events_index_and_queue(number: int) -> None:
     seed = random.randrange(1 << 30)
-    assert core_proof.prove(rounds=300, seed=seed) is None, f"seed {seed}"
+    assert core_choice.prove(rounds=300, seed=seed) is None, f"seed {seed}"
 
 
 def decided_by(side: Any) -> tuple[Any, ...]:
@@ -166,6 +168,24 @@ def test_a_step_in_which_nothing_happened_asks_nobody(monkeypatch: pytest.Monkey
     assert side._steps.step(8, 0, 0) == 8, "a caller's word disturbs it"
 
 
+def test_with_tiers_a_decode_step_hands_nothing_on(
+    paper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recall, which this model is not calibrated for, only says so when a request ends."""
+    monkeypatch.setenv(CORE_VARIABLE, "")
+    engine = paper(Shape(warm=64))
+    engine.ask(text(4, 1), output=40)
+    for _ in range(4):
+        engine.step()
+    side, taken = engine.side, list[int]()
+    assert isinstance(side.recall, RefusedRecall)
+    take = side._changes.take
+    monkeypatch.setattr(side._changes, "take", lambda: taken.append(1) or take())
+    for _ in range(24):  # and a block enters the prefix cache
+        engine.step()
+    assert not taken
+
+
 def test_an_error_of_ours_between_two_steps_is_raised_by_the_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -214,7 +234,7 @@ def test_a_core_that_fails_its_proof_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     core_choice._reason_in_this_process.cache_clear()
-    monkeypatch.setattr(core_proof, "prove", lambda: "it differs in the index")
+    monkeypatch.setattr(core_choice, "prove", lambda: "it differs in the index")
     try:
         with caplog.at_level(logging.INFO):
             connector = connected(new_pool(16))
@@ -228,7 +248,7 @@ def test_a_core_that_fails_its_proof_is_not_taken(
 
 def test_a_wrong_move_is_seen_by_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof compares what stands in the queue, and not what the core says."""
-    scratch = core_proof._Scratch(random.Random(3))
+    scratch = core_choice._Scratch(random.Random(3))
     for _ in range(20):
         scratch.step()
     queue: Any = scratch._pool.free_block_queue
