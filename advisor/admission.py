@@ -83,7 +83,7 @@ def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
 
 # All chosen in the closed loop of the replay lab, on other sessions than those of the figures.
 _MEMORY: Final = 2.0  # pools' worth of asked blocks over which regret fades by half
-_CLOSES: Final = 0.35  # of the asked blocks, computed again
+_CLOSES: Final = 0.2  # of the asked blocks, computed again
 _HIGH: Final = 0.12  # above this the limit falls …
 _CALM: Final = 0.06  # … and below this it rises, and what was closed may open
 _FALL: Final = 0.15  # of the limit, for a pool's worth of asked blocks

@@ -15,7 +15,7 @@ from typing import Final
 from .release_order import Held, HoldingOrder
 from .wire.advice import HOLD_PATIENCE_S, AdmissionAdvice
 
-_REST: Final = 0.1
+_REST: Final = 0.25
 """After a request that started without room, the rest before the next one, as a share of the time
 until the engine could take another. Chosen in the closed loop of the replay lab, on other sessions
 than those of the figures."""
@@ -178,6 +178,9 @@ _OVERDUE: Final = 0.5
 requests it goes first, since all requests that reach the bound start regardless of the queue.
 Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
+_TOGETHER: Final = 64
+"""Requests that start together without room fill at most this part of a pool, however large a step
+is: while they are computed, all resident sessions wait for each of their tokens. Chosen."""
 _SHORT: Final = 256
 """A prompt is short if this many like it fit into the pool: it takes little room, and no agent's
 context is that small. Chosen."""
@@ -239,7 +242,7 @@ class HoldingRule:
         self._room = RoomLedger()
         self._pacing = Pacing()
         self.saturation = Saturation()
-        self._counted = False  # at most one arrival is counted per step
+        self._met: bool | None = None  # whether who arrives since the last step meets others
         self._ran_at = -math.inf
 
     def __len__(self) -> int:
@@ -256,11 +259,11 @@ class HoldingRule:
             idle: The engine has no work but held requests.
             queued: Whether other requests are in its queue.
         """
-        if not self._counted:
+        if self._met is None:  # those that arrive together do not count as meeting one another
             # Who waits for room would stand in the queue otherwise: without these, holding would
             # end itself by shortening the queue, and the engine would thrash again.
-            self.saturation.note_arrival(queued=queued or len(self._order) > 0)
-        self._counted = True
+            self._met = queued or len(self._order) > 0
+        self.saturation.note_arrival(queued=self._met)
         if self._rests(idle, asks.since) and not len(self._order):
             self._pass(asks)
             return False
@@ -310,14 +313,14 @@ class HoldingRule:
             return False
         if advice is not None and advice.room_blocks is not None:
             return False
-        self._counted, self._ran_at = False, now
+        self._met, self._ran_at = None, now
         return True
 
     def rested(self, at: float) -> None:
         """Note that steps passed, the last at this time, in which ``passes`` would have said True
         and was not asked; -inf: none did."""
         if at > self._ran_at:
-            self._counted, self._ran_at = False, at
+            self._met, self._ran_at = None, at
 
     def released(
         self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
@@ -334,7 +337,7 @@ class HoldingRule:
             idle: The engine has no work but held requests.
             free: No request is queued, and the prompt of the last one released has been computed.
         """
-        self._counted = False
+        self._met = None
         if not idle or not len(self._order):
             self._ran_at = now
         self._pacing.note_step(now, free, 0.0 if advice is None else advice.again)
@@ -384,8 +387,10 @@ class HoldingRule:
         return [(held, "patience") for held in patient]
 
     def _patient(self, latest: float, due: float, now: float) -> Iterator[Held]:
-        """Requests that start together: enough to fill one step, which the last may exceed."""
-        left = self._bounds.step_blocks
+        """Requests that start together: enough to fill one step, or a small part of the pool, which
+        the last may exceed."""
+        bounds = self._bounds
+        left = min(bounds.step_blocks, max(1, bounds.pool_blocks // _TOGETHER))
         while left > 0 and (held := self._order.pop_patient(latest, due, now)) is not None:
             self._let_in(held)
             yield held

@@ -147,14 +147,26 @@ def test_patient_is_who_waited_as_long_as_a_pool_of_prompts_takes() -> None:
     assert step(rule, 24.1, 0, free=True) == ["short patience"]
 
 
-def test_as_many_start_without_room_as_one_step_computes() -> None:
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S, step_blocks=25))
+@pytest.mark.parametrize(("pool", "step_blocks", "starts"), [(6400, 25, 3), (640, 25, 1)])
+def test_so_many_start_without_room_as_one_step_or_a_64th_of_the_pool_takes(
+    pool: int, step_blocks: int, starts: int
+) -> None:
+    rule = HoldingRule(HoldingBounds(pool, MOST_S, step_blocks))
     meets(rule, 100, queued=True)
     step(rule, 0.0, None)
     for name in "abcd":
         assert rule.arrives(asks(name, 0.0), word(0), idle=False, queued=True)
     begun = step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True)
-    assert begun == ["a patience", "b patience", "c patience"]
+    assert begun == ["a patience", "b patience", "c patience"][:starts]
+
+
+def test_each_that_comes_during_a_long_step_to_a_queue_is_a_sign_of_it() -> None:
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    for number in range(9):
+        for other in range(4):
+            rule.arrives(asks(f"{number}.{other}", 0.0, 0), word(0), idle=False, queued=True)
+        step(rule, 0.0, 0)
+    assert rule.saturation.is_reached
 
 
 def test_what_was_let_in_is_off_the_room_until_a_word_knows_of_it(rule: HoldingRule) -> None:
