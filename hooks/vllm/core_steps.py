@@ -30,6 +30,8 @@ _TELL: Final = 2
 _BEHIND: Final = 4
 _ARRANGE: Final = 8
 _HOLD: Final = 16
+DECIDES: Final = _TAKE | _ARRANGE
+"""Of these, what changes the queue, or may."""
 
 
 class CoreDemand(PromptDemand):
