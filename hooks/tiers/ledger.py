@@ -3,6 +3,7 @@ counters."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import repeat
@@ -195,8 +196,7 @@ class TierLedger:
 
     def arrived(self, hashes: Sequence[bytes]) -> None:
         """Note that a load is over, whether it succeeded or not."""
-        for block_hash in hashes:
-            self.coming.pop(block_hash, None)
+        deque(map(self.coming.pop, hashes, repeat(None)), maxlen=0)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
         """Return how many copies of ``count`` can be begun now; gives up or demotes others for

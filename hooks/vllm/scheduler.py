@@ -24,7 +24,7 @@ from ..tiers.jobs import TierWork
 from .calls import BlockIds, Calls, Found, calls_of
 from .core_choice import new_index, new_tap
 from .core_index import CoreIndex, CoreTap
-from .core_steps import DECIDES, CoreDemand, CoreMeter, CoreSteps, new_demand, new_meter
+from .core_steps import ARRANGE, DECIDES, CoreDemand, CoreMeter, CoreSteps, new_demand, new_meter
 from .free_queue.arranger import FreeQueueArranger
 from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_group
 from .holding.arrivals import LiveSessions
@@ -322,12 +322,13 @@ class SchedulerSide:
             and not self.tap.was_reset
         ):  # fmt: skip
             due = steps.step(tokens, 0, 0)
-            if not due & DECIDES and bridge.passes(tokens, steps.taken):
+            if not due & DECIDES and rest.passes(tokens, steps.core.taken):
                 if due:
                     steps.finish(due)
                 return None
             if fetched := bridge.offered(self.client.wanted):
                 self.arranger.expect(*self._demand.most(len(self.observer.running), fetched))
+                due |= ARRANGE
         else:
             rest.order = order  # before it is read: what comes meanwhile is another one
             hears = self._spans is not None or bridge.hears or self.tap.was_reset
@@ -336,7 +337,7 @@ class SchedulerSide:
             due = steps.step(tokens, fetched, taken)
         if due:
             steps.finish(due, fetched)
-        step = StepTaken(tokens, steps.taken, self.arranger.held_back)
+        step = StepTaken(tokens, steps.core.taken, self.arranger.held_back)
         return self._moves(bridge, self.client.ranking(), fetched, step)
 
     def _moves(

@@ -247,7 +247,8 @@ class TierCacheBridge:
         self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
         self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
-        self.idle, self.rest, self.may_rest = IdleEngine(ledger.clock), Rest(), True
+        self.idle, self.may_rest = IdleEngine(ledger.clock), True
+        self.rest = Rest(group.block_size, ledger.costs, ledger.clock)
         self.keeps_promises = manager is not None
         none = NoPromises(self.loader, self._prefetcher)
         self.promises: Promises | NoPromises = none if manager is None else Promises(pool, manager)
@@ -281,8 +282,8 @@ class TierCacheBridge:
         self, request: Request, blocks: KVCacheBlocks, to_load: int
     ) -> None:
         """Note that a request was given blocks; the loader fills ``to_load`` tokens of them."""
-        self._wake()
         self.promises.update_state_after_alloc(request, blocks, to_load)
+        self._wake()
         self.line.leave(request.request_id)
         found = self._found.pop(request.request_id, 0)
         self._idle_writer.request_scheduled(request, found + to_load // self._group.block_size)
@@ -301,6 +302,7 @@ class TierCacheBridge:
         offered any more.
         """
         self.idle.unbind()
+        self.rest.steps = []
         return Calls(
             update_state_after_alloc=[self.promises.update_state_after_alloc],
             load_failed=[self.load_failed],
@@ -322,18 +324,9 @@ class TierCacheBridge:
 
     def load_failed(self, request: Request, blocks: KVCacheBlocks) -> None:
         """Fail the load that ``request`` waits for and nobody ordered."""
-        self._wake()
         self.promises.made(request)
         self._broken.append(_broken_load(request, blocks))
-
-    def passes(self, tokens: int, evicted: int) -> bool:
-        """Note a step that evicted so many blocks, if it leaves nothing to decide here; returns
-        whether it does. Else ``spill`` and ``fetch`` must be called. Only while ``rest`` lasts."""
-        ledger, taken = self.ledger, max(1 + tokens // self._group.block_size, evicted)
-        if not self.rest.passes(taken, evicted, ledger.clock()):
-            return False
-        ledger.costs.step_began(tokens)
-        return True
+        self.rest.left = -1
 
     def _wake(self) -> None:
         """Have the next step decide, in sight of all that passed."""
@@ -398,11 +391,13 @@ class TierCacheBridge:
         """Take what the workers did, and requests whose loads are over."""
         if not (answer or received):
             return
-        self._wake()
-        try:  # said once: what is not heard here is waited for in vain
-            self.ledger.book.answer_all(answer.done)
-        finally:
-            self.promises.received(received)
+        try:
+            self._wake()
+        finally:  # said once: what is not heard here is waited for in vain
+            try:
+                self.ledger.book.answer_all(answer.done)
+            finally:
+                self.promises.received(received)
         if starts := self._first_words.add(answer.starts):
             self.ledger.started(starts)
 

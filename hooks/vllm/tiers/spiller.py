@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import compress, islice, repeat, takewhile
 from operator import attrgetter, is_, not_
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
     from ...._engine import Core
+    from ...tiers.costs import TransferCosts
     from ...tiers.directory import CopyDirectory
 
 # ``CopyLead``: how many of the blocks that are about to go should have copies.
@@ -92,18 +93,18 @@ class CopyLead:
 _LONGEST_REST: Final = 64  # steps, after which what goes by time alone is looked at; chosen
 
 
-class PassedStep(NamedTuple):
-    """A step that was not decided on: the blocks that it took, the cached ones among them, and
-    when."""
-
-    taken: int
-    evicted: int
-    at: float
+PassedStep = tuple[int, int, float]
+"""A step that was not decided on: the blocks that it took, the cached ones among them, and when."""
 
 
 class Rest:
     """Knows how long nothing is to be decided: until steps took some of the blocks that were looked
     at, or somebody calls.
+
+    Args:
+        block_size: Tokens of a block.
+        costs: Told of each step.
+        clock: Monotonic seconds.
 
     Attributes:
         left: Cached blocks that steps may take until then; below 0: the next step decides.
@@ -111,7 +112,8 @@ class Rest:
         steps: Those since then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int, costs: TransferCosts, clock: Callable[[], float]) -> None:
+        self._block_size, self._costs, self._clock = block_size, costs, clock
         self.left = -1
         self.order: Keys | None = None
         self.steps: list[PassedStep] = []
@@ -122,12 +124,15 @@ class Rest:
         of any kind."""
         self.left, self._most = left, most
 
-    def passes(self, taken: int, evicted: int, at: float) -> bool:
-        """Note a step, unless it ends the rest; returns whether it does not."""
+    def passes(self, tokens: int, evicted: int) -> bool:
+        """Note a step that computes so many tokens and evicted so many blocks, if it leaves nothing
+        to decide; returns whether it does. Written in one piece: most steps are this call."""
+        taken = max(1 + tokens // self._block_size, evicted)
         if evicted > self.left or taken > self._most or len(self.steps) >= _LONGEST_REST:
             return False
         self.left -= evicted
-        self.steps.append(PassedStep(taken, evicted, at))
+        self.steps.append((taken, evicted, self._clock()))
+        self._costs.step_began(tokens)
         return True
 
 
@@ -495,10 +500,18 @@ class Spiller:
         together = 0 if wanted else min(_MOST_AT_ONCE, int(_AT_ONCE * ahead))
         if self._is_behind or ahead - self._reached > together:
             self._look(ahead, taken + loads, now, ranking if step.tokens else None)
-        self.may_pass = -1 if self._is_behind else together - (ahead - self._reached)
-        if self._scan.at_end and not self._is_behind:
-            self.may_pass = max(0, self.may_pass)  # what comes behind, somebody frees
+        self.may_pass = -1 if self._is_behind else self._may_pass(ahead - together)
         return self._spare(wanted) if wanted else 0
+
+    def _may_pass(self, least: int) -> int:
+        """How many more may be taken while at least so many must have been looked at; too few where
+        that is not known: a step that finds nothing to do changes nothing."""
+        left = self._reached - least
+        if len(self._victims) and self._scan.reached:
+            left //= 2  # each that goes counts in both
+        if self._scan.at_end:
+            left = max(0, left)  # what comes behind, somebody frees
+        return min(left, _AGAIN_AFTER - (self._gone - self._gone_then))
 
     @property
     def usual(self) -> float:
@@ -507,9 +520,9 @@ class Spiller:
 
     def passed(self, steps: Sequence[PassedStep]) -> None:
         """Note steps in which nothing was to be done."""
-        for step in steps:
-            self._lead.stepped(step.taken, 0, step.at)
-        evicted = sum([step.evicted for step in steps])
+        for taken, _, at in steps:
+            self._lead.stepped(taken, 0, at)
+        evicted = sum([evicted for _, evicted, _ in steps])
         self._gone += evicted
         self._scan.evicted(evicted)
         self._let_go()

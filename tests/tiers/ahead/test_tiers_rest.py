@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import TierAnswer, WorkerStart
 from kvgraph.hooks.vllm.tiers.spiller import Rest
 from pool_engine import Engine, prompt
@@ -110,11 +112,12 @@ def test_what_happens_ends_the_rest(resting: Any, happens: Callable[[Engine], ob
 
 
 def test_a_rest_ends_when_what_was_looked_at_is_used_up() -> None:
-    rest = Rest()
-    assert not rest.passes(1, 0, 0.0)
+    costs = TransferCosts(lambda: 0.0)
+    rest = Rest(16, costs, itertools.count().__next__)
+    assert not rest.passes(1, 0)
     rest.begin(2, most=3.0)
-    assert rest.passes(3, 2, 1.0)
-    assert not rest.passes(1, 1, 2.0)
-    assert not rest.passes(4, 0, 2.0)
-    assert rest.passes(1, 0, 3.0)
-    assert [(step.taken, step.evicted) for step in rest.steps] == [(3, 2), (1, 0)]
+    assert rest.passes(2 * 16, 2)
+    assert not rest.passes(1, 1)
+    assert not rest.passes(3 * 16, 0)
+    assert rest.passes(1, 0)
+    assert rest.steps == [(3, 2, 0.0), (1, 0, 1.0)]
