@@ -151,22 +151,30 @@ class CopyOrder(Generic[K]):
         once, twice = self._once, self._twice
         if not twice and once.keys().isdisjoint(blocks):
             return
+        to, other = (once, twice) if self._plain else (twice, once)
         for block in reversed(blocks):
-            if block in once or block in twice:
-                self.discard(block)
-                (once if self._plain else twice)[block] = None
+            if block in to:
+                to.move_to_end(block)
+            elif block in other:
+                del other[block]
+                to[block] = None
 
     def leaves(self, block: K) -> None:
         """Note that no request uses this block, and that the pool lost it, or is about to.
 
         Without this note, copies of such blocks would replace each other without end.
         """
-        once = self._once
-        if block in once:
-            once.move_to_end(block)
-        elif block in self._twice:
-            del self._twice[block]
-            once[block] = None
+        self.all_leave((block,))
+
+    def all_leave(self, blocks: Iterable[K]) -> None:
+        """Note the same of blocks, in this order."""
+        once, twice = self._once, self._twice
+        for block in blocks:
+            if block in once:
+                once.move_to_end(block)
+            elif block in twice:
+                del twice[block]
+                once[block] = None
 
     def stands_twice(self, block: K) -> bool:
         """Whether the block is in use in the pool."""

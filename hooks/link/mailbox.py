@@ -119,6 +119,7 @@ class Mailbox:
         max_stale_s: As given.
         copies: Whether blocks that go are copied: else nobody asks which are worth it.
         ordered: Is told what to bring back when that arrives; must not wait, nor raise.
+        order: What the sidecar suggested last to bring back; see ``wanted``.
         content_key: The sidecar's, to digest what salted prompts say; None before it is known.
     """
 
@@ -132,7 +133,7 @@ class Mailbox:
         self._protect_stale = protect_stale_s
         self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None
-        self._wanted: Keys | None = None
+        self.order: Keys | None = None
         self._tips_until = -math.inf
         self.content_key: bytes | None = None
         self._told: deque[tuple[int, float]] = deque(maxlen=_TOLD)  # see ``mark_sent``
@@ -156,7 +157,7 @@ class Mailbox:
     def wanted(self) -> Keys | None:
         """Return the keys that the sidecar suggests to prefetch, best first; as old as the
         ranking."""
-        return self._wanted if self.ranking() is not None else None
+        return self.order if self.ranking() is not None else None
 
     def admission(self) -> AdmissionAdvice | None:
         """Return the latest advice on room for new sessions, or None if there is none fresh
@@ -177,7 +178,7 @@ class Mailbox:
 
     def hold_wanted(self, keys: Keys | None) -> None:
         """Hold suggestions of what to prefetch, best first."""
-        self._wanted = keys
+        self.order = keys
 
     def hold_admission(self, word: AdmissionAdvice | None) -> None:
         """Hold advice on room for new sessions with its own date."""
@@ -212,7 +213,7 @@ class Mailbox:
             case StillValid():
                 self._redate(advice)
             case PrefetchMessage():
-                self._wanted = order = as_keys(advice.order)
+                self.order = order = as_keys(advice.order)
                 if self.ordered is not None:
                     self.ordered(order)
             case SendTips():

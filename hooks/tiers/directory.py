@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple
+
+import msgspec
 
 from ...graph.ranking.copies import CopyOrder
 from ..keys import key_of, keys_in_pool, keys_of
@@ -48,8 +49,7 @@ class ReleasedCopies:
         return void
 
 
-@dataclass(slots=True, eq=False)
-class Copy:
+class Copy(msgspec.Struct, eq=False):  # made without a frame of Python: of a load, by hundreds
     """One block's copy in every worker's memory.
 
     Attributes:
@@ -126,6 +126,15 @@ class CopyDirectory:
         """Return a block's copy in memory; None if there is none."""
         return self._warm.get(block_hash)
 
+    def all_warm(self, hashes: Iterable[bytes]) -> list[Copy | None]:
+        """Return ``warm`` of each of these blocks."""
+        return list(map(self._warm.get, hashes))
+
+    def still_found(self, copies: Iterable[Copy]) -> list[Copy]:
+        """Return those of ``copies`` that are found, and were not replaced."""
+        warm = self._warm.get
+        return [copy for copy in copies if warm(copy.block_hash) is copy]
+
     def is_cold(self, block_hash: bytes) -> bool:
         """Tell whether a block has a record on disk."""
         return block_hash in self._cold
@@ -145,9 +154,11 @@ class CopyDirectory:
 
     def run(self, hashes: Sequence[bytes]) -> int:
         """Return how many of ``hashes``, from the first on without a gap, can be loaded now."""
-        reads = 0
+        warm, reads = self._warm, 0
+        if all(map(warm.__contains__, hashes)):
+            return len(hashes)
         for count, block_hash in enumerate(hashes):
-            if block_hash in self._warm:
+            if block_hash in warm:
                 continue
             reads += 1
             if reads > self.room or not (block_hash in self._cold or block_hash in self.in_store):
@@ -214,6 +225,10 @@ class CopyDirectory:
         """Note that the pool lost this block, or is about to: its copy is needed now."""
         self._order.leaves(block_hash)
 
+    def all_leave(self, hashes: Iterable[bytes]) -> None:
+        """Note the same of blocks, in this order."""
+        self._order.all_leave(hashes)
+
     def stands_twice(self, block_hash: bytes) -> bool:
         """Tell whether the block is in use in the pool too, as far as the directory knows."""
         return self._order.stands_twice(block_hash)
@@ -250,9 +265,15 @@ class CopyDirectory:
 
     def unpin(self, copy: Copy) -> None:
         """Note that a job that used this copy is done."""
-        copy.pins -= 1
-        if not copy.pins and self._warm.get(copy.block_hash) is not copy:
-            self.abandon(copy)
+        self.unpin_all((copy,))
+
+    def unpin_all(self, copies: Iterable[Copy]) -> None:
+        """Note that a job that used these copies is done."""
+        warm = self._warm.get
+        for copy in copies:
+            copy.pins -= 1
+            if not copy.pins and warm(copy.block_hash) is not copy:
+                self.abandon(copy)
 
     def add_cold(self, block_hash: bytes) -> None:
         """Note that a record is complete on every worker's disk."""
@@ -298,5 +319,4 @@ class CopyDirectory:
 def all_leave(directory: CopyDirectory, full_hashes: Sequence[bytes]) -> None:
     """Call ``leaves`` with all these hashes, which have the prefix cache's group id."""
     if directory.holds_twice():
-        for block_hash in filter(None, directory.hashes_of(keys_in_pool(full_hashes))):
-            directory.leaves(block_hash)
+        directory.all_leave(filter(None, directory.hashes_of(keys_in_pool(full_hashes))))

@@ -3,6 +3,7 @@ counters."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import repeat
@@ -78,9 +79,8 @@ class DiskWrites:
     def _ended(self, copies: list[Copy], stays: bool, done: JobDone) -> None:
         self._under_way.difference_update(copy.id for copy in copies)
         ledger, directory = self._ledger, self._ledger.directory
-        for copy in copies:
-            directory.unpin(copy)
-        kept = [copy for copy in copies if directory.warm(copy.block_hash) is copy]
+        directory.unpin_all(copies)
+        kept = directory.still_found(copies)
         refused = {copies[at].id for at in done.failed}
         written = [copy.block_hash for copy in kept if copy.id not in refused]
         # Cleared meanwhile: what was written no longer counts.
@@ -196,8 +196,7 @@ class TierLedger:
 
     def arrived(self, hashes: Sequence[bytes]) -> None:
         """Note that a load is over, whether it succeeded or not."""
-        for block_hash in hashes:
-            self.coming.pop(block_hash, None)
+        deque(map(self.coming.pop, hashes, repeat(None)), maxlen=0)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
         """Return how many copies of ``count`` can be begun now; gives up or demotes others for
@@ -233,9 +232,7 @@ class TierLedger:
 
     def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
         """Drop complete copies; ones that were replaced meanwhile are gone already."""
-        warm = self.directory.warm
-        copies = [copy for copy in copies if warm(copy.block_hash) is copy]
-        if copies:
+        if copies := self.directory.still_found(copies):
             self.directory.drop_all(copies)
             self.counts.dropped += len(copies)
             self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM, cause)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
@@ -261,23 +262,41 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
                     fail(request, blocks)
             raise
 
-    @guarded(_NOTHING_TO_DO)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Arrange the free queue, after the step's allocations and before the next ones."""
-        work = None
-        for step in self.calls.build_connector_meta:
-            work = step(
-                scheduler_output.total_num_scheduled_tokens,
-                getattr(scheduler_output, "preempted_req_ids", None) or (),
-            )
-        return TierMetadata(work) if work else _NOTHING_TO_DO
+        try:  # as ``guarded`` does, which costs one more call in each step
+            work = None
+            for step in self.calls.build_connector_meta:
+                work = step(
+                    scheduler_output.total_num_scheduled_tokens,
+                    getattr(scheduler_output, "preempted_req_ids", None) or (),
+                )
+            return TierMetadata(work) if work else _NOTHING_TO_DO
+        except Exception as error:
+            self.disable("build_connector_meta", error)
+            return _NOTHING_TO_DO
 
-    @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Make visible what the workers moved: a step's output arrived."""
-        metadata, samples = split_samples(connector_output.kv_connector_worker_meta)
-        answer = metadata.answer if metadata else TierAnswer()
-        received, calls = connector_output.finished_recving or (), self.calls
+        try:  # as above
+            metadata = connector_output.kv_connector_worker_meta
+            received = connector_output.finished_recving
+            if metadata is not None or received:
+                self._take_output(metadata, received or ())
+            else:  # nothing was moved, as in nearly all steps
+                for note in self.calls.catch_up:
+                    note()
+                for note in self.calls.step_ended:
+                    note()
+        except Exception as error:
+            self.disable("update_connector_output", error)
+
+    def _take_output(
+        self, metadata: KVConnectorWorkerMetadata | None, received: Iterable[str]
+    ) -> None:
+        answered, samples = split_samples(metadata)
+        answer = answered.answer if answered else TierAnswer()
+        calls = self.calls
         try:
             for note in (*calls.catch_up, *calls.step_ended):
                 note()

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 _TAKE: Final = 1  # what is due, as in core/engine.cpp
 _TELL: Final = 2
 _BEHIND: Final = 4
-_ARRANGE: Final = 8
+ARRANGE: Final = 8  # perhaps: ``finish`` looks whether it is due
 _HOLD: Final = 16
+DECIDES: Final = _TAKE | ARRANGE
+"""Of these, what changes the queue, or may."""
 
 
 class CoreDemand(PromptDemand):
@@ -109,6 +111,7 @@ class CoreSteps:
         clock: Monotonic seconds.
 
     Attributes:
+        core: Whose ``taken`` says how many blocks the last step evicted.
         step: Takes a step; see ``Core.step``. 0 if that was all, else what ``finish`` must do.
     """
 
@@ -127,27 +130,22 @@ class CoreSteps:
         groups_take: int,
         clock: Clock,
     ) -> None:
-        self._core, self._index, self._client, self._feed = index.core, index, client, feed
+        self.core, self._index, self._client, self._feed = index.core, index, client, feed
         self._observer, self._arranger, self._news = observer, arranger, news
         self._demand, self._arrange = demand, arrange
         self._holding: Holding | None = None
-        self._core.pace(
+        self.core.pace(
             clock, observer.running, observer.sessions, emit, client, client.max_stale_s,
             meter.behind, LEAST_TOKENS, SHARE, LONGEST_S, groups_take,
         )  # fmt: skip
-        self._core.tell_at = news.due_at
-        self.step = self._core.step
+        self.core.tell_at = news.due_at
+        self.step = self.core.step
 
     def watch(self, holding: Holding) -> None:
         """Ask this one in each step whether it has to do anything."""
-        core, self._holding = self._core, holding
+        core, self._holding = self.core, holding
         holding.rested_at = lambda: core.rested_at
         core.watch_holding(holding)
-
-    @property
-    def taken(self) -> int:
-        """Blocks that the last step evicted."""
-        return self._core.taken
 
     def finish(self, due: int, fetched: int = 0) -> None:
         """Do what is due in a step beyond what the core did."""
@@ -155,13 +153,13 @@ class CoreSteps:
         if due & _TAKE:
             arranger.step_ended(self._feed.take())
             arranger.expect(*self._demand.most(len(self._observer.running), fetched))
-            due |= _ARRANGE
+            due |= ARRANGE
         elif due & _BEHIND:
             self._index.taken()
         if due & (_TAKE | _TELL):
             self._news.after_step(self._feed.stored)
-            self._core.tell_at = self._news.due_at
-        if due & _ARRANGE and not arranger.rests(ranking := client.ranking()):
+            self.core.tell_at = self._news.due_at
+        if due & ARRANGE and not arranger.rests(ranking := client.ranking()):
             self._arrange(ranking)
         if due & _HOLD and self._holding is not None:
             self._holding.step()

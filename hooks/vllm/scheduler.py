@@ -24,7 +24,7 @@ from ..tiers.jobs import TierWork
 from .calls import BlockIds, Calls, Found, calls_of
 from .core_choice import new_index, new_tap
 from .core_index import CoreIndex, CoreTap
-from .core_steps import CoreDemand, CoreMeter, CoreSteps, new_demand, new_meter
+from .core_steps import ARRANGE, DECIDES, CoreDemand, CoreMeter, CoreSteps, new_demand, new_meter
 from .free_queue.arranger import FreeQueueArranger
 from .groups import OtherGroups, block_hashing, most_blocks_per_step, observed_group
 from .holding.arrivals import LiveSessions
@@ -123,6 +123,8 @@ class SchedulerSide:
         self.store = new_store(config, pool, group, bridge, tiers, self.hello)
         self.recall = new_recall(config, group, bridge, manager, self._meaning)
         self.client.copies = bridge is not None
+        if bridge is not None:
+            bridge.may_rest = self.store is None and not isinstance(self.recall, SpanRecall)
         self._groups = OtherGroups(kv_cache, pool, group)
         self._spans = self.recall if isinstance(self.recall, SpanRecall) else None
         followers = [each for each in (self._spans, self.store, bridge) if each is not None]
@@ -282,8 +284,18 @@ class SchedulerSide:
             tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
-        if self._steps is not None:
-            return self._core_step(self._steps, tokens, preempted)
+        steps, bridge = self._steps, self.bridge
+        if steps is None:
+            return self._python_step(tokens, preempted)
+        if preempted:
+            self.observer.requests_preempted(preempted)
+        if bridge is not None:
+            return self._tiers_step(steps, bridge, tokens, bool(preempted))
+        if due := steps.step(tokens, 0, 0):
+            steps.finish(due)
+        return None
+
+    def _python_step(self, tokens: int, preempted: Iterable[str]) -> TierWork | None:
         observer, arranger, bridge = self.observer, self.arranger, self.bridge
         self._prefill.stepped(tokens, observer.running, self._clock())
         taken, ranking = self._changes.take(), self.client.ranking()
@@ -301,22 +313,31 @@ class SchedulerSide:
             return None
         return self._moves(bridge, ranking, fetched, StepTaken(tokens, taken, arranger.held_back))
 
-    def _core_step(
-        self, steps: CoreSteps, tokens: int, preempted: Iterable[str]
+    def _tiers_step(
+        self, steps: CoreSteps, bridge: TierCacheBridge, tokens: int, preempted: bool
     ) -> TierWork | None:
-        bridge = self.bridge
-        if preempted:
-            self.observer.requests_preempted(preempted)
-        if bridge is None:
-            if due := steps.step(tokens, 0, 0):
-                steps.finish(due)
-            return None
-        hears = self._spans is not None or bridge.hears or self.tap.was_reset
-        taken = self._changes.take() if hears else 0
-        fetched = bridge.offered(self.client.wanted)
-        if due := steps.step(tokens, fetched, taken):
+        rest, order = bridge.rest, self.client.order
+        if (
+            rest.left >= 0 and tokens and not preempted and order is rest.order
+            and not self.tap.was_reset
+        ):  # fmt: skip
+            due = steps.step(tokens, 0, 0)
+            if not due & DECIDES and rest.passes(tokens, steps.core.taken):
+                if due:
+                    steps.finish(due)
+                return None
+            if fetched := bridge.offered(self.client.wanted):
+                self.arranger.expect(*self._demand.most(len(self.observer.running), fetched))
+                due |= ARRANGE
+        else:
+            rest.order = order  # before it is read: what comes meanwhile is another one
+            hears = self._spans is not None or bridge.hears or self.tap.was_reset
+            taken = self._changes.take() if hears else 0
+            fetched = bridge.offered(self.client.wanted)
+            due = steps.step(tokens, fetched, taken)
+        if due:
             steps.finish(due, fetched)
-        step = StepTaken(tokens, steps.taken, self.arranger.held_back)
+        step = StepTaken(tokens, steps.core.taken, self.arranger.held_back)
         return self._moves(bridge, self.client.ranking(), fetched, step)
 
     def _moves(

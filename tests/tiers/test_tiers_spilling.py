@@ -308,7 +308,7 @@ def test_what_an_adapter_computed_stays_off_the_disk_after_a_prefetch() -> None:
 def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:
     """Where the disk hangs, the engine would never be idle: no pause, no sleep, no shutdown."""
     engine = Engine(warm=8, cold=64)
-    for number in range(4):
+    for number in range(5):
         turn = engine.ask(prompt(4, number))
         engine.finish_loading(turn)
         engine.end(turn)

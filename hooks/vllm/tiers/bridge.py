@@ -16,7 +16,7 @@ from ..calls import BlockIds, Calls, Found
 from .idle import IdleEngine, IdleWriter
 from .loader import Loader
 from .prefetcher import Prefetcher, WaitingLine
-from .spiller import Spiller, StepTaken
+from .spiller import Rest, Spiller, StepTaken
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -223,6 +223,8 @@ class TierCacheBridge:
         spiller: Copies blocks before they go.
         line: Who waits in vLLM's queue, and for how many blocks.
         idle: Wakes the engine for an order that comes while it has nothing to do.
+        rest: Whether steps leave nothing to decide; every other call ends it.
+        may_rest: Whether nobody else has to do anything in each step.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
@@ -245,7 +247,8 @@ class TierCacheBridge:
         self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
         self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
-        self.idle = IdleEngine(ledger.clock)
+        self.idle, self.may_rest = IdleEngine(ledger.clock), True
+        self.rest = Rest(group.block_size, ledger.costs, ledger.clock)
         self.keeps_promises = manager is not None
         none = NoPromises(self.loader, self._prefetcher)
         self.promises: Promises | NoPromises = none if manager is None else Promises(pool, manager)
@@ -255,12 +258,14 @@ class TierCacheBridge:
 
     def on_new_request(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
+        self._wake()
         self.line.join(request, 1 + request.num_tokens // self._group.block_size)
 
     def get_num_new_matched_tokens(
         self, request: Request, computed_tokens: int, found: Found
     ) -> Found:
         """Return what a load can bring of a request's tokens; see ``Loader.request_looked_up``."""
+        self._wake()
         if found[0] is None:
             return found  # others have to be waited for first
         self.line.close(request.request_id)
@@ -278,6 +283,7 @@ class TierCacheBridge:
     ) -> None:
         """Note that a request was given blocks; the loader fills ``to_load`` tokens of them."""
         self.promises.update_state_after_alloc(request, blocks, to_load)
+        self._wake()
         self.line.leave(request.request_id)
         found = self._found.pop(request.request_id, 0)
         self._idle_writer.request_scheduled(request, found + to_load // self._group.block_size)
@@ -296,6 +302,7 @@ class TierCacheBridge:
         offered any more.
         """
         self.idle.unbind()
+        self.rest.steps = []
         return Calls(
             update_state_after_alloc=[self.promises.update_state_after_alloc],
             load_failed=[self.load_failed],
@@ -307,6 +314,7 @@ class TierCacheBridge:
 
     def request_finished(self, request: Request, block_ids: BlockIds) -> None:
         """Note that a request ended."""
+        self._wake()
         request_id = request.request_id
         self.line.leave(request_id)
         self._found.pop(request_id, None)
@@ -318,10 +326,20 @@ class TierCacheBridge:
         """Fail the load that ``request`` waits for and nobody ordered."""
         self.promises.made(request)
         self._broken.append(_broken_load(request, blocks))
+        self.rest.left = -1
+
+    def _wake(self) -> None:
+        """Have the next step decide, in sight of all that passed."""
+        rest = self.rest
+        rest.left = -1
+        if steps := rest.steps:
+            rest.steps = []
+            self.spiller.passed(steps)
 
     def offered(self, wanted: Callable[[], Keys | None]) -> int:
         """How many blocks a prefetch would take, after a step's allocations, at most; ``wanted``
         reads which keys the sidecar suggests to bring back, best first."""
+        self._wake()
         self.line.passed()
         self.idle.stepped()  # first: an order that comes from now on is taken by another step
         return self._prefetcher.offered(wanted()) if self._prefetches else 0
@@ -352,6 +370,9 @@ class TierCacheBridge:
         if offered:
             self._prefetcher.step(spare)
         self.idle.worked(bool(tokens or self.ledger.book.has_new))
+        left = self.spiller.may_pass if self.may_rest and tokens else -1
+        if left >= 0 and not (offered or self.hears or self._idle_writer.is_busy):
+            self.rest.begin(left, self.spiller.usual)
         return self.outstanding()  # last: an order that is taken and not returned is lost
 
     def outstanding(self) -> TierWork:
@@ -370,10 +391,13 @@ class TierCacheBridge:
         """Take what the workers did, and requests whose loads are over."""
         if not (answer or received):
             return
-        try:  # said once: what is not heard here is waited for in vain
-            self.ledger.book.answer_all(answer.done)
-        finally:
-            self.promises.received(received)
+        try:
+            self._wake()
+        finally:  # said once: what is not heard here is waited for in vain
+            try:
+                self.ledger.book.answer_all(answer.done)
+            finally:
+                self.promises.received(received)
         if starts := self._first_words.add(answer.starts):
             self.ledger.started(starts)
 
@@ -396,6 +420,7 @@ class TierCacheBridge:
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
+        self._wake()
         if changes.evicted and (self.ledger.kept_off_disk or self._prefetcher.waits):
             keys = changes.evicted.keys.tolist()
             _forget_lost(self.ledger.kept_off_disk, self._pool, changes.evicted, keys)
@@ -411,6 +436,7 @@ class TierCacheBridge:
 
     def reset_cache(self) -> bool:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
+        self._wake()
         self.ledger.clear()
         self._idle_writer.end()
         self.spiller.look_again()

@@ -206,6 +206,11 @@ class IdleWriter:
             self._left.append((self._ledger.clock() + self._idle_s, hashes))
             self._remembered += len(hashes)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the next steps have anything to do, but for what falls due meanwhile."""
+        return bool(self._due or self._copying[1])
+
     def step(self) -> None:
         """Begin with what is due."""
         now = self._ledger.clock()

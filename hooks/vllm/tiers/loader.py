@@ -151,7 +151,8 @@ class Loader:
             return False  # asked again at each step that the request waits: decide once
         ledger = self._ledger
         size = ledger.block_bytes
-        others = [each for each in hashes if ledger.directory.warm(each) is None]
+        found = ledger.directory.all_warm(hashes)
+        others = [each for each, copy in zip(hashes, found, strict=True) if copy is None]
         cold = sum(map(ledger.directory.is_cold, others))
         warm, shared = len(hashes) - len(others), len(others) - cold
         tokens = len(hashes) * self._group.block_size
@@ -196,8 +197,7 @@ class Loader:
             ledger.counts.loaded += len(job.targets) - len(done.failed)
             ledger.arrived(hashes)
             self.under_way -= 1
-            for copy in splice.copies:
-                ledger.directory.unpin(copy)
+            ledger.directory.unpin_all(splice.copies)
             settle_copies(ledger, taken, done)
 
         ledger.book.open(job, self.load_victims.save(job.targets, ended))
@@ -213,14 +213,14 @@ class Taken(NamedTuple):
     @property
     def ids(self) -> tuple[int, ...]:
         """The copies' numbers."""
-        return tuple(copy.id for copy in self.copies)
+        return tuple([copy.id for copy in self.copies])
 
 
 def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> Taken:
     """Pin the copies for a load; those that are only on disk, or in the store, are new ones."""
     directory, taken = ledger.directory, Taken([], {}, {})
-    for at, block_hash in enumerate(hashes):
-        copy = directory.warm(block_hash)
+    found = zip(hashes, directory.all_warm(hashes), strict=True)
+    for at, (block_hash, copy) in enumerate(found):
         if copy is None:
             copy = directory.begin(block_hash)
             cold = directory.is_cold(block_hash)
@@ -241,16 +241,17 @@ def settle_copies(ledger: TierLedger, taken: Taken, done: JobDone) -> None:
     ledger.announce_dropped(broken_there, Tier.POOL, Cause.STORE_BROKE)
     ledger.counts.store_loaded += len(taken.from_store) - len(lost)
     ledger.directory.in_store.difference_update(taken.from_store.values())
-    read, broken = [], []
-    for at, copy in enumerate(taken.copies):
-        if at not in taken.from_disk and at not in taken.from_store:
-            ledger.directory.unpin(copy)
-            if at in done.failed:
-                broken.append(copy)
-        elif at in done.failed:
-            ledger.directory.abandon(copy)
-        elif ledger.directory.complete_all([copy]):
-            read.append(copy.block_hash)
+    new = taken.from_disk.keys() | taken.from_store.keys()
+    copies = taken.copies
+    were_warm = [copy for at, copy in enumerate(copies) if at not in new] if new else copies
+    ledger.directory.unpin_all(were_warm)
+    broken = [copies[at] for at in sorted(done.failed) if at < len(copies) and at not in new]
+    read: list[bytes] = []
+    for at in sorted(new):
+        if at in done.failed:
+            ledger.directory.abandon(copies[at])
+        elif ledger.directory.complete_all([copies[at]]):
+            read.append(copies[at].block_hash)
     ledger.give_up(broken, Cause.DAMAGED)
     refused = [key for at, key in taken.from_disk.items() if at in done.failed]
     ledger.lose_cold(refused, Cause.DAMAGED)

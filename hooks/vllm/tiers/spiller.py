@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import compress, islice, repeat, takewhile
 from operator import attrgetter, is_, not_
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ....graph.types import Keys
 from ....graph.wire.advice import EvictionRanking
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.mailbox import NOBODY, Finds, worth_blocks_of, worth_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
     from ...._engine import Core
+    from ...tiers.costs import TransferCosts
     from ...tiers.directory import CopyDirectory
 
 # ``CopyLead``: how many of the blocks that are about to go should have copies.
@@ -86,6 +88,54 @@ class CopyLead:
         return min(_LEAST_AHEAD + max(needed, min(ample, affordable)), memory)
 
 
+# ``Rest``: steps that leave the tiers nothing to decide.
+
+_LONGEST_REST: Final = 64  # steps, after which what goes by time alone is looked at; chosen
+
+
+PassedStep = tuple[int, int, float]
+"""A step that was not decided on: the blocks that it took, the cached ones among them, and when."""
+
+
+class Rest:
+    """Knows how long nothing is to be decided: until steps took some of the blocks that were looked
+    at, or somebody calls.
+
+    Args:
+        block_size: Tokens of a block.
+        costs: Told of each step.
+        clock: Monotonic seconds.
+
+    Attributes:
+        left: Cached blocks that steps may take until then; below 0: the next step decides.
+        order: What there was to prefetch in the last step that decided; another one ends the rest.
+        steps: Those since then.
+    """
+
+    def __init__(self, block_size: int, costs: TransferCosts, clock: Callable[[], float]) -> None:
+        self._block_size, self._costs, self._clock = block_size, costs, clock
+        self.left = -1
+        self.order: Keys | None = None
+        self.steps: list[PassedStep] = []
+        self._most = 0.0
+
+    def begin(self, left: int, most: float) -> None:
+        """Begin to rest: until steps took ``left`` cached blocks, or one takes more than ``most``
+        of any kind."""
+        self.left, self._most = left, most
+
+    def passes(self, tokens: int, evicted: int) -> bool:
+        """Note a step that computes so many tokens and evicted so many blocks, if it leaves nothing
+        to decide; returns whether it does. Written in one piece: most steps are this call."""
+        taken = max(1 + tokens // self._block_size, evicted)
+        if evicted > self.left or taken > self._most or len(self.steps) >= _LONGEST_REST:
+            return False
+        self.left -= evicted
+        self.steps.append((taken, evicted, self._clock()))
+        self._costs.step_began(tokens)
+        return True
+
+
 # ``QueueScan``: looks through the head of the free queue, a bounded stretch per step.
 
 _LEAST: Final = 64  # blocks looked at per step at least, and; chosen
@@ -106,11 +156,13 @@ class QueueScan:
 
     Attributes:
         reached: Cached blocks that stand before the next one.
+        at_end: Whether no block stood behind the last one when that was looked at.
         core: Walks the queue, where the engine has a compiled core.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self.reached = 0
+        self.at_end = False
         self.core: Core | None = None
         self._pool = pool
         self._last: KVCacheBlock | None = None  # that was looked at
@@ -120,7 +172,7 @@ class QueueScan:
 
     def start_again(self) -> None:
         """Begin at the head, or behind what advice laid there."""
-        self._last, self._is_lost, self.reached = None, False, 0
+        self._last, self._is_lost, self.reached, self.at_end = None, False, 0, False
         self._seen.clear()
 
     def touched(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -154,6 +206,7 @@ class QueueScan:
             self._last = behind
         self._before = self._last
         found = self._next_cached(count) if count > 0 else []
+        self.at_end = count > 0 and self._last is self._before
         self.reached += len(found)
         self._seen.update(map(_id_of, found))
         return found
@@ -354,6 +407,8 @@ def demote_first(ledger: TierLedger, advice: EvictionRanking | None, count: int)
 
 
 _MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
+_AT_ONCE: Final = 0.25  # of those that should have copies, are looked at together; chosen
+_MOST_AT_ONCE: Final = _LEAST_AHEAD  # of them: as many are looked at ahead of need; chosen
 _AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
 _REST_S: Final = (
     1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
@@ -402,6 +457,8 @@ class Spiller:
         marks: Which blocks are worth a copy.
         load_victims: Copies what loads overwrite.
         freed: Told when blocks were given back.
+        may_pass: Cached blocks that steps may take before anything is to be done, while nothing
+            else happens; below 0: something is to be done in any case.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
@@ -417,6 +474,8 @@ class Spiller:
         self._lead = CopyLead(self._rest_until)
         self._victims = Victims(0)
         self._left: deque[bytes] = deque()  # evicted blocks whose copies are not known to be wanted
+        self._is_behind = False  # some that were looked at could not be copied yet
+        self.may_pass = -1  # see ``Rest.left``
 
     def step(
         self, ranking: EvictionRanking | None, taken: int, loads: int, wanted: int, step: StepTaken
@@ -437,8 +496,36 @@ class Spiller:
         ahead = self._lead.blocks(wanted, directory, self._pool.num_gpu_blocks)
         # An idle step asks no advice which copies make room: if it contradicted itself, copies
         # would replace each other for ever, and the engine would never rest.
-        self._look(ahead, taken + loads, now, ranking if step.tokens else None)
+        # A few together cost as much as one. A prefetch takes no block that was not looked at.
+        together = 0 if wanted else min(_MOST_AT_ONCE, int(_AT_ONCE * ahead))
+        if self._is_behind or ahead - self._reached > together:
+            self._look(ahead, taken + loads, now, ranking if step.tokens else None)
+        self.may_pass = -1 if self._is_behind else self._may_pass(ahead - together)
         return self._spare(wanted) if wanted else 0
+
+    def _may_pass(self, least: int) -> int:
+        """How many more may be taken while at least so many must have been looked at; too few where
+        that is not known: a step that finds nothing to do changes nothing."""
+        left = self._reached - least
+        if len(self._victims) and self._scan.reached:
+            left //= 2  # each that goes counts in both
+        if self._scan.at_end:
+            left = max(0, left)  # what comes behind, somebody frees
+        return min(left, _AGAIN_AFTER - (self._gone - self._gone_then))
+
+    @property
+    def usual(self) -> float:
+        """Blocks that a step takes without more being looked at for it."""
+        return self._lead.step
+
+    def passed(self, steps: Sequence[PassedStep]) -> None:
+        """Note steps in which nothing was to be done."""
+        for taken, _, at in steps:
+            self._lead.stepped(taken, 0, at)
+        evicted = sum([evicted for _, evicted, _ in steps])
+        self._gone += evicted
+        self._scan.evicted(evicted)
+        self._let_go()
 
     def scans_with(self, core: Core) -> None:
         """Look through the queue with a compiled core."""
@@ -489,8 +576,7 @@ class Spiller:
 
     def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
         self._victims.drop_taken()
-        while self._left:
-            self._ledger.directory.leaves(self._left.popleft())
+        self._let_go()
         news = self.marks.follow(None if self._spill_all else ranking)
         news |= step.held_back != self._held_back
         self._held_back = step.held_back
@@ -499,9 +585,15 @@ class Spiller:
         if news or self._gone - self._gone_then > _AGAIN_AFTER:
             self.look_again()
 
+    def _let_go(self) -> None:
+        """Note of the blocks that left that their copies are the only ones now."""
+        if count := len(self._left):  # more may come meanwhile
+            take = self._left.popleft
+            self._ledger.directory.all_leave([take() for _ in range(count)])
+
     def _look(self, ahead: int, taken: int, now: float, advice: EvictionRanking | None) -> None:
         """Look at the next of what is about to go: at what advice laid there, and behind it."""
-        victims, scan = self._victims, self._scan
+        victims, scan, left = self._victims, self._scan, 0
         if victims.looked < min(ahead, len(victims)):
             first = victims.looked
             left = self._copy(victims.look(ahead - first), first, now, advice)
@@ -510,6 +602,7 @@ class Spiller:
             first = len(victims) + scan.reached - len(found)
             if left := self._copy(FoundBlocks.told(found), first, now, advice):
                 scan.back_to(found, len(found) - left)
+        self._is_behind = left > 0
 
     def _copy(
         self, found: FoundBlocks, first: int, now: float, advice: EvictionRanking | None

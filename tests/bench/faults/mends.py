@@ -100,7 +100,7 @@ MENDS: Final = (
     Mend("workers hear of a reset first", "hooks/vllm/tiers/bridge.py", "return TierWork(self.ledger.book.take() + broken, *voided)", "return TierWork(self.ledger.book.take() + broken)", "tests/tiers/test_tiers_spilling.py -k told_of_a_reset"),
     Mend("an adapter's blocks stay off the disk", "hooks/vllm/observer.py", "            self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))", "            pass", "tests/tiers/test_tiers_spilling.py -k adapter"),
     Mend("a load that nobody ordered fails", "hooks/vllm/tiers/bridge.py", "self._broken.append(_broken_load(request, blocks))", "pass", _FAULTS),
-    Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "        finally:\n            self.promises.received(received)", "        except ZeroDivisionError:\n            self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
+    Mend("promises are kept whatever fails", "hooks/vllm/tiers/bridge.py", "            finally:\n                self.promises.received(received)", "            except ZeroDivisionError:\n                self.promises.received(received)", "tests/engine/test_engine_resets.py -k void_load"),
     # Recall
     Mend("nothing approximate is registered", "hooks/vllm/recall/own_text.py", "num_tokens if limit is None else min(limit, num_tokens)", "num_tokens", "tests/recall/test_recall_engine.py"),
     Mend("a session's hashes follow from a nonce", "hooks/vllm/recall/opt_in.py", "nonce, plain = secrets.token_bytes(_NONCE_BYTES), hashes[exact]", "nonce, plain = b\"0\" * _NONCE_BYTES, hashes[exact]", "tests/recall/test_recall_own_text.py tests/recall/test_recall_engine.py"),

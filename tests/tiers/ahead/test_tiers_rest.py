@@ -1,0 +1,123 @@
+"""Steps that leave the tiers nothing to decide pass them by, and whatever happens ends that."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.hooks.tiers.costs import TransferCosts
+from kvgraph.hooks.tiers.jobs import TierAnswer, WorkerStart
+from kvgraph.hooks.vllm.tiers.spiller import Rest
+from pool_engine import Engine, prompt
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+BLOCKS = 129
+
+
+@pytest.fixture
+def resting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine whose pool is full and whose request decodes, and the steps that its tiers
+    decided on."""
+    pytest.importorskip("kvgraph._engine", reason="only the compiled core's steps are passed by")
+    engine = Engine(blocks=BLOCKS, warm=2 * BLOCKS)
+    for number in range(40):
+        engine.serve(prompt(4, number))
+    running = engine.ask(prompt(4, 99))
+    engine.finish_loading(running)
+    order = [key for number in range(5, 40) for key in engine.keys_of(prompt(4, number))]
+    engine.advise(order=order, spill_first=order)
+    for _ in range(8):
+        decode(engine)
+        engine.worker.finish_all()
+        engine.update()
+    decided: list[int] = []
+    spill = engine.bridge.spill
+
+    def noted(ranking: Any, offered: int, step: Any) -> int:
+        decided.append(step.evicted)
+        return int(spill(ranking, offered, step))
+
+    monkeypatch.setattr(engine.bridge, "spill", noted)
+    return engine, decided
+
+
+def decode(engine: Engine) -> None:
+    if (work := engine.side.step(1)) is not None:
+        engine.worker.submit(work)
+
+
+def test_steps_that_change_nothing_are_not_decided_on(resting: Any) -> None:
+    engine, decided = resting
+    for _ in range(20):
+        decode(engine)
+    assert not decided
+
+
+def test_what_steps_take_is_looked_at_a_few_blocks_at_once(resting: Any) -> None:
+    engine, decided = resting
+    before = engine.counts.spilled
+    taken = 0
+    for _ in range(24):
+        taken += len(engine.pool.get_new_blocks(1))
+        decode(engine)
+        engine.worker.finish_all()
+        engine.update()
+    assert 0 < len(decided) < taken / 2
+    assert engine.counts.spilled > before
+    assert engine.counts.spill_lost == 0  # all the same, nothing goes without a copy
+
+
+def test_what_goes_by_time_alone_is_looked_at_all_the_same(resting: Any) -> None:
+    engine, decided = resting
+    for _ in range(100):
+        decode(engine)
+    assert 0 < len(decided) < 10
+
+
+def orders(engine: Engine) -> None:
+    engine.side.client.hold_wanted(np.array([7], dtype=np.uint64))
+
+
+def ranks(engine: Engine) -> None:
+    engine.advise(order=engine.keys_of(prompt(4, 6)))
+
+
+def hears_of_a_worker(engine: Engine) -> None:
+    engine.hear(TierAnswer(starts=(WorkerStart(8),)))
+
+
+def ends_a_request(engine: Engine) -> None:
+    engine.end(engine.turns[0])
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        orders, ranks, hears_of_a_worker, ends_a_request,
+        lambda engine: engine.ask(prompt(4, 50)),
+        lambda engine: engine.drop_copies(),
+        lambda engine: engine.side.observer.requests_preempted(()) or engine.side.step(1, ["r"]),
+        lambda engine: engine.side.step(0),
+        lambda engine: engine.side.step(4096),
+    ],
+)  # fmt: skip
+def test_what_happens_ends_the_rest(resting: Any, happens: Callable[[Engine], object]) -> None:
+    engine, decided = resting
+    happens(engine)
+    decode(engine)
+    assert decided
+
+
+def test_a_rest_ends_when_what_was_looked_at_is_used_up() -> None:
+    costs = TransferCosts(lambda: 0.0)
+    rest = Rest(16, costs, itertools.count().__next__)
+    assert not rest.passes(1, 0)
+    rest.begin(2, most=3.0)
+    assert rest.passes(2 * 16, 2)
+    assert not rest.passes(1, 1)
+    assert not rest.passes(3 * 16, 0)
+    assert rest.passes(1, 0)
+    assert rest.steps == [(3, 2, 0.0), (1, 0, 1.0)]
