@@ -6,7 +6,7 @@ or visits a block at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -139,6 +139,7 @@ def _highest(scores: Scores, among: Mask, limit: int) -> Places:
 # Ranks an engine's blocks by the policy, or leaves the engine its own order where that finds
 # more.
 
+Look = Callable[[View], Callable[[], None]]
 _FRONT: Final = 4_096  # blocks of a ranking: a second of evictions; chosen
 
 
@@ -152,8 +153,7 @@ def rank_by_ruler(
     has no order; but where room is reserved for sessions, it has LRU's order under the rules. The
     view's lock is held while columns are read, and not while copies of them are ranked.
     """
-    with view.lock:
-        policy.observe(view)
+    _observe(view, policy)
     if referee is not None:
         referee.watch(view, lambda seen, picked: whole_scores(seen, policy, picked))
     if limit <= 0:
@@ -163,6 +163,16 @@ def rank_by_ruler(
     if view.rules.reserved > 0:
         return rank(view, LruPolicy(), limit, for_copies)
     return _only_kept(view, limit, for_copies)
+
+
+def _observe(view: View, policy: Policy) -> None:
+    """Let the policy learn: with the lock while it reads columns, and without it from then on."""
+    look: Look | None = getattr(policy, "look", None)
+    with view.lock:
+        if look is None:
+            return policy.observe(view)
+        learn = look(view)
+    learn()
 
 
 def _keeps_nothing(view: View, for_copies: bool) -> bool:

@@ -155,6 +155,26 @@ def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
     assert np.abs(scores).max() < 1e7
 
 
+def test_what_is_learned_is_what_was_seen_whatever_comes_before_it_is_learned() -> None:
+    worlds = World(), World()
+    views = list[View]()
+    for world in worlds:
+        for number in range(100):
+            world.turn(f"s{number}", 1 + number)
+            world.now += 1.0
+        graph = world.graph
+        views.append(View(graph.tables, graph.rules, 0, world.now))
+    worlds[0].policy.observe(views[0])
+    learn = worlds[1].policy.look(views[1])
+    for number in range(300):
+        worlds[1].turn(f"s{number}", 1 + number, 1_000 + number)
+    worlds[1].policy.look(views[1])
+    learn()
+    one, other = (world.returns.stranger_rates() for world in worlds)
+    assert np.array_equal(one, other)
+    assert not np.array_equal(one, Returns().stranger_rates())
+
+
 def model(kinds: int) -> ReturnModel:
     scales = np.stack([np.full(kinds, 0.5), np.full(kinds, 0.5)]).astype(np.float32)
     return ReturnModel(scales, step=3e-3, pull=1.0)
