@@ -202,6 +202,20 @@ def runs(
     starts: _Places,
     /,
 ) -> int: ...
+def is_any(marks: _Marks, values: _Marks, rows: _Rows, /) -> bool: ...
+def keys_of_runs(
+    firsts: _Rows,
+    then: _Doubles,
+    runs: _Places,
+    offsets: _Places,
+    created: _Doubles,
+    keys: _Keys,
+    salt: int,
+    marks: _Marks,
+    out: _Keys,
+    marked: _Keys,
+    /,
+) -> tuple[int, int]: ...
 def highest(scores: _Doubles, among: _Marks, out: _Places, /) -> int: ...
 def gather(
     columns: list[npt.NDArray[Any]], rows: _Rows, out: list[npt.NDArray[Any]], /

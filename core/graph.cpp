@@ -282,6 +282,8 @@ PyMethodDef functions[] = {
     FUNCTION("highest_of_runs", chains::highest_of_runs),
     FUNCTION("gather", scores::gather),
     FUNCTION("runs", scores::runs),
+    FUNCTION("is_any", scores::is_any),
+    FUNCTION("keys_of_runs", scores::keys_of_runs),
     FUNCTION("parents", scores::parents),
     FUNCTION("by_session", scores::by_session),
     FUNCTION("chain_worth", scores::chain_worth),

@@ -77,12 +77,13 @@ def _of_runs(
     limit = min(max(0, limit), int(lengths.sum()))
     runs, offsets = np.empty((2, limit), dtype=np.int64)
     found = core.highest_of_runs(copied.whole(scores), lengths, there, runs, offsets)
-    runs, places = runs[:found], front.starts[runs[:found]] + offsets[:found]
-    order = front.keys_of_all[places] ^ view.tables.salt(view.engine)
-    if not for_copies:
-        return replace(EvictionRanking.empty(view.now), order=order)
-    wanted = worth_spilling(view.tables, copied.every.rows, view.now)[runs]
-    return replace(EvictionRanking.empty(view.now), order=order, spill_first=order[wanted])
+    wanted = np.zeros(len(scores), dtype=np.bool_)
+    if for_copies:
+        wanted = worth_spilling(view.tables, copied.every.rows, view.now)
+    with view.lock:
+        salt = view.tables.salt(view.engine)
+        order, spill = front.keys_of_runs(runs[:found], offsets[:found], salt, wanted)
+    return replace(EvictionRanking.empty(view.now), order=order, spill_first=spill)
 
 
 def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
