@@ -1,6 +1,7 @@
 // kvgraph._graph: the loops of the graph, of shadows and of the lab that pay to be compiled. Python
 // decides; what is here moves numbers in arrays that Python owns, and calls nothing back.
 #include "chains.hpp"
+#include "held.hpp"
 #include "index.hpp"
 #include "ingest.hpp"
 #include "lab.hpp"
@@ -269,7 +270,8 @@ PyMethodDef functions[] = {
     FUNCTION("of_parent", ingest::of_parent),
     FUNCTION("again", ingest::again),
     FUNCTION("overlap", ingest::overlap),
-    FUNCTION("merge", ingest::merge),
+    FUNCTION("note_held", held::note),
+    FUNCTION("held_rows", held::rows),
     FUNCTION("unhold", ingest::unhold),
     FUNCTION("hold", ingest::hold),
     FUNCTION("churn", ingest::churn),

@@ -17,6 +17,7 @@ from ..compiled import core
 from ..logs.history import LoggedTables
 from ..ranking.copies import worth_spilling
 from ..tables.blocks import as_slice
+from ..tables.columns import distinct
 from ..types import IS_PROTECTED, LAYER_NAMES, NO_ROW, Keys, Rows, Tier, as_keys
 from ..wire.events import (
     BlocksLoaded,
@@ -46,7 +47,7 @@ class CopyRecorder:
         if tier is Tier.POOL:
             self._in_store(engine, keys)
             return
-        rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
+        rows = distinct(blocks.ensure(keys, now, self._tables.salt(engine))[0])
         self._note(rows[~self._anywhere(rows, tier)], tier, 1, now)
         blocks.mark(engine, rows, tier)
         self._tables.history.copied(engine, rows)
@@ -69,8 +70,8 @@ class CopyRecorder:
         """Note that copies are gone."""
         keys = self._keys(event)
         if keys is not None:
-            rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
-            rows, blocks, tier = rows[rows != NO_ROW], self._tables.blocks, Tier(event.tier)
+            blocks, tier = self._tables.blocks, Tier(event.tier)
+            rows = distinct(blocks.find(keys, self._tables.salt(engine)))
             if tier is Tier.POOL:
                 self._lost_by_store(engine, rows, event.cause)
                 return
@@ -94,8 +95,7 @@ class CopyRecorder:
 
     def _in_store(self, engine: int, keys: Keys) -> None:
         """Note that the shared store has these blocks; unknown ones get no row."""
-        rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
-        rows = rows[rows != NO_ROW]
+        rows = distinct(self._tables.blocks.find(keys, self._tables.salt(engine)))
         self._tables.blocks.mark(engine, rows, Tier.POOL)
         self._tables.history.copied(engine, rows)
 

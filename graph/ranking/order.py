@@ -15,7 +15,7 @@ import numpy as np
 from ..compiled import core
 from ..errors import GraphError
 from ..tables.blocks import APART, BlockTable, Mask, Places, Selection, Tiers, keep_chains_whole
-from ..types import BlockKey, Rows, Tier, as_keys
+from ..types import HELD, BlockKey, Rows, Tier, as_keys
 from ..wire.advice import EvictionRanking
 from .copies import worth_spilling
 from .formulas import LruPolicy
@@ -43,7 +43,7 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     nobody in meanwhile; else it is held while columns are copied, part by part.
     """
     with view.lock:
-        rows = view.blocks.candidates(view.engine)  # those that it does not hold are not there
+        rows = view.blocks.holding(view.engine, HELD).rows
     front = copied(view, policy, rows)
     view, held = front.view, front.every
     blocks, tables = view.blocks, view.tables
