@@ -222,6 +222,24 @@ def gather(
     columns: list[npt.NDArray[Any]], rows: _Rows, out: list[npt.NDArray[Any]], /
 ) -> None: ...
 def parents(rows: _Rows, parent: _Rows, out: _Places, /) -> None: ...
+def gittins(rates: _Doubles, borders: _Doubles, ages: _Doubles, best: _Doubles, /) -> None: ...
+def credit(
+    states: _Marks,
+    seen: _Doubles,
+    expected: _Doubles,
+    turns: _Rows,
+    inferred: _Marks,
+    reached: _Doubles,
+    ended: _Doubles,
+    prior: _Doubles,
+    strength: float,
+    rows: _Rows,
+    now: float,
+    memory_s: float,
+    out: _Doubles,
+    /,
+) -> None: ...
+def features(*columns_rows_and_out: npt.NDArray[Any]) -> None: ...
 def by_session(
     depth: _Rows,
     session: _Rows,

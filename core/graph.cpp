@@ -6,6 +6,7 @@
 #include "ingest.hpp"
 #include "lab.hpp"
 #include "pools.hpp"
+#include "returns.hpp"
 #include "scores.hpp"
 
 namespace {
@@ -289,6 +290,9 @@ PyMethodDef functions[] = {
     FUNCTION("parents", scores::parents),
     FUNCTION("by_session", scores::by_session),
     FUNCTION("chain_worth", scores::chain_worth),
+    FUNCTION("gittins", returns::gittins),
+    FUNCTION("credit", returns::credit),
+    FUNCTION("features", returns::features),
     FUNCTION("lru", lab::lru),
     FUNCTION("belady", lab::belady),
     {nullptr, nullptr, 0, nullptr},

@@ -24,6 +24,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.compiled import core
+
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Features = Singles
@@ -266,19 +268,11 @@ def gittins(rate: Floats, age: Floats) -> Floats:
     whatever that price is; so blocks go in the order of their index.
 
     Args:
-        rate: float64 ``[n, bins]``, 1/s in each age bin; changed in place.
+        rate: float64 ``[n, bins]``, 1/s in each age bin.
         age: float64 ``[n]``, seconds waited so far, below ``OLDEST``.
     """
-    rows, now = np.arange(len(age)), np.searchsorted(AGES, age, side="right") - 1
-    # Inside a bin the rate is interpolated towards the next bin's, so that no two ages tie.
-    moved = (age - AGES[now]) / _WIDTHS[now]
-    following = rate[rows, np.minimum(now + 1, len(_WIDTHS) - 1)]
-    rate[rows, now] = rate[rows, now] ** (1.0 - moved) * following**moved
-    left = np.clip(AGES[1:] - age[:, None], 0.0, _WIDTHS)
-    gone = np.exp(-np.cumsum(rate * left, axis=1))
-    before = np.concatenate([np.ones((len(age), 1)), gone[:, :-1]], axis=1)
-    waited = np.cumsum((before - gone) / rate, axis=1)
-    best: Floats = np.max((1.0 - gone) / np.maximum(waited, 1e-9), axis=1)
+    best = np.empty(len(age))
+    core.gittins(rate.reshape(-1), AGES, age, best)
     return best
 
 

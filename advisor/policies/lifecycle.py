@@ -294,8 +294,8 @@ class LifecyclePolicy:
     def _as_of_now(self, view: View, wanted: Rows) -> _Scorer:
         sessions, returns = view.sessions, self._returns
         rows, size = sessions.among(wanted), sessions.size + 1
-        state, claims = sessions.state[rows], np.full(size, SCALE * np.log(_LEAST_RATE))
-        claims[rows[state == SessionState.RUNNING]] = SCALE * np.log(_RUNNING_RATE)
+        state, claims = sessions.state[rows], np.full(size, SCALE * math.log(_LEAST_RATE))
+        claims[rows[state == SessionState.RUNNING]] = SCALE * math.log(_RUNNING_RATE)
         claims[-1] = 0.0
         ends, begins = np.full(size, _FARTHEST), np.full(size, -np.inf)
         ends[rows] = _last_depths(view, rows)

@@ -214,6 +214,22 @@ def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
     assert (found > 0).all()
 
 
+def test_the_index_is_the_best_rate_of_all_that_one_may_wait() -> None:
+    rng = np.random.default_rng(11)
+    rates, borders = np.exp(rng.uniform(-9, 0, (40, len(AGES) - 1))), AGES[:-1]
+    found = gittins(rates, borders[rng.integers(0, len(borders), 40)])
+    rng = np.random.default_rng(11)
+    rng.uniform(-9, 0, rates.shape)
+    for rate, now, index in zip(rates, rng.integers(0, len(borders), 40), found, strict=True):
+        left, spent, best = 1.0, 0.0, 0.0
+        for each, width in zip(rate[now:], np.diff(AGES)[now:], strict=True):
+            stays = np.exp(-each * width)
+            spent += left * (1.0 - stays) / each
+            left *= stays
+            best = max(best, (1.0 - left) / spent)
+        assert index == pytest.approx(best)
+
+
 def test_who_waits_longer_than_all_ages_is_given_up_not_kept() -> None:
     """In the last bin the rate has nowhere to move on to."""
     rates = np.full((3, len(AGES) - 1), 1e-3)
