@@ -79,15 +79,12 @@ class CopyRecorder:
             bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
             self._tables.history.copies_lost(engine, bare, event.cause)
 
-    def forget(self, engine: int, now: float, part: slice | None = None) -> None:
-        """Forget an engine's copies, which are gone or about to be listed again.
-
-        ``part`` limits it to these block rows; None: all.
-        """
+    def forget(self, engine: int, now: float, part: slice) -> None:
+        """Forget an engine's copies in these block rows: they are gone or about to be listed
+        again."""
         blocks = self._tables.blocks
         if not blocks.had_copies:
             return
-        part = part or slice(0, blocks.size)
         for tier in (Tier.WARM, Tier.COLD):
             copied = part.start + np.flatnonzero(blocks.has(engine, part, tier))
             if len(copied):
@@ -210,8 +207,11 @@ class ChurnRecorder:
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
-        self._copies.forget(engine, now)
         self._tables.listing.add(engine)
+        if self._tables.blocks.had_copies:
+            for part in self._tables.blocks.parts():
+                self._copies.forget(engine, now, part)
+                yield
         keys, found = as_keys(event.hashes), list[Rows]()
         for start in range(0, len(keys), SLICE_KEYS):
             found.append(self._list(engine, keys[start : start + SLICE_KEYS], now))

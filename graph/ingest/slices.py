@@ -132,11 +132,14 @@ def _nth(times: Sequence[Times], place: int) -> Generator[None, None, float]:
     before = sum((yield from _each(times, lambda part: np.count_nonzero(part < low))))
     upto = sum((yield from _each(times, lambda part: np.count_nonzero(part <= high))))
     if not before <= place < upto:
-        before, low, high = 0, -np.inf, np.inf
-    if low == high:
+        low, high = -np.inf, np.inf
+    # Many may have the time of a border: those that came in one batch.
+    left = place - sum((yield from _each(times, lambda part: np.count_nonzero(part <= low))))
+    if left < 0:
         return float(low)
-    near_it = yield from _each(times, lambda part: part[(part >= low) & (part <= high)])
-    return float(np.partition(np.concatenate(near_it), place - before)[place - before])
+    within = yield from _each(times, lambda part: part[(part > low) & (part < high)])
+    between = np.concatenate(within)
+    return float(np.partition(between, left)[left] if left < len(between) else high)
 
 
 def _each(parts: Sequence[S], look: Callable[[S], T]) -> Generator[None, None, list[T]]:
@@ -150,7 +153,7 @@ def _each(parts: Sequence[S], look: Callable[[S], T]) -> Generator[None, None, l
 
 
 _PART: Final = 1 << 13  # rows that are released in one slice; chosen
-_EDGES: Final = 1 << 16  # edges that are looked at in one slice; chosen
+_EDGES: Final = 1 << 14  # edges that are looked at in one slice; chosen
 _AT_ONCE: Final = 1 << 17  # released after one batch of events, the others after the next; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
