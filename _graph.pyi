@@ -127,7 +127,8 @@ def written(
 def of_parent(parent: _Rows, size: int, row: int, most: int, /) -> bytes: ...
 def again(tiers: _Marks, created: _Doubles, rows: _Rows, copies: int, now: float, /) -> int: ...
 def overlap(keys: _Keys, others: _Keys, /) -> bool: ...
-def merge(rows: _Rows, more: _Rows, tiers: _Marks, /) -> bytes: ...
+def note_held(pages: _Marks, rows: _Rows, /) -> None: ...
+def held_rows(pages: _Marks, bits: _Marks, tiers: int, out: _Rows | None, /) -> int: ...
 def unhold(slots: _Rows, column: _Keys, tiers: _Marks, keys: _Keys, /) -> bytes: ...
 def hold(
     tiers: _Marks,
@@ -202,11 +203,43 @@ def runs(
     starts: _Places,
     /,
 ) -> int: ...
+def is_any(marks: _Marks, values: _Marks, rows: _Rows, /) -> bool: ...
+def keys_of_runs(
+    firsts: _Rows,
+    then: _Doubles,
+    runs: _Places,
+    offsets: _Places,
+    created: _Doubles,
+    keys: _Keys,
+    salt: int,
+    marks: _Marks,
+    out: _Keys,
+    marked: _Keys,
+    /,
+) -> tuple[int, int]: ...
 def highest(scores: _Doubles, among: _Marks, out: _Places, /) -> int: ...
 def gather(
     columns: list[npt.NDArray[Any]], rows: _Rows, out: list[npt.NDArray[Any]], /
 ) -> None: ...
 def parents(rows: _Rows, parent: _Rows, out: _Places, /) -> None: ...
+def gittins(rates: _Doubles, borders: _Doubles, ages: _Doubles, best: _Doubles, /) -> None: ...
+def credit(
+    states: _Marks,
+    seen: _Doubles,
+    expected: _Doubles,
+    turns: _Rows,
+    inferred: _Marks,
+    reached: _Doubles,
+    ended: _Doubles,
+    prior: _Doubles,
+    strength: float,
+    rows: _Rows,
+    now: float,
+    memory_s: float,
+    out: _Doubles,
+    /,
+) -> None: ...
+def features(*columns_rows_and_out: npt.NDArray[Any]) -> None: ...
 def by_session(
     depth: _Rows,
     session: _Rows,

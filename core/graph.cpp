@@ -1,10 +1,12 @@
 // kvgraph._graph: the loops of the graph, of shadows and of the lab that pay to be compiled. Python
 // decides; what is here moves numbers in arrays that Python owns, and calls nothing back.
 #include "chains.hpp"
+#include "held.hpp"
 #include "index.hpp"
 #include "ingest.hpp"
 #include "lab.hpp"
 #include "pools.hpp"
+#include "returns.hpp"
 #include "scores.hpp"
 
 namespace {
@@ -269,7 +271,8 @@ PyMethodDef functions[] = {
     FUNCTION("of_parent", ingest::of_parent),
     FUNCTION("again", ingest::again),
     FUNCTION("overlap", ingest::overlap),
-    FUNCTION("merge", ingest::merge),
+    FUNCTION("note_held", held::note),
+    FUNCTION("held_rows", held::rows),
     FUNCTION("unhold", ingest::unhold),
     FUNCTION("hold", ingest::hold),
     FUNCTION("churn", ingest::churn),
@@ -282,9 +285,14 @@ PyMethodDef functions[] = {
     FUNCTION("highest_of_runs", chains::highest_of_runs),
     FUNCTION("gather", scores::gather),
     FUNCTION("runs", scores::runs),
+    FUNCTION("is_any", scores::is_any),
+    FUNCTION("keys_of_runs", scores::keys_of_runs),
     FUNCTION("parents", scores::parents),
     FUNCTION("by_session", scores::by_session),
     FUNCTION("chain_worth", scores::chain_worth),
+    FUNCTION("gittins", returns::gittins),
+    FUNCTION("credit", returns::credit),
+    FUNCTION("features", returns::features),
     FUNCTION("lru", lab::lru),
     FUNCTION("belady", lab::belady),
     {nullptr, nullptr, 0, nullptr},

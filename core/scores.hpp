@@ -50,6 +50,20 @@ inline PyObject* gather(Arguments with, Py_ssize_t count) {
     return nothing();
 }
 
+// Clears the mark of each place from the second on at which `differs` is not zero. Few places differ:
+// many are looked at together, in a loop that compilers turn into vectors.
+template <size_t TOGETHER, class Differs>
+void unmark(uint8_t* marks, size_t length, Differs differs) {
+    size_t at = 1;
+    for (; at + TOGETHER <= length; at += TOGETHER) {
+        decltype(differs(at)) any = 0;
+        for (size_t each = at; each < at + TOGETHER; each++) any |= differs(each);
+        if (!any) continue;
+        for (size_t each = at; each < at + TOGETHER; each++) marks[each] &= !differs(each);
+    }
+    for (; at < length; at++) marks[at] &= !differs(at);
+}
+
 // runs(parent, depth, children, rows ascending, columns, starts out) -> how many: where a block begins
 // that does not go on from the one before it. In a run each block is the parent of the next, and
 // its only one there, and all of them are equal in all columns.
@@ -61,29 +75,42 @@ inline PyObject* runs(Arguments with, Py_ssize_t count) {
     Array<int64_t> starts(with[5]);
     size_t n = rows.size(), table = std::min({parent.size(), depth.size(), children.size()});
     if (starts.size() < n || !PyList_Check(with[4])) raise_type_error("expected a list, and a place for each row");
-    for (size_t at = 0; at < n; at++)
-        if (rows[at] < 0 || (size_t)rows[at] >= table || (at && rows[at] <= rows[at - 1]))
+    std::vector<uint8_t> marks(n + 8, 1);  // whether a block goes on from the one before it
+    std::vector<size_t> stretches;         // where rows stop being consecutive
+    for (size_t at = 0, end; at < n; at = end) {
+        auto reaches = [&](size_t to) { return to < n && (int64_t)rows[to] - rows[at] == (int64_t)(to - at); };
+        size_t step = 1;
+        for (end = at; reaches(end + step); step *= 2) end += step;  // rows ascend: between them, too
+        for (; step; step /= 2)
+            if (reaches(end + step)) end += step;
+        if (rows[at] < 0 || (at && rows[at] <= rows[at - 1]) || (size_t)rows[end] >= table)
             raise_type_error("rows are none of the table's, or do not ascend");
-    std::vector<uint8_t> joined(n, 0);
-    std::vector<size_t> stretches;  // where rows stop being consecutive
-    for (size_t at = 0; at < n; at++) {
-        size_t row = (size_t)rows[at];
-        if (!at || rows[at] != rows[at - 1] + 1) {
-            stretches.push_back(at);
-            continue;
-        }
-        joined[at] = parent[row] == rows[at - 1] && parent[row - 1] >= 0 && depth[row] == depth[row - 1] + 1 &&
-                     children[row - 1] == 1 && children[row] == 1;
+        stretches.push_back(at);
+        marks[at] = 0;
+        end++;
     }
     stretches.push_back(n);
+    auto each_stretch = [&](auto&& look) {
+        for (size_t each = 0; each + 1 < stretches.size(); each++) {
+            size_t start = stretches[each];
+            look(marks.data() + start, (size_t)rows[start], stretches[each + 1] - start);
+        }
+    };
+    each_stretch([&](uint8_t* own, size_t row, size_t length) {
+        const int32_t *up = parent.data() + row, *deep = depth.data() + row;
+        const uint32_t* below = children.data() + row;
+        unmark<32>(own, length, [=](size_t at) {
+            uint32_t other = (uint32_t)up[at] ^ (uint32_t)(row + at - 1), first = (uint32_t)(up[at - 1] < 0);
+            uint32_t deeper = (uint32_t)deep[at] - (uint32_t)deep[at - 1] - 1;
+            return other | first | deeper | (below[at - 1] ^ 1) | (below[at] ^ 1);
+        });
+    });
     auto compare = [&](auto sample, const void* values) {
         using T = decltype(sample);
-        for (size_t each = 0; each + 1 < stretches.size(); each++) {
-            size_t start = stretches[each], length = stretches[each + 1] - start;
-            const T* column = (const T*)values + rows[start];
-            uint8_t* own = joined.data() + start;
-            for (size_t at = 1; at < length; at++) own[at] &= column[at] == column[at - 1];
-        }
+        each_stretch([&](uint8_t* own, size_t row, size_t length) {
+            const T* column = (const T*)values + row;
+            unmark<128 / sizeof(T)>(own, length, [=](size_t at) { return (T)(column[at] ^ column[at - 1]); });
+        });
     };
     for (Py_ssize_t at = 0; at < PyList_GET_SIZE(with[4]); at++) {
         Py_buffer column{};
@@ -101,9 +128,60 @@ inline PyObject* runs(Arguments with, Py_ssize_t count) {
         if (!fits) raise_type_error("a column is none of the table's");
     }
     size_t found = 0;
-    for (size_t at = 0; at < n; at++)
-        if (!joined[at]) starts[found++] = (int64_t)at;
+    for (size_t at = 0; at < n; at += 8) {
+        uint64_t eight;
+        std::memcpy(&eight, marks.data() + at, 8);
+        if (eight == 0x0101010101010101ull) continue;
+        for (size_t each = at; each < std::min(at + 8, n); each++)
+            if (!marks[each]) starts[found++] = (int64_t)each;
+    }
     return PyLong_FromSize_t(found);
+}
+
+// is_any(marks by value, values, rows) -> whether the value of any of the rows is marked
+inline PyObject* is_any(Arguments with, Py_ssize_t count) {
+    expect(count, 3);
+    Array<const uint8_t> marks(with[0]), values(with[1]);
+    Array<const int32_t> rows(with[2]);
+    if (marks.size() != 256) raise_type_error("a mark is needed for each value of a byte");
+    size_t n = rows.size(), at = 0;
+    bool found = false;
+    for (; at < n && !found; at += 1024)
+        for (size_t each = at; each < std::min(at + 1024, n); each++) {
+            if ((uint32_t)rows[each] >= values.size()) raise_type_error("a row is none of the table's");
+            found |= marks[values[(size_t)rows[each]]] != 0;
+        }
+    return PyBool_FromLong(found);
+}
+
+// keys_of_runs(first row of each run, when it was created, runs, offsets, created column, key column,
+// salt, marks by run, keys out, marked keys out) -> how many of each: the keys of the blocks at these
+// places in runs, of those that are there still.
+inline PyObject* keys_of_runs(Arguments with, Py_ssize_t count) {
+    expect(count, 10);
+    Array<const int32_t> firsts(with[0]);
+    Array<const double> then(with[1]);
+    Array<const int64_t> runs(with[2]), offsets(with[3]);
+    Array<const double> created(with[4]);
+    Array<const uint64_t> column(with[5]);
+    uint64_t salt = PyLong_AsUnsignedLongLong(with[6]);
+    if (PyErr_Occurred()) throw Raised{};
+    Array<const uint8_t> marks(with[7]);
+    Array<uint64_t> keys(with[8]), marked(with[9]);
+    size_t n = runs.size(), table = std::min(created.size(), column.size()), found = 0, of_marked = 0;
+    if (offsets.size() != n || keys.size() < n || marked.size() < n || then.size() != firsts.size() ||
+        marks.size() != firsts.size())
+        raise_type_error("columns of runs, or of places in them, differ in length");
+    for (size_t at = 0; at < n; at++) {
+        if (runs[at] < 0 || (size_t)runs[at] >= firsts.size()) raise_type_error("a run is none of these");
+        size_t run = (size_t)runs[at], row = (size_t)(firsts[run] + offsets[at]);
+        if (row >= table) raise_type_error("a row is none of the table's");
+        if (created[row] != then[run]) continue;  // another block's by now
+        uint64_t key = column[row] ^ salt;
+        keys[found++] = key;
+        if (marks[run]) marked[of_marked++] = key;
+    }
+    return Py_BuildValue("nn", (Py_ssize_t)found, (Py_ssize_t)of_marked);
 }
 
 // parents(rows ascending, parents of them, places out): each parent's place among the rows; their

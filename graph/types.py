@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import IntEnum, IntFlag
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -50,10 +50,12 @@ DEFAULT_IMPORTANCE: Final = np.array(
 """Importance by layer, for blocks whose segment states none."""
 
 
-def layer_mask(layers: Iterable[SourceLayer]) -> npt.NDArray[np.bool_]:
+@lru_cache(maxsize=16)
+def layer_mask(layers: frozenset[SourceLayer]) -> npt.NDArray[np.bool_]:
     """bool ``[256]``: whether each value of a block's layer byte is one of ``layers``."""
     mask = np.zeros(256, dtype=np.bool_)
     mask[[int(layer) for layer in layers]] = True
+    mask.flags.writeable = False
     return mask
 
 

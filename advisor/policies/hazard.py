@@ -17,12 +17,14 @@ All times here are in the model's own seconds: the caller scales them to the pac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from ...graph.compiled import core
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -50,6 +52,15 @@ _LEAST_LOG_RATE, _MOST_LOG_RATE = -14.0, 1.0
 _RETURNS, _MEDIAN_S, _SHAPE = 0.4, 120.0, 1.4
 
 
+class Batch(NamedTuple):
+    """Waits that one step learns from; see ``ReturnModel.learn``."""
+
+    features: Features
+    age: Floats
+    returned: npt.NDArray[np.bool_]
+    weight: Floats
+
+
 class ReturnModel:
     """The hazard rate of a session's return, by age and features. Deterministic.
 
@@ -67,8 +78,10 @@ class ReturnModel:
         self.scales = scales
         self._rng = np.random.default_rng(0)
         start = prior or self._blank()
-        # One array of all, and a view of each: a step of learning takes them all alike.
-        self._flat, self.weights = _joined(start)
+        # One array of all, and a view of each: a step of learning takes them all alike. Rates are
+        # computed from copies: another thread may ask for some meanwhile.
+        self._flat, self._learning = _joined(start)
+        self.weights = _copied(self._learning)
         self._slope, self._slopes = _joined(start)
         self._prior = self._flat.copy()
         self._mean, self._square = np.zeros((2, *self._flat.shape), dtype=np.float32)
@@ -106,13 +119,30 @@ class ReturnModel:
             returned: Whether it ended by a return.
             weight: How many waits each stands for.
         """
-        waits = float(weight.sum())
+        self.take(self.drawn(features, age, returned, weight, steps), float(weight.sum()))
+
+    def drawn(
+        self,
+        features: Callable[[npt.NDArray[np.int64]], Features],
+        age: Floats,
+        returned: npt.NDArray[np.bool_],
+        weight: Floats,
+        steps: int,
+    ) -> Iterator[Batch]:
+        """Draw the batches of ``learn``."""
         for _ in range(steps):
             batch = self._rng.integers(0, len(age), _BATCH)
-            spent, events = exposure(age[batch], returned[batch])
-            share = (weight[batch, None] / weight[batch].sum()).astype(np.float32)
-            self._differentiate(self._inputs(features(batch)), spent * share, events * share)
+            yield Batch(features(batch), age[batch], returned[batch], weight[batch])
+
+    def take(self, batches: Iterable[Batch], waits: float) -> None:
+        """Take a gradient step on each batch, drawn from so many ``waits``; by one thread at a
+        time."""
+        for batch in batches:
+            spent, events = exposure(batch.age, batch.returned)
+            share = (batch.weight[:, None] / batch.weight.sum()).astype(np.float32)
+            self._differentiate(self._inputs(batch.features), spent * share, events * share)
             self._descend(waits)
+        self.weights = _copied(self._learning)
 
     def _blank(self) -> Weights:
         sizes = (2 * self.scales.shape[1], _HIDDEN, _HIDDEN, len(_WIDTHS))
@@ -141,7 +171,7 @@ class ReturnModel:
 
     def _differentiate(self, inputs: Singles, spent: Singles, events: Singles) -> None:
         """Store the loss's gradient."""
-        into, bias, across, offset, out, base = self.weights
+        into, bias, across, offset, out, base = self._learning
         bent, first_slope = _swish_and_slope(_line(inputs, into, bias))
         twice, second_slope = _swish_and_slope(_line(bent, across, offset))
         log_rates = _bounded(_line(twice, out, base), _LEAST_LOG_RATE, _MOST_LOG_RATE)
@@ -178,6 +208,10 @@ def _joined(weights: Weights) -> tuple[Singles, Weights]:
     ends = np.cumsum([each.size for each in weights])
     parts = np.split(flat, ends[:-1])
     return flat, [part.reshape(each.shape) for part, each in zip(parts, weights, strict=True)]
+
+
+def _copied(weights: Weights) -> Weights:
+    return [weight.copy() for weight in weights]
 
 
 def _line(values: Singles, slope: Singles, base: Singles) -> Singles:
@@ -234,19 +268,11 @@ def gittins(rate: Floats, age: Floats) -> Floats:
     whatever that price is; so blocks go in the order of their index.
 
     Args:
-        rate: float64 ``[n, bins]``, 1/s in each age bin; changed in place.
+        rate: float64 ``[n, bins]``, 1/s in each age bin.
         age: float64 ``[n]``, seconds waited so far, below ``OLDEST``.
     """
-    rows, now = np.arange(len(age)), np.searchsorted(AGES, age, side="right") - 1
-    # Inside a bin the rate is interpolated towards the next bin's, so that no two ages tie.
-    moved = (age - AGES[now]) / _WIDTHS[now]
-    following = rate[rows, np.minimum(now + 1, len(_WIDTHS) - 1)]
-    rate[rows, now] = rate[rows, now] ** (1.0 - moved) * following**moved
-    left = np.clip(AGES[1:] - age[:, None], 0.0, _WIDTHS)
-    gone = np.exp(-np.cumsum(rate * left, axis=1))
-    before = np.concatenate([np.ones((len(age), 1)), gone[:, :-1]], axis=1)
-    waited = np.cumsum((before - gone) / rate, axis=1)
-    best: Floats = np.max((1.0 - gone) / np.maximum(waited, 1e-9), axis=1)
+    best = np.empty(len(age))
+    core.gittins(rate.reshape(-1), AGES, age, best)
     return best
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Final, NamedTuple
 
@@ -17,7 +20,7 @@ from ...graph.ranking.policy import Weights as ScoreWeights
 from ...graph.tables.blocks import DEPTH_TIE, Selection
 from ...graph.tables.sessions import SessionTable
 from ...graph.types import DEFAULT_IMPORTANCE, BlockFlag, Rows, SessionState, SourceLayer
-from .hazard import AGES, FAR, OLDEST, Floats, ReturnModel, Singles, Weights, gittins
+from .hazard import AGES, FAR, OLDEST, Batch, Floats, ReturnModel, Singles, Weights, gittins
 from .waits import PROMPT_FEATURE, Sessions, Waits, features, fitted, stranger
 
 # How this traffic differs from the traffic that the prior was learned from: in pace and in
@@ -137,6 +140,7 @@ class Returns:
         self._model = ReturnModel(prior.scales, prior.weights, step=_STEPS[0], pull=_PULLS[0])
         self._learned = 0  # of the waits that began
         self._steps = 0
+        self._learning = threading.Lock()
         self._log_rates: Singles = np.zeros((0, len(AGES) - 1), dtype=np.float32)  # by session
         self._since = np.empty(0)  # the wait that they are of
         self._as_of = np.empty(0, dtype=np.int64)  # steps of learning when they were computed
@@ -148,22 +152,33 @@ class Returns:
 
     def observe(self, sessions: SessionTable, now: float) -> None:
         """Take in who waits and who returned, and take learning steps as new waits allow."""
+        self.look(sessions, now)()
+
+    def look(self, sessions: SessionTable, now: float) -> Callable[[], None]:
+        """Take in who waits and who returned; what is returned learns from it, and reads no
+        session."""
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
         self._size.note(news.prompts)
         steps = (self._waits.begun - self._learned) // _WAITS_A_STEP
         if not steps or self._waits.begun < _FEW_WAITS:
-            return
+            return _nothing
         self._learned = self._waits.begun
         known, age, returned, weight = self._waits.cohort(now, _COHORT / self.speed)
         if not len(age):
-            return
+            return _nothing
         steps = min(steps, _MOST_STEPS)
-        self._trust_the_prior()
-        self._steps += steps
-        self._model.learn(
-            lambda batch: self._fitted(known(batch)), age * self.speed, returned, weight, steps
-        )
+        pace, size = self._pace.shift, self._size.shift
+        drawn = list(self._model.drawn(known, age * self.speed, returned, weight, steps))
+        return partial(self._learn, drawn, float(weight.sum()), pace, size)
+
+    def _learn(self, drawn: list[Batch], waits: float, pace: float, size: float) -> None:
+        """Learn from batches of a traffic of this pace and size."""
+        fit = (each._replace(features=fitted(each.features, pace, size)) for each in drawn)
+        with self._learning:
+            self._trust_the_prior(pace)
+            self._model.take(fit, waits)
+            self._steps += len(drawn)
 
     def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
         """float64 ``[n]``, 1/model second: each idle session's rate of return from now on."""
@@ -180,9 +195,9 @@ class Returns:
         turn, 1/model second."""
         return self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
 
-    def _trust_the_prior(self) -> None:
+    def _trust_the_prior(self, pace: float) -> None:
         """Draw weights to the prior, the more strongly the closer this traffic's pace is."""
-        other = min(1.0, abs(self._pace.shift))
+        other = min(1.0, abs(pace))
         self._model.step = _between(_STEPS, other)
         self._model.pull = _between(_PULLS, other)
 
@@ -203,6 +218,10 @@ class Returns:
 
     def _fitted(self, known: Singles) -> Singles:
         return fitted(known, self._pace.shift, self._size.shift)
+
+
+def _nothing() -> None:
+    """There is nothing to learn from."""
 
 
 def _usual_size(prior: Prior) -> tuple[float, float]:
@@ -252,7 +271,11 @@ class LifecyclePolicy:
 
     def observe(self, view: View) -> None:
         """Learn from sessions that returned."""
-        self._returns.observe(view.sessions, view.now)
+        self.look(view)()
+
+    def look(self, view: View) -> Callable[[], None]:
+        """``observe`` in two parts; see ``graph.ranking.policy.Learner``."""
+        return self._returns.look(view.sessions, view.now)
 
     def detached(self, view: View, sessions: Rows) -> Policy:
         """Return a copy that scores as this policy does now; see
@@ -271,8 +294,8 @@ class LifecyclePolicy:
     def _as_of_now(self, view: View, wanted: Rows) -> _Scorer:
         sessions, returns = view.sessions, self._returns
         rows, size = sessions.among(wanted), sessions.size + 1
-        state, claims = sessions.state[rows], np.full(size, SCALE * np.log(_LEAST_RATE))
-        claims[rows[state == SessionState.RUNNING]] = SCALE * np.log(_RUNNING_RATE)
+        state, claims = sessions.state[rows], np.full(size, SCALE * math.log(_LEAST_RATE))
+        claims[rows[state == SessionState.RUNNING]] = SCALE * math.log(_RUNNING_RATE)
         claims[-1] = 0.0
         ends, begins = np.full(size, _FARTHEST), np.full(size, -np.inf)
         ends[rows] = _last_depths(view, rows)

@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.compiled import core
 from ...graph.tables.sessions import SessionTable
-from ...graph.types import SessionState, StopReason
+from ...graph.types import Rows, SessionState
 from .hazard import Features, Floats
 
 Sessions = npt.NDArray[np.int64]
@@ -18,13 +19,7 @@ _LEAST_S: Final = 0.01  # the shortest pause, in seconds; chosen
 _KEPT: Final = 4096  # waits that ended, and as many that have not; chosen
 
 
-def _signed_log(tokens: npt.ArrayLike) -> Floats:
-    """Return a logarithm in both directions that is linear between -10 and 10."""
-    value = np.asarray(tokens, dtype=np.float64)
-    return np.asarray(np.sign(value) * np.log1p(np.abs(value) / 10.0))
-
-
-FEATURES: Final = (
+FEATURES: Final = (  # their order is that of ``core/returns.hpp``
     "turns", "prompt", "written", "grown", "last_pause", "second_pause", "third_pause",
     "mean_pause", "recent_pause", "longest_pause", "mean_written", "stop", "tool_pause",
     "other_pause", "stated_pause",
@@ -42,11 +37,6 @@ STOP_FEATURES: Final = [FEATURES.index(n) for n in ("stop", "tool_pause", "other
 """Features that are known only where callers, or the engine's reading of answers, state why answers
 end."""
 
-_COLUMNS: Final = ("last_pause", "second_pause", "third_pause", "mean_pause", "recent_pause",
-                   "longest_pause", "mean_written")  # fmt: skip
-_STOPS: Final = np.array([np.nan, 1.0, 0.0, np.nan], dtype=np.float32)  # by StopReason
-assert [int(each) for each in StopReason] == [0, 1, 2, 3]
-
 
 def stranger() -> Features:
     """float32 ``[1, features]``: a first turn of which only a usual size is known."""
@@ -55,18 +45,17 @@ def stranger() -> Features:
     return known
 
 
-def features(sessions: SessionTable, rows: Sessions) -> Features:
+def features(sessions: SessionTable, rows: Sessions | Rows) -> Features:
     """float32 ``[n, features]``: see ``FEATURES``; NaN where unknown."""
-    written = sessions.written[rows]
-    prompt = np.maximum(sessions.tokens[rows] - written, 1)
-    grown = np.where(sessions.turns[rows] < 2, np.nan, _signed_log(sessions.grown[rows]))
-    columns = [np.log(np.maximum(sessions.turns[rows], 1)), np.log(prompt), np.log1p(written)]
-    columns += [grown, *(getattr(sessions, name)[rows] for name in _COLUMNS)]
-    columns += [_STOPS[sessions.stop[rows]], sessions.tool_pause[rows], sessions.other_pause[rows]]
-    columns.append(_stated(sessions, rows))
     known = np.empty((len(rows), len(FEATURES)), dtype=np.float32)
-    for place, column in enumerate(columns):
-        known[:, place] = column
+    core.features(
+        sessions.turns, sessions.tokens, sessions.written, sessions.grown, sessions.stop,
+        sessions.state, sessions.expected_return, sessions.last_seen,
+        sessions.last_pause, sessions.second_pause, sessions.third_pause, sessions.mean_pause,
+        sessions.recent_pause, sessions.longest_pause, sessions.mean_written,
+        sessions.tool_pause, sessions.other_pause,
+        np.asarray(rows, dtype=np.int32), known.reshape(-1),
+    )  # fmt: skip
     return known
 
 
@@ -79,13 +68,6 @@ def fitted(known: Features, log_speed: float, log_size: float) -> Features:
     stretched[:, _WRITTEN_FEATURES] = np.log1p(np.expm1(written) * size)
     stretched[:, _GROWN_FEATURE] = np.sign(grown) * np.log1p(np.expm1(np.abs(grown)) * size)
     return np.asarray(stretched)
-
-
-def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
-    """float64 ``[n]``: ln of the stated seconds of a pause; NaN if none was stated."""
-    pause = sessions.expected_return[rows] - sessions.last_seen[rows]
-    waiting = (sessions.state[rows] == SessionState.WAITING_FOR_TOOL) & np.isfinite(pause)
-    return np.asarray(np.log(np.where(waiting, np.maximum(pause, 0.01), np.nan)))
 
 
 class Cohort(NamedTuple):

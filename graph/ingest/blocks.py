@@ -17,6 +17,7 @@ from ..compiled import core
 from ..logs.history import LoggedTables
 from ..ranking.copies import worth_spilling
 from ..tables.blocks import as_slice
+from ..tables.columns import distinct
 from ..types import IS_PROTECTED, LAYER_NAMES, NO_ROW, Keys, Rows, Tier, as_keys
 from ..wire.events import (
     BlocksLoaded,
@@ -46,7 +47,7 @@ class CopyRecorder:
         if tier is Tier.POOL:
             self._in_store(engine, keys)
             return
-        rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
+        rows = distinct(blocks.ensure(keys, now, self._tables.salt(engine))[0])
         self._note(rows[~self._anywhere(rows, tier)], tier, 1, now)
         blocks.mark(engine, rows, tier)
         self._tables.history.copied(engine, rows)
@@ -69,8 +70,8 @@ class CopyRecorder:
         """Note that copies are gone."""
         keys = self._keys(event)
         if keys is not None:
-            rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
-            rows, blocks, tier = rows[rows != NO_ROW], self._tables.blocks, Tier(event.tier)
+            blocks, tier = self._tables.blocks, Tier(event.tier)
+            rows = distinct(blocks.find(keys, self._tables.salt(engine)))
             if tier is Tier.POOL:
                 self._lost_by_store(engine, rows, event.cause)
                 return
@@ -78,15 +79,12 @@ class CopyRecorder:
             bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
             self._tables.history.copies_lost(engine, bare, event.cause)
 
-    def forget(self, engine: int, now: float, part: slice | None = None) -> None:
-        """Forget an engine's copies, which are gone or about to be listed again.
-
-        ``part`` limits it to these block rows; None: all.
-        """
+    def forget(self, engine: int, now: float, part: slice) -> None:
+        """Forget an engine's copies in these block rows: they are gone or about to be listed
+        again."""
         blocks = self._tables.blocks
         if not blocks.had_copies:
             return
-        part = part or slice(0, blocks.size)
         for tier in (Tier.WARM, Tier.COLD):
             copied = part.start + np.flatnonzero(blocks.has(engine, part, tier))
             if len(copied):
@@ -94,8 +92,7 @@ class CopyRecorder:
 
     def _in_store(self, engine: int, keys: Keys) -> None:
         """Note that the shared store has these blocks; unknown ones get no row."""
-        rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
-        rows = rows[rows != NO_ROW]
+        rows = distinct(self._tables.blocks.find(keys, self._tables.salt(engine)))
         self._tables.blocks.mark(engine, rows, Tier.POOL)
         self._tables.history.copied(engine, rows)
 
@@ -210,8 +207,11 @@ class ChurnRecorder:
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
-        self._copies.forget(engine, now)
         self._tables.listing.add(engine)
+        if self._tables.blocks.had_copies:
+            for part in self._tables.blocks.parts():
+                self._copies.forget(engine, now, part)
+                yield
         keys, found = as_keys(event.hashes), list[Rows]()
         for start in range(0, len(keys), SLICE_KEYS):
             found.append(self._list(engine, keys[start : start + SLICE_KEYS], now))

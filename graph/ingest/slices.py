@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -89,13 +89,17 @@ def _parts(event: AnyEvent) -> list[AnyEvent]:
 
 # ``oldest`` finds the longest unused rows without copying all their times at once: it looks for the
 # boundary between two times of a sample, this many places around it. It is nearly always there, and
-# few other times are. Both chosen.
+# few other times are. All chosen.
 _SAMPLE: Final = 4_096
 _AROUND: Final = 256
+_PARTS: Final = 8  # that are looked at in one slice
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
-def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Rows:
-    """int32 ``[count]``: the rows with the smallest times; among equal ones the first.
+def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Generator[None, None, Rows]:
+    """int32 ``[count]``: the rows with the smallest times; among equal ones the first. In slices.
 
     Args:
         rows: int32 ``[n]`` each, ascending, part after part; ``times`` are theirs.
@@ -103,37 +107,53 @@ def oldest(rows: Sequence[Rows], times: Sequence[Times], count: int) -> Rows:
     """
     if not count:
         return np.empty(0, dtype=np.int32)
-    border = _nth(times, count - 1)
-    left = count - sum(int(np.count_nonzero(part < border)) for part in times)
-    found = list[Rows]()
-    for own, part in zip(rows, times, strict=True):
+    border = yield from _nth(times, count - 1)
+    left = count - sum((yield from _each(times, lambda part: np.count_nonzero(part < border))))
+
+    def chosen(own: Rows, part: Times) -> Rows:
+        nonlocal left
         older, ties = part < border, np.flatnonzero(part == border)[:left]
         older[ties] = True
         left -= len(ties)
-        found.append(own[older])
+        return own[older]
+
+    found = yield from _each(list(zip(rows, times, strict=True)), lambda both: chosen(*both))
     return np.concatenate(found)
 
 
-def _nth(times: Sequence[Times], place: int) -> float:
-    """The time at this place in ascending order."""
+def _nth(times: Sequence[Times], place: int) -> Generator[None, None, float]:
+    """The time at this place in ascending order, in slices."""
     total = sum(map(len, times))
     step = -(-total // _SAMPLE)
     sample = np.sort(np.concatenate([part[::step] for part in times]))
     near = place * len(sample) // total
     low = sample[near - _AROUND] if near >= _AROUND else -np.inf
     high = sample[near + _AROUND] if near + _AROUND < len(sample) else np.inf
-    before = sum(int(np.count_nonzero(part < low)) for part in times)
-    upto = sum(int(np.count_nonzero(part <= high)) for part in times)
+    before = sum((yield from _each(times, lambda part: np.count_nonzero(part < low))))
+    upto = sum((yield from _each(times, lambda part: np.count_nonzero(part <= high))))
     if not before <= place < upto:
-        before, low, high = 0, -np.inf, np.inf
-    if low == high:
+        low, high = -np.inf, np.inf
+    # Many may have the time of a border: those that came in one batch.
+    left = place - sum((yield from _each(times, lambda part: np.count_nonzero(part <= low))))
+    if left < 0:
         return float(low)
-    between = np.concatenate([part[(part >= low) & (part <= high)] for part in times])
-    return float(np.partition(between, place - before)[place - before])
+    within = yield from _each(times, lambda part: part[(part > low) & (part < high)])
+    between = np.concatenate(within)
+    return float(np.partition(between, left)[left] if left < len(between) else high)
+
+
+def _each(parts: Sequence[S], look: Callable[[S], T]) -> Generator[None, None, list[T]]:
+    """What ``look`` gives for each part, in slices."""
+    found = list[T]()
+    for part in parts:
+        found.append(look(part))
+        if len(found) % _PARTS == 0:
+            yield
+    return found
 
 
 _PART: Final = 1 << 13  # rows that are released in one slice; chosen
-_EDGES: Final = 1 << 16  # edges that are looked at in one slice; chosen
+_EDGES: Final = 1 << 14  # edges that are looked at in one slice; chosen
 _AT_ONCE: Final = 1 << 17  # released after one batch of events, the others after the next; chosen
 _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
@@ -170,8 +190,9 @@ class GhostKeeper:
         gone = np.zeros(self._tables.blocks.size, dtype=np.bool_)
         gone[rows] = True
         yield from self._losing_edges(rows, gone)
-        for forget in (*self._forget_all, self._tables.links.release):
+        for forget in self._forget_all:
             forget(gone)
+        yield from self._tables.links.releasing(gone)
         for start in range(0, len(rows), _PART):
             yield
             self._release(rows[start : start + _PART])
@@ -206,7 +227,7 @@ class GhostKeeper:
         count = min(surplus, _AT_ONCE)
         left = len(blocks) - count
         self._above = left if count < surplus else max(limit, left + limit // 4)
-        return oldest(ghosts, times, count)
+        return (yield from oldest(ghosts, times, count))
 
     def _most(self) -> int:
         """How many ghosts are kept: ``max_ghosts``, or a share of the engines' pools if larger."""

@@ -95,7 +95,7 @@ class CurrentRanking:
             terms: Score terms of the blocks it evicts first; None: keep those of an earlier one.
         """
         self._order, self._kept = _Order(ranking.order), ranking.protected
-        self.layers = layer_mask(layers)
+        self.layers = layer_mask(frozenset(layers))
         self._made.append((ranking.ts, ranking.epoch))
         if terms is not None:
             self._termed, self._terms, self._termed_at = self._order, terms, ranking.ts

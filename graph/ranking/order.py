@@ -6,7 +6,7 @@ or visits a block at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import numpy as np
 from ..compiled import core
 from ..errors import GraphError
 from ..tables.blocks import APART, BlockTable, Mask, Places, Selection, Tiers, keep_chains_whole
-from ..types import BlockKey, Rows, Tier, as_keys
+from ..types import HELD, BlockKey, Rows, Tier, as_keys
 from ..wire.advice import EvictionRanking
 from .copies import worth_spilling
 from .formulas import LruPolicy
@@ -43,7 +43,7 @@ def rank(view: View, policy: Policy, limit: int, for_copies: bool = True) -> Evi
     nobody in meanwhile; else it is held while columns are copied, part by part.
     """
     with view.lock:
-        rows = view.blocks.candidates(view.engine)  # those that it does not hold are not there
+        rows = view.blocks.holding(view.engine, HELD).rows
     front = copied(view, policy, rows)
     view, held = front.view, front.every
     blocks, tables = view.blocks, view.tables
@@ -77,12 +77,13 @@ def _of_runs(
     limit = min(max(0, limit), int(lengths.sum()))
     runs, offsets = np.empty((2, limit), dtype=np.int64)
     found = core.highest_of_runs(copied.whole(scores), lengths, there, runs, offsets)
-    runs, places = runs[:found], front.starts[runs[:found]] + offsets[:found]
-    order = front.keys_of_all[places] ^ view.tables.salt(view.engine)
-    if not for_copies:
-        return replace(EvictionRanking.empty(view.now), order=order)
-    wanted = worth_spilling(view.tables, copied.every.rows, view.now)[runs]
-    return replace(EvictionRanking.empty(view.now), order=order, spill_first=order[wanted])
+    wanted = np.zeros(len(scores), dtype=np.bool_)
+    if for_copies:
+        wanted = worth_spilling(view.tables, copied.every.rows, view.now)
+    with view.lock:
+        salt = view.tables.salt(view.engine)
+        order, spill = front.keys_of_runs(runs[:found], offsets[:found], salt, wanted)
+    return replace(EvictionRanking.empty(view.now), order=order, spill_first=spill)
 
 
 def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
@@ -139,6 +140,7 @@ def _highest(scores: Scores, among: Mask, limit: int) -> Places:
 # Ranks an engine's blocks by the policy, or leaves the engine its own order where that finds
 # more.
 
+Look = Callable[[View], Callable[[], None]]
 _FRONT: Final = 4_096  # blocks of a ranking: a second of evictions; chosen
 
 
@@ -152,8 +154,7 @@ def rank_by_ruler(
     has no order; but where room is reserved for sessions, it has LRU's order under the rules. The
     view's lock is held while columns are read, and not while copies of them are ranked.
     """
-    with view.lock:
-        policy.observe(view)
+    _observe(view, policy)
     if referee is not None:
         referee.watch(view, lambda seen, picked: whole_scores(seen, policy, picked))
     if limit <= 0:
@@ -163,6 +164,16 @@ def rank_by_ruler(
     if view.rules.reserved > 0:
         return rank(view, LruPolicy(), limit, for_copies)
     return _only_kept(view, limit, for_copies)
+
+
+def _observe(view: View, policy: Policy) -> None:
+    """Let the policy learn: with the lock while it reads columns, and without it from then on."""
+    look: Look | None = getattr(policy, "look", None)
+    with view.lock:
+        if look is None:
+            return policy.observe(view)
+        learn = look(view)
+    learn()
 
 
 def _keeps_nothing(view: View, for_copies: bool) -> bool:

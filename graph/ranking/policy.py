@@ -149,8 +149,9 @@ depth."""
 class Policy(Protocol):
     """Scores blocks from the graph's columns; may learn from them as they change.
 
-    Called under the graph's lock; see also ``Detachable``. A policy with a memory learns in
-    ``observe`` from what changed in the columns since its last look; it needs no events of its own.
+    Called under the graph's lock; see also ``Detachable`` and ``Learner``. A policy with a memory
+    learns in ``observe`` from what changed in the columns since its last look; it needs no events
+    of its own.
     """
 
     @property
@@ -201,6 +202,14 @@ class Weighted(Protocol):
     """A policy with configured weights, which may be assigned while it runs."""
 
     weights: Weights
+
+
+class Learner(Protocol):
+    """A policy that learns for longer than others should wait."""
+
+    def look(self, view: View) -> Callable[[], None]:
+        """``observe`` in two parts: this one reads the columns, under the graph's lock; what it
+        returns learns from what was read, and is called without the lock."""
 
 
 class Detachable(Protocol):

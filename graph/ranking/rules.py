@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..tables.blocks import APART, Mask, Places, Selection, keep_chains_whole
 from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, layer_mask
 from .copies import COPIES
@@ -57,11 +58,12 @@ def names_anything(view: View) -> bool:
 
 def names_any(view: View, picked: Selection) -> bool:
     """Whether any of these blocks is of a protected layer, or leased."""
-    blocks = view.blocks
-    named = np.take(layer_mask(view.rules.protected_layers), picked.of(blocks.layer))
-    if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
-        named |= picked.of(blocks.pinned_until) > view.now
-    return bool(named.any())
+    blocks, layers = view.blocks, layer_mask(view.rules.protected_layers)
+    if core.is_any(layers, blocks.layer, picked.rows):
+        return True
+    if not blocks.pinned_until.flags.writeable:  # it was never written: nothing is leased
+        return False
+    return bool((picked.of(blocks.pinned_until) > view.now).any())
 
 
 def limited_by(

@@ -134,7 +134,7 @@ Tiers = npt.NDArray[np.uint8]
 
 _INITIAL_ROWS: Final = 1024  # chosen
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
-_PART: Final = 1 << 16  # rows that one slice of long work looks at; chosen
+_PART: Final = 1 << 14  # rows that one slice of long work looks at; chosen
 
 
 class BlockTable(BlockColumns):
@@ -279,12 +279,8 @@ class BlockTable(BlockColumns):
 
     def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:
         """What this engine holds in any of some tiers, its pool for one. Its cost grows with
-        these blocks and not with the table."""
+        these blocks, and those that came at the same time, and not with the table."""
         return Selection(self, self._held[engine].marked(self.tiers[engine], tiers))
-
-    def candidates(self, engine: int) -> Rows:
-        """int32, ascending: the rows that this engine holds, and some that it held lately."""
-        return self._held[engine].candidates(self.tiers[engine])
 
     def resident(self, engine: int) -> Mask:
         """bool ``[size]``: the blocks in this engine's pool, for whoever looks at all rows."""

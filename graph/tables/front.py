@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..compiled import core
 from ..types import Keys, Rows, Tier
-from .blocks import BlockTable, EdgeSums, Places, Selection, Tiers, places_of
+from .blocks import BlockTable, EdgeSums, Mask, Places, Selection, Tiers, places_of
 from .columns import RowPool
 
 PART: Final = 1 << 15
@@ -62,7 +62,6 @@ class Front(BlockTable):
         part: dict[str, npt.NDArray[Any]] = {}
         if self._runs:
             alike = [each for name, each in columns.items() if name not in _COPIED[:3]]
-            part["keys of all"] = np.take(source.keys, rows)
             starts = np.empty(len(rows), dtype=np.int64)
             found = core.runs(source.parent, source.depth, source.children, rows, alike, starts)
             starts = starts[:found]
@@ -133,10 +132,7 @@ class Front(BlockTable):
             return
         ahead = ahead[at]
         both = np.insert(np.arange(self.size), at + 1, at)
-        found = {
-            name: each if name == "keys of all" else each[both]
-            for name, each in self._found.items()
-        }
+        found = {name: each[both] for name, each in self._found.items()}
         new = at + 1 + np.arange(len(at))
         found["starts"][new] += ahead
         found["there"][new] += ahead.astype(np.int32)
@@ -149,11 +145,22 @@ class Front(BlockTable):
         keys: Keys = self._found["keys"]
         return keys
 
-    @property
-    def keys_of_all(self) -> Keys:
-        """uint64 ``[n]``: of the rows that are copied, whatever runs they are in."""
-        keys: Keys = self._found["keys of all"]
-        return keys
+    def keys_of_runs(
+        self, runs: Places, offsets: Places, salt: np.uint64, marks: Mask
+    ) -> tuple[Keys, Keys]:
+        """uint64 ``[≤ n]`` twice: engines' keys of blocks in runs, by the offset of each in its
+        run, and of those of them whose run is marked. A block that is gone by now has none. To be
+        called with the graph's lock.
+
+        Args:
+            marks: bool ``[size]``.
+        """
+        source, keys = self._source, np.empty((2, len(runs)), dtype=np.uint64)
+        found, marked = core.keys_of_runs(
+            self._found["there"], self.created, runs, offsets, source.created, source.keys,
+            int(salt), marks, keys[0], keys[1],
+        )  # fmt: skip
+        return keys[0, :found], keys[1, :marked]
 
     def holding(self, engine: int, tiers: int = int(Tier.HOT)) -> Selection:
         held = (self.own_tiers(engine, self.every) & tiers) != 0

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..compiled import core
 from ..types import NEVER, NO_ROW, Rows, SessionState, StopReason
 from .columns import Columns, column
 
@@ -326,16 +327,12 @@ class SessionOutlook(SessionColumns):
         Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the probability
         that it returns, fading over ``memory_s`` seconds. Ended: 0.
         """
-        state, last_seen = self.state[rows], self.last_seen[rows]
-        credit = self.return_probability(rows)
-        credit *= np.exp((last_seen - now) / memory_s)
-        credit[state == SessionState.RUNNING] = 1.0
-        credit[state == SessionState.ENDED] = 0.0
-        waiting = np.flatnonzero(state == SessionState.WAITING_FOR_TOOL)
-        paused = last_seen[waiting]
-        expected = np.maximum(self.expected_return[rows[waiting]], paused)
-        overdue = np.maximum(0.0, now - (expected + (expected - paused)))
-        credit[waiting] = np.exp(-overdue / memory_s)
+        credit = np.empty(len(rows))
+        core.credit(
+            self.state, self.last_seen, self.expected_return, self.turns, self.inferred,
+            self._reached, self._ended, RETURN_PRIOR, _PRIOR_STRENGTH,
+            np.asarray(rows, dtype=np.int32), now, memory_s, credit,
+        )  # fmt: skip
         return credit
 
     def _forget_tool(self, tool: int) -> None:

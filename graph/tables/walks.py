@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -180,6 +181,7 @@ class EngineWords:
 # columns of the block table, so that a score never walks links.
 
 _ONE = np.uint32(1)
+_CUT: Final = 1 << 13  # links that are removed in one slice; chosen
 
 
 class ChainLinks:
@@ -218,17 +220,21 @@ class ChainLinks:
             blocks.children_walks,
         )  # fmt: skip
 
-    def release(self, gone: Mask) -> None:
+    def releasing(self, gone: Mask) -> Iterator[None]:
         """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and
-        which are about to be reused."""
+        which are about to be reused; slice by slice."""
         blocks = self._blocks
         rows = np.flatnonzero(gone).astype(np.int32)
         if blocks.children[rows].any():
             lost = np.append(gone, False)  # the last one stands for NO_ROW
-            blocks.parent[: blocks.size][lost[blocks.parent[: blocks.size]]] = NO_ROW
-            for sums in (blocks.children, blocks.shared_children, blocks.children_walks):
-                sums[rows] = 0
-        self.cut(rows[blocks.parent[rows] != NO_ROW])
+            for part in blocks.parts():
+                cut = np.flatnonzero(lost[blocks.parent[part]])
+                self.cut((part.start + cut).astype(np.int32))
+                yield
+        rows = rows[blocks.parent[rows] != NO_ROW]
+        for start in range(0, len(rows), _CUT):
+            self.cut(rows[start : start + _CUT])
+            yield
 
     def _count(self, rows: Rows, step: np.ufunc) -> None:
         """Add linked rows (no row twice) to the sums at their parents, or subtract them."""

@@ -85,6 +85,52 @@ def test_the_highest_of_runs_are_those_of_their_blocks() -> None:
             assert len(set(zip(runs[:found].tolist(), offsets.tolist(), strict=False))) == found
 
 
+def test_runs_end_where_a_link_or_a_value_says_so() -> None:
+    rng = np.random.default_rng(5)
+    for size in (0, 1, 31, 32, 33, 700):
+        parent = np.arange(-1, size - 1, dtype=np.int32)
+        depth, children = np.arange(size, dtype=np.int32), np.ones(size, dtype=np.uint32)
+        columns = [np.zeros(size, dtype=kind) for kind in ("?", "u1", "u2", "f4", "f8")]
+        for column in (parent, depth, children, *columns):
+            places = rng.integers(0, max(1, size), size // 60)
+            column[places] = rng.integers(0, 3, len(places))
+        rows = np.flatnonzero(rng.random(size) < 0.97).astype(np.int32)
+        starts = np.empty(len(rows), dtype=np.int64)
+        found = core.runs(parent, depth, children, rows, columns, starts)
+        begins = [
+            at
+            for at, row in enumerate(rows.tolist())
+            if not at
+            or rows[at - 1] != row - 1
+            or parent[row] != row - 1
+            or parent[row - 1] < 0
+            or depth[row] != depth[row - 1] + 1
+            or children[row - 1] != 1
+            or children[row] != 1
+            or any(column[row] != column[row - 1] for column in columns)
+        ]
+        assert starts[:found].tolist() == begins
+
+
+def test_keys_of_runs_are_those_of_blocks_that_are_there_still() -> None:
+    keys, created = np.arange(10, 18, dtype=np.uint64), np.array([1.0] * 4 + [2.0] * 4)
+    firsts, then = np.array([0, 4], dtype=np.int32), np.array([1.0, 2.0])
+    runs, offsets = np.array([1, 1, 0]), np.array([3, 2, 1])
+    marks, out = np.array([True, False]), np.empty((2, 3), dtype=np.uint64)
+    told = core.keys_of_runs(firsts, then, runs, offsets, created, keys, 8, marks, *out)
+    assert (told, out[0].tolist(), out[1, :1].tolist()) == ((3, 1), [25, 24, 3], [3])
+    created[6] = 3.0  # another block has the row by now
+    told = core.keys_of_runs(firsts, then, runs, offsets, created, keys, 8, marks, *out)
+    assert (told, out[0, :2].tolist()) == ((2, 1), [25, 3])
+
+
+def test_a_mark_is_looked_for_among_rows() -> None:
+    marks, values = np.zeros(256, dtype=np.bool_), np.arange(200, dtype=np.uint8)
+    marks[150] = True
+    assert core.is_any(marks, values, np.array([3, 150], dtype=np.int32))
+    assert not core.is_any(marks, values, np.array([3, 149], dtype=np.int32))
+
+
 def test_parents_are_found_among_rows_and_others_are_not() -> None:
     rows = np.array([2, 3, 4, 9, 12], dtype=np.int32)
     parent = np.array([-1, 2, 7, 4, 2], dtype=np.int32)
@@ -101,6 +147,8 @@ def test_parents_are_found_among_rows_and_others_are_not() -> None:
         lambda: core.gather([np.zeros(3)], np.array([7], dtype=np.int32), [np.zeros(1)]),
         lambda: core.gather([np.zeros(3)], np.array([0], dtype=np.int32), [np.zeros(1, np.int8)]),
         lambda: core.runs(ROWS, ROWS, ROWS.view(np.uint32), ROWS, [], np.zeros(4, dtype=np.int64)),
+        lambda: core.is_any(np.zeros(256, np.uint8), np.zeros(3, np.uint8), ROWS + 3),
+        lambda: core.is_any(np.zeros(9, np.uint8), np.zeros(9, np.uint8), ROWS),
         lambda: core.lru(np.array([0, 9]), ROWS, ROWS[:1], 4, 3, ROWS[:1].copy()),
         lambda: core.lru(np.array([0, 4]), ROWS + 7, ROWS[:1], 4, 3, ROWS[:1].copy()),
         lambda: core.LruStack([3]).use(ROWS, KEYS[:2]),

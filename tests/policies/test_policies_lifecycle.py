@@ -155,6 +155,26 @@ def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
     assert np.abs(scores).max() < 1e7
 
 
+def test_what_is_learned_is_what_was_seen_whatever_comes_before_it_is_learned() -> None:
+    worlds = World(), World()
+    views = list[View]()
+    for world in worlds:
+        for number in range(100):
+            world.turn(f"s{number}", 1 + number)
+            world.now += 1.0
+        graph = world.graph
+        views.append(View(graph.tables, graph.rules, 0, world.now))
+    worlds[0].policy.observe(views[0])
+    learn = worlds[1].policy.look(views[1])
+    for number in range(300):
+        worlds[1].turn(f"s{number}", 1 + number, 1_000 + number)
+    worlds[1].policy.look(views[1])
+    learn()
+    one, other = (world.returns.stranger_rates() for world in worlds)
+    assert np.array_equal(one, other)
+    assert not np.array_equal(one, Returns().stranger_rates())
+
+
 def model(kinds: int) -> ReturnModel:
     scales = np.stack([np.full(kinds, 0.5), np.full(kinds, 0.5)]).astype(np.float32)
     return ReturnModel(scales, step=3e-3, pull=1.0)
@@ -192,6 +212,22 @@ def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
     found = learner.index(wild, np.array([0.0, 10.0, 1e9]))
     assert np.isfinite(found).all()
     assert (found > 0).all()
+
+
+def test_the_index_is_the_best_rate_of_all_that_one_may_wait() -> None:
+    rng = np.random.default_rng(11)
+    rates, borders = np.exp(rng.uniform(-9, 0, (40, len(AGES) - 1))), AGES[:-1]
+    found = gittins(rates, borders[rng.integers(0, len(borders), 40)])
+    rng = np.random.default_rng(11)
+    rng.uniform(-9, 0, rates.shape)
+    for rate, now, index in zip(rates, rng.integers(0, len(borders), 40), found, strict=True):
+        left, spent, best = 1.0, 0.0, 0.0
+        for each, width in zip(rate[now:], np.diff(AGES)[now:], strict=True):
+            stays = np.exp(-each * width)
+            spent += left * (1.0 - stays) / each
+            left *= stays
+            best = max(best, (1.0 - left) / spent)
+        assert index == pytest.approx(best)
 
 
 def test_who_waits_longer_than_all_ages_is_given_up_not_kept() -> None:

@@ -31,6 +31,7 @@ from kvgraph.graph.wire.events import (
     RequestStarted,
 )
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from ..figures import Figures
 from ..sidecars.sidecar_process import SidecarProcess
@@ -365,6 +366,7 @@ _ROUNDS = 50
 
 def run(progress: bool) -> Figures:
     """Measure every figure; with ``progress`` say on stderr what is being measured."""
+    threadpool_limits(1, user_api="blas")  # as a sidecar does
     figures = Figures("graph")
     console = Console(stderr=True, quiet=not progress)
     with console.status("ranking 20,000 blocks, 60,000 edges") as status:

@@ -271,6 +271,22 @@ class Detached(Own):
         return self
 
 
+class Learning(Detached):
+    """The same, which learns for a long time."""
+
+    def look(self, view: View) -> Callable[[], None]:
+        """Note whether others get the lock, now and when it learns."""
+        self.asked.append(is_free(self.graph))
+        return lambda: self.asked.append(is_free(self.graph))
+
+
+def test_others_get_the_lock_while_a_policy_learns() -> None:
+    churned_fronts = build_graph(640, 0)
+    churned_fronts.policy = policy = Learning(churned_fronts)
+    assert len(churned_fronts.rank(ENGINE, 100).order) == 100
+    assert policy.asked[:2] == [False, True]
+
+
 def test_others_get_the_lock_while_copies_are_ranked() -> None:
     churned_fronts = build_graph(640, 0)
     churned_fronts.policy = policy = Detached(churned_fronts)
