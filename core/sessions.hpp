@@ -55,11 +55,10 @@ inline PyObject* begin_turn(Arguments with, Py_ssize_t count) {
         table(&SessionColumns::reach)[row] = (int32_t)reach;
         if (!turns[row]) table(&SessionColumns::first_reach)[row] = (int32_t)reach;
     }
-    PyObject* was = nullptr;
-    if (!running[row]) {
-        double away = now - last_seen[row];
-        was = Py_BuildValue("(iidi)", (int)state[row], (int)turns[row], away, (int)tool[row]);
-        if (!was) throw Raised{};
+    bool at_rest = !running[row];
+    int was = state[row], before = turns[row], waited_for = tool[row];
+    double away = now - last_seen[row];
+    if (at_rest) {
         if (turns[row]) {
             note_pause(table, row, away);
             float& gap = table(&SessionColumns::gap)[row];
@@ -80,7 +79,7 @@ inline PyObject* begin_turn(Arguments with, Py_ssize_t count) {
     table(&SessionColumns::expected_return)[row] = NEVER;
     last_seen[row] = now;
     if (tip >= 0) table(&SessionColumns::tip)[row] = (int32_t)tip;
-    return was ? was : nothing();
+    return at_rest ? Py_BuildValue("(iidi)", was, before, away, waited_for) : nothing();
 }
 
 // end_turn(sessions, row, row of the last block, now, prompt tokens, tokens with the answer): a request of

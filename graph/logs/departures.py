@@ -118,7 +118,9 @@ class CurrentRanking:
 
         ``place`` is the result of ``places``.
         """
-        if self._terms.names and self._termed is not self._order:
+        if not self._terms.names:
+            return TermsThen((), np.empty((len(place), 0), dtype=np.float16))
+        if self._termed is not self._order:
             earlier = self._termed.places(keys)
             place = np.where(place == UNPLACED, place, earlier)
         return self._terms.at(place)
@@ -209,7 +211,9 @@ class Departures:
         if not len(rows):
             return
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        current = self._current.setdefault(engine, CurrentRanking())
+        current = self._current.get(engine)
+        if current is None:
+            current = self._current[engine] = CurrentRanking()
         keys = blocks.wire_keys(rows)
         place = current.places(keys)
         rule, used = np.empty(len(rows), dtype=np.uint8), np.empty(len(rows))
